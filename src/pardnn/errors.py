@@ -1,0 +1,92 @@
+"""Errors that teach: what is wrong, where, the numbers that disagree, what to do next.
+
+Every error that a user can cause is a `PardnnError` with a code. The first digit of the
+code is the exit status of the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class PardnnError(Exception):
+    """Base of all errors meant for users.
+
+    Args:
+        message: What is wrong, where, and what to do next. May span lines.
+        code: Three digits; the first is the exit status. Defaults to the class's own.
+        details: Machine-readable facts for `--json`, JSON types only.
+    """
+
+    default_code: ClassVar[str] = "E101"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, details: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.details = details or {}
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of the command line for this error."""
+        return int(self.code[1])
+
+    def __str__(self) -> str:
+        """Return the code and the message, continuation lines indented under the first."""
+        return f"{self.code} " + self.message.replace("\n", "\n     ")
+
+
+class UserCodeError(PardnnError):
+    """The user's own code raised; its traceback is kept as `__cause__`."""
+
+    default_code = "E110"
+
+
+class UsageError(PardnnError):
+    """An argument has a value that cannot be used (exit 2)."""
+
+    default_code = "E201"
+
+
+class InfeasibleError(PardnnError):
+    """No plan fits the memory limits (exit 3)."""
+
+    default_code = "E301"
+
+
+class FileError(PardnnError):
+    """A file is missing, corrupt, unwritable, or its content is invalid (exit 4)."""
+
+    default_code = "E401"
+
+
+class InvalidPlanError(FileError):
+    """A plan breaks a rule that `check_plan` verifies (exit 4)."""
+
+    default_code = "E410"
+
+
+class MismatchError(PardnnError):
+    """Two things that must agree do not: plan, graph, world, version (exit 5)."""
+
+    default_code = "E501"
+
+
+class RankError(PardnnError):
+    """A rank failed while running (exit 6)."""
+
+    default_code = "E601"
+
+
+class StuckError(PardnnError):
+    """A wait ran into its time limit (exit 7)."""
+
+    default_code = "E701"
+
+
+class UnsupportedError(PardnnError):
+    """The step or an op in it cannot be captured or run (exit 8)."""
+
+    default_code = "E801"

@@ -1,0 +1,84 @@
+"""The graph file, `pardnn.graph/1`: JSON, gzipped if its name ends in `.gz`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from pardnn import files
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import STRICT, Graph, Op, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphFile:
+    """What the file holds, before it is checked as a graph."""
+
+    __pydantic_config__ = STRICT
+
+    format: Literal["pardnn.graph/1"] = "pardnn.graph/1"
+    name: str
+    ops: tuple[Op, ...]
+
+
+_DEFAULTS = {f.name: f.default for kind in (Op, Tensor) for f in fields(kind)}
+#: What may change without changing what runs: measured durations and where the code stands.
+_NOT_IN_FINGERPRINT = ("seconds", "source", "module", "backward_of", "step", "after", "inputs")
+
+
+def _compact(value: Op | Tensor) -> dict[str, Any]:
+    """Return the fields that differ from their default."""
+    data = {key: v for key, v in asdict(value).items() if key not in _DEFAULTS or v != _DEFAULTS[key]}
+    if isinstance(value, Op):
+        data["outputs"] = [_compact(tensor) for tensor in value.outputs]
+    return data
+
+
+def graph_to_json(graph: Graph) -> bytes:
+    """Return the content of the graph's file."""
+    ops = [_compact(op) for op in graph.ops]
+    return files.dump_json({"format": GraphFile.format, "name": graph.name, "ops": ops})
+
+
+def graph_from_json(content: bytes, what: str = "graph") -> Graph:
+    """Parse and check the content of a graph file.
+
+    Raises:
+        FileError: E402, E406 or E407.
+        MismatchError: E502.
+    """
+    parsed = files.parse_as(GraphFile, content, what)
+    return build_graph(parsed.name, parsed.ops)
+
+
+def read_graph(path: str | Path) -> Graph:
+    """Read a graph file."""
+    return graph_from_json(files.read_bytes(path), f"graph file {str(path)!r}")
+
+
+def write_graph(graph: Graph, path: str | Path) -> None:
+    """Write a graph file."""
+    files.write_bytes(path, graph_to_json(graph))
+
+
+def op_digests(graph: Graph) -> dict[str, str]:
+    """Return eight hex digits per op over everything that decides what it does.
+
+    The order of the ops in the file, of `after` and of repeated inputs does not count.
+    """
+    digests: dict[str, str] = {}
+    for op in graph.ops:
+        data = {k: v for k, v in _compact(op).items() if k not in _NOT_IN_FINGERPRINT}
+        data |= {"inputs": op.inputs, "after": sorted(op.after)}
+        text = json.dumps(data, sort_keys=True)
+        digests[op.name] = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return digests
+
+
+def fingerprint(graph: Graph) -> str:
+    """Return a name of what the graph computes, the same on every machine."""
+    digests = sorted(op_digests(graph).items())
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:32]

@@ -1,0 +1,134 @@
+"""The graph: one training step as a list of ops on tensors.
+
+A graph is data. An op names the call it makes (`kind`) and holds the call's whole argument
+structure (`arguments`), so a rank rebuilds every call from the file and needs no traced module.
+Values are tensors and host scalars (`dtype` "host.int", "host.float" or "host.bool", 8 bytes).
+
+A storage has one owner, the tensor with `alias_of` null that allocated it. Views and in-place
+results alias it, own nothing, and extend its life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pardnn.graph.csr import GraphArrays
+
+MemoryKind = Literal["normal", "residual", "reference"]
+Seconds = Mapping[str, float]
+
+#: Kinds that are no calls: their values exist before the step runs.
+SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "state", "constant"})
+
+#: Kind of the op that marks the tensor whose value the step returns. It has no outputs.
+LOSS_KIND = "pardnn.loss"
+
+#: Every value class below refuses unknown fields and wrong types when it is read from a file.
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One output of an op.
+
+    Attributes:
+        name: Unique in the graph; any text.
+        bytes: What a copy of this tensor alone takes, and what a message carries.
+        shape: Sizes of the dims; None where unknown.
+        dtype: Such as "float32"; "host.int", "host.float", "host.bool" for host scalars.
+        strides: In elements; None means contiguous. A copy arrives with the same strides.
+        alias_of: The tensor whose storage this one shares; None if it owns its storage.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    bytes: int
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    strides: tuple[int, ...] | None = None
+    alias_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: Unique in the graph; any text.
+        kind: A member of `SOURCE_KINDS`, or the call: "aten.mm.default", "mylib::op.default",
+            "scalar.pow".
+        inputs: Names of the tensors it reads.
+        after: Names of ops that must have finished before it starts, without a data dependence.
+        outputs: What it produces.
+        memory: "residual" outlives the step, "reference" owns nothing (view, in-place result).
+        seconds: Duration per device type at speed 1. A type that is absent cannot run the op;
+            None leaves the duration to a cost model.
+        workspace: Bytes held only while the op runs.
+        group: Ops of one group share a device.
+        source: The user's "file.py:line".
+        module: Path of the module it belongs to, such as "blocks.0.mlp".
+        arguments: The call's argument structure, see `backends/torch/ops.py`.
+        backward_of: The forward op whose gradient this op computes.
+        step: Index of the unrolled time step.
+    """
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    memory: MemoryKind = "normal"
+    seconds: Seconds | None = None
+    workspace: int = 0
+    group: str | None = None
+    source: str | None = None
+    module: str | None = None
+    arguments: dict[str, Any] | None = None
+    backward_of: str | None = None
+    step: int | None = None
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the op stands for a value that exists before the step runs."""
+        return self.kind in SOURCE_KINDS
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A checked graph; make one with `build_graph`.
+
+    Attributes:
+        name: Any text.
+        ops: In the order of the file, which need not be topological.
+        arrays: The same graph as flat arrays, indices in the order of `ops`.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    arrays: GraphArrays = field(repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        """Hash by identity: hashing the ops would cost as much as reading them."""
+        return id(self)
+
+
+def writes(op: Op) -> tuple[str, ...]:
+    """Names of the input tensors whose storage `op` changes in place.
+
+    In-place calls end in an underscore (`aten.add_.Tensor`) and alias what they change; calls
+    that change an argument which their schema does not mark list it in `arguments["mutates"]`.
+    """
+    listed = tuple((op.arguments or {}).get("mutates", ()))
+    if listed:
+        return listed
+    call = op.kind.rsplit("::", 1)[-1].split(".")
+    name = call[1] if len(call) > 1 and "::" not in op.kind else call[0]
+    if not name.endswith("_") or name.endswith("__"):
+        return ()
+    return tuple(tensor.alias_of for tensor in op.outputs if tensor.alias_of is not None)
