@@ -1,0 +1,1 @@
+"""Frameworks that capture a step and run a plan."""

@@ -1,0 +1,1 @@
+"""How long ops and messages take."""

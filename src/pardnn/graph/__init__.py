@@ -1,0 +1,1 @@
+"""What runs: one training step as a graph of ops on tensors."""

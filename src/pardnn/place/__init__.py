@@ -1,0 +1,1 @@
+"""Algorithms that put each op on one device."""

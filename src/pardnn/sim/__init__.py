@@ -1,0 +1,1 @@
+"""The judge: what a plan costs, and what no plan can beat."""

@@ -1,0 +1,1 @@
+"""PyTorch: capture, profile and run."""

@@ -1,0 +1,1 @@
+"""ParDNN: slicing, mapping, refinement, memory."""

@@ -1,0 +1,61 @@
+# A clone, Python 3.11 or later, git and make are all that is needed.
+#
+#   make test    static checks and all tests        make demo    GPT-2 on four CPU ranks
+#   make lint    static checks alone                make bench   the benchmarks
+#   make format  lay the code out                   make clean   remove what make made
+
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
+
+.PHONY: test demo bench lint format shapes jit torch clean
+.NOTPARALLEL:
+
+test: lint shapes jit torch
+
+# One call of pip, so that the pinned torch is the only one that is ever considered.
+$(STAMP): pyproject.toml constraints.txt
+	@python=; for candidate in $(PYTHON_CANDIDATES); do \
+	  if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	  then python=$$candidate; break; fi; done; \
+	if [ -z "$$python" ]; then \
+	  echo "pardnn needs Python 3.11 or later; name one: make PYTHON=/path/to/python3.11"; exit 1; \
+	fi; \
+	echo "$$python -m venv $(VENV)"; $$python -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[torch,test]'
+	@touch $@
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# Kernels as plain Python: array shapes are checked at every call, and coverage sees each line.
+shapes: $(STAMP)
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -q --lane shapes
+	$(BIN)/coverage report --format total
+
+# Kernels compiled, as users run them.
+jit: $(STAMP)
+	$(BIN)/python -m pytest -q --lane jit
+
+# Capture and ranks.
+torch: $(STAMP)
+	$(BIN)/python -m pytest -q --lane torch
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) build dist .coverage .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/*.egg-info

@@ -1,0 +1,70 @@
+"""Lanes: each test runs where it belongs.
+
+`--lane shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at every call.
+`--lane jit`:    the rooms that have kernels, compiled; and tests marked `jit`, too large for Python.
+`--lane torch`:  the tests below a directory named `torch`, and no others.
+Without `--lane` everything that is named runs, as it is.
+"""
+
+import os
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+KERNEL_ROOMS = {"cost", "place", "shard", "sim"}
+#: Rooms below the back ends; typer reads the annotations of the command line itself.
+CHECKED = ["errors", "files", "units", "graph", "cluster", "plan", "cost", "sim", "place", "shard"]
+
+# The same examples on every machine; `explore` looks for new ones.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", choices=["shapes", "jit", "torch"], default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--lane") != "shapes":
+        return
+    if os.environ.get("NUMBA_DISABLE_JIT") != "1":
+        raise pytest.UsageError("--lane shapes needs NUMBA_DISABLE_JIT=1: the hook breaks the JIT")
+    from jaxtyping import install_import_hook
+
+    install_import_hook([f"pardnn.{room}" for room in CHECKED], "beartype.beartype")
+
+
+def _rooms(path: Path, config: pytest.Config) -> tuple[str, ...]:
+    return path.relative_to(config.rootpath).parts[1:]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    lane = config.getoption("--lane")
+    if lane is None or collection_path.is_dir():
+        return None
+    # Here and not below: the module is not even imported in another lane.
+    is_torch = "torch" in _rooms(collection_path, config)
+    return True if is_torch != (lane == "torch") else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lane = config.getoption("--lane")
+    if lane in (None, "torch"):
+        return
+
+    def belongs(item: pytest.Item) -> bool:
+        is_large = item.get_closest_marker("jit") is not None
+        if lane == "shapes":
+            return not is_large
+        return is_large or bool(KERNEL_ROOMS & set(_rooms(item.path, config)))
+
+    config.hook.pytest_deselected(items=[item for item in items if not belongs(item)])
+    items[:] = [item for item in items if belongs(item)]
+
+
+@pytest.fixture
+def tiny() -> Path:
+    """The worked example: graph.json, cluster.json, plan.json, expected.json."""
+    return Path(__file__).parent / "data" / "tiny"
