@@ -1,0 +1,278 @@
+"""The checker of plans: independent of every planner, and of the code that lowers a plan.
+
+It proves that a plan runs every op once on a device that can run it, that every tensor is where it
+is read, that in-place writes disturb nobody, that no schedule of the ranks deadlocks, and that no
+device exceeds its memory. O(ops + edges + messages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pardnn.cluster import Cluster
+from pardnn.errors import InvalidPlanError, MismatchError
+from pardnn.graph.file import fingerprint
+from pardnn.graph.ir import Graph, Op, writes
+from pardnn.plan.actions import Action, Receive, Send, Wait
+from pardnn.plan.lower import Lowered, lower
+from pardnn.plan.memory import peak_bytes
+from pardnn.plan.plan import Message, Plan, plan_arrays
+
+MAX_PROBLEMS = 20
+
+
+class _Context(NamedTuple):
+    graph: Graph
+    plan: Plan
+    cluster: Cluster | None
+    ops: dict[str, Op]
+    producer: dict[str, Op]
+    position: dict[str, int]  # in the order of the op's device
+
+
+def capacities(cluster: Cluster, reserve: float) -> list[int | None]:
+    """Return the usable bytes of each device: limit x (1 - reserve), None if unlimited."""
+    return [
+        None if device.memory is None else int(device.memory * (1 - reserve))
+        for device in cluster.devices
+    ]
+
+
+def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> list[str]:
+    """Return every rule that the plan breaks, up to `MAX_PROBLEMS`; empty if it is valid.
+
+    Args:
+        graph: The graph that the plan is for.
+        plan: Any plan.
+        cluster: What it must run on; the plan's own if None. Without either, device types, links
+            and memory are not checked.
+    """
+    cluster = cluster or plan.cluster
+    if plan.graph_fingerprint not in (None, fingerprint(graph)):
+        return ["graph_fingerprint: the plan was made for another graph"]
+    problems: list[str] = []
+    for rule in (_placement, _order, _groups, _messages, _deliveries, _writes):
+        # Later rules assume that every op has one device and one position.
+        context = _Context(
+            graph,
+            plan,
+            cluster,
+            {op.name: op for op in graph.ops},
+            {tensor.name: op for op in graph.ops for tensor in op.outputs},
+            {name: i for row in plan.order for i, name in enumerate(row)},
+        )
+        problems += [p for _, p in zip(range(MAX_PROBLEMS), rule(context), strict=False)]
+        if problems and rule in (_placement, _order, _messages):
+            return problems[:MAX_PROBLEMS]
+    return problems[:MAX_PROBLEMS] or [*_schedule(graph, plan), *_memory(graph, plan, cluster)]
+
+
+def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None:
+    """Raise unless the plan is valid for the graph.
+
+    Raises:
+        InvalidPlanError: E410, with all problems in `details["problems"]`.
+    """
+    problems = plan_problems(graph, plan, cluster)
+    if problems:
+        more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise InvalidPlanError(
+            f"the plan is not valid: {problems[0]}{more}", details={"problems": problems}
+        )
+
+
+def _placement(c: _Context) -> Iterator[str]:
+    k = c.plan.num_devices
+    if c.cluster is not None and c.cluster.num_devices != k:
+        yield f"order has {k} devices, the cluster {c.cluster.num_devices}"
+        return
+    for name in c.ops.keys() - c.plan.placement.keys():
+        yield f"placement: op {name!r:.80} is missing"
+    for name, device in c.plan.placement.items():
+        if name not in c.ops:
+            yield f"placement: op {name!r:.80} is not in the graph"
+        elif not 0 <= device < k:
+            yield f"placement: op {name!r:.80} is on device {device}, but there are {k}"
+        elif c.cluster is not None:
+            kind, seconds = c.cluster.devices[device].type, c.ops[name].seconds
+            if seconds is not None and kind not in seconds:
+                yield f"placement: op {name!r:.80} cannot run on device {device} of type {kind!r}"
+
+
+def _order(c: _Context) -> Iterator[str]:
+    seen: set[str] = set()
+    for device, row in enumerate(c.plan.order):
+        for name in row:
+            if name in seen:
+                yield f"order: op {name!r:.80} stands twice"
+            seen.add(name)
+            if c.plan.placement.get(name) != device:
+                yield f"order: op {name!r:.80} is in the list of device {device}, not placed there"
+    for name in c.ops.keys() - seen:
+        yield f"order: op {name!r:.80} is missing"
+
+
+def _groups(c: _Context) -> Iterator[str]:
+    first: dict[str, str] = {}
+    for op in c.graph.ops:
+        if op.group is None:
+            continue
+        other = first.setdefault(op.group, op.name)
+        if c.plan.placement[other] != c.plan.placement[op.name]:
+            yield f"group {op.group!r:.60}: {other!r:.60} and {op.name!r:.60} are on two devices"
+
+
+def _messages(c: _Context) -> Iterator[str]:
+    seen: set[tuple[str, int]] = set()
+    for i, m in enumerate(c.plan.messages):
+        where = f"messages[{i}] ({m.tensor!r:.60}, {m.source} to {m.target})"
+        if m.tensor not in c.producer:
+            yield f"{where}: no such tensor"
+            continue
+        if (m.tensor, m.target) in seen:
+            yield f"{where}: the tensor goes there twice"
+        seen.add((m.tensor, m.target))
+        yield from (f"{where}: {problem}" for problem in _message_problems(c, m))
+
+
+def _message_problems(c: _Context, m: Message) -> Iterator[str]:
+    producer = c.producer[m.tensor].name
+    if c.plan.placement[producer] != m.source:
+        yield f"its producer runs on device {c.plan.placement[producer]}"
+    if not 0 <= m.target < c.plan.num_devices or m.target == m.source:
+        yield "its target is no other device"
+    if c.plan.placement.get(m.post_before) != m.target:
+        yield f"post_before {m.post_before!r:.60} is no op of the receiver"
+    if m.hold_until is not None:
+        if c.plan.placement.get(m.hold_until) != m.source:
+            yield f"hold_until {m.hold_until!r:.60} is no op of the sender"
+        elif c.position[m.hold_until] < c.position[producer]:
+            yield f"hold_until {m.hold_until!r:.60} runs before the tensor exists"
+    if c.cluster is not None and 0 <= m.target < c.cluster.num_devices:
+        if not c.cluster.arrays.latency[m.source, m.target] < float("inf"):
+            yield "no link joins the two devices"
+
+
+def _deliveries(c: _Context) -> Iterator[str]:
+    """Check that every tensor is present, in time, where it is read."""
+    delivered = {(m.tensor, m.target): m for m in c.plan.messages}
+    read: set[tuple[str, int]] = set()
+    place, position = c.plan.placement, c.position
+    for op in c.graph.ops:
+        device = place[op.name]
+        for tensor in dict.fromkeys(op.inputs):
+            producer = c.producer[tensor].name
+            if place[producer] == device:
+                if position[producer] > position[op.name]:
+                    yield f"order: {op.name!r:.60} runs before {producer!r:.60}, whose output it reads"
+                continue
+            message = delivered.get((tensor, device))
+            if message is None:
+                yield f"op {op.name!r:.60} reads {tensor!r:.60}, never sent to device {device}"
+                continue
+            read.add((tensor, device))
+            if position[message.post_before] > position[op.name]:
+                yield f"op {op.name!r:.60} reads {tensor!r:.60} before its receive is posted"
+        for earlier in op.after:
+            if place[earlier] == device and position[earlier] > position[op.name]:
+                yield f"order: {op.name!r:.60} must come after {earlier!r:.60}"
+    for tensor, device in sorted(delivered.keys() - read):
+        yield f"messages: {tensor!r:.60} goes to device {device}, where nothing reads it"
+
+
+def _writes(c: _Context) -> Iterator[str]:
+    """Check that storage is written where it is owned, and not while it is being sent."""
+    parent = {t.name: t.alias_of for op in c.graph.ops for t in op.outputs if t.alias_of}
+
+    def owner(tensor: str) -> str:
+        while tensor in parent:
+            tensor = parent[tensor]
+        return tensor
+
+    written: dict[str, list[Op]] = {}
+    for op in c.graph.ops:
+        for tensor in writes(op):
+            written.setdefault(owner(tensor), []).append(op)
+            home = c.plan.placement[c.producer[owner(tensor)].name]
+            if c.plan.placement[op.name] != home:
+                yield (
+                    f"op {op.name!r:.60} writes {tensor!r:.60} in place on device "
+                    f"{c.plan.placement[op.name]}, but its storage is on device {home}"
+                )
+    for m in c.plan.messages:
+        sent = c.position[c.producer[m.tensor].name]
+        for op in written.get(owner(m.tensor), []):
+            at = c.position[op.name]
+            left = None if m.hold_until is None else c.position[m.hold_until]
+            if at > sent and c.plan.placement[op.name] == m.source and (left is None or left >= at):
+                yield (
+                    f"op {op.name!r:.60} overwrites {m.tensor!r:.60} while it may still be "
+                    f"on its way to device {m.target}"
+                )
+
+
+def _schedule(graph: Graph, plan: Plan) -> Iterator[str]:
+    try:
+        lowered = lower(graph, plan)
+    except (InvalidPlanError, MismatchError) as error:
+        yield error.message
+        return
+    yield from dry_run(lowered)
+
+
+def dry_run(lowered: Lowered) -> Iterator[str]:
+    """Run the action lists of all ranks without computing, and yield what goes wrong.
+
+    A transfer happens when both sides have posted it, the strictest that any backend asks for.
+    """
+    for rank, actions in enumerate(lowered.ranks):
+        posts = [a.message for a in actions if isinstance(a, Send | Receive)]
+        if posts != sorted(posts):
+            yield f"rank {rank} posts its messages out of the global order"
+    at = [0] * len(lowered.ranks)
+    posted = [0] * len(lowered.messages)
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(lowered.ranks):
+            start = at[rank]
+            at[rank] = _advance(actions, start, posted)
+            moved |= at[rank] > start
+    for rank, actions in enumerate(lowered.ranks):
+        if at[rank] < len(actions):
+            waiting = actions[at[rank]]
+            assert isinstance(waiting, Wait)
+            message = lowered.messages[waiting.message]
+            yield f"deadlock: rank {rank} waits for ever for {message.tensor!r:.60}"
+    if all(place == len(actions) for place, actions in zip(at, lowered.ranks, strict=True)):
+        for number, count in enumerate(posted):
+            if count != 2:
+                yield f"message {number} is posted {count} times, not by its two ends"
+
+
+def _advance(actions: Sequence[Action], at: int, posted: list[int]) -> int:
+    while at < len(actions):
+        action = actions[at]
+        if isinstance(action, Send | Receive):
+            posted[action.message] += 1
+        elif isinstance(action, Wait) and posted[action.message] < 2:
+            break
+        at += 1
+    return at
+
+
+def _memory(graph: Graph, plan: Plan, cluster: Cluster | None) -> Iterator[str]:
+    peaks = peak_bytes(graph, plan_arrays(graph, plan))
+    if plan.predicted is not None and list(plan.predicted.peak_bytes) != peaks:
+        yield f"predicted.peak_bytes is {list(plan.predicted.peak_bytes)}, but it is {peaks}"
+    if cluster is None:
+        return
+    for device, (peak, capacity) in enumerate(
+        zip(peaks, capacities(cluster, plan.reserve), strict=True)
+    ):
+        if capacity is not None and peak > capacity:
+            yield (
+                f"memory: device {device} holds up to {peak} bytes, usable are {capacity} "
+                f"(limit {cluster.devices[device].memory}, reserve {plan.reserve:g})"
+            )

@@ -1,0 +1,152 @@
+"""The plan file, `pardnn.plan/1`, and the placement file (`op device` lines)."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pardnn import files
+from pardnn.cluster import cluster_to_dict
+from pardnn.errors import FileError, MismatchError
+from pardnn.graph.file import fingerprint, op_digests
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Message, Plan
+
+
+def _message_to_dict(message: Message) -> dict[str, Any]:
+    return {
+        "tensor": message.tensor,
+        "from": message.source,
+        "to": message.target,
+        "post_before": message.post_before,
+        "hold_until": message.hold_until,
+    }
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """Return the plan as JSON types, without fields that are not set and without a checksum."""
+    data = {f.name: getattr(plan, f.name) for f in fields(plan)}
+    data["placement"] = dict(plan.placement)
+    data["order"] = [list(row) for row in plan.order]
+    data["messages"] = [_message_to_dict(message) for message in plan.messages]
+    data["notes"] = list(plan.notes)
+    data["cluster"] = None if plan.cluster is None else cluster_to_dict(plan.cluster)
+    if plan.predicted is not None:
+        data["predicted"] = dataclasses.asdict(plan.predicted)
+        data["predicted"]["peak_bytes"] = list(plan.predicted.peak_bytes)
+    return {key: value for key, value in data.items() if value is not None and key != "checksum"}
+
+
+def _checksum(data: dict[str, Any]) -> str:
+    text = json.dumps(data, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_to_json(plan: Plan) -> bytes:
+    """Return the content of the plan's file; the same plan gives the same bytes."""
+    data = plan_to_dict(plan)
+    return files.dump_json(data | {"checksum": _checksum(data)})
+
+
+def plan_from_json(content: bytes, what: str = "plan") -> Plan:
+    """Parse the content of a plan file; `plan.check` tells whether it suits a graph.
+
+    Raises:
+        FileError: E406 to E408.
+        MismatchError: E502.
+    """
+    plan = files.parse_as(Plan, content, what)
+    if plan.checksum is not None and plan.checksum != _checksum(plan_to_dict(plan)):
+        raise FileError(
+            f"{what} is damaged: its content does not match its checksum.\n"
+            "If it was edited on purpose, delete the field `checksum`.",
+            code="E408",
+        )
+    return plan
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read a plan file."""
+    return plan_from_json(files.read_bytes(path), f"plan file {str(path)!r}")
+
+
+def write_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan file."""
+    files.write_bytes(path, plan_to_json(plan))
+
+
+def stamped(plan: Plan, graph: Graph) -> Plan:
+    """Return the plan with the graph's fingerprint and digests."""
+    digests = op_digests(graph)
+    return dataclasses.replace(
+        plan,
+        graph_fingerprint=fingerprint(graph),
+        op_digests="".join(digests[name] for name in plan.placement),
+    )
+
+
+def check_fingerprint(plan: Plan, graph: Graph) -> None:
+    """Raise if the plan was made for another graph.
+
+    Raises:
+        MismatchError: E503, listing the ops that were added, removed or changed.
+    """
+    if plan.graph_fingerprint is None or plan.graph_fingerprint == fingerprint(graph):
+        return
+    now = op_digests(graph)
+    text = plan.op_digests or ""
+    then = {name: text[8 * i : 8 * i + 8] for i, name in enumerate(plan.placement)}
+    differences = {
+        "added": [name for name in now if name not in then],
+        "removed": [name for name in then if name not in now],
+        "changed": [name for name in now if then.get(name, now[name]) not in ("", now[name])],
+    }
+    lines = [
+        f"{kind}: {', '.join(repr(name)[:60] for name in names[:5])}"
+        + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for kind, names in differences.items()
+        if names
+    ]
+    raise MismatchError(
+        "the plan was made for another graph.\n" + "\n".join([*lines, "Plan this graph again."]),
+        code="E503",
+        details=differences,
+    )
+
+
+def placement_to_text(placement: dict[str, int] | Any) -> str:
+    """Return one `op device` line per op; the device is after the last space.
+
+    Raises:
+        FileError: E409, if a name holds a line break.
+    """
+    for name in placement:
+        if len(name.splitlines()) != 1 or name != name.strip():
+            raise FileError(
+                f"op {name!r:.80} cannot stand in a placement file: a line is `op device`",
+                code="E409",
+            )
+    return "".join(f"{name} {device}\n" for name, device in placement.items())
+
+
+def placement_from_text(text: str, what: str = "placement") -> dict[str, int]:
+    """Parse `op device` lines.
+
+    Raises:
+        FileError: E409, with the line's number.
+    """
+    placement: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        name, _, device = line.rpartition(" ")
+        if not name or not (device.isascii() and device.isdigit()) or len(device) > 9:
+            raise FileError(f"{what}, line {number}: expected `op device`", code="E409")
+        if name in placement:
+            raise FileError(f"{what}, line {number}: op {name!r:.80} stands twice", code="E409")
+        placement[name] = int(device)
+    return placement

@@ -1,0 +1,179 @@
+"""The plan: the whole decision, as data.
+
+Planners write it, the judge and the runtime read it, and none of the three knows the others. It
+fixes where every op runs, in which order on each device, and for every message where in each
+rank's list the receive buffer is allocated and the sent tensor released. So its peak memory is
+known without a clock (`plan.memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.cluster import STRICT, Cluster
+from pardnn.errors import MismatchError
+from pardnn.graph.ir import Graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One tensor sent from one device to another; a tensor goes to a device at most once.
+
+    Attributes:
+        tensor: Its name.
+        source: Index of the sending device.
+        target: Index of the receiving device.
+        post_before: The receiver's op before which the buffer is allocated and the receive posted.
+        hold_until: The sender's op after which it waits for the send and may free the tensor;
+            None: the tensor is held until the end of the step.
+    """
+
+    __pydantic_config__ = STRICT
+
+    tensor: str
+    source: int
+    target: int
+    post_before: str
+    hold_until: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What the planner expects; `peak_bytes` per device is exact, the time is a simulation."""
+
+    __pydantic_config__ = STRICT
+
+    makespan_s: float
+    peak_bytes: tuple[int, ...]
+    transfer_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A decision for one graph.
+
+    Attributes:
+        placement: Device index of each op.
+        order: Op names of each device, in the order in which it runs them.
+        messages: Every tensor that crosses devices. Their order is the planner's wish for the
+            global total order of messages; `plan.lower` keeps to it where that cannot deadlock.
+        graph_fingerprint: Of the graph it was made for.
+        op_digests: Eight hex digits per op of `placement`, joined, to tell what changed.
+        versions: Of pardnn and what it was captured with.
+        cluster: What it was made for; None in a plan written by hand.
+        algorithm: The one that won.
+        objective: What it minimised.
+        seed: Of the planner.
+        reserve: Fraction of each device's memory that stays unused.
+        predicted: What the planner expects.
+        notes: What a person should know about this plan.
+        checksum: SHA-256 over everything else; a damaged file is refused.
+    """
+
+    __pydantic_config__ = STRICT
+
+    format: Literal["pardnn.plan/1"] = "pardnn.plan/1"
+    placement: Mapping[str, int]
+    order: tuple[tuple[str, ...], ...]
+    messages: tuple[Message, ...] = ()
+    graph_fingerprint: str | None = None
+    op_digests: str | None = None
+    versions: Mapping[str, str] | None = None
+    cluster: Cluster | None = None
+    algorithm: str | None = None
+    objective: Literal["seconds", "bytes"] = "seconds"
+    seed: int = 0
+    reserve: float = 0.0
+    predicted: Predicted | None = None
+    notes: tuple[str, ...] = ()
+    checksum: str | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return len(self.order)
+
+
+class PlanArrays(NamedTuple):
+    """A plan as arrays, ops and tensors by their number in the graph."""
+
+    place: Int64[ndarray, " n"]
+    order_ptr: Int64[ndarray, " k+1"]
+    order_op: Int64[ndarray, " n"]
+    message_tensor: Int64[ndarray, " m"]
+    message_source: Int64[ndarray, " m"]
+    message_target: Int64[ndarray, " m"]
+    message_post: Int64[ndarray, " m"]  # an op of the target
+    message_hold: Int64[ndarray, " m"]  # an op of the source, -1 for the end of the step
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return len(self.order_ptr) - 1
+
+
+def order_rows(arrays: PlanArrays) -> list[list[int]]:
+    """Return the ops of each device in their order."""
+    return [row.tolist() for row in np.split(arrays.order_op, arrays.order_ptr[1:-1])]
+
+
+def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
+    """Return the plan by numbers.
+
+    Raises:
+        MismatchError: E503, if the plan names an op or tensor that the graph does not have.
+    """
+    op_id = {op.name: i for i, op in enumerate(graph.ops)}
+    tensor_id = {
+        name: i for i, name in enumerate(t.name for op in graph.ops for t in op.outputs)
+    }
+    try:
+        return PlanArrays(
+            place=np.array([plan.placement[op.name] for op in graph.ops], dtype=np.int64),
+            order_ptr=np.cumsum([0, *(len(row) for row in plan.order)], dtype=np.int64),
+            order_op=np.array([op_id[o] for row in plan.order for o in row], dtype=np.int64),
+            message_tensor=_column(tensor_id[m.tensor] for m in plan.messages),
+            message_source=_column(m.source for m in plan.messages),
+            message_target=_column(m.target for m in plan.messages),
+            message_post=_column(op_id[m.post_before] for m in plan.messages),
+            message_hold=_column(
+                -1 if m.hold_until is None else op_id[m.hold_until] for m in plan.messages
+            ),
+        )
+    except KeyError as error:
+        raise MismatchError(
+            f"plan and graph do not belong together: {error.args[0]!r:.80} is not in both.\n"
+            "Plan this graph again.",
+            code="E503",
+        ) from None
+
+
+def _column(values: Iterable[int]) -> ndarray:
+    return np.array(list(values), dtype=np.int64)
+
+
+def plan_from_arrays(graph: Graph, arrays: PlanArrays) -> Plan:
+    """Return the plan by names, without metadata; the inverse of `plan_arrays`."""
+    ops = [op.name for op in graph.ops]
+    tensors = [tensor.name for op in graph.ops for tensor in op.outputs]
+    messages = zip(*(column.tolist() for column in arrays[3:]), strict=True)
+    return Plan(
+        placement=dict(zip(ops, arrays.place.tolist(), strict=True)),
+        order=tuple(tuple(ops[i] for i in row) for row in order_rows(arrays)),
+        messages=tuple(
+            Message(
+                tensor=tensors[tensor],
+                source=source,
+                target=target,
+                post_before=ops[post],
+                hold_until=None if hold < 0 else ops[hold],
+            )
+            for tensor, source, target, post, hold in messages
+        ),
+    )
