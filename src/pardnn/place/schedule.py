@@ -1,0 +1,150 @@
+"""From a placement to a complete plan: order, messages, where they are posted and held.
+
+The order of each device is the start order of an emulation. A receive is posted as late as costs
+no time: before the last op that its device reaches no later than the transfer can start. A send is
+held as short as costs no time: until the first op of the sender that finishes no earlier than the
+transfer. Neither moves an op, so the judge finds the emulation's times again under `order`.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph, writes
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.dynamic import emulate
+from pardnn.sim.levels import bottom_levels
+from pardnn.sim.machine import Machine
+from pardnn.sim.timeline import Timeline
+
+
+def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
+    """Return (owning tensor, op) for every op that writes a storage in place."""
+    tensor_id = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
+    alias = graph.arrays.tensor_alias
+    pairs: list[tuple[int, int]] = []
+    for i, op in enumerate(graph.ops):
+        for name in writes(op):
+            owner = tensor_id[name]
+            while alias[owner] >= 0:
+                owner = int(alias[owner])
+            pairs.append((owner, i))
+    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+
+
+def schedule(
+    graph: Graph,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline | None = None,
+) -> PlanArrays:
+    """Return the complete plan of a placement.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        place: Device of each op.
+        timeline: The emulation whose order is taken; None emulates under `priority` with the
+            bottom levels of the placed graph ("EST first").
+    """
+    if timeline is None:
+        timeline = emulate(
+            graph.arrays, machine, place, -bottom_levels(graph.arrays, machine, place)
+        )
+    return ordered_plan(graph, machine.num_devices, place, timeline, first_overwrites(graph))
+
+
+def ordered_plan(
+    graph: Graph,
+    num_devices: int,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays:
+    """Return the plan that keeps to a timeline; see the module's docstring.
+
+    Args:
+        graph: The graph.
+        num_devices: Number of devices.
+        place: Device of each op.
+        timeline: A complete timeline of this placement.
+        overwrites: From `first_overwrites`.
+    """
+    place = np.ascontiguousarray(place, dtype=np.int64)
+    order_op = np.lexsort((timeline.dispatch, place)).astype(np.int64)
+    counts = np.bincount(place, minlength=num_devices)
+    order_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    by_start = np.lexsort((timeline.message_finish, timeline.message_start))
+    plan = PlanArrays(
+        place=place,
+        order_ptr=order_ptr,
+        order_op=order_op,
+        message_tensor=timeline.message_tensor[by_start],
+        message_source=timeline.message_source[by_start],
+        message_target=timeline.message_target[by_start],
+        message_post=np.empty(len(by_start), dtype=np.int64),
+        message_hold=np.empty(len(by_start), dtype=np.int64),
+    )
+    _hold_and_post_kernel(
+        graph.arrays,
+        plan,
+        timeline.finish,
+        timeline.message_start[by_start],
+        timeline.message_finish[by_start],
+        overwrites,
+    )
+    return plan
+
+
+@numba.njit(cache=True)
+def _hold_and_post_kernel(
+    a: GraphArrays,
+    plan: PlanArrays,
+    finish: ndarray,
+    sent: ndarray,
+    arrived: ndarray,
+    overwrites: ndarray,
+) -> None:
+    n = len(plan.place)
+    position = np.empty(n, dtype=np.int64)
+    for p in range(n):
+        position[plan.order_op[p]] = p
+    done = finish[plan.order_op]  # non-decreasing within a device
+    reach = np.zeros(n)  # when the device reaches position p
+    for p in range(1, n):
+        reach[p] = done[p - 1]
+    for d in range(len(plan.order_ptr) - 1):
+        if plan.order_ptr[d] < plan.order_ptr[d + 1]:
+            reach[plan.order_ptr[d]] = 0.0
+    owners = overwrites[:, 0].copy()
+    for i in range(len(sent)):
+        d = plan.message_source[i]
+        first, end = plan.order_ptr[d], plan.order_ptr[d + 1]
+        made = position[a.tensor_op[plan.message_tensor[i]]]
+        p = max(made, first + np.searchsorted(done[first:end], arrived[i]))
+        if len(owners) > 0:
+            owner = plan.message_tensor[i]
+            while a.tensor_alias[owner] >= 0:
+                owner = a.tensor_alias[owner]
+            for w in range(np.searchsorted(owners, owner), len(owners)):
+                if owners[w] != owner:
+                    break
+                writer = overwrites[w, 1]
+                if plan.place[writer] == d and position[writer] > made:
+                    p = min(p, position[writer] - 1)
+        plan.message_hold[i] = plan.order_op[p] if p < end else -1
+        if p < end - 1:
+            reach[p + 1] = max(reach[p + 1], arrived[i])
+    for i in range(len(sent)):
+        q, t = plan.message_target[i], plan.message_tensor[i]
+        first, last = plan.order_ptr[q], n
+        for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
+            op = a.consumer_op[edge]
+            if plan.place[op] == q:
+                last = min(last, position[op])
+        p = first + np.searchsorted(reach[first : last + 1], sent[i], side="right") - 1
+        plan.message_post[i] = plan.order_op[max(p, first)]

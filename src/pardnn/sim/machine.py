@@ -1,0 +1,55 @@
+"""What the judge knows of costs and cluster, as arrays for kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs
+
+
+class Machine(NamedTuple):
+    """Durations and links. Devices of equal type and speed share a row of `seconds`."""
+
+    seconds: Float64[ndarray, "c n"]  # infinite where the class cannot run the op
+    device_class: Int64[ndarray, " k"]
+    latency: Float64[ndarray, "k k"]
+    bandwidth: Float64[ndarray, "k k"]
+    serial: int  # 1: one transfer at a time per directed link
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return len(self.device_class)
+
+
+def machine_of(costs: Costs, cluster: Cluster) -> Machine:
+    """Return the arrays of `cluster` under `costs`."""
+    classes: dict[tuple[str, float], int] = {}
+    device_class = [
+        classes.setdefault((device.type, device.speed), len(classes)) for device in cluster.devices
+    ]
+    num_ops = len(next(iter(costs.seconds.values())))
+    nowhere = np.full(num_ops, np.inf)
+    rows = [costs.seconds.get(kind, nowhere) / speed for kind, speed in classes]
+    return Machine(
+        seconds=np.ascontiguousarray(rows, dtype=np.float64),
+        device_class=np.array(device_class, dtype=np.int64),
+        latency=cluster.arrays.latency.copy(),
+        bandwidth=cluster.arrays.bandwidth.copy(),
+        serial=int(cluster.link_model == "serial"),
+    )
+
+
+def fastest_seconds(machine: Machine) -> Float64[ndarray, " n"]:
+    """Return each op's duration on the device that runs it fastest."""
+    return machine.seconds.min(axis=0)
+
+
+def serial_seconds(machine: Machine) -> float:
+    """Return the shortest duration of the whole step on one device; infinite if none runs all."""
+    return float(machine.seconds.sum(axis=1).min())

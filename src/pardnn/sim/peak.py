@@ -1,0 +1,129 @@
+"""Peak memory of a plan as a kernel: the twin of `plan.memory` for planners.
+
+Same definition (semantics of a step), for millions of ops. O(edges + messages), times the length
+of alias chains.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.plan.plan import PlanArrays
+
+
+def peaks(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " k"]:
+    """Return the largest number of bytes that each device ever holds; 0 for an idle one."""
+    held = held_bytes(arrays, plan)
+    ends = zip(plan.order_ptr[:-1], plan.order_ptr[1:], strict=True)
+    return np.array([held[begin:end].max(initial=0) for begin, end in ends], dtype=np.int64)
+
+
+def held_bytes(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " n"]:
+    """Return the bytes held on an op's device while it runs, in the order of `plan.order_op`."""
+    allocated, released = storage_lives(arrays, plan)
+    held = np.zeros(arrays.num_ops, dtype=np.int64)
+    _held_kernel(arrays, plan, allocated, released, held)
+    return held
+
+
+def storage_lives(
+    arrays: GraphArrays, plan: PlanArrays
+) -> tuple[Int64[ndarray, " t+m"], Int64[ndarray, " t+m"]]:
+    """Return where storages are allocated and released, as positions in `plan.order_op`.
+
+    Storage i < t is that of tensor i where it is computed; t + i is the copy that message i
+    delivers. A storage is allocated before the op at its position runs and released after the op
+    at its position has run. Residual storages are allocated at -1; a storage that is not released
+    in this step has a release of n. Tensors that own no storage have n and -1.
+    """
+    n, t, m = arrays.num_ops, arrays.num_tensors, len(plan.message_tensor)
+    allocated = np.full(t + m, n, dtype=np.int64)
+    released = np.full(t + m, -1, dtype=np.int64)
+    by_tensor = np.argsort(plan.message_tensor, kind="stable").astype(np.int64)
+    counts = np.bincount(plan.message_tensor, minlength=t)
+    tensor_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    _lives_kernel(arrays, plan, by_tensor, tensor_ptr, allocated, released)
+    return allocated, released
+
+
+@numba.njit(cache=True)
+def storage_on(
+    a: GraphArrays,
+    plan: PlanArrays,
+    by_tensor: ndarray,
+    tensor_ptr: ndarray,
+    tensor: int,
+    device: int,
+) -> int:
+    """Return the storage that holds `tensor` on `device`, numbered as in `storage_lives`."""
+    while plan.place[a.tensor_op[tensor]] == device:
+        if a.tensor_alias[tensor] < 0:
+            return tensor
+        tensor = a.tensor_alias[tensor]
+    for i in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
+        if plan.message_target[by_tensor[i]] == device:
+            return len(a.tensor_op) + by_tensor[i]
+    return tensor
+
+
+@numba.njit(cache=True)
+def _lives_kernel(
+    a: GraphArrays,
+    plan: PlanArrays,
+    by_tensor: ndarray,
+    tensor_ptr: ndarray,
+    allocated: ndarray,
+    released: ndarray,
+) -> None:
+    n, num_tensors = len(plan.place), len(a.tensor_op)
+    position = np.empty(n, dtype=np.int64)
+    for p in range(n):
+        op = plan.order_op[p]
+        position[op] = p
+        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
+            if a.tensor_alias[t] < 0:
+                allocated[t] = -1 if a.memory[op] == RESIDUAL else p
+                released[t] = n if a.memory[op] == RESIDUAL else p
+    for i in range(len(plan.message_tensor)):
+        allocated[num_tensors + i] = position[plan.message_post[i]]
+        released[num_tensors + i] = position[plan.message_post[i]]
+    for op in range(n):
+        d, p = plan.place[op], position[op]
+        for i in range(a.input_ptr[op], a.input_ptr[op + 1]):
+            s = storage_on(a, plan, by_tensor, tensor_ptr, a.input_tensor[i], d)
+            released[s] = max(released[s], p)
+        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
+            s = storage_on(a, plan, by_tensor, tensor_ptr, t, d)
+            released[s] = max(released[s], p)
+    for i in range(len(plan.message_tensor)):
+        d = plan.message_source[i]
+        s = storage_on(a, plan, by_tensor, tensor_ptr, plan.message_tensor[i], d)
+        hold = plan.message_hold[i]
+        released[s] = max(released[s], n if hold < 0 else position[hold])
+
+
+@numba.njit(cache=True)
+def _held_kernel(
+    a: GraphArrays, plan: PlanArrays, allocated: ndarray, released: ndarray, held: ndarray
+) -> None:
+    n, num_tensors, k = len(plan.place), len(a.tensor_op), len(plan.order_ptr) - 1
+    gained, lost = np.zeros(n + 1, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
+    residual = np.zeros(k, dtype=np.int64)
+    for s in range(len(allocated)):
+        tensor = s if s < num_tensors else plan.message_tensor[s - num_tensors]
+        size = a.tensor_bytes[tensor]
+        if allocated[s] < 0:
+            residual[plan.place[a.tensor_op[tensor]]] += size
+        elif allocated[s] < n:
+            gained[allocated[s]] += size
+            lost[released[s]] += size
+    for d in range(k):
+        now = residual[d]
+        for p in range(plan.order_ptr[d], plan.order_ptr[d + 1]):
+            now += gained[p]
+            held[p] = now + a.workspace[plan.order_op[p]]
+            now -= lost[p]
