@@ -1,0 +1,173 @@
+"""How long each op takes on each type of device: arrays aligned with a graph.
+
+Costs come from the graph itself (its ops' `seconds`), from a roofline, or from a table of
+measurements. What an op says of itself always wins: it is the more specific knowledge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from pardnn.cost.call import is_free, is_host, is_view, signature, tensors_by_name
+from pardnn.cost.presets import DeviceModel, device_model
+from pardnn.cost.roofline import HOST_SECONDS, op_seconds
+from pardnn.cost.table import CostTable
+from pardnn.errors import UsageError
+from pardnn.graph.ir import Graph, Op, Tensor
+
+#: Seconds of an op at speed 1; None if this model does not know.
+CostModel = Callable[[Op, Mapping[str, Tensor]], float | None]
+
+#: Signatures under which a table keeps what views and host arithmetic cost.
+VIEW_SIGNATURE = "pardnn.view"
+HOST_SIGNATURE = "pardnn.host"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Durations of a graph's ops.
+
+    Attributes:
+        seconds: Per device type, of each op in the order of `Graph.ops`, on a device of speed 1;
+            infinite where a device of that type cannot run the op. Read-only.
+        source: Where they come from: "graph", "measured", or the presets' names.
+    """
+
+    seconds: Mapping[str, Float64[ndarray, " n"]]
+    source: str
+
+    def on(self, device_type: str, speed: float = 1.0) -> Float64[ndarray, " n"]:
+        """Seconds of each op on one device; infinite if no op is known to run on its type."""
+        if device_type in self.seconds:
+            return self.seconds[device_type] / speed
+        some = next(iter(self.seconds.values()), np.empty(0))
+        return np.full(len(some), np.inf)
+
+
+def graph_costs(graph: Graph) -> Costs:
+    """Return the costs that the graph's ops state themselves.
+
+    Sources and the loss mark that state none take no time, on every type that any op names.
+
+    Raises:
+        UsageError: E230, if an op that is a call states none.
+    """
+    return _costs(graph, {}, "graph")
+
+
+def roofline_costs(graph: Graph, models: Mapping[str, DeviceModel]) -> Costs:
+    """Return costs from device models; what ops state themselves wins.
+
+    Args:
+        graph: The graph.
+        models: A device model for each device type.
+    """
+    return _costs(
+        graph,
+        {kind: _roofline(model) for kind, model in models.items()},
+        ", ".join(sorted({model.name for model in models.values()})),
+    )
+
+
+def preset_costs(
+    graph: Graph, preset: str, types: Iterable[str] = ("accelerator",), *, threads: int = 1
+) -> Costs:
+    """Return roofline costs of a preset.
+
+    Args:
+        graph: The graph.
+        preset: One of `PRESET_NAMES`.
+        types: Device types to cost. The preset describes all but "cpu", which is this machine's
+            (probed on first use; `threads` per op).
+        threads: That an op on a CPU may use.
+
+    Raises:
+        UsageError: E231 for an unknown preset.
+    """
+    models = {
+        kind: device_model("cpu" if kind == "cpu" else preset, threads=threads)
+        for kind in dict.fromkeys(types)
+    }
+    return roofline_costs(graph, models)
+
+
+def measured_costs(graph: Graph, tables: Mapping[str, CostTable]) -> Costs:
+    """Return measured costs; what ops state themselves wins.
+
+    Args:
+        graph: The graph.
+        tables: A table for each device type, as `profile_graph` returns it.
+
+    Raises:
+        UsageError: E230, naming an op that was not measured.
+    """
+    return _costs(graph, {kind: _measured(table) for kind, table in tables.items()}, "measured")
+
+
+def _roofline(model: DeviceModel) -> CostModel:
+    return lambda op, tensors: op_seconds(op, tensors, model)
+
+
+def _measured(table: CostTable) -> CostModel:
+    entries = table.entries
+    view = entries[VIEW_SIGNATURE].seconds if VIEW_SIGNATURE in entries else 0.0
+    host = entries[HOST_SIGNATURE].seconds if HOST_SIGNATURE in entries else HOST_SECONDS
+
+    def seconds(op: Op, tensors: Mapping[str, Tensor]) -> float | None:
+        if is_free(op):
+            return 0.0
+        if is_view(op):
+            return view
+        if op.kind.startswith("scalar."):
+            return host
+        entry = entries.get(signature(op, tensors))
+        if entry is None and is_host(op):
+            return host
+        return entry.seconds if entry is not None else None
+
+    return seconds
+
+
+def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
+    tensors = tensors_by_name(graph)
+    types = dict.fromkeys([*models, *_stated_types(graph)]) or {"accelerator": None}
+    seconds = {kind: np.full(len(graph.ops), np.inf) for kind in types}
+    for index, op in enumerate(graph.ops):
+        for kind in types:
+            if op.seconds is not None:
+                value = op.seconds.get(kind, np.inf)
+            elif is_free(op):
+                value = 0.0
+            else:
+                value = models[kind](op, tensors) if kind in models else None
+                if value is None and (kind in models or not models):
+                    raise _unknown(op, index, len(graph.ops), source)
+            if value is not None:
+                seconds[kind][index] = value
+    for array in seconds.values():
+        array.setflags(write=False)
+    return Costs(seconds=seconds, source=source)
+
+
+def _stated_types(graph: Graph) -> list[str]:
+    return [kind for op in graph.ops if op.seconds is not None for kind in op.seconds]
+
+
+def _unknown(op: Op, index: int, num_ops: int, source: str) -> UsageError:
+    place = f" ({op.source})" if op.source else ""
+    reason = (
+        "was not measured: profile the graph on this device"
+        if source == "measured"
+        else "does not say how long it takes, so a cost model is needed"
+    )
+    return UsageError(
+        f"op {op.name!r:.200} of kind {op.kind!r:.80}{place}, number {index} of {num_ops}, "
+        f"{reason}.\nTry: --costs measured (timed on this machine) or --costs a100 (estimated).",
+        code="E230",
+        details={"op": op.name, "kind": op.kind, "source": op.source},
+    )

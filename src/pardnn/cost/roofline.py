@@ -1,0 +1,57 @@
+"""Seconds of an op from a device's rates: the roofline with launch cost and saturation.
+
+    seconds = launch + max(FLOP / (rate * u), bytes / (bandwidth * v))
+
+The roofline (Williams, Waterman and Patterson, CACM 52, 2009) alone says that half the batch takes
+half the time. It does not: a kernel with little to do leaves most of the device idle. So each
+rate is scaled by how full the device is, u = P / (P + width) where P is the number of results that
+can be computed side by side, and v = bytes / (bytes + fill) where fill is what must be in flight to
+keep the memory busy (Little's law). P counts long sums as several results, because kernels split
+them: one part per `SPLIT` FLOP. Both scalings are hyperbolas, so seconds grow with every size while
+seconds per sample fall with the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from pardnn.cost.call import call_of, is_free, is_view, tensors_by_name
+from pardnn.cost.flops import Work, work_of
+from pardnn.cost.presets import DeviceModel
+from pardnn.graph.ir import Graph, Op, Tensor
+
+#: FLOP of a sum that one worker does before kernels split it: 256 multiply-adds.
+SPLIT = 512.0
+
+#: Seconds of one arithmetic operation on host scalars: a Python call. Assumed.
+HOST_SECONDS = 2e-7
+
+
+def work_seconds(work: Work, model: DeviceModel) -> float:
+    """Seconds that this much work takes on this device, launch included."""
+    # FLOP / (rate * P / (P + width)) with P = FLOP / min(depth, SPLIT), without dividing by 0.
+    busy = work.flop + min(work.depth, SPLIT) * model.width
+    compute = busy / model.rate(work.unit, work.dtype) if work.flop else 0.0
+    moved = (work.bytes + model.fill) / model.bandwidth if work.bytes else 0.0
+    return model.launch + max(compute, moved)
+
+
+def op_seconds(op: Op, tensors: Mapping[str, Tensor], model: DeviceModel) -> float:
+    """Seconds of one op on this device.
+
+    Sources, the loss mark and views take none; host arithmetic takes `HOST_SECONDS`.
+    """
+    if is_free(op) or is_view(op):
+        return 0.0
+    work = work_of(call_of(op, tensors))
+    return HOST_SECONDS if work is None else work_seconds(work, model)
+
+
+def roofline_seconds(graph: Graph, model: DeviceModel) -> Float64[ndarray, " n"]:
+    """Seconds of every op of the graph on this device. O(ops + arguments)."""
+    tensors = tensors_by_name(graph)
+    return np.array([op_seconds(op, tensors, model) for op in graph.ops], dtype=np.float64)

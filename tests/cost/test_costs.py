@@ -1,0 +1,121 @@
+"""Costs: who is asked first, what is infinite, what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
+
+from pardnn.cost.call import signature, tensors_by_name
+from pardnn.cost.costs import (
+    HOST_SIGNATURE,
+    VIEW_SIGNATURE,
+    graph_costs,
+    measured_costs,
+    preset_costs,
+    roofline_costs,
+)
+from pardnn.cost.presets import DEVICE_MODELS
+from pardnn.cost.roofline import roofline_seconds
+from pardnn.cost.table import CostTable, Entry, Machine
+from pardnn.errors import UsageError
+from pardnn.graph.build import build_graph
+from pardnn.graph.file import read_graph
+
+MACHINE = Machine(device="test", library="none", threads=1)
+
+
+def test_the_worked_example_states_its_costs(tiny):
+    graph = read_graph(tiny / "graph.json")
+    costs = graph_costs(graph)
+    assert list(costs.seconds) == ["accelerator"]
+    expected = [(op.seconds or {})["accelerator"] for op in graph.ops]
+    assert costs.seconds["accelerator"].tolist() == expected
+    assert not costs.seconds["accelerator"].flags.writeable
+
+
+def test_a_call_without_seconds_asks_for_a_cost_model():
+    with pytest.raises(UsageError, match=r"aten.mm.default.*\n.*--costs measured") as caught:
+        graph_costs(mm_graph(2, 3, 4))
+    assert caught.value.code == "E230"
+    assert caught.value.details["op"] == "c"
+
+
+def test_sources_without_seconds_are_free_on_every_type():
+    graph = build_graph(
+        "two", [source("x", 4), call("y", "op", ["x"], [tensor("y", 4)], seconds={"cpu": 2.0})]
+    )
+    costs = graph_costs(graph)
+    assert costs.seconds["cpu"].tolist() == [0.0, 2.0]
+
+
+def test_a_type_that_is_absent_cannot_run_the_op():
+    ops = [
+        call("a", "op", [], [tensor("a", 4)], seconds={"cpu": 1.0, "accelerator": 0.5}),
+        call("b", "op", ["a"], [tensor("b", 4)], seconds={"accelerator": 0.25}),
+    ]
+    costs = graph_costs(build_graph("mixed", ops))
+    assert costs.on("cpu").tolist() == [1.0, np.inf]
+    assert costs.on("accelerator", speed=2.0).tolist() == [0.25, 0.125]
+    assert costs.on("tpu").tolist() == [np.inf, np.inf]
+
+
+def test_a_roofline_fills_what_the_graph_does_not_state():
+    graph = mlp_graph(64)
+    ops = [replace(op, seconds={"accelerator": 7.0}) if op.name == "r" else op for op in graph.ops]
+    graph = build_graph("mlp", ops)
+    found = preset_costs(graph, "a100").seconds["accelerator"]
+    expected = roofline_seconds(graph, DEVICE_MODELS["a100"])
+    stated = [op.name == "r" for op in graph.ops]
+    assert found[stated].tolist() == [7.0]
+    assert np.array_equal(found[~np.array(stated)], expected[~np.array(stated)])
+
+
+def test_models_per_device_type():
+    costs = roofline_costs(
+        mlp_graph(8), {"accelerator": DEVICE_MODELS["h100"], "cpu": DEVICE_MODELS["k80"]}
+    )
+    assert costs.source == "h100, k80"
+    assert costs.seconds["accelerator"].sum() < costs.seconds["cpu"].sum()
+
+
+def test_measured_costs_come_from_the_table():
+    graph = mlp_graph(8)
+    tensors = tensors_by_name(graph)
+    calls = [op for op in graph.ops if op.name in "hrsu"]
+    entries = {signature(op, tensors): Entry(seconds=1.0 + i) for i, op in enumerate(calls)}
+    entries |= {VIEW_SIGNATURE: Entry(seconds=1e-6), HOST_SIGNATURE: Entry(seconds=1e-7)}
+    costs = measured_costs(graph, {"accelerator": CostTable(MACHINE, entries)})
+    assert costs.seconds["accelerator"].tolist() == [0.0, 0.0, 1.0, 2.0, 1e-6, 3.0, 4.0]
+
+
+def test_an_op_that_was_not_measured_is_named():
+    with pytest.raises(UsageError, match=r"'c' of kind 'aten.mm.default'.*was not measured"):
+        measured_costs(mm_graph(2, 3, 4), {"accelerator": CostTable(MACHINE)})
+
+
+def test_signatures_hold_forms_and_literals_but_no_names():
+    def text(graph, name):
+        op = next(op for op in graph.ops if op.name == name)
+        return signature(op, tensors_by_name(graph))
+
+    def add(left, right, alpha=1):
+        ops = [source("x", 4), source("y", 4), source("z", 5)]
+        output = [tensor("s", 4)]
+        added = call("s", "aten.add.Tensor", [left, right], output, kwargs={"alpha": alpha})
+        return text(build_graph("add", [*ops, added]), "s")
+
+    assert add("x", "y") == add("y", "x")
+    assert len({add("x", "y"), add("x", "x"), add("x", "z"), add("x", "y", 2)}) == 4
+    assert text(mm_graph(2, 3, 4), "c") != text(mm_graph(2, 3, 4, "bfloat16"), "c")
+
+
+def test_strides_are_part_of_a_signature_unless_contiguous():
+    def text(strides):
+        ops = [source("x", 4, 1, 3, strides=strides)]
+        ops.append(call("y", "aten.exp.default", ["x"], [tensor("y", 4, 1, 3)]))
+        graph = build_graph("strided", ops)
+        return signature(graph.ops[1], tensors_by_name(graph))
+
+    assert text(None) == text((3, 3, 1)) == text((3, 77, 1))
+    assert text((1, 4, 4)) != text(None)
