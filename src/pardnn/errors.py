@@ -9,6 +9,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
+def shown(name: str) -> str:
+    """Quote a name for a message: it is data, and may be long or hold control characters."""
+    return repr(name if len(name) <= 120 else name[:117] + "...")
+
+
 class PardnnError(Exception):
     """Base of all errors meant for users.
 

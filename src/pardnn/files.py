@@ -7,19 +7,20 @@ fields and wrong types are refused with their place; writing is all or nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import io
 import json
 import os
-import re
 import tempfile
 import zlib
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pardnn.errors import FileError, MismatchError
+from pardnn.errors import FileError, MismatchError, shown
 
-MAX_BYTES = 4 << 30
+#: A graph of a million ops takes about a quarter of this.
+MAX_BYTES = 1 << 30
 MAX_DEPTH = 64
 MAX_DIGITS = 40
 
@@ -32,53 +33,72 @@ def read_bytes(path: str | Path) -> bytes:
     try:
         with path.open("rb") as raw:
             stream = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            content = stream.read(MAX_BYTES + 1)
+            is_too_large = os.fstat(raw.fileno()).st_size > MAX_BYTES
+            content = b"" if is_too_large else stream.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FileError(f"cannot read {str(path)!r}: {reason}", code="E403") from error
-    if len(content) > MAX_BYTES:
-        raise FileError(f"{str(path)!r} holds more than {MAX_BYTES} bytes", code="E404")
+        raise FileError(f"cannot read {_reason(path, error)}", code="E403") from error
+    if is_too_large or len(content) > MAX_BYTES:
+        raise FileError(f"{shown(str(path))} holds more than {MAX_BYTES} bytes", code="E404")
     return content
 
 
+def _reason(path: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror is not None:
+        return f"{shown(str(path))}: {error.strerror} (errno {error.errno})"
+    return f"{shown(str(path))}: {error}"
+
+
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file by renaming a complete temporary one: the old file stays until then."""
+    """Write a file by renaming a complete temporary one: the old file stays until then.
+
+    Raises:
+        FileError: E405, with the path and the system's reason; the old file is as it was.
+    """
     path = Path(path)
     if path.suffix == ".gz":
-        packed = io.BytesIO()
-        # mtime=0: the same content gives the same bytes.
-        with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as stream:
-            stream.write(content)
-        content = packed.getvalue()
-    temporary: str | None = None
+        content = _packed(content)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".pardnn-")
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)  # a pipe or /dev/null must not become a plain file
+        else:
+            _replace(path, content)
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot write {_reason(path, error)}", code="E405") from error
+
+
+def _packed(content: bytes) -> bytes:
+    packed = io.BytesIO()
+    # No time and no name: the same content gives the same bytes.
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream:
+        stream.write(content)
+    return packed.getvalue()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".pardnn-")
+    temporary = Path(name)
+    try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(path)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FileError(
-            f"cannot write {str(path)!r}: {reason} (errno {getattr(error, 'errno', None)})",
-            code="E405",
-        ) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(path)
+    except BaseException:  # Ctrl-C too: no partial file stays
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {twice!r} appears twice in one object")
+        seen: set[str] = set()
+        # `add` returns None, so the first key that was there already is found.
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {shown(twice)} appears twice in one object")
     return found
 
 
@@ -99,17 +119,17 @@ def _finite(text: str) -> float:
     return value
 
 
-def _depth(text: str) -> int:
-    deepest = depth = 0
-    # Strings first, so that their brackets do not count.
-    for match in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text):
-        mark = match.group()
-        if mark in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif mark in "]}":
-            depth -= 1
-    return deepest
+def _depth(content: bytes) -> int:
+    """Return how deep brackets are nested; in array operations, as files may be large."""
+    import numpy as np  # 0.1 s to import
+
+    unescaped = content.replace(rb"\\", b"").replace(rb"\"", b"")
+    text = np.frombuffer(unescaped, dtype=np.uint8)
+    # The number of quotes before a byte, modulo 256, is odd within strings.
+    text = text[np.cumsum(text == ord('"'), dtype=np.uint8) % 2 == 0]
+    step = np.isin(text, [ord("["), ord("{")]).astype(np.int8)
+    step -= np.isin(text, [ord("]"), ord("}")])
+    return int(np.cumsum(step, dtype=np.int32).max(initial=0))
 
 
 def parse_json(content: bytes, what: str) -> Any:
@@ -119,11 +139,10 @@ def parse_json(content: bytes, what: str) -> Any:
         FileError: E406, naming `what` and the reason.
     """
     try:
-        text = content.decode("utf-8")
-        if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        if content.count(b"[") + content.count(b"{") > MAX_DEPTH < _depth(content):
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
         return json.loads(
-            text,
+            content.decode("utf-8"),
             object_pairs_hook=_no_duplicates,
             parse_constant=_no_constant,
             parse_int=_integer,
@@ -140,20 +159,32 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
         FileError: E406 (not JSON) or E407 (wrong field, with its path such as `$.ops[3].memory`).
         MismatchError: E502, if the file has another version of the format.
     """
-    from pydantic import TypeAdapter, ValidationError  # 0.15 s to import
+    from pydantic import ValidationError  # 0.15 s to import
 
     data = parse_json(content, what)
     _check_format(kind, data, what)
+    del data  # pydantic reads JSON itself: only there, a list is a tuple and "1" is not 1
     try:
-        return TypeAdapter(kind).validate_json(content)
+        return _adapter(kind).validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = "$" + "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
-        )
+        place = "$" + "".join(_step(part) for part in first["loc"])
         raise FileError(
             f"{what}: {place}: {first['msg']}", code="E407", details={"path": place}
         ) from error
+
+
+@functools.cache
+def _adapter(kind: type[T]) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def _step(part: int | str) -> str:
+    if isinstance(part, int):
+        return f"[{part}]"
+    return f".{part}" if part.isidentifier() else f"[{shown(part)}]"
 
 
 def _check_format(kind: type, data: Any, what: str) -> None:
@@ -176,13 +207,14 @@ def _check_format(kind: type, data: Any, what: str) -> None:
 
 def dump_json(data: Any) -> bytes:
     """Serialise with one line per element of each top-level list; no NaN, no infinities."""
+    encode = json.JSONEncoder(allow_nan=False).encode
     if not isinstance(data, dict):
-        return json.dumps(data, allow_nan=False).encode()
+        return encode(data).encode()
     lines: list[str] = []
     for key, value in data.items():
         if isinstance(value, list) and value:
-            body = ",\n  ".join(json.dumps(item, allow_nan=False) for item in value)
-            lines.append(f"{json.dumps(key)}: [\n  {body}\n]")
+            body = ",\n  ".join(encode(item) for item in value)
+            lines.append(f"{encode(key)}: [\n  {body}\n]")
         else:
-            lines.append(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}")
+            lines.append(f"{encode(key)}: {encode(value)}")
     return ("{" + ",\n ".join(lines) + "}\n").encode()

@@ -5,14 +5,16 @@ Every rule yields one sentence that names what breaks it. O(ops + tensors + edge
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
-from pardnn.errors import FileError
-from pardnn.graph.ir import Op, Tensor
+from pardnn.errors import FileError, shown
+from pardnn.graph.ir import Op, Tensor, storage_owners
 
 #: Sums of bytes are int64 in kernels; a graph above this is refused, not wrapped around.
-MAX_TOTAL_BYTES = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 
 
 def check_ops(ops: Sequence[Op], *, name: str = "graph") -> None:
@@ -24,66 +26,82 @@ def check_ops(ops: Sequence[Op], *, name: str = "graph") -> None:
     problems: list[str] = []
     for rule in (_names, _values, _references, _aliases, _cycles):
         # Later rules assume that names resolve and that values are numbers.
-        problems = [problem for _, problem in zip(range(10), rule(ops), strict=False)]
+        problems = list(itertools.islice(rule(ops), 10))
         if problems:
             break
     if not problems:
         return
     more = f"\n{len(problems) - 1} more: {problems[1]}" if len(problems) > 1 else ""
     raise FileError(
-        f"{_shown(name)} is not a valid graph: {problems[0]}{more}",
+        f"{shown(name)} is not a valid graph: {problems[0]}{more}",
         code="E402",
         details={"problems": problems},
     )
 
 
-def _shown(name: str) -> str:
-    """Quote a name for a message: it is data and may be long or hold control characters."""
-    return repr(name if len(name) <= 120 else name[:117] + "...")
-
-
 def _names(ops: Sequence[Op]) -> Iterator[str]:
     if not ops:
         yield "graph has no operations"
-    seen_ops: set[str] = set()
-    seen_tensors: set[str] = set()
-    for op in ops:
-        if op.name in seen_ops:
-            yield f"two ops are named {_shown(op.name)}"
-        seen_ops.add(op.name)
-        for tensor in op.outputs:
-            if tensor.name in seen_tensors:
-                yield f"two tensors are named {_shown(tensor.name)}"
-            seen_tensors.add(tensor.name)
+    yield from _unlike("op", (op.name for op in ops))
+    yield from _unlike("tensor", (tensor.name for op in ops for tensor in op.outputs))
+
+
+def _unlike(what: str, names: Iterator[str]) -> Iterator[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield f"two {what}s are named {shown(name)}"
+        seen.add(name)
+        # Half a surrogate pair can stand in a Python string, but in no file.
+        if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+            yield f"{what} {shown(name)} has a name that is not Unicode text"
 
 
 def _values(ops: Sequence[Op]) -> Iterator[str]:
     total = 0
     for i, op in enumerate(ops):
-        where = f"ops[{i}] {_shown(op.name)}"
-        total += op.workspace + sum(tensor.bytes for tensor in op.outputs)
-        if op.workspace < 0:
-            yield f"{where}: workspace is {op.workspace} bytes"
-        if op.memory not in ("normal", "residual", "reference"):
-            yield f"{where}: memory is {op.memory!r}, not normal, residual or reference"
+        total += op.workspace
+        for fault in _op_faults(op):
+            yield f"ops[{i}] {shown(op.name)}: {fault}"
         for tensor in op.outputs:
-            yield from _tensor_values(tensor, where)
-        if op.seconds is not None and not op.seconds:
-            yield f"{where}: seconds is empty, so no device can run it"
-        for kind, seconds in (op.seconds or {}).items():
-            if not (math.isfinite(seconds) and seconds >= 0):
-                yield f"{where}: seconds on {_shown(kind)} is {seconds}"
-    if total > MAX_TOTAL_BYTES:
+            total += tensor.bytes
+            for fault in _tensor_faults(tensor):
+                yield f"ops[{i}] {shown(op.name)}: tensor {shown(tensor.name)} {fault}"
+    if total > MAX_INT64:
         yield f"its tensors take {total} bytes together; at most 2**63 - 1 are counted exactly"
 
 
-def _tensor_values(tensor: Tensor, where: str) -> Iterator[str]:
+def _op_faults(op: Op) -> Iterator[str]:
+    if op.workspace < 0:
+        yield f"workspace is {op.workspace} bytes"
+    if op.memory not in ("normal", "residual", "reference"):
+        yield f"memory is {op.memory!r}, not normal, residual or reference"
+    if op.memory == "reference" and op.outputs and not op.inputs:
+        yield "memory is reference, but it reads no tensor whose storage it could share"
+    if op.seconds is not None and not op.seconds:
+        yield "seconds is empty, so no device can run it"
+    for kind, seconds in (op.seconds or {}).items():
+        if not (math.isfinite(seconds) and seconds >= 0):
+            yield f"seconds on {shown(kind)} is {seconds}"
+    if op.arguments is not None and "mutates" in op.arguments:
+        mutates: Any = op.arguments["mutates"]
+        if not isinstance(mutates, list | tuple) or any(
+            name not in op.inputs for name in cast("Sequence[Any]", mutates)
+        ):
+            yield "arguments.mutates is not a list of tensors that it reads"
+
+
+def _tensor_faults(tensor: Tensor) -> Iterator[str]:
     if tensor.bytes < 0:
-        yield f"{where}: tensor {_shown(tensor.name)} has {tensor.bytes} bytes"
-    if tensor.shape is not None and any(size < 0 for size in tensor.shape):
-        yield f"{where}: tensor {_shown(tensor.name)} has shape {list(tensor.shape)}"
-    if tensor.strides is not None and len(tensor.strides) != len(tensor.shape or ()):
-        yield f"{where}: tensor {_shown(tensor.name)} has strides of another rank than its shape"
+        yield f"has {tensor.bytes} bytes"
+    if tensor.shape is not None and any(not 0 <= size <= MAX_INT64 for size in tensor.shape):
+        yield f"has shape {list(tensor.shape)}"
+    if tensor.strides is None:
+        return
+    if len(tensor.strides) != len(tensor.shape or ()):
+        yield "has strides of another rank than its shape"
+    if any(not 0 <= stride <= MAX_INT64 for stride in tensor.strides):
+        yield f"has strides {list(tensor.strides)}"
 
 
 def _references(ops: Sequence[Op]) -> Iterator[str]:
@@ -92,46 +110,40 @@ def _references(ops: Sequence[Op]) -> Iterator[str]:
     for op in ops:
         for tensor in op.inputs:
             if tensor not in producer:
-                yield f"op {_shown(op.name)} reads tensor {_shown(tensor)}, which no op produces"
+                yield f"op {shown(op.name)} reads tensor {shown(tensor)}, which no op produces"
             elif producer[tensor] == op.name:
-                yield f"op {_shown(op.name)} reads its own output {_shown(tensor)}"
+                yield f"op {shown(op.name)} reads its own output {shown(tensor)}"
         for other in op.after:
             if other not in names:
-                yield f"op {_shown(op.name)} comes after op {_shown(other)}, which does not exist"
+                yield f"op {shown(op.name)} comes after op {shown(other)}, which does not exist"
             elif other == op.name:
-                yield f"op {_shown(op.name)} comes after itself"
+                yield f"op {shown(op.name)} comes after itself"
 
 
 def _aliases(ops: Sequence[Op]) -> Iterator[str]:
-    parent = {t.name: t.alias_of for op in ops for t in op.outputs if t.alias_of is not None}
-    tensors = {tensor.name for op in ops for tensor in op.outputs}
-
-    def owner(name: str) -> str | None:
-        seen: set[str] = set()
-        while name in parent:
-            if name in seen:
-                return None
-            seen.add(name)
-            name = parent[name]
-        return name
-
+    owners = storage_owners(ops)
     for op in ops:
-        for tensor in op.outputs:
-            if tensor.alias_of is None:
-                continue
-            where = f"tensor {_shown(tensor.name)} of op {_shown(op.name)}"
-            if tensor.alias_of not in tensors:
-                yield f"{where} aliases {_shown(tensor.alias_of)}, which no op produces"
-            elif owner(tensor.name) is None:
+        aliases = [tensor for tensor in op.outputs if tensor.alias_of is not None]
+        if not aliases:
+            continue
+        read = {owners[name] for name in op.inputs}
+        for tensor in aliases:
+            where = f"tensor {shown(tensor.name)} of op {shown(op.name)}"
+            alias = shown(str(tensor.alias_of))
+            if tensor.alias_of not in owners:
+                yield f"{where} aliases {alias}, which no op produces"
+            elif owners[tensor.name] is None:
                 yield f"{where} aliases itself through other tensors"
-            elif owner(tensor.name) not in {owner(name) for name in op.inputs}:
-                yield f"{where} aliases {_shown(tensor.alias_of)}, but its op does not read it"
+            elif owners[tensor.name] not in read:
+                yield f"{where} aliases {alias}, but its op does not read it"
 
 
 def _cycles(ops: Sequence[Op]) -> Iterator[str]:
     producer = {tensor.name: i for i, op in enumerate(ops) for tensor in op.outputs}
     index = {op.name: i for i, op in enumerate(ops)}
-    before = [{producer[t] for t in op.inputs} | {index[o] for o in op.after} for op in ops]
+    before = [[*(producer[t] for t in op.inputs), *(index[o] for o in op.after)] for op in ops]
+    if all(j < i for i, earlier in enumerate(before) for j in earlier):
+        return  # the order of the file is a topological one
     after: list[list[int]] = [[] for _ in ops]
     for i, earlier in enumerate(before):
         for j in earlier:
@@ -143,13 +155,20 @@ def _cycles(ops: Sequence[Op]) -> Iterator[str]:
             missing[j] -= 1
             if missing[j] == 0:
                 ready.append(j)
-    if len(ready) == len(ops):
-        return
+    if len(ready) < len(ops):
+        yield "it has a cycle: " + _cycle_text(ops, before, missing)
+
+
+def _cycle_text(ops: Sequence[Op], before: list[list[int]], missing: list[int]) -> str:
     # Walking back from a stuck op meets only stuck ops, so it must close a cycle.
-    path, i = [], next(i for i, count in enumerate(missing) if count)
-    while i not in path:
-        path.append(i)
-        i = next(j for j in sorted(before[i]) if missing[j])
+    visited: dict[int, None] = {}
+    i = next(i for i, count in enumerate(missing) if count)
+    while i not in visited:
+        visited[i] = None
+        i = min(j for j in before[i] if missing[j])
+    path = list(visited)
     cycle = [*path[path.index(i) :], i][::-1]
-    shown = [*cycle[:6], *cycle[-2:]] if len(cycle) > 9 else cycle
-    yield "it has a cycle: " + " -> ".join(_shown(ops[i].name) for i in shown)
+    if len(cycle) <= 9:
+        return " -> ".join(shown(ops[i].name) for i in cycle)
+    head, tail = (" -> ".join(shown(ops[i].name) for i in part) for part in (cycle[:6], cycle[-2:]))
+    return f"{head} -> ({len(cycle) - 8} more) -> {tail}"

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.graph.ir import Op
+from pardnn.graph.ir import Op, alias_of, storage_owners
 
 NORMAL, RESIDUAL, REFERENCE = 0, 1, 2
 _MEMORY_CODE = {"normal": NORMAL, "residual": RESIDUAL, "reference": REFERENCE}
@@ -79,10 +79,12 @@ def transposed(ptr: ndarray, index: ndarray, num_columns: int) -> tuple[ndarray,
 def op_edges(arrays: GraphArrays) -> Int64[ndarray, "pairs 2"]:
     """Distinct (earlier op, later op) pairs, data and order edges together, sorted."""
     n = arrays.num_ops
-    data = np.stack([
-        arrays.tensor_op[arrays.input_tensor],
-        np.repeat(np.arange(n), np.diff(arrays.input_ptr)),
-    ])
+    data = np.stack(
+        [
+            arrays.tensor_op[arrays.input_tensor],
+            np.repeat(np.arange(n), np.diff(arrays.input_ptr)),
+        ]
+    )
     order = np.stack([arrays.after_op, np.repeat(np.arange(n), np.diff(arrays.after_ptr))])
     earlier, later = np.concatenate([data, order], axis=1)
     keys = np.unique(earlier * n + later)  # n < 2**31, so the product is exact
@@ -121,21 +123,15 @@ def _aliases(ops: Sequence[Op], tensor_id: dict[str, int]) -> ndarray:
     A file may name the owner of the storage instead of the view that the op reads; on a device
     that received the view, the storage is the view's copy, so the input is what matters.
     """
-    parent: dict[str, str] = {t.name: t.alias_of for op in ops for t in op.outputs if t.alias_of}
-
-    def owner(name: str) -> str:
-        while name in parent:
-            name = parent[name]
-        return name
-
+    owners: dict[str, str | None] | None = None
     aliases: list[int] = []
     for op in ops:
         for tensor in op.outputs:
-            shared = tensor.alias_of
-            if shared is None and op.memory == "reference" and op.inputs:
-                shared = op.inputs[0]
-            elif shared is not None and shared not in op.inputs:
-                shared = next(name for name in op.inputs if owner(name) == owner(shared))
+            shared = alias_of(op, tensor)
+            if shared is not None and shared not in op.inputs:
+                owners = owners or storage_owners(ops)
+                owner = owners[shared]
+                shared = next(name for name in op.inputs if owners[name] == owner)
             aliases.append(-1 if shared is None else tensor_id[shared])
     return _frozen(aliases)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,16 +24,25 @@ class GraphFile:
     ops: tuple[Op, ...]
 
 
-_DEFAULTS = {f.name: f.default for kind in (Op, Tensor) for f in fields(kind)}
+#: (name, default) of each field; a field without a default is never equal to `MISSING`.
+_FIELDS = {kind: tuple((f.name, f.default) for f in fields(kind)) for kind in (Op, Tensor)}
 #: What may change without changing what runs: measured durations and where the code stands.
-_NOT_IN_FINGERPRINT = ("seconds", "source", "module", "backward_of", "step", "after", "inputs")
+_NOT_IN_FINGERPRINT = ("seconds", "source", "module", "backward_of", "step")
+_sorted_json = json.JSONEncoder(allow_nan=False, sort_keys=True).encode
 
 
 def _compact(value: Op | Tensor) -> dict[str, Any]:
     """Return the fields that differ from their default."""
-    data = {key: v for key, v in asdict(value).items() if key not in _DEFAULTS or v != _DEFAULTS[key]}
+    data: dict[str, Any] = {}
+    for name, default in _FIELDS[type(value)]:
+        found = getattr(value, name)
+        if found is not default and found != default:
+            data[name] = found
     if isinstance(value, Op):
-        data["outputs"] = [_compact(tensor) for tensor in value.outputs]
+        if value.outputs:
+            data["outputs"] = [_compact(tensor) for tensor in value.outputs]
+        if value.seconds is not None:
+            data["seconds"] = dict(value.seconds)
     return data
 
 
@@ -71,14 +80,15 @@ def op_digests(graph: Graph) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     for op in graph.ops:
-        data = {k: v for k, v in _compact(op).items() if k not in _NOT_IN_FINGERPRINT}
-        data |= {"inputs": op.inputs, "after": sorted(op.after)}
-        text = json.dumps(data, sort_keys=True)
-        digests[op.name] = hashlib.sha256(text.encode()).hexdigest()[:8]
+        data = _compact(op)
+        for name in _NOT_IN_FINGERPRINT:
+            data.pop(name, None)
+        data |= {"inputs": list(dict.fromkeys(op.inputs)), "after": sorted(set(op.after))}
+        digests[op.name] = hashlib.sha256(_sorted_json(data).encode()).hexdigest()[:8]
     return digests
 
 
 def fingerprint(graph: Graph) -> str:
     """Return a name of what the graph computes, the same on every machine."""
     digests = sorted(op_digests(graph).items())
-    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:32]
+    return hashlib.sha256(_sorted_json(digests).encode()).hexdigest()[:32]

@@ -10,7 +10,7 @@ results alias it, own nothing, and extend its life.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -114,8 +114,41 @@ class Graph:
     arrays: GraphArrays = field(repr=False, compare=False)
 
     def __hash__(self) -> int:
-        """Hash by identity: hashing the ops would cost as much as reading them."""
-        return id(self)
+        """Hash by name and size: hashing the ops would cost as much as reading them."""
+        return hash((self.name, len(self.ops)))
+
+
+def alias_of(op: Op, tensor: Tensor) -> str | None:
+    """Name of the tensor whose storage an output of `op` shares; None if it owns its storage.
+
+    An output of a reference op that names none shares the storage of the op's first input.
+    """
+    if tensor.alias_of is None and op.memory == "reference" and op.inputs:
+        return op.inputs[0]
+    return tensor.alias_of
+
+
+def storage_owners(ops: Iterable[Op]) -> dict[str, str | None]:
+    """Return the owner of each tensor's storage, by name; None where aliases go in a circle.
+
+    O(tensors): each chain of aliases is walked once.
+    """
+    parent = {tensor.name: alias_of(op, tensor) for op in ops for tensor in op.outputs}
+    owners: dict[str, str | None] = {}
+    for start in parent:
+        path: list[str] = []
+        name = start
+        while name not in owners:
+            owners[name] = None  # and so it stays if the walk comes back here
+            path.append(name)
+            above = parent.get(name)
+            if above is None:
+                owners[name] = name
+            else:
+                name = above
+        for passed in path:
+            owners[passed] = owners[name]
+    return {name: owners[name] for name in parent}
 
 
 def writes(op: Op) -> tuple[str, ...]:
