@@ -1,0 +1,69 @@
+"""pardnn: train a network that does not fit one device, without rewriting it.
+
+The names below are loaded when they are first used, so that importing the package loads no
+framework and no compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from pardnn.api import capture, estimate, parallelize, plan, simulate
+    from pardnn.cluster import Cluster
+    from pardnn.errors import PardnnError
+    from pardnn.graph.file import read_graph, write_graph
+    from pardnn.graph.ir import Graph
+    from pardnn.plan.check import check_plan
+    from pardnn.plan.file import read_plan, write_plan
+    from pardnn.plan.plan import Plan
+
+__all__ = [
+    "Cluster",
+    "Graph",
+    "PardnnError",
+    "Plan",
+    "capture",
+    "check_plan",
+    "estimate",
+    "parallelize",
+    "plan",
+    "read_graph",
+    "read_plan",
+    "simulate",
+    "write_graph",
+    "write_plan",
+]
+
+_HOME = {
+    "Cluster": "pardnn.cluster",
+    "Graph": "pardnn.graph.ir",
+    "PardnnError": "pardnn.errors",
+    "Plan": "pardnn.plan.plan",
+    "capture": "pardnn.api",
+    "check_plan": "pardnn.plan.check",
+    "estimate": "pardnn.api",
+    "parallelize": "pardnn.api",
+    "plan": "pardnn.api",
+    "read_graph": "pardnn.graph.file",
+    "read_plan": "pardnn.plan.file",
+    "simulate": "pardnn.api",
+    "write_graph": "pardnn.graph.file",
+    "write_plan": "pardnn.plan.file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pardnn' has no attribute {name!r}")
+    # `pardnn.plan` is a function and a room; the function wins here, also after the room's import.
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,53 @@
+"""Which costs a plan is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs, graph_costs, measured_costs, preset_costs
+from pardnn.graph.ir import Graph
+
+Progress = Callable[[int, int], None]
+
+
+def states_costs(graph: Graph) -> bool:
+    """Return whether every call of the graph states its own seconds."""
+    return all(op.seconds is not None or op.is_source for op in graph.ops)
+
+
+def costs_for(
+    graph: Graph,
+    cluster: Cluster,
+    choice: str | None = None,
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Costs:
+    """Return the costs of a graph on the device types of a cluster.
+
+    Args:
+        graph: The graph.
+        cluster: Tells the device types.
+        choice: None: the graph's own `seconds` if every call states them, else "measured";
+            "measured": timed on this machine's device and cached; or a preset's name.
+        threads: That an op may use on a CPU.
+        progress: Called with the number of calls timed and in all.
+
+    Raises:
+        UsageError: E231 for an unknown preset.
+    """
+    if choice is None and states_costs(graph):
+        return graph_costs(graph)
+    types = list(dict.fromkeys(device.type for device in cluster.devices))
+    if choice in (None, "measured"):
+        from pardnn.backends.torch.profile import profile_graph, this_device
+
+        devices = {kind: "cpu" if kind == "cpu" else this_device() for kind in types}
+        tables = {
+            kind: profile_graph(graph, device, progress, threads=threads)[0]
+            for kind, device in devices.items()
+        }
+        return measured_costs(graph, tables)
+    assert choice is not None
+    return preset_costs(graph, choice, types, threads=threads)

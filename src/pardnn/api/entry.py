@@ -1,0 +1,71 @@
+"""Entry points: `FILE.py:FUNCTION`, a function that returns `(step, args)`."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pardnn.errors import UsageError, UserCodeError
+
+
+def is_entry_point(target: str) -> bool:
+    """Return whether `target` names a function in a Python file, not a graph file."""
+    path, colon, function = target.rpartition(":")
+    return bool(colon) and path.endswith(".py") and function.isidentifier()
+
+
+def load_factory(target: str, batch_size: int | None = None) -> Callable[[], Any]:
+    """Return a function without arguments that calls the entry point.
+
+    Args:
+        target: `FILE.py:FUNCTION`.
+        batch_size: Passed as the keyword `batch_size`, which FUNCTION must then take.
+
+    Raises:
+        UsageError: E220 (form), E221 (file), E222 (function), E223 (batch_size).
+        UserCodeError: The file itself raised.
+    """
+    if not is_entry_point(target):
+        raise UsageError(
+            f"{target!r:.120} is no entry point: write FILE.py:FUNCTION, where FUNCTION returns "
+            "(step, args)",
+            code="E220",
+        )
+    name, _, function = target.rpartition(":")
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(f"there is no file {name!r}", code="E221")
+    found = getattr(_load(path), function, None)
+    if not callable(found):
+        raise UsageError(f"{name} has no function {function!r}", code="E222")
+    if batch_size is None:
+        return found
+    if "batch_size" not in inspect.signature(found).parameters:
+        raise UsageError(
+            f"{function} in {name} takes no keyword `batch_size`, so --batch-size cannot be used.\n"
+            f"Write `def {function}(batch_size=8): ...`.",
+            code="E223",
+        )
+    return lambda: found(batch_size=batch_size)
+
+
+def _load(path: Path) -> Any:
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as `python FILE.py` does
+    name = f"pardnn_entry_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # dataclasses and inspect look modules up by name
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserCodeError(f"while loading {path}") from error
+    return module

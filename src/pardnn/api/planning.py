@@ -1,0 +1,335 @@
+"""Decide: run an algorithm, complete its decision to a checked plan, and measure it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs
+from pardnn.errors import InfeasibleError, UsageError
+from pardnn.graph.build import build_graph
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.check import capacities, check_plan
+from pardnn.plan.file import stamped
+from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
+from pardnn.report.results import CompareRow, PlanResult
+
+Objective = Literal["seconds", "bytes"]
+
+#: Name of each algorithm: (module, function); imported when it is first used.
+ALGORITHMS: dict[str, tuple[str, str]] = {
+    "pardnn": ("pardnn.place.pardnn", "place_pardnn"),
+    "single": ("pardnn.place.single", "place_single"),
+    "round-robin": ("pardnn.place.round_robin", "place_round_robin"),
+    "heft": ("pardnn.place.heft", "place_heft"),
+    "contiguous": ("pardnn.place.contiguous", "place_contiguous"),
+}
+
+#: What `auto` tries, the most promising first.
+AUTO = ("pardnn", "heft", "contiguous", "single")
+
+
+class Outcome(NamedTuple):
+    """One algorithm's decision, judged."""
+
+    algorithm: str
+    plan: PlanArrays
+    moved_ops: int
+    makespan_s: float
+    transfer_bytes: int
+    planning_s: float
+
+
+def check_algorithm(name: str) -> None:
+    """Raise if there is no such algorithm.
+
+    Raises:
+        UsageError: E210, listing the algorithms.
+    """
+    if name != "auto" and name not in ALGORITHMS:
+        known = ", ".join(["auto", *ALGORITHMS])
+        raise UsageError(f"no algorithm {name!r:.40}; there are {known}", code="E210")
+
+
+def check_reserve(reserve: float) -> None:
+    """Raise unless the reserve is a fraction of the memory.
+
+    Raises:
+        UsageError: E211.
+    """
+    if not 0 <= reserve < 1:
+        raise UsageError(f"reserve is {reserve}; it is a fraction from 0 to below 1", code="E211")
+
+
+def decide(
+    graph: Graph,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    algorithm: str,
+    reserve: float,
+    seed: int,
+) -> Outcome:
+    """Run one algorithm and judge its plan under the plan's own order.
+
+    Raises:
+        InfeasibleError: E301, if it finds no plan that fits.
+    """
+    from pardnn.sim.engine import simulate
+    from pardnn.sim.machine import machine_of
+
+    module, function = ALGORITHMS[algorithm]
+    place: Callable = getattr(importlib.import_module(module), function)
+    machine = machine_of(costs, cluster)
+    started = time.perf_counter()
+    decision = place(graph, machine, capacities(cluster, reserve), seed=seed)
+    planning = time.perf_counter() - started
+    timeline = simulate(graph, machine, decision.plan)
+    return Outcome(
+        algorithm,
+        decision.plan,
+        decision.moved_ops,
+        timeline.makespan,
+        timeline.transfer_bytes(graph),
+        planning,
+    )
+
+
+def decide_best(
+    graph: Graph,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    names: Iterable[str],
+    objective: Objective,
+    reserve: float,
+    seed: int,
+    time_limit: float | None = None,
+) -> Outcome:
+    """Run several algorithms and return the best outcome; its planning time is that of all.
+
+    Raises:
+        InfeasibleError: E301, of the first algorithm, if none finds a plan that fits.
+    """
+    best: Outcome | None = None
+    failure: InfeasibleError | None = None
+    started = time.perf_counter()
+    for name in names:
+        spent = time.perf_counter() - started
+        if best is not None and time_limit is not None and spent > time_limit:
+            break
+        try:
+            found = decide(graph, cluster, costs, algorithm=name, reserve=reserve, seed=seed)
+        except InfeasibleError as error:
+            failure = failure or error
+            continue
+        if best is None or _score(found, objective) < _score(best, objective):
+            best = found
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best._replace(planning_s=time.perf_counter() - started)
+
+
+def _score(outcome: Outcome, objective: Objective) -> tuple[float, float]:
+    pair = (outcome.makespan_s, float(outcome.transfer_bytes))
+    return pair if objective == "seconds" else pair[::-1]
+
+
+def make_plan(
+    graph: Graph,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    algorithm: str = "auto",
+    objective: Objective = "seconds",
+    reserve: float = 0.1,
+    seed: int = 0,
+    time_limit: float | None = None,
+) -> tuple[Plan, PlanResult]:
+    """Decide, complete, check.
+
+    Args:
+        graph: The graph.
+        cluster: What it runs on; memory limits are hard.
+        costs: Durations of the graph's ops.
+        algorithm: A key of `ALGORITHMS`, or "auto" for the best of `AUTO`.
+        objective: "seconds" minimises the makespan, "bytes" the bytes sent.
+        reserve: Fraction of each device's memory to leave unused.
+        seed: Of the algorithm.
+        time_limit: Seconds after which `auto` tries nothing more.
+
+    Raises:
+        InfeasibleError: E301, if nothing fits.
+        InvalidPlanError: E410, if an algorithm broke a rule (an error of ours).
+    """
+    check_algorithm(algorithm)
+    check_reserve(reserve)
+    if objective not in ("seconds", "bytes"):
+        raise UsageError(f"objective is {objective!r:.40}; it can be seconds or bytes")
+    names = AUTO if algorithm == "auto" else (algorithm,)
+    started = time.perf_counter()
+    warm_up(names)
+    compile_s = time.perf_counter() - started
+    best = decide_best(
+        graph,
+        cluster,
+        costs,
+        names=names,
+        objective=objective,
+        reserve=reserve,
+        seed=seed,
+        time_limit=time_limit,
+    )
+    result = _measure(graph, cluster, costs, best, reserve, compile_s)
+    plan = dataclasses.replace(
+        plan_from_arrays(graph, best.plan),
+        versions={"pardnn": _version()},
+        cluster=cluster,
+        algorithm=best.algorithm,
+        objective=objective,
+        seed=seed,
+        reserve=reserve,
+        predicted=Predicted(
+            makespan_s=result.makespan_s,
+            peak_bytes=result.peak_bytes,
+            transfer_bytes=result.transfer_bytes,
+        ),
+        notes=result.notes,
+    )
+    plan = stamped(plan, graph)
+    check_plan(graph, plan, cluster)
+    return plan, result
+
+
+def _version() -> str:
+    from pardnn import __version__
+
+    return __version__
+
+
+def _measure(
+    graph: Graph,
+    cluster: Cluster,
+    costs: Costs,
+    outcome: Outcome,
+    reserve: float,
+    compile_s: float,
+) -> PlanResult:
+    from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
+    from pardnn.sim.engine import simulate
+    from pardnn.sim.machine import machine_of, serial_seconds
+    from pardnn.sim.peak import peaks
+
+    machine = machine_of(costs, cluster)
+    timeline = simulate(graph, machine, outcome.plan)
+    bound = lower_bound_seconds(graph.arrays, machine)
+    serial = serial_seconds(machine)
+    idle = [device for device, row in enumerate(np.diff(outcome.plan.order_ptr)) if row == 0]
+    notes = [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
+    return PlanResult(
+        algorithm=outcome.algorithm,
+        num_devices=cluster.num_devices,
+        makespan_s=outcome.makespan_s,
+        lower_bound_s=bound,
+        gap=outcome.makespan_s / bound - 1 if bound > 0 else 0.0,
+        serial_s=serial if np.isfinite(serial) else None,
+        peak_bytes=tuple(peaks(graph.arrays, outcome.plan).tolist()),
+        capacity_bytes=tuple(capacities(cluster, reserve)),
+        busy_s=tuple(timeline.busy(outcome.plan.place, cluster.num_devices).tolist()),
+        transfer_bytes=outcome.transfer_bytes,
+        planning_s=outcome.planning_s,
+        compile_s=compile_s,
+        moved_ops=outcome.moved_ops,
+        dop=degree_of_parallelism(graph.arrays, machine),
+        ccr=communication_ratio(graph.arrays, costs, cluster),
+        costs=costs.source,
+        notes=tuple(notes),
+    )
+
+
+def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> float:
+    """Return total communication / total computation: every data edge over the slowest link."""
+    from pardnn.sim.levels import slowest_link
+    from pardnn.sim.machine import fastest_seconds, machine_of
+
+    machine = machine_of(costs, cluster)
+    latency, per_byte = slowest_link(machine)
+    work = float(fastest_seconds(machine).sum())
+    edges = np.diff(arrays.consumer_ptr)
+    communication = float((edges * (latency + arrays.tensor_bytes * per_byte)).sum())
+    return communication / work if work > 0 else 0.0
+
+
+def warm_up(names: Iterable[str]) -> None:
+    """Compile, or load from the cache, the kernels of these algorithms on a tiny graph."""
+    ops = [
+        Op(
+            name=f"op{i}",
+            kind="pardnn.warm_up",
+            inputs=(f"t{i - 1}",) if i % 3 else (),
+            after=(f"op{i - 2}",) if i > 2 else (),
+            outputs=(Tensor(name=f"t{i}", bytes=8),),
+            seconds={"accelerator": 1e-3},
+        )
+        for i in range(12)
+    ]
+    graph = build_graph("warm-up", ops)
+    from pardnn.cost.costs import graph_costs
+
+    costs = graph_costs(graph)
+    for memory in (None, 40):
+        cluster = Cluster.uniform(2, memory=memory)
+        for name in names:
+            try:
+                decide(graph, cluster, costs, algorithm=name, reserve=0.0, seed=0)
+            except InfeasibleError:
+                continue
+
+
+def compare(
+    graph: Graph,
+    cluster: Cluster,
+    costs: Costs,
+    *,
+    names: Iterable[str],
+    reserve: float = 0.1,
+    seed: int = 0,
+) -> tuple[CompareRow, ...]:
+    """Plan with several algorithms under one judge; a failure is a row, not an error."""
+    rows: list[CompareRow] = []
+    for name in names:
+        try:
+            _, result = make_plan(
+                graph, cluster, costs, algorithm=name, reserve=reserve, seed=seed
+            )
+        except InfeasibleError as error:
+            rows.append(
+                CompareRow(
+                    algorithm=name,
+                    makespan_s=None,
+                    peak_bytes=None,
+                    planning_s=None,
+                    fits=False,
+                    error=str(error),
+                )
+            )
+            continue
+        rows.append(
+            CompareRow(
+                algorithm=name,
+                makespan_s=result.makespan_s,
+                peak_bytes=result.peak_bytes,
+                planning_s=result.planning_s,
+                fits=True,
+                error=None,
+            )
+        )
+    return tuple(rows)

@@ -1,0 +1,113 @@
+"""Options that several commands share, and how they become values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster
+from pardnn.errors import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+GraphOption = Annotated[Path, typer.Option("--graph", help="Graph file of the plan.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
+OptionalOutput = Annotated[Path | None, typer.Option("-o", "--output", help="File to write.")]
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="Graph file or FILE.py:FUNCTION.")]
+EntryPoint = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns step, args.")]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", min=1, help="Passed to FUNCTION as batch_size.")
+]
+Devices = Annotated[
+    int | None, typer.Option("--devices", help="Number of equal accelerators.", show_default=False)
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option("--max-memory", help="Hard limit per device, such as 16GiB; or one each: a,b."),
+]
+Bandwidth = Annotated[
+    str | None, typer.Option("--bandwidth", help="Of every link, such as 300GB/s (the default).")
+]
+Latency = Annotated[
+    str | None, typer.Option("--latency", help="Of every link, such as 25us (the default).")
+]
+Links = Annotated[
+    str | None, typer.Option("--links", help="independent (the default) or serial.")
+]
+ClusterChoice = Annotated[
+    str | None, typer.Option("--cluster", help="Cluster file, or PRESET[:K] such as dgx-v100:4.")
+]
+Algorithm = Annotated[str, typer.Option("--algorithm", help="auto, or one by name.")]
+Objective = Annotated[str, typer.Option("--objective", help="seconds or bytes.")]
+Reserve = Annotated[
+    float, typer.Option("--reserve", help="Fraction of each device's memory left unused.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
+TimeLimit = Annotated[
+    float | None, typer.Option("--time-limit", help="Seconds after which nothing more is tried.")
+]
+CostChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--costs",
+        help="measured (timed on this machine, cached) or a preset: v100, k80, a100, h100, h200, "
+        "cpu. Default: the graph's own seconds, else measured.",
+    ),
+]
+Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
+
+
+def cluster_from_options(
+    devices: int | None,
+    max_memory: str | None,
+    bandwidth: str | None,
+    latency: str | None,
+    links: str | None,
+    cluster: str | None,
+) -> Cluster:
+    """Return the cluster that the options describe.
+
+    Raises:
+        UsageError: E205, if they contradict each other or name no cluster.
+    """
+    uniform = {
+        "--devices": devices,
+        "--max-memory": max_memory,
+        "--bandwidth": bandwidth,
+        "--latency": latency,
+        "--links": links,
+    }
+    if cluster is not None:
+        clash = [name for name, value in uniform.items() if value is not None]
+        if clash:
+            raise UsageError(
+                f"--cluster says everything about the devices; leave out {', '.join(clash)}",
+                code="E205",
+            )
+        return _named_cluster(cluster)
+    if devices is None:
+        raise UsageError(
+            "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
+            code="E205",
+        )
+    sizes = None if max_memory is None else max_memory.split(",")
+    return Cluster.uniform(
+        devices,
+        memory=sizes[0] if sizes is not None and len(sizes) == 1 else sizes,
+        bandwidth=DEFAULT_BANDWIDTH if bandwidth is None else bandwidth,
+        latency=DEFAULT_LATENCY if latency is None else latency,
+        links=links or "independent",  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _named_cluster(text: str) -> Cluster:
+    from pardnn.cluster import PRESETS
+
+    name, _, count = text.partition(":")
+    if name not in PRESETS:
+        return Cluster.load(text)
+    if count and not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise UsageError(f"{text!r:.60}: write PRESET:K with a number of devices K", code="E205")
+    return Cluster.preset(name, int(count) if count else None)

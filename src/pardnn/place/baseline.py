@@ -1,0 +1,56 @@
+"""What the simple baselines share: groups move as one, ops go only where they can run."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import GraphArrays
+from pardnn.sim.machine import Machine
+
+
+def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
+    """Return whether every op of a group can run on a device.
+
+    Raises:
+        InfeasibleError: E302, if a group can run nowhere.
+    """
+    num_groups = int(arrays.group.max()) + 1
+    runs = np.ones((num_groups, machine.num_devices), dtype=bool)
+    for device, row in enumerate(machine.device_class):
+        runs[arrays.group[~np.isfinite(machine.seconds[row])], device] = False
+    if not runs.any(axis=1).all():
+        op = int(np.flatnonzero(~runs.any(axis=1)[arrays.group])[0])
+        raise InfeasibleError(
+            f"op number {op} can run on no device of the cluster, alone or with its group.\n"
+            "Add a device of the type that its `seconds` name.",
+            code="E302",
+            details={"op": op},
+        )
+    return runs
+
+
+def spread(
+    arrays: GraphArrays, machine: Machine, wish: Int64[ndarray, " n"]
+) -> Int64[ndarray, " n"]:
+    """Return a placement close to a wish.
+
+    Each group goes where its first op in topological order wishes to be, or to the next device
+    that can run it.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        wish: Wished device of each op.
+    """
+    runs = runnable(arrays, machine)
+    group = arrays.group[arrays.topological]
+    _, first = np.unique(group, return_index=True)
+    wished = wish[arrays.topological[first]]
+    k = machine.num_devices
+    turns = (wished[:, None] + np.arange(k)[None, :]) % k
+    allowed = np.take_along_axis(runs, turns, axis=1)
+    device = np.take_along_axis(turns, allowed.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return device[arrays.group].astype(np.int64)

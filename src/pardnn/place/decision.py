@@ -1,0 +1,61 @@
+"""What every placement algorithm returns, and how a fixed placement becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.ir import Graph
+from pardnn.place.schedule import first_overwrites, fit_schedule, ordered_plan
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.machine import Machine
+from pardnn.sim.peak import peaks
+from pardnn.sim.timeline import Timeline
+
+
+class Decision(NamedTuple):
+    """A plan, and how it was found.
+
+    Attributes:
+        plan: Placement, order and messages.
+        moved_ops: Ops that the memory step moved.
+        seconds_by_step: Wall time of each step of the algorithm.
+    """
+
+    plan: PlanArrays
+    moved_ops: int = 0
+    seconds_by_step: Mapping[str, float] = MappingProxyType({})
+
+
+def fits(peak: ndarray, capacities: list[int | None]) -> bool:
+    """Return whether no device holds more than it may."""
+    return all(
+        size is None or held <= size for held, size in zip(peak.tolist(), capacities, strict=True)
+    )
+
+
+def fitted(
+    graph: Graph,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    capacities: list[int | None],
+    timeline: Timeline | None = None,
+) -> Decision:
+    """Return a plan for a fixed placement, in the order of `timeline` if that fits.
+
+    Raises:
+        InfeasibleError: E301, if no order was found that fits.
+    """
+    if timeline is not None:
+        own = ordered_plan(graph, machine.num_devices, place, timeline, first_overwrites(graph))
+        if fits(peaks(graph.arrays, own), capacities):
+            return Decision(own)
+    plan = fit_schedule(graph, machine, place, capacities)
+    if plan is None:
+        raise InfeasibleError("this algorithm's placement does not fit, in no order that was tried.")
+    return Decision(plan)

@@ -1,0 +1,129 @@
+"""HEFT, plain: upward ranks, then earliest finish time, without insertion.
+
+Reference: Topcuoglu, Hariri, Wu, "Performance-effective and low-complexity task scheduling for
+heterogeneous computing", IEEE TPDS 2002. Ops in order of decreasing bottom level, each on the
+device where it would finish first (tie: smaller index).
+
+Deviations: a tensor is sent to a device once; bottom levels use the fastest duration and the
+slowest link instead of averages; the first op of a group places the whole group. Memory plays no
+part in the choice. O((ops + edges) K).
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from jaxtyping import Bool
+from numpy import ndarray
+
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.place.baseline import runnable
+from pardnn.place.decision import Decision, fitted
+from pardnn.sim.levels import bottom_levels
+from pardnn.sim.machine import Machine
+from pardnn.sim.timeline import Timeline
+from pardnn.sim.transfers import transfers_of
+
+
+def place_heft(
+    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+) -> Decision:
+    """Place and order by HEFT.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        seed: Not used.
+
+    Raises:
+        InfeasibleError: E301, if this placement does not fit.
+    """
+    del seed
+    place, timeline = heft_timeline(graph.arrays, machine)
+    return fitted(graph, machine, place, capacities, timeline)
+
+
+def heft_timeline(arrays: GraphArrays, machine: Machine) -> tuple[ndarray, Timeline]:
+    """Return HEFT's placement and its own schedule, which ignores link contention."""
+    n = arrays.num_ops
+    # Topological position breaks ties, so that ops without duration stay in order.
+    position = np.empty(n, dtype=np.int64)
+    position[arrays.topological] = np.arange(n)
+    order = np.lexsort((position, -bottom_levels(arrays, machine)))
+    place = np.full(n, -1, dtype=np.int64)
+    start, finish = np.zeros(n), np.zeros(n)
+    _heft_kernel(arrays, machine, runnable(arrays, machine), order, place, start, finish)
+    dispatch = np.empty(n, dtype=np.int64)
+    dispatch[order] = np.arange(n)
+    return place, static_timeline(arrays, machine, place, start, finish, dispatch)
+
+
+def static_timeline(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: ndarray,
+    start: ndarray,
+    finish: ndarray,
+    dispatch: ndarray,
+) -> Timeline:
+    """Return the timeline of a schedule whose transfers start when their tensor exists."""
+    transfers = transfers_of(arrays, place, machine.num_devices)
+    source = place[arrays.tensor_op[transfers.tensor]]
+    sent = finish[arrays.tensor_op[transfers.tensor]]
+    sizes = arrays.tensor_bytes[transfers.tensor]
+    arrived = sent + (
+        machine.latency[source, transfers.target]
+        + sizes / machine.bandwidth[source, transfers.target]
+    )
+    return Timeline(
+        start, finish, dispatch, transfers.tensor, source, transfers.target, sent, arrived
+    )
+
+
+@numba.njit(cache=True)
+def _heft_kernel(
+    a: GraphArrays,
+    machine: Machine,
+    runs: Bool[ndarray, "g k"],
+    order: ndarray,
+    place: ndarray,
+    start: ndarray,
+    finish: ndarray,
+) -> None:
+    k = len(machine.device_class)
+    free = np.zeros(k)
+    group_place = np.full(len(runs), -1, dtype=np.int64)
+    ready = np.empty(k)
+    for op in order:
+        g = a.group[op]
+        for d in range(k):
+            ready[d] = free[d]
+        for i in range(a.input_ptr[op], a.input_ptr[op + 1]):
+            t = a.input_tensor[i]
+            earlier = a.tensor_op[t]
+            p = place[earlier]
+            for d in range(k):
+                cost = 0.0
+                if d != p:
+                    cost = machine.latency[p, d] + a.tensor_bytes[t] / machine.bandwidth[p, d]
+                ready[d] = max(ready[d], finish[earlier] + cost)
+        for i in range(a.after_ptr[op], a.after_ptr[op + 1]):
+            earlier = a.after_op[i]
+            p = place[earlier]
+            for d in range(k):
+                cost = machine.latency[p, d] if d != p else 0.0
+                ready[d] = max(ready[d], finish[earlier] + cost)
+        best, best_finish = -1, np.inf
+        for d in range(k):
+            if not runs[g, d] or (group_place[g] >= 0 and group_place[g] != d):
+                continue
+            end = ready[d] + machine.seconds[machine.device_class[d], op]
+            if best < 0 or end < best_finish:
+                best, best_finish = d, end
+        group_place[g] = best
+        place[op] = best
+        start[op] = ready[best]
+        finish[op] = best_finish
+        free[best] = best_finish

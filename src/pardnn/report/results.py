@@ -1,0 +1,199 @@
+"""What the commands report: one frozen value each, and its JSON schema."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureResult:
+    """What `capture` found; `edges` are distinct (earlier op, later op) pairs."""
+
+    __pydantic_config__ = STRICT
+
+    ops: int
+    tensors: int
+    edges: int
+    parameters_bytes: int
+    optimizer_bytes: int
+    capture_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult:
+    """What `plan` decided. Times with `_s` other than planning and compiling are simulated.
+
+    `gap` is makespan / lower bound - 1, `dop` total work / work on the critical path, `ccr` total
+    communication / total computation. Lists are per device; an unlimited capacity is null.
+    """
+
+    __pydantic_config__ = STRICT
+
+    algorithm: str
+    num_devices: int
+    makespan_s: float
+    lower_bound_s: float
+    gap: float
+    serial_s: float | None
+    peak_bytes: tuple[int, ...]
+    capacity_bytes: tuple[int | None, ...]
+    busy_s: tuple[float, ...]
+    transfer_bytes: int
+    planning_s: float
+    compile_s: float
+    moved_ops: int
+    dop: float
+    ccr: float
+    costs: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult:
+    """What `check` found."""
+
+    __pydantic_config__ = STRICT
+
+    valid: bool
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateResult:
+    """What the judge says of a plan. `peak_bytes` comes from the order, without a clock."""
+
+    __pydantic_config__ = STRICT
+
+    policy: Literal["order", "fifo", "priority"]
+    makespan_s: float
+    peak_bytes: tuple[int, ...]
+    busy_s: tuple[float, ...]
+    transfer_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareRow:
+    """One algorithm; without a plan only `error` is set."""
+
+    __pydantic_config__ = STRICT
+
+    algorithm: str
+    makespan_s: float | None
+    peak_bytes: tuple[int, ...] | None
+    planning_s: float | None
+    fits: bool
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareResult:
+    """All algorithms under one judge."""
+
+    __pydantic_config__ = STRICT
+
+    rows: tuple[CompareRow, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryByKind:
+    """Bytes held at the worst peak of the worst device."""
+
+    __pydantic_config__ = STRICT
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+    transfers: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestOp:
+    """The op that needs most at once: its inputs, outputs and workspace."""
+
+    __pydantic_config__ = STRICT
+
+    name: str
+    bytes: int
+    source: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateResult:
+    """Whether the step fits. If it does not, the peaks are those without limits.
+
+    `minimum_bytes` is the smallest equal limit per device that was found to fit, reserve included.
+    """
+
+    __pydantic_config__ = STRICT
+
+    fits: bool
+    peak_bytes: tuple[int, ...]
+    capacity_bytes: tuple[int | None, ...]
+    by_kind: MemoryByKind
+    minimum_bytes: int
+    largest_op: LargestOp
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileResult:
+    """How many op signatures were timed now, and how many were known."""
+
+    __pydantic_config__ = STRICT
+
+    measured: int
+    cached: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinksResult:
+    """A link between two local ranks, measured."""
+
+    __pydantic_config__ = STRICT
+
+    latency_s: float
+    bandwidth: float
+    seconds: float
+    measured: int
+    cached: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertResult:
+    """What `convert` wrote."""
+
+    __pydantic_config__ = STRICT
+
+    ops: int
+    output: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorBody:
+    """A failure: its code, the exit status, the message and facts."""
+
+    __pydantic_config__ = STRICT
+
+    code: str
+    exit: int
+    message: str
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorResult:
+    """What every command prints with `--json` when it fails."""
+
+    __pydantic_config__ = STRICT
+
+    error: ErrorBody
+
+
+def result_to_dict(result: object) -> dict[str, Any]:
+    """Return a result as JSON types."""
+    return asdict(result)  # pyright: ignore[reportArgumentType]
