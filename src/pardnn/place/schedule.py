@@ -101,6 +101,38 @@ def ordered_plan(
 
 
 @numba.njit(cache=True)
+def first_overwrite(
+    a: GraphArrays,
+    place: ndarray,
+    position: ndarray,
+    overwrites: ndarray,
+    tensor: int,
+    device: int,
+    made: int,
+) -> int:
+    """Return the first op on `device`, after position `made`, that overwrites `tensor`; or -1."""
+    if len(overwrites) == 0:
+        return -1
+    while a.tensor_alias[tensor] >= 0:
+        tensor = a.tensor_alias[tensor]
+    low, high = 0, len(overwrites)
+    while low < high:
+        middle = (low + high) // 2
+        if overwrites[middle, 0] < tensor:
+            low = middle + 1
+        else:
+            high = middle
+    best = -1
+    while low < len(overwrites) and overwrites[low, 0] == tensor:
+        op = overwrites[low, 1]
+        if place[op] == device and position[op] > made:
+            if best < 0 or position[op] < position[best]:
+                best = op
+        low += 1
+    return best
+
+
+@numba.njit(cache=True)
 def _hold_and_post_kernel(
     a: GraphArrays,
     plan: PlanArrays,
@@ -120,22 +152,16 @@ def _hold_and_post_kernel(
     for d in range(len(plan.order_ptr) - 1):
         if plan.order_ptr[d] < plan.order_ptr[d + 1]:
             reach[plan.order_ptr[d]] = 0.0
-    owners = overwrites[:, 0].copy()
     for i in range(len(sent)):
         d = plan.message_source[i]
         first, end = plan.order_ptr[d], plan.order_ptr[d + 1]
         made = position[a.tensor_op[plan.message_tensor[i]]]
         p = max(made, first + np.searchsorted(done[first:end], arrived[i]))
-        if len(owners) > 0:
-            owner = plan.message_tensor[i]
-            while a.tensor_alias[owner] >= 0:
-                owner = a.tensor_alias[owner]
-            for w in range(np.searchsorted(owners, owner), len(owners)):
-                if owners[w] != owner:
-                    break
-                writer = overwrites[w, 1]
-                if plan.place[writer] == d and position[writer] > made:
-                    p = min(p, position[writer] - 1)
+        writer = first_overwrite(
+            a, plan.place, position, overwrites, plan.message_tensor[i], d, made
+        )
+        if writer >= 0:
+            p = min(p, position[writer] - 1)
         plan.message_hold[i] = plan.order_op[p] if p < end else -1
         if p < end - 1:
             reach[p + 1] = max(reach[p + 1], arrived[i])

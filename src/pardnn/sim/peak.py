@@ -43,11 +43,17 @@ def storage_lives(
     n, t, m = arrays.num_ops, arrays.num_tensors, len(plan.message_tensor)
     allocated = np.full(t + m, n, dtype=np.int64)
     released = np.full(t + m, -1, dtype=np.int64)
-    by_tensor = np.argsort(plan.message_tensor, kind="stable").astype(np.int64)
-    counts = np.bincount(plan.message_tensor, minlength=t)
-    tensor_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    _lives_kernel(arrays, plan, by_tensor, tensor_ptr, allocated, released)
+    _lives_kernel(arrays, plan, *tensor_rows(arrays, plan), allocated, released)
     return allocated, released
+
+
+def tensor_rows(
+    arrays: GraphArrays, plan: PlanArrays
+) -> tuple[Int64[ndarray, " m"], Int64[ndarray, " t+1"]]:
+    """Return messages sorted by tensor, and where those of each tensor begin."""
+    by_tensor = np.argsort(plan.message_tensor, kind="stable").astype(np.int64)
+    counts = np.bincount(plan.message_tensor, minlength=arrays.num_tensors)
+    return by_tensor, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @numba.njit(cache=True)
