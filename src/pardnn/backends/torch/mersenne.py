@@ -28,6 +28,7 @@ _WITNESSES = 4
 
 # Exponents below DEGREE of the characteristic polynomial; tests derive them anew by
 # Berlekamp-Massey from 40,000 output bits.
+# fmt: off
 EXPONENTS = (
     19314, 19087, 18860, 18691, 18633, 18406, 18237, 18179, 18068, 17952, 17841, 17783, 17725,
     17498, 17445, 17329, 17271, 17160, 17044, 16933, 16875, 16822, 16817, 16595, 16590, 16537,
@@ -40,6 +41,7 @@ EXPONENTS = (
     10128, 9969, 9901, 9505, 8206, 7979, 7752, 7583, 7525, 7477, 7129, 6569, 6337, 5661, 4753,
     4362, 4135, 3908, 3681, 3454, 3227, 3000, 2773, 2493, 1870, 1643, 1585, 1416, 1189, 0,
 )
+# fmt: on
 
 
 class Twister(NamedTuple):

@@ -1,0 +1,344 @@
+"""Executing a recording, or the part of it that some tensors need.
+
+The calls that the wanted storages need are found backwards, storage by storage. Random calls that
+nothing needs only move the generator: for `uniform_`, `normal_` and their like by counted draws,
+joined into one jump, otherwise by running the call on scratch tensors of the same geometry. Each
+storage is freed after its last use, so memory is that of the wanted tensors plus the temporaries
+of one of them.
+
+Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`mersenne.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardnn.backends.torch import random as rng
+from pardnn.backends.torch import recording as rec
+from pardnn.errors import MismatchError
+
+# Calls whose draws depend on geometry alone, never on values.
+_TRUNCATED = "_no_grad_trunc_normal_"
+# fmt: off
+_GEOMETRIC = frozenset((
+    "uniform_", "normal_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_",
+    "bernoulli_", "rand", "randn", "randint", "randperm", "rand_like", "randn_like",
+    "randint_like", "native_dropout",
+    _TRUNCATED,
+))
+# fmt: on
+# Box-Muller from 53 random bits gives at most sqrt(2 * 53 * log(2)) = 8.6 standard deviations.
+_LARGEST_SAMPLE = 9
+
+
+def tensor_refs(tree: Any) -> list[rec.TensorRef | rec.StorageRef]:
+    """Return the storage references in a structure of arguments."""
+    kinds = (rec.TensorRef, rec.StorageRef)
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, kinds)]
+
+
+def view(storage: torch.UntypedStorage, ref: rec.TensorRef) -> torch.Tensor:
+    """Return a real tensor over a real storage, with the geometry of a recorded one."""
+    with torch.no_grad():
+        tensor = torch.empty(0, dtype=ref.dtype, device=storage.device)
+        tensor = tensor.set_(storage, ref.offset, ref.size, ref.stride)
+        tensor = tensor.conj() if ref.conjugate else tensor
+        return torch._neg_view(tensor) if ref.negative else tensor
+
+
+def _needs_values(call: rec.Call) -> bool:
+    """Whether a call's draws depend on values of its arguments."""
+    return _name(call) not in _GEOMETRIC or (
+        # bernoulli_ given probabilities as a tensor checks them.
+        _name(call) == "bernoulli_" and len(call.reads) > 1
+    )
+
+
+def _name(call: rec.Call) -> str:
+    packet = getattr(call.function, "overloadpacket", call.function)
+    return str(getattr(packet, "__name__", packet))
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """What to execute.
+
+    Attributes:
+        needed: Calls that run in full.
+        last_use: After which event each storage is last used.
+        owned: Storages that are written or handed out, so that constants must be copied.
+    """
+
+    needed: frozenset[int]
+    last_use: dict[int, int]
+    owned: frozenset[int]
+
+
+def _slice(recording: rec.Recording, wanted: Iterable[int]) -> _Slice:
+    live, needed = set(wanted), set()
+    owned = set(live)
+    last_use = dict.fromkeys(live, len(recording.events))
+    for index in range(len(recording.events) - 1, -1, -1):
+        call = recording.events[index]
+        if not isinstance(call, rec.Call):
+            continue
+        draws_by_value = call.generator is not None and _needs_values(call)
+        if call.writes & live or draws_by_value:
+            needed.add(index)
+            live |= call.reads
+            owned |= call.writes
+            for storage in call.reads | call.writes:
+                last_use.setdefault(storage, index)
+    return _Slice(frozenset(needed), last_use, frozenset(owned))
+
+
+def cost_elements(recording: rec.Recording, refs: Sequence[rec.TensorRef]) -> int:
+    """Return how many elements `execute` would compute or draw for these tensors."""
+    part = _slice(recording, {ref.storage for ref in refs})
+    total = 0
+    for index, call in enumerate(recording.events):
+        if not isinstance(call, rec.Call):
+            continue
+        is_drawn = call.generator is not None and counted_draws(call) is None
+        if index in part.needed or is_drawn:
+            total += sum(_elements(ref) for ref in call.outputs if ref is not None)
+    return total
+
+
+def _elements(ref: rec.TensorRef) -> int:
+    total = 1
+    for size in ref.size:
+        total *= size
+    return total
+
+
+@dataclass
+class _Player:
+    """State of one execution.
+
+    Attributes:
+        recording: What is played.
+        live: Real storages by number.
+        skipped: Per generator, calls whose draws are still to be skipped.
+        marks: Generator states to come back to, by event.
+    """
+
+    recording: rec.Recording
+    part: _Slice
+    live: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    skipped: list[list[rng.Draws]] = field(default_factory=list)
+    marks: dict[tuple[int, int], bytes] = field(default_factory=dict)
+
+
+def execute(
+    recording: rec.Recording, refs: Sequence[rec.TensorRef], *, keep_generators: bool = False
+) -> list[torch.Tensor]:
+    """Return real tensors for recorded ones, bit for bit as the factory would have made them.
+
+    Args:
+        recording: How they come to be.
+        refs: The tensors wanted.
+        keep_generators: Leave the generators as they are, instead of where the factory would.
+
+    Raises:
+        MismatchError: E517, a real result has another layout than the recorded one.
+    """
+    part = _slice(recording, {ref.storage for ref in refs})
+    player = _Player(recording, part, skipped=[[] for _ in recording.generators])
+    before = [rng.read_state(generator) for generator in recording.generators]
+    with _disable_current_modes(), torch.no_grad(), _default_dtype() as set_dtype:
+        try:
+            for generator, state in enumerate(recording.starts):
+                rng.write_state(recording.generators[generator], state)
+            _play(player, set_dtype)
+            for generator in range(len(recording.generators)):
+                _catch_up(player, generator)
+            return [view(_storage(player, ref.storage), ref) for ref in refs]
+        except BaseException:
+            keep_generators = True
+            raise
+        finally:
+            if keep_generators:
+                for generator, state in zip(recording.generators, before, strict=True):
+                    rng.write_state(generator, state)
+
+
+@contextmanager
+def _default_dtype() -> Iterator[Any]:
+    saved = torch.get_default_dtype()
+
+    def change(dtype: torch.dtype) -> None:
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+
+    try:
+        yield change
+    finally:
+        change(saved)
+
+
+def _play(player: _Player, set_dtype: Any) -> None:
+    events, part = player.recording.events, player.part
+    ends: dict[int, list[int]] = {}
+    for storage, index in part.last_use.items():
+        ends.setdefault(index, []).append(storage)
+    returns = {
+        event.state
+        for event in events
+        if isinstance(event, rec.Reseed) and isinstance(event.state, tuple)
+    }
+    for index, event in enumerate(events):
+        if isinstance(event, rec.Reseed):
+            known = event.state
+            state = known if isinstance(known, bytes) else player.marks[known]
+            player.skipped[event.generator].clear()
+            rng.write_state(player.recording.generators[event.generator], state)
+            continue
+        if index in part.needed or event.generator is not None:
+            set_dtype(event.default_dtype)
+            _run_or_skip(player, event, is_needed=index in part.needed)
+        for storage in ends.get(index, ()):
+            player.live.pop(storage, None)
+        if event.generator is not None and (event.generator, index) in returns:
+            _catch_up(player, event.generator)
+            generator = player.recording.generators[event.generator]
+            player.marks[event.generator, index] = rng.read_state(generator)
+
+
+def _catch_up(player: _Player, generator: int) -> None:
+    rng.skip_calls(player.recording.generators[generator], player.skipped[generator])
+    player.skipped[generator].clear()
+
+
+def _run_or_skip(player: _Player, call: rec.Call, *, is_needed: bool) -> None:
+    if is_needed:
+        if call.generator is not None:
+            _catch_up(player, call.generator)
+        _run(player, call)
+        return
+    assert call.generator is not None
+    known = counted_draws(call)
+    if known is not None:
+        player.skipped[call.generator].append(known)
+        return
+    _catch_up(player, call.generator)
+    args, kwargs = _rebuild(player, call, _scratch)
+    call.function(*args, **kwargs)
+
+
+def counted_draws(call: rec.Call) -> rng.Draws | None:
+    """Return the draws of a random fill from its size, where the rule for that is proven.
+
+    The rules (for `uniform_` a draw an element, two in double precision; for `normal_` in groups
+    of 16) are compared with measurements of this library on first use. None if they do not hold,
+    or for any other call, device or layout.
+    """
+    name, ref = _name(call), call.outputs[0] if call.outputs else None
+    if ref is None or ref.device.type != "cpu":
+        return None
+    size = _elements(ref)
+    is_dense = torch.empty_strided(ref.size, ref.stride, device="meta").is_contiguous()
+    if name == "uniform_":
+        count = size * _draws_per_element(ref.dtype)
+        return rng.fixed(count) if _uniform_counts(ref.dtype) else None
+    is_normal = name == "normal_" or (name == _TRUNCATED and _never_rejects(call.args))
+    if is_normal and is_dense and size >= 16 and _normal_counts(ref.dtype):
+        return rng.fixed(_normal_draws(size, ref.dtype))
+    return None
+
+
+def _never_rejects(args: tuple[Any, ...]) -> bool:
+    """Whether `trunc_normal_` keeps every sample, as with bounds of 100 standard deviations."""
+    if len(args) != 5:
+        return False
+    _, mean, std, low, high = args
+    return bool(min(mean - low, high - mean) > _LARGEST_SAMPLE * std)
+
+
+def _draws_per_element(dtype: torch.dtype) -> int:
+    return 2 if dtype == torch.float64 else 1
+
+
+def _normal_draws(size: int, dtype: torch.dtype) -> int:
+    return _draws_per_element(dtype) * (size if size % 16 == 0 else size + 16)
+
+
+@cache
+def _uniform_counts(dtype: torch.dtype) -> bool:
+    cpu = torch.device("cpu")
+    return all(
+        rng.measure(lambda size=size: torch.empty(size, dtype=dtype).uniform_(), cpu)
+        == rng.measure(lambda size=size: torch.empty(2 * size, dtype=dtype)[::2].uniform_(), cpu)
+        == rng.fixed(size * _draws_per_element(dtype))
+        for size in (1, 7, 16, 100, 4097)
+    )
+
+
+def _truncate(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nn.init.trunc_normal_(tensor, std=2 / (_LARGEST_SAMPLE + 1))
+
+
+@cache
+def _normal_counts(dtype: torch.dtype) -> bool:
+    cpu = torch.device("cpu")
+    return all(
+        rng.measure(lambda size=size: torch.empty(size, dtype=dtype).normal_(), cpu)
+        == rng.measure(lambda size=size: _truncate(torch.empty(size, dtype=dtype)), cpu)
+        == rng.fixed(_normal_draws(size, dtype))
+        for size in (16, 17, 31, 32, 100, 4096, 4097)
+    )
+
+
+def _storage(player: _Player, number: int) -> torch.UntypedStorage:
+    real = player.live.get(number)
+    if real is None:
+        constant = player.recording.constants[number]
+        real = constant.clone() if number in player.part.owned else constant
+        player.live[number] = real
+    return real
+
+
+def _scratch(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
+    return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype, device=ref.device)
+
+
+def _alias(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
+    return view(_storage(player, ref.storage), ref)
+
+
+def _rebuild(player: _Player, call: rec.Call, tensor: Any) -> tuple[Any, Any]:
+    def resolve(leaf: Any) -> Any:
+        if isinstance(leaf, rec.TensorRef):
+            return tensor(player, leaf)
+        if isinstance(leaf, rec.StorageRef):
+            return _storage(player, leaf.storage)
+        if isinstance(leaf, rec.GeneratorRef):
+            return player.recording.generators[leaf.generator]
+        return leaf
+
+    return pytree.tree_map(resolve, (call.args, call.kwargs))
+
+
+def _run(player: _Player, call: rec.Call) -> None:
+    args, kwargs = _rebuild(player, call, _alias)
+    leaves = pytree.tree_leaves(call.function(*args, **kwargs))
+    for ref, real in zip(call.outputs, leaves, strict=True):
+        if ref is None:
+            continue
+        geometry = (real.dtype, tuple(real.shape), real.stride(), real.storage_offset())
+        if geometry != (ref.dtype, ref.size, ref.stride, ref.offset):
+            raise MismatchError(
+                f"{call.function} gives {geometry} on the device where tracing had "
+                f"{(ref.dtype, ref.size, ref.stride, ref.offset)}.\nBuild the model on the host "
+                "instead, and report this op.",
+                code="E517",
+            )
+        player.live.setdefault(ref.storage, real.untyped_storage())
