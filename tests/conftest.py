@@ -1,7 +1,7 @@
 """Lanes: each test runs where it belongs.
 
-`--lane shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at every call.
-`--lane jit`:    the rooms that have kernels, compiled; and tests marked `jit`, too large for Python.
+`--lane shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at calls.
+`--lane jit`:    the rooms that have kernels, compiled; tests marked `jit`, too large for Python.
 `--lane torch`:  the tests below a directory named `torch`, and no others.
 Without `--lane` everything that is named runs, as it is.
 """
@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--lane shapes needs NUMBA_DISABLE_JIT=1: the hook breaks the JIT")
     from jaxtyping import install_import_hook
 
+    # beartype looks at one element of a list, chosen at random.
+    config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside")
     install_import_hook([f"pardnn.{room}" for room in CHECKED], "beartype.beartype")
 
 

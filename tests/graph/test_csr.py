@@ -1,3 +1,5 @@
+import itertools
+
 import networkx
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from tests.strategies import FAMILIES, graphs, random_graph
 
 
 def rows(ptr: np.ndarray, values: np.ndarray) -> list[list[int]]:
-    return [values[a:b].tolist() for a, b in zip(ptr[:-1], ptr[1:], strict=True)]
+    return [values[a:b].tolist() for a, b in itertools.pairwise(ptr)]
 
 
 @given(graphs(shuffled=True))
@@ -137,3 +139,11 @@ def test_families_are_reproducible(family: str) -> None:
     assert graph != random_graph(8, 60, family, types=("accelerator", "cpu"))
     assert abs(len(graph.ops) - 60) <= 1
     assert len(op_edges(graph.arrays)) >= 30
+
+
+def test_shapes_are_checked_in_their_lane(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--lane") != "shapes":
+        pytest.skip("only that lane checks shapes")
+    topological_order(np.zeros((0, 2), dtype=np.int64), 1)
+    with pytest.raises(Exception, match="Type-check error"):
+        topological_order(np.zeros((2, 3), dtype=np.int64), 1)
