@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pardnn.backends.torch import random as rng
 from pardnn.backends.torch import recording as rec
 from pardnn.backends.torch import replay as player
 from pardnn.backends.torch.recorder import Recorder
@@ -181,9 +182,15 @@ class _Storages(TorchDispatchMode):
 
 @dataclass(eq=False)
 class Built(Recording):
-    """A factory's result that was built for real, behind the interface of a recording."""
+    """A factory's result that was built for real, behind the interface of a recording.
+
+    Attributes:
+        storages_built: The storages that the factory created and that are still alive.
+        ends: State of each default generator after the factory ran.
+    """
 
     storages_built: _Storages = field(default_factory=_Storages)
+    ends: list[bytes] = field(default_factory=list)
 
 
 def build(factory: Callable[..., Any], reason: str = "", **kwargs: Any) -> tuple[Any, Built]:
@@ -205,16 +212,33 @@ def build(factory: Callable[..., Any], reason: str = "", **kwargs: Any) -> tuple
     """
     mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True), static_shapes=True)
     built = Built(mode, fallback=reason or "built on the host by request")
+    built.generators = _default_generators()
+    built.starts = [rng.read_state(generator) for generator in built.generators]
     try:
         with built.storages_built:
             result = factory(**kwargs)
+        built.ends = [rng.read_state(generator) for generator in built.generators]
     except Exception as error:
         raise UserCodeError(
             f"the function that builds the model raised at {_place(error)}: {_first_line(error)}",
             details={"where": _place(error)},
         ) from error
+    finally:
+        _write_states(built.generators, built.starts)
     built.fallback_bytes = sum(storage.nbytes() for storage in built.storages_built.alive())
     return result, built
+
+
+def _default_generators() -> list[torch.Generator]:
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_initialized():
+        devices.append(torch.device("cuda"))
+    return [rng.default_generator(device) for device in devices]
+
+
+def _write_states(generators: list[torch.Generator], states: list[bytes]) -> None:
+    for generator, state in zip(generators, states, strict=True):
+        rng.write_state(generator, state)
 
 
 def _pick(built: Built, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -223,6 +247,7 @@ def _pick(built: Built, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if storage._cdata not in wanted and storage.resizable():
             # Models and optimizers may be held anywhere; their memory is given back here.
             storage.resize_(0)
+    _write_states(built.generators, built.ends)
     return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
 
 

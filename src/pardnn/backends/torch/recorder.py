@@ -297,9 +297,8 @@ class Recorder(TorchDispatchMode):
             if tensor.is_meta:
                 return tensor
             with _disable_current_modes():
-                self._append(
-                    function, ((self._fake(tensor), *args), kwargs), [tensor], tensor, True
-                )
+                call = ((self._fake(tensor), *args), kwargs)
+                self._append(function, call, [tensor], tensor, is_random=True)
             return tensor
 
         return run_at_replay
@@ -335,6 +334,11 @@ def _set_data(swap: Callable[..., None]) -> Callable[..., None]:
     def exchange(old: torch.Tensor, new: torch.Tensor) -> None:
         if not isinstance(old, FakeTensor):
             swap(old, new)
+            return
+        if old.is_meta != new.is_meta:
+            # Their kinds differ, as in `to_empty`: only the inner tensors can change places.
+            old.__dict__, new.__dict__ = new.__dict__, old.__dict__
+            torch._C._swap_tensor_impl(old, new)
             return
         with torch.no_grad():
             old.data = new.data
