@@ -1,0 +1,244 @@
+"""From a trace to a graph: what is needed, in which order, under which names.
+
+Dead calls are dropped, except random ones: they advance the generator as in the eager step.
+A write in place comes after every reader of the old content; such order edges are left out where
+the data already gives the order. O(calls x readers of written storages / 64) for that test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.ops import encode
+from pardnn.backends.torch.values import Call, Storage, Value, leaves
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor
+
+_HOST_BYTES = 8
+
+
+def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
+    """Return the calls that `roots` and random numbers need, in the order of the trace."""
+    stack = [*roots, *(call for call in calls if call.random)]
+    live: set[Call] = set()
+    while stack:
+        call = stack.pop()
+        if call in live:
+            continue
+        live.add(call)
+        stack.extend(value.call for value in call.inputs)
+        stack.extend(call.after)
+        for storage, version in call.reads:
+            stack.extend(storage.writes[:version])
+    return [call for call in calls if call in live]
+
+
+def add_order_edges(calls: Sequence[Call]) -> None:
+    """Extend `after` so that each write follows the readers and the write before it.
+
+    `calls` are in an order that is correct; ancestors are kept as bit sets over the readers of
+    written storages only.
+    """
+    kept = set(calls)
+    written = {storage for call in calls for storage in _written(call)}
+    bit: dict[Call, int] = {}
+    for call in calls:
+        if any(storage in written for storage, _ in call.reads):
+            bit[call] = 1 << len(bit)
+    ancestors: dict[Call, int] = {}
+    waiting: dict[Storage, list[Call]] = {storage: [] for storage in written}
+    for call in calls:
+        before = 0
+        for earlier in [*(value.call for value in call.inputs), *call.after]:
+            if earlier in kept:
+                before |= ancestors.get(earlier, 0) | bit.get(earlier, 0)
+        for storage in _written(call):
+            for reader in reversed(waiting[storage]):
+                if reader is not call and not before & bit[reader]:
+                    call.after.append(reader)
+                    before |= ancestors[reader] | bit[reader]
+            waiting[storage] = []
+        for storage, _ in call.reads:
+            if storage in written:
+                waiting[storage].append(call)
+        ancestors[call] = before
+    for call in calls:
+        call.after = [other for other in dict.fromkeys(call.after) if other in kept]
+
+
+def _written(call: Call) -> list[Storage]:
+    storages = (value.storage for value in call.mutated)
+    return [storage for storage in dict.fromkeys(storages) if storage is not None]
+
+
+def name_calls(calls: Sequence[Call]) -> None:
+    """Name calls and values: "addmm", "addmm_1", ...; sources have theirs already."""
+    taken = {call.name for call in calls if call.kind in SOURCE_KINDS}
+    counts: dict[str, int] = {}
+    for call in calls:
+        if not call.name:
+            base = base_name(call.kind)
+            call.name = _free(base, counts, taken)
+        single = len(call.outputs) == 1
+        for i, value in enumerate(call.outputs):
+            value.name = call.name if single else f"{call.name}.{i}"
+
+
+def base_name(kind: str) -> str:
+    """Return the readable part of a kind: "aten.native_layer_norm.default" is the middle of it."""
+    if kind.startswith("scalar."):
+        return kind.replace(".", "_")
+    if kind == "aten._local_scalar_dense.default":
+        return "item"
+    parts = kind.replace("::", ".").split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
+
+
+def _free(base: str, counts: dict[str, int], taken: set[str]) -> str:
+    while True:
+        count = counts.get(base, 0)
+        counts[base] = count + 1
+        name = base if count == 0 else f"{base}_{count}"
+        if name not in taken:
+            return name
+
+
+def graph_of(
+    name: str, calls: Sequence[Call], loss: Value, settings: dict[str, Any], accelerator: str
+) -> Graph:
+    """Write named calls as a checked graph.
+
+    Args:
+        name: Of the graph.
+        calls: Live, ordered and named.
+        loss: What the step returns.
+        settings: Plain values that the graph takes for granted.
+        accelerator: Device type of the model.
+    """
+    mutated = {storage for call in calls for storage in _written(call)}
+    ops = [_op(call, mutated, accelerator) for call in calls]
+    arguments = {"settings": settings} if settings else None
+    ops.append(
+        Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments)
+    )
+    return build_graph(name, ops)
+
+
+def _op(call: Call, mutated: set[Storage], accelerator: str) -> Op:
+    storages = [v.storage for v in call.outputs if v.storage in mutated]
+    group = storages[0].owner.name if storages and storages[0] is not None else None
+    return Op(
+        name=call.name,
+        kind=call.kind,
+        inputs=tuple(value.name for value in call.inputs),
+        after=tuple(other.name for other in call.after),
+        outputs=tuple(tensor_of(value) for value in call.outputs),
+        memory=_memory(call),
+        group=group,
+        source=call.source,
+        module=call.module or None,
+        arguments=_arguments(call, accelerator),
+        backward_of=call.backward_of.name or None if call.backward_of else None,
+    )
+
+
+def _memory(call: Call) -> Any:
+    if call.kind in SOURCE_KINDS:
+        return "normal" if call.kind == "input" else "residual"
+    owns = any(value.base is None for value in call.outputs)
+    return "normal" if owns or not call.outputs else "reference"
+
+
+def tensor_of(value: Value) -> Tensor:
+    """Describe a value as the graph does."""
+    if value.geometry is None:
+        assert value.kind is not None
+        return Tensor(
+            name=value.name, bytes=_HOST_BYTES, shape=(), dtype=f"host.{value.kind.__name__}"
+        )
+    shape, strides, _, dtype = value.geometry
+    return Tensor(
+        name=value.name,
+        bytes=math.prod(shape) * dtype.itemsize,
+        shape=tuple(shape),
+        dtype=str(dtype).removeprefix("torch."),
+        strides=None if _is_contiguous(shape, strides) else tuple(strides),
+        alias_of=value.base.name if value.base is not None else None,
+    )
+
+
+def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(size, 1)
+    return True
+
+
+def _arguments(call: Call, accelerator: str) -> dict[str, Any] | None:
+    if call.kind in SOURCE_KINDS:
+        return call.arguments
+
+    def name_of(value: Any) -> str:
+        if not isinstance(value, Value):
+            raise KeyError
+        return value.name
+
+    kwargs = {
+        key: encode(value, name_of, accelerator)
+        for key, value in call.kwargs.items()
+        if value is not None
+    }
+    arguments: dict[str, Any] = {"args": encode(call.args, name_of, accelerator)}
+    if kwargs:
+        arguments["kwargs"] = kwargs
+    returned = [None if value is None else value.name for value in call.returns]
+    if returned != [value.name for value in call.outputs]:
+        arguments["returns"] = returned
+    if call.mutated and not _is_in_place(call):
+        arguments["mutates"] = [value.name for value in call.mutated]
+    return arguments
+
+
+def _is_in_place(call: Call) -> bool:
+    """Whether the kind's own name says that the call changes what its outputs alias."""
+    parts = call.kind.split(".")
+    return "::" not in call.kind and len(parts) == 3 and parts[1].endswith("_")
+
+
+def traces_differ(one: Sequence[Call], other: Sequence[Call]) -> Call | None:
+    """Return the first call of `other` that is not the same as its twin in `one`."""
+    numbers: dict[Value, int] = {}
+    twins: dict[Value, int] = {}
+    for a, b in zip(one, other, strict=False):
+        for value in a.outputs:
+            numbers[value] = len(numbers)
+        for value in b.outputs:
+            twins[value] = len(twins)
+        if _shape_of_call(a, numbers) != _shape_of_call(b, twins):
+            return b
+    longer = other if len(other) > len(one) else one
+    return longer[min(len(one), len(other))] if len(one) != len(other) else None
+
+
+def _shape_of_call(call: Call, numbers: dict[Value, int]) -> Any:
+    def number(data: Any) -> Any:
+        if isinstance(data, Value):
+            return ("value", numbers.get(data, -1))
+        if isinstance(data, list | tuple):
+            return [number(item) for item in data]
+        return repr(data)
+
+    arguments = [number(call.args), [(k, number(v)) for k, v in call.kwargs.items()]]
+    content = call.arguments if call.kind == "constant" else None
+    return call.kind, arguments, [value.geometry for value in call.outputs], content
+
+
+def storages_of(data: Any) -> list[Storage]:
+    """Return the storages of the values inside lists and tuples."""
+    return [value.storage for value in leaves(data, Value) if value.storage is not None]

@@ -1,0 +1,401 @@
+"""What a step can reach: every object behind its arguments, closure, `self` and globals.
+
+A walk in a fixed order over containers, modules, optimizers and the user's own objects. It finds
+where each tensor and number is held (a `Slot`), so that capture can put a stand-in there and a
+rank its share, and it remembers what every container held, so that all can be put back exactly
+and a change that the step made to Python's own state can be named.
+
+Functions of libraries are entered for their closures only, functions of the user also for the
+globals that they name. O(objects reached).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+#: Of torch's own classes only these hold what a step changes or computes with.
+_TORCH_CLASSES = (
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.optim.lr_scheduler.ReduceLROnPlateau,
+    torch.amp.GradScaler,
+)
+_CLOSED_PACKAGES = frozenset({
+    "builtins", "concurrent", "datetime", "io", "logging", "multiprocessing", "numpy", "pathlib",
+    "random", "re", "socket", "ssl", "tempfile", "threading", "_thread", "tokenizers", "torch",
+    "typing", "weakref", "pardnn",
+})  # fmt: skip
+_LIBRARY_ROOTS = tuple(
+    {str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")}
+)
+_PLAIN = (bool, int, float, str, type(None))
+_MAX_OBJECTS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place that holds a value: an item, an attribute, a closure cell, or a part of a tuple.
+
+    Attributes:
+        holder: A dict, list, closure cell, or an object whose attribute it is.
+        key: The key, index or attribute; None for a cell.
+        path: Indices through tuples inside of what the holder holds.
+    """
+
+    holder: Any
+    key: Any
+    path: tuple[int, ...] = ()
+
+    def get(self) -> Any:
+        """Return what is held there now."""
+        value = _held(self.holder, self.key)
+        for index in self.path:
+            value = value[index]
+        return value
+
+    def set(self, value: Any) -> None:
+        """Hold `value` there; tuples on the way are rebuilt."""
+        if self.path:
+            value = _rebuilt(_held(self.holder, self.key), self.path, value)
+        if isinstance(self.holder, types.CellType):
+            self.holder.cell_contents = value
+        else:
+            _items(self.holder)[self.key] = value
+
+
+def _items(holder: Any) -> Any:
+    # Through __dict__, so that neither properties nor frozen dataclasses interfere.
+    return holder if isinstance(holder, dict | list | deque) else holder.__dict__
+
+
+def _held(holder: Any, key: Any) -> Any:
+    return holder.cell_contents if isinstance(holder, types.CellType) else _items(holder)[key]
+
+
+def _rebuilt(container: Any, path: tuple[int, ...], value: Any) -> Any:
+    items = list(container)
+    head, *rest = path
+    items[head] = _rebuilt(items[head], tuple(rest), value) if rest else value
+    # A namedtuple takes its items as arguments, a tuple as one iterable.
+    return type(container)(*items) if hasattr(container, "_fields") else type(container)(items)
+
+
+class Found(NamedTuple):
+    """A value met on the walk.
+
+    Attributes:
+        name: Dotted path from the step's parameters.
+        value: Any object.
+        slot: Where it is held; None where nothing can be put in its place.
+        owner: The innermost module or optimizer on the way; None if there is none.
+        argument: Index of the argument it was reached through; -1 for closures and globals.
+        numeric: Whether a number here may differ from step to step.
+    """
+
+    name: str
+    value: Any
+    slot: Slot | None = None
+    owner: Any = None
+    argument: int = -1
+    numeric: bool = False
+
+    def child(self, key: Any, value: Any, holder: Any = None, **changes: Any) -> Found:
+        """Return what is held under `key` of this value, or of `holder` on its behalf."""
+        name = _joined(self.name, key)
+        slot = None if holder is None else Slot(holder, key)
+        return self._replace(name=name, value=value, slot=slot, **changes)
+
+
+@dataclass
+class Reach:
+    """All that a walk has met, in its order.
+
+    Attributes:
+        tensors: Every place that holds a tensor; a tied tensor has several.
+        numbers: Every int, float, bool, str or None in arguments and optimizer settings.
+        arrays: NumPy arrays among the arguments.
+        modules: Names of modules by id, the first name met.
+        roots: Modules, optimizers and schedulers.
+        contents: What each container and object held: (name, holder, copy).
+        seen: Objects by id, held so that no id is used twice.
+    """
+
+    tensors: list[Found] = field(default_factory=list)
+    numbers: list[Found] = field(default_factory=list)
+    arrays: list[Found] = field(default_factory=list)
+    modules: dict[int, str] = field(default_factory=dict)
+    roots: list[Found] = field(default_factory=list)
+    contents: list[tuple[str, Any, Any]] = field(default_factory=list)
+    seen: dict[int, Any] = field(default_factory=dict)
+
+
+def reach(step: Callable[..., Any], args: list[Any]) -> Reach:
+    """Walk over everything that `step(*args)` can reach, arguments first.
+
+    Args:
+        step: A function, method, partial or callable object.
+        args: A list of one's own, so that its items can be set.
+    """
+    met = Reach()
+    met.contents.append(("args", args, list(args)))
+    for i, name in enumerate(argument_names(step, len(args))):
+        _visit(met, Found(name, args[i], Slot(args, i), argument=i, numeric=True))
+    _visit(met, Found("", step))
+    return met
+
+
+def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
+    """Names of the step's positional arguments, as in its signature where it has one."""
+    try:
+        parameters = list(inspect.signature(step).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in parameters[:num_args] if p.kind in positional]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "arg")
+    return [*names, *(f"{rest}.{i}" for i in range(num_args - len(names)))]
+
+
+def _joined(prefix: str, key: Any) -> str:
+    return f"{prefix}.{key}" if prefix else str(key)
+
+
+def _visit(met: Reach, start: Found) -> None:
+    """Visit one value and all behind it, depth first, without recursion."""
+    stack = [start]
+    while stack:
+        at = stack.pop()
+        value = at.value
+        if isinstance(value, torch.Tensor):
+            met.tensors.append(at)
+        elif isinstance(value, _PLAIN):
+            if at.numeric:
+                met.numbers.append(at)
+        elif isinstance(value, tuple):
+            stack.extend(reversed(list(_parts(at))))
+        elif id(value) not in met.seen and len(met.seen) < _MAX_OBJECTS:
+            met.seen[id(value)] = value
+            stack.extend(reversed(list(_children(met, at))))
+
+
+def _parts(at: Found) -> Iterator[Found]:
+    names = getattr(at.value, "_fields", range(len(at.value)))
+    for i, (key, item) in enumerate(zip(names, at.value, strict=False)):
+        slot = at.slot and Slot(at.slot.holder, at.slot.key, (*at.slot.path, i))
+        yield at._replace(name=_joined(at.name, key), value=item, slot=slot)
+
+
+def _children(met: Reach, at: Found) -> Iterator[Found]:
+    """Yield what one object holds, and note the object itself."""
+    value = at.value
+    if isinstance(value, dict):
+        met.contents.append((at.name, value, dict(value)))
+        for key, item in list(value.items()):
+            child = at.child(key, item, value)
+            # Optimizer state is kept by parameter, whose name is only known at the end.
+            keyed = isinstance(key, torch.Tensor)
+            yield child._replace(name=_joined(at.name, f"<{id(key)}>")) if keyed else child
+    elif isinstance(value, list | deque):
+        met.contents.append((at.name, value, list(value)))
+        for i, item in enumerate(value):
+            yield at.child(i, item, value)
+    elif isinstance(value, torch.nn.Module):
+        yield from _module_children(met, at)
+    elif isinstance(value, functools.partial):
+        for i, item in enumerate(value.args):
+            yield at.child(i, item)
+        yield at._replace(value=value.keywords, slot=None)
+        yield at._replace(value=value.func, slot=None)
+    elif isinstance(value, types.MethodType):
+        yield at._replace(value=value.__self__, slot=None)
+        yield at._replace(value=value.__func__, slot=None)
+    elif isinstance(value, types.FunctionType):
+        yield from _function_children(met, at)
+    elif isinstance(value, np.ndarray | np.generic):
+        met.arrays.append(at)
+    elif _is_open(value):
+        yield from _object_children(met, at)
+
+
+def _module_children(met: Reach, at: Found) -> Iterator[Found]:
+    module, attributes = at.value, at.value.__dict__
+    met.modules.setdefault(id(module), at.name)
+    met.roots.append(at)
+    met.contents.append((at.name, module, dict(attributes)))
+    at = at._replace(owner=module, numeric=False)
+    for kind in ("_parameters", "_buffers", "_modules"):
+        entries = attributes.get(kind, {})
+        met.contents.append((at.name, entries, dict(entries)))
+        met.seen[id(entries)] = entries
+        for key, item in list(entries.items()):
+            yield at.child(key, item, entries)
+    for key, item in list(attributes.items()):
+        if key not in ("_parameters", "_buffers", "_modules"):
+            yield at.child(key, item, module)
+
+
+def _object_children(met: Reach, at: Found) -> Iterator[Found]:
+    value = at.value
+    met.contents.append((at.name, value, dict(value.__dict__)))
+    if isinstance(value, _TORCH_CLASSES):
+        met.roots.append(at)
+        owner = value if isinstance(value, torch.optim.Optimizer) else at.owner
+        at = at._replace(owner=owner, numeric=False)
+    elif not is_dataclass(value):
+        at = at._replace(numeric=False)
+    for key, item in list(value.__dict__.items()):
+        settings = key == "param_groups" and at.owner is value
+        yield at.child(key, item, value, numeric=at.numeric or settings)
+    call = getattr(type(value), "__call__", None)
+    if isinstance(call, types.FunctionType):
+        yield at._replace(value=call, slot=None)
+
+
+def _function_children(met: Reach, at: Found) -> Iterator[Found]:
+    function = at.value
+    at = at._replace(numeric=False)
+    for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            item = cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+        met.seen[id(cell)] = cell
+        # The variable's own name, not the path to the function that uses it.
+        met.contents.append((key, cell, item))
+        yield at._replace(name=key, value=item, slot=Slot(cell, None))
+    for i, item in enumerate(function.__defaults__ or ()):
+        yield at.child(f"default.{i}", item)
+    if is_library_file(function.__code__.co_filename):
+        return
+    for key in _global_names(function.__code__):
+        if key in function.__globals__:
+            item = function.__globals__[key]
+            met.contents.append((key, GlobalName(function.__globals__, key), item))
+            slot = Slot(function.__globals__, key)
+            yield at._replace(name=key, value=item, slot=slot)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalName:
+    """One name of a module's globals: the holder in `Reach.contents` of what it stood for."""
+
+    namespace: dict[str, Any]
+    name: str
+
+
+def _global_names(code: types.CodeType) -> list[str]:
+    names = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= dict.fromkeys(_global_names(constant))
+    return list(names)
+
+
+@functools.cache
+def is_library_file(filename: str) -> bool:
+    """Whether a source file belongs to Python, an installed package, or pardnn itself."""
+    if filename.startswith("<"):
+        return True
+    path = str(Path(filename).resolve())
+    inside = any(path.startswith(root + "/") for root in _LIBRARY_ROOTS)
+    return inside or "/site-packages/" in path or path.startswith(_PACKAGE)
+
+
+_PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
+
+
+def _is_open(value: Any) -> bool:
+    """Whether an object's attributes can hold what a step uses."""
+    if isinstance(value, _TORCH_CLASSES):
+        return True
+    if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+        return False
+    package = type(value).__module__.split(".")[0]
+    return package not in _CLOSED_PACKAGES and hasattr(value, "__dict__")
+
+
+def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
+    """Put back what every container and object held; what did not change is left alone."""
+    for _, holder, content in contents:
+        if _content(holder) is not None and _same(_content(holder), content):
+            continue
+        if isinstance(holder, types.CellType):
+            holder.cell_contents = content
+        elif isinstance(holder, GlobalName):
+            holder.namespace[holder.name] = content
+        elif isinstance(holder, list | deque):
+            holder.clear()
+            holder.extend(content)
+        else:
+            items = _items(holder)
+            items.clear()
+            items.update(content)
+
+
+def _content(holder: Any) -> Any:
+    if isinstance(holder, types.CellType):
+        return holder.cell_contents
+    if isinstance(holder, GlobalName):
+        return holder.namespace.get(holder.name)
+    return _items(holder)
+
+
+def _same(now: Any, then: Any) -> bool:
+    """Whether two contents hold the same objects in the same order."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        pairs = zip(now.items(), then.items(), strict=False)
+        return len(now) == len(then) and all(a is c and b is d for (a, b), (c, d) in pairs)
+    if isinstance(then, list) and isinstance(now, list | deque):
+        return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=False))
+    return now is then
+
+
+def changes(contents: Sequence[tuple[str, Any, Any]]) -> list[str]:
+    """Names of plain values and sizes of containers that differ from what was held before.
+
+    Tensors are compared elsewhere; objects that were replaced by others do not count, since steps
+    keep results of their own in attributes.
+    """
+    return [name for entry in contents for name in _changes_of(*entry)]
+
+
+def _changes_of(name: str, holder: Any, then: Any) -> Iterator[str]:
+    now = _content(holder)
+    if isinstance(holder, types.CellType | GlobalName):
+        yield from [name] if _differ(now, then) else []
+    elif isinstance(now, dict):
+        for key in dict.fromkeys([*then, *now]):
+            if isinstance(key, torch.Tensor):
+                continue
+            missing = (key in then) != (key in now)
+            if missing or _differ(now[key], then[key]):
+                yield _joined(name, key)
+    elif len(now) != len(then):
+        yield name
+    else:
+        pairs = zip(now, then, strict=False)
+        yield from (_joined(name, i) for i, pair in enumerate(pairs) if _differ(*pair))
+
+
+def _differ(now: Any, then: Any) -> bool:
+    symbols = (torch.SymFloat, torch.SymInt, torch.SymBool)
+    if isinstance(now, symbols) or isinstance(then, symbols):
+        return now is not then
+    if isinstance(now, tuple) and isinstance(then, tuple):
+        return len(now) != len(then) or any(map(_differ, now, then))
+    if not isinstance(now, _PLAIN) and not isinstance(then, _PLAIN):
+        return False
+    return type(now) is not type(then) or (now != then and now == now)

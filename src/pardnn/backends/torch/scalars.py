@@ -1,0 +1,258 @@
+"""Host scalars: numbers that Python computes between two calls, as values of the trace.
+
+`tensor.item()` and the floats of an optimizer's `param_groups` must not be baked into the trace as
+the numbers of the step that happened to be traced. While tracing they are `torch.SymFloat`,
+`torch.SymInt` or `torch.SymBool` around a `HostNode`, which records every arithmetic operation on
+them. torch asks such a node for its value where Python or C++ decides something by it (`bool`,
+`float`, `int`, a size): a node with a hint answers, and the tracer notes which inputs the
+answer came from; a node without a hint refuses.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+#: Host arithmetic by the name that follows "scalar." in an op's kind: Python's own functions, so
+#: that the replayed bits are those of the eager step.
+SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs,
+    "add": operator.add,
+    "and": operator.and_,
+    "bool": bool,
+    "ceil": math.ceil,
+    "eq": operator.eq,
+    "float": float,
+    "floor": math.floor,
+    "floordiv": operator.floordiv,
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "is_integer": float.is_integer,
+    "le": operator.le,
+    "lshift": operator.lshift,
+    "lt": operator.lt,
+    "max": max,
+    "min": min,
+    "mod": operator.mod,
+    "mul": operator.mul,
+    "ne": operator.ne,
+    "neg": operator.neg,
+    "not": operator.not_,
+    "or": operator.or_,
+    "pos": operator.pos,
+    "pow": operator.pow,
+    "round": round,
+    "rshift": operator.rshift,
+    "sqrt": math.sqrt,
+    "sub": operator.sub,
+    "truediv": operator.truediv,
+    "trunc": math.trunc,
+    "xor": operator.xor,
+}
+
+#: torch's name of a node method -> the function's name above.
+_METHODS = {
+    "abs": "abs", "add": "add", "and_": "and", "bitwise_and": "and", "bitwise_or": "or",
+    "bitwise_xor": "xor", "ceil": "ceil", "eq": "eq", "float_pow": "pow",
+    "float_truediv": "truediv", "floor": "floor", "floordiv": "floordiv", "ge": "ge", "gt": "gt",
+    "int_floordiv": "floordiv", "int_truediv": "truediv", "is_integer": "is_integer", "le": "le",
+    "lshift": "lshift", "lt": "lt", "mod": "mod", "mul": "mul", "ne": "ne", "neg": "neg",
+    "or_": "or", "pos": "pos", "pow": "pow", "pow_by_natural": "pow", "rshift": "rshift",
+    "round": "round", "sub": "sub", "sym_and": "and", "sym_float": "float", "sym_int": "trunc",
+    "sym_max": "max", "sym_min": "min", "sym_not": "not", "sym_or": "or", "sym_sqrt": "sqrt",
+    "truediv": "truediv", "trunc": "trunc",
+}  # fmt: skip
+_BOOLEAN = frozenset({"and", "eq", "ge", "gt", "is_integer", "le", "lt", "ne", "not", "or", "bool"})
+_INTEGRAL = frozenset({"ceil", "floor", "trunc"})
+_ALWAYS_FLOAT = frozenset({"float", "sqrt", "truediv"})
+_SYMBOLS = {float: torch.SymFloat, int: torch.SymInt, bool: torch.SymBool}
+
+
+class ScalarRecorder(Protocol):
+    """What a node needs of the tracer."""
+
+    def scalar_call(self, function: str, operands: list[Any], kind: type) -> Any:
+        """Record a call of host arithmetic and return its value."""
+
+    def scalar_decides(self, node: HostNode) -> Any:
+        """Note or refuse that Python needs the number behind `node`; return it."""
+
+
+class HostNode:
+    """The node behind a symbolic host scalar; torch's `SymNode` by duck typing.
+
+    Attributes:
+        value: The trace's value; None for a literal.
+        kind: float, int or bool.
+        hint: The number in the traced step; None where only a run knows it.
+        parents: The nodes it was computed from.
+        function: Name of the function that computed it; None for literals, inputs and `.item()`.
+    """
+
+    def __init__(
+        self,
+        recorder: ScalarRecorder,
+        value: Any,
+        kind: type,
+        hint: Any = None,
+        *,
+        function: str | None = None,
+        parents: tuple[HostNode, ...] = (),
+    ) -> None:
+        self.recorder = recorder
+        self.value = value
+        self.kind = kind
+        self.hint = hint
+        self.function = function
+        self.parents = parents
+
+    @property
+    def operand(self) -> Any:
+        """The trace's value, or the literal."""
+        return self.hint if self.value is None else self.value
+
+    def is_int(self) -> bool:
+        """Whether it stands for an int."""
+        return self.kind is int
+
+    def is_float(self) -> bool:
+        """Whether it stands for a float."""
+        return self.kind is float
+
+    def is_bool(self) -> bool:
+        """Whether it stands for a bool."""
+        return self.kind is bool
+
+    def is_nested_int(self) -> bool:
+        """Return False: no ragged sizes here."""
+        return False
+
+    def is_constant(self) -> bool:
+        """Return False: torch would fold it."""
+        return False
+
+    def is_symbolic(self) -> bool:
+        """Return True."""
+        return True
+
+    def has_hint(self) -> bool:
+        """Return False, so that torch asks through a guard and the tracer hears of it."""
+        return False
+
+    def maybe_as_int(self) -> int | None:
+        """Return a literal's number."""
+        return self.hint if self.value is None and self.kind is int else None
+
+    def maybe_as_float(self) -> float | None:
+        """Return a literal's number."""
+        return self.hint if self.value is None and self.kind is float else None
+
+    def maybe_as_bool(self) -> bool | None:
+        """Return a literal's truth."""
+        return self.hint if self.value is None and self.kind is bool else None
+
+    def nested_int(self) -> None:
+        """Return None: no ragged sizes here."""
+
+    def wrap_float(self, number: float) -> HostNode:
+        """Return a literal."""
+        return HostNode(self.recorder, None, float, number)
+
+    def wrap_int(self, number: int) -> HostNode:
+        """Return a literal."""
+        return HostNode(self.recorder, None, int, number)
+
+    def wrap_bool(self, truth: bool) -> HostNode:
+        """Return a literal."""
+        return HostNode(self.recorder, None, bool, truth)
+
+    def clone(self) -> HostNode:
+        """Return itself: nodes do not change."""
+        return self
+
+    def str(self) -> str:
+        """Return what stands for it in messages."""
+        return f"<host {self.kind.__name__}>"
+
+    __str__ = __repr__ = _graph_repr = str
+
+    def expect_true(self, file: str, line: int) -> bool:
+        """Return True: torch's own check `base >= 0` of a power; the run raises if it fails."""
+        return True
+
+    def guard_float(self, file: str, line: int) -> float:
+        """Return the number, if the tracer allows it to be used."""
+        return float(self.recorder.scalar_decides(self))
+
+    def guard_int(self, file: str, line: int) -> int:
+        """Return the number, if the tracer allows it to be used."""
+        return int(self.recorder.scalar_decides(self))
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        """Return the truth, if the tracer allows it to be used."""
+        return bool(self.recorder.scalar_decides(self))
+
+    def bool_(self) -> bool:
+        """Return the truth, if the tracer allows it to be used."""
+        return bool(self.recorder.scalar_decides(self))
+
+    def int_(self) -> int:
+        """Return the number, if the tracer allows it to be used."""
+        return int(self.recorder.scalar_decides(self))
+
+    def sym_ite(self, then: HostNode, otherwise: HostNode) -> HostNode:
+        """Choose now, if the tracer allows the condition to be used."""
+        return then if self.bool_() else otherwise
+
+    def round(self, ndigits: int | None = None) -> HostNode:
+        """Record `round(self, ndigits)`."""
+        return self._call("round", *([] if ndigits is None else [self.wrap_int(ndigits)]))
+
+    def _call(self, function: str, *others: HostNode) -> HostNode:
+        operands = (self, *others)
+        hint = None
+        if all(node.hint is not None for node in operands):
+            hint = SCALAR_FUNCTIONS[function](*(node.hint for node in operands))
+        kind = _result_kind(function, operands)
+        value = self.recorder.scalar_call(function, [node.operand for node in operands], kind)
+        return HostNode(self.recorder, value, kind, hint, function=function, parents=operands)
+
+
+def _result_kind(function: str, operands: tuple[HostNode, ...]) -> type:
+    if function in _BOOLEAN:
+        return bool
+    if function in _INTEGRAL:
+        return int
+    if function in _ALWAYS_FLOAT or any(node.kind is float for node in operands):
+        integral_round = function == "round" and len(operands) == 1
+        return int if integral_round else float
+    return int
+
+
+def _recording(function: str) -> Callable[..., HostNode]:
+    def method(self: HostNode, *others: HostNode) -> HostNode:
+        return self._call(function, *others)
+
+    return method
+
+
+for _method, _function in _METHODS.items():
+    if _method != "round":
+        setattr(HostNode, _method, _recording(_function))
+
+
+def symbol(node: HostNode) -> torch.SymFloat | torch.SymInt | torch.SymBool:
+    """Wrap a node as the number that Python and torch compute with."""
+    return _SYMBOLS[node.kind](node)
+
+
+def node_of(number: Any) -> HostNode | None:
+    """Return the `HostNode` behind a symbolic number; None for everything else."""
+    if isinstance(number, (torch.SymFloat, torch.SymInt, torch.SymBool)):
+        node = number.node
+        return node if isinstance(node, HostNode) else None
+    return None

@@ -1,0 +1,119 @@
+"""What an op's schema says, and what it does not say.
+
+Most ops declare what they alias and write. A few change arguments that their schema does not mark,
+or return views that it does not mark; they are listed here.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Ops that change these arguments although their schema does not say so, when `training` is set.
+_UNMARKED_WRITES = {
+    "aten::native_batch_norm": ("running_mean", "running_var"),
+    "aten::cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten::miopen_batch_norm": ("running_mean", "running_var"),
+}
+#: Ops that return a view although their schema does not say so.
+_UNMARKED_VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})
+#: Ops whose result is their input as far as a graph without autograd is concerned.
+_IDENTITIES = frozenset({"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"})
+#: The size of what these make depends on their numbers.
+_SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
+_PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the tracer needs to know of an op.
+
+    Attributes:
+        names: Argument names in order.
+        types: Their types as the schema writes them.
+        writes: Names of the arguments that it changes in place.
+        view: Whether it only describes its input's storage anew.
+        identity: Whether its result is its input.
+        random: Whether it draws from a generator.
+        split: Whether it does the same to each element of its lists.
+        sized: Whether its numbers decide a shape.
+    """
+
+    names: tuple[str, ...]
+    types: tuple[str, ...]
+    writes: frozenset[str]
+    view: bool
+    identity: bool
+    random: bool
+    split: bool
+    sized: bool
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments by name."""
+        return dict(zip(self.names, args, strict=False)) | kwargs
+
+
+@functools.lru_cache(maxsize=None)
+def signature(op: torch._ops.OpOverload) -> Signature:
+    """Read an op's schema."""
+    schema = op._schema
+    writes = frozenset(
+        a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write
+    )
+    aliases = any(a.alias_info is not None for a in schema.arguments)
+    return Signature(
+        names=tuple(argument.name for argument in schema.arguments),
+        types=tuple(str(argument.type) for argument in schema.arguments),
+        writes=writes,
+        view=schema.name in _UNMARKED_VIEWS or (aliases and not writes),
+        identity=schema.name in _IDENTITIES,
+        random=torch.Tag.nondeterministic_seeded in op.tags,
+        split=schema.name.startswith(("aten::_foreach_", "aten::_fused_"))
+        and str(schema.arguments[0].type) in _PER_ELEMENT,
+        sized=schema.name in _SIZED_BY_SCALARS,
+    )
+
+
+def written_names(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Names of the arguments that this call changes in place, marked or not."""
+    sig = signature(op)
+    unmarked = _UNMARKED_WRITES.get(op._schema.name)
+    if unmarked is None:
+        return sig.writes
+    bound = sig.bound(args, kwargs)
+    training = bound.get("training", bound.get("train", False))
+    return sig.writes | {name for name in unmarked if training and bound.get(name) is not None}
+
+
+def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
+    """Return the op that gives the same view and whose fake result shares the storage."""
+    if op._schema.name == "aten::_unsafe_view":
+        return torch.ops.aten.view.default
+    return op
+
+
+def parts(sig: Signature, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[Any, Any]] | None:
+    """Split a call on lists into calls on lists of length one, which give the same bits.
+
+    Returns:
+        Arguments and keyword arguments of each; None if the lists do not match.
+    """
+    length = len(args[0])
+    lists = {n for n, t in zip(sig.names, sig.types, strict=True) if t in _PER_ELEMENT}
+    named = dict(zip(sig.names, args, strict=False)) | kwargs
+    if any(len(value) not in (0, length) for name, value in named.items() if name in lists):
+        return None
+
+    def part(name: str, value: Any, i: int) -> Any:
+        return value[i : i + 1] if name in lists else value
+
+    return [
+        (
+            [part(name, value, i) for name, value in zip(sig.names, args, strict=False)],
+            {name: part(name, value, i) for name, value in kwargs.items()},
+        )
+        for i in range(length)
+    ]

@@ -1,0 +1,432 @@
+"""The tracer: every ATen call of a step, recorded over fake tensors.
+
+A dispatch mode above `FakeTensorMode`. It sees what autograd, autocast and composite ops have
+become: the calls that allocate and compute. For each it notes the values among the arguments,
+runs the fake kernel to learn what comes out, and names what came out: new storages, views of
+known ones, new contents of changed ones.
+
+Host scalars never reach the fake kernels: those get a number of the same type, which cannot
+change the shape or dtype of a result.
+
+The tracer holds storages, never tensors: autograd hands a gradient over without a copy only
+where nobody else refers to it, and the trace must show what an eager step does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pardnn.backends.torch import refuse
+from pardnn.backends.torch.locate import Locator
+from pardnn.backends.torch.ops import encode_constant, op_kind
+from pardnn.backends.torch.scalars import HostNode, node_of, symbol
+from pardnn.backends.torch.signature import (
+    Signature,
+    parts,
+    same_view,
+    signature,
+    written_names,
+)
+from pardnn.backends.torch.values import Call, Storage, Value, geometry_of, leaves
+
+_MARK = "_pardnn_value"
+_SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_STAND_INS = {float: 1.0, int: 1, bool: True}
+#: Questions about a tensor, and marks for profilers: no part of what is computed.
+_NO_CALLS = frozenset({"prim", "profiler"})
+_NO_EFFECT = frozenset({"aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata"})
+_MAX_CONSTANT_BYTES = 1 << 20
+
+
+class Tracer(TorchDispatchMode):
+    """Records the calls of one step.
+
+    Args:
+        fake_mode: Mode of the fake tensors that the step computes with.
+        locator: Where ops come from; None to leave it out.
+
+    Attributes:
+        calls: In the order of execution, sources first.
+        guards: Host scalar inputs that a decision depended on: "nonzero" or "exact".
+    """
+
+    def __init__(self, fake_mode: FakeTensorMode, locator: Locator) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.guards: dict[Value, str] = {}
+        self.locator = locator
+        self._fake_mode = fake_mode
+        self._storages: dict[int, Storage] = {}
+        self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
+        self._seeded = False
+
+    # What exists before the step.
+
+    def add_source(self, kind: str, fake: FakeTensor, arguments: dict[str, Any] | None) -> Value:
+        """Make `fake` the value of a new source op."""
+        call = Call(kind=kind, arguments=arguments)
+        self.calls.append(call)
+        value = self._new_value(call, fake)
+        assert value.storage is not None
+        value.storage.source = True
+        return value
+
+    def add_number(self, number: float, arguments: dict[str, Any]) -> Any:
+        """Make a new source op of a host scalar; return the symbol that stands for it."""
+        call = Call(kind="input", arguments=arguments)
+        self.calls.append(call)
+        value = Value(call, kind=type(number))
+        call.outputs.append(value)
+        return symbol(HostNode(self, value, type(number), number))
+
+    # Host scalars.
+
+    def scalar_call(self, function: str, operands: list[Any], kind: type) -> Value:
+        """Record host arithmetic; see `ScalarRecorder`."""
+        call = Call(kind=f"scalar.{function}", args=operands)
+        call.inputs = list(dict.fromkeys(leaves(operands, Value)))
+        return self._finish_scalar(call, kind)
+
+    def _finish_scalar(self, call: Call, kind: type) -> Value:
+        value = Value(call, kind=kind)
+        call.outputs = call.returns = [value]
+        self.locator.place(call)
+        self.calls.append(call)
+        return value
+
+    def scalar_decides(self, node: HostNode) -> Any:
+        """Note the inputs that a decision depends on, or refuse it; see `ScalarRecorder`."""
+        if node.hint is None:
+            raise refuse.decision_by_value(self.locator.line())
+        weak = _tests_zero(node)
+        for value in _inputs_behind(node):
+            if self.guards.get(value) != "exact":
+                self.guards[value] = "nonzero" if weak else "exact"
+        return node.hint
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        constant = getattr(tensor, "constant", None)
+        if constant is not None and self._known(tensor) is None:
+            with unset_fake_temporarily():
+                return constant.item()  # a literal of the user's own code
+        value = self._fresh(self._value(tensor))
+        call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
+        self._note_read(call, value)
+        kind = bool if tensor.dtype == torch.bool else float
+        if kind is float and not tensor.dtype.is_floating_point:
+            kind = int
+        return symbol(HostNode(self, self._finish_scalar(call, kind), kind))
+
+    # Calls.
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Record one call and return its fake result."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._item(args[0])
+        if not isinstance(func, torch._ops.OpOverload):
+            raise refuse.untraceable(str(func), self.locator.line())
+        if func.namespace in _NO_CALLS:
+            return func(*args, **kwargs)
+        if func._schema.name in _NO_EFFECT:
+            return None
+        sig = signature(func)
+        if sig.identity:
+            return self._identity(func, args[0])
+        return self._call(func, sig, args, kwargs)
+
+    def _call(
+        self, func: torch._ops.OpOverload, sig: Signature, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        writes = written_names(func, args, kwargs)
+        fake_args, fake_kwargs, tensors = [], {}, {}
+        traced_args, traced_kwargs = [], {}
+        for name, kind, arg in zip(sig.names, sig.types, args, strict=False):
+            reads = not sig.view and name not in writes
+            fake, traced = self._argument(arg, kind, reads, sized=sig.sized)
+            fake_args.append(fake)
+            traced_args.append(traced)
+            tensors[name] = fake
+        for name, arg in kwargs.items():
+            reads = not sig.view and name not in writes
+            kind = sig.types[sig.names.index(name)]
+            fake, traced = self._argument(arg, kind, reads, sized=sig.sized)
+            fake_kwargs[name], traced_kwargs[name] = fake, traced
+            tensors[name] = fake
+        written = [t for name in sig.names if name in writes for t in _tensors(tensors.get(name))]
+        result = same_view(func)(*fake_args, **fake_kwargs)
+        results = _tensors(result)
+        if not results and not written and not sig.split:
+            return result  # a question, such as is_same_size
+        if sig.split and func._schema.name != "":
+            self._record_parts(func, sig, (traced_args, traced_kwargs), results, written)
+        else:
+            self._record(op_kind(func), traced_args, traced_kwargs, results, written, sig)
+        return result
+
+    def _argument(self, arg: Any, kind: str, reads: bool, *, sized: bool) -> tuple[Any, Any]:
+        """Return an argument as the fake kernel and as the trace see it."""
+        if isinstance(arg, torch.Tensor):
+            if not isinstance(arg, FakeTensor):
+                arg = self._constant(arg)
+            value = self._value(arg)
+            return arg, self._fresh(value) if reads else self._current(value)
+        if isinstance(arg, _SYMBOLS):
+            node = node_of(arg)
+            if node is None or "int" in kind or sized:
+                raise refuse.decides_shape(self.locator.line())
+            stand_in = _STAND_INS[node.kind] if node.hint is None else node.hint
+            return stand_in, node.operand
+        if isinstance(arg, list | tuple):
+            pairs = [self._argument(item, kind, reads, sized=sized) for item in arg]
+            return [fake for fake, _ in pairs], [traced for _, traced in pairs]
+        if isinstance(arg, torch.Generator):
+            if arg is not torch.default_generator:
+                raise refuse.own_generator(self.locator.line())
+            return arg, None
+        return arg, arg
+
+    def _identity(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> Any:
+        if not isinstance(tensor, FakeTensor):
+            return self._literal(func, tensor)
+        value = self._value(tensor)
+        result = func(tensor)
+        setattr(result, _MARK, (self, value))
+        return result
+
+    # Recording.
+
+    def _record(
+        self,
+        kind: str,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        results: list[FakeTensor],
+        written: list[FakeTensor],
+        sig: Signature,
+    ) -> None:
+        call = Call(kind=kind, args=args, kwargs=kwargs, random=sig.random, view=sig.view)
+        call.inputs = list(dict.fromkeys(leaves([args, list(kwargs.values())], Value)))
+        if sig.random and self._seeded:
+            raise refuse.reseeded(self.locator.line())
+        call.mutated = list(dict.fromkeys(self._current(self._value(t)) for t in written))
+        if not sig.view:
+            for value in call.inputs:
+                self._note_read(call, value)
+        self.locator.place(call)
+        self.calls.append(call)
+        changed = {id(tensor): self._write(call, tensor) for tensor in written}
+        for tensor in results:
+            known = changed.get(id(tensor))
+            call.returns.append(known or self._new_value(call, tensor))
+        for value in changed.values():
+            if value not in call.outputs:
+                call.outputs.append(value)
+        returned = [value for value in call.returns if value is not None]
+        rest = [value for value in call.outputs if value not in returned]
+        call.outputs = [*dict.fromkeys(returned), *rest]
+
+    def _record_parts(
+        self,
+        func: torch._ops.OpOverload,
+        sig: Signature,
+        traced: tuple[list[Any], dict[str, Any]],
+        results: list[FakeTensor],
+        written: list[FakeTensor],
+    ) -> None:
+        split = parts(sig, *traced)
+        if split is None:
+            raise refuse.untraceable(str(func), self.locator.line())
+        by_value = {self._current(self._value(tensor)): tensor for tensor in written}
+        for i, (args, kwargs) in enumerate(split):
+            # Fresh again: an earlier part may have changed what this one reads.
+            values = leaves([args, list(kwargs.values())], Value)
+            mine = [by_value[value] for value in dict.fromkeys(values) if value in by_value]
+            outputs = results[i :: len(split)] if results else []
+            self._record(op_kind(func), args, kwargs, outputs, mine, sig)
+
+    def _write(self, call: Call, tensor: FakeTensor) -> Value:
+        """Return the new content of a changed tensor."""
+        old = self._current(self._value(tensor))
+        storage = old.storage
+        assert storage is not None
+        if call not in storage.writes:
+            storage.writes.append(call)
+        value = Value(call, geometry_of(tensor), storage, len(storage.writes), old)
+        value.device = old.device
+        storage.newest = storage.values[geometry_of(tensor)] = value
+        setattr(tensor, _MARK, (self, value))
+        return value
+
+    def _new_value(self, call: Call, tensor: FakeTensor) -> Value:
+        """Return the value of a tensor that `call` made: a view or the owner of a storage."""
+        held = tensor.untyped_storage()
+        storage = self._storages.get(held._cdata)
+        geometry = geometry_of(tensor)
+        value = Value(call, geometry, storage, device=tensor.device.type)
+        if storage is None:
+            value.storage = storage = Storage(held, value, value)
+            self._storages[held._cdata] = storage
+        else:
+            value.base = next((v for v in call.inputs if v.storage is storage), None)
+            if value.base is None:  # a second output on the storage of the first
+                value.base = next(v for v in call.outputs if v.storage is storage)
+            value.version = value.base.version
+        storage.values[geometry] = value
+        call.outputs.append(value)
+        setattr(tensor, _MARK, (self, value))
+        return value
+
+    def _note_read(self, call: Call, value: Value) -> None:
+        if value.storage is not None:
+            call.reads.append((value.storage, len(value.storage.writes)))
+
+    # Which value a tensor is.
+
+    def _known(self, tensor: torch.Tensor) -> Value | None:
+        tracer, value = getattr(tensor, _MARK, (None, None))
+        if tracer is not self or value is None or value.storage is None:
+            return None
+        same = value.storage.held._cdata == tensor.untyped_storage()._cdata
+        return value if same and value.geometry == geometry_of(tensor) else None
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """Return the value of a tensor with its newest content."""
+        return self._fresh(self._value(tensor))
+
+    def _value(self, tensor: torch.Tensor) -> Value:
+        value = self._known(tensor)
+        if value is not None:
+            return value
+        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        if storage is not None:
+            geometry = geometry_of(tensor)
+            value = storage.values.get(geometry) or self._reviewed(storage, geometry)
+            setattr(tensor, _MARK, (self, value))
+            return value
+        constant = getattr(tensor, "constant", None)
+        if constant is None:
+            raise refuse.unknown_tensor(tuple(tensor.shape), self.locator.line())
+        return self._constant_value(constant, tensor)
+
+    def _current(self, value: Value) -> Value:
+        """Return the newest value of the same geometry, or the stale one."""
+        newest = value.storage.newest if value.storage is not None else value
+        return newest if newest.geometry == value.geometry else value
+
+    def _fresh(self, value: Value) -> Value:
+        """Return a value of the same geometry with the storage's newest content."""
+        if not value.stale:
+            return value
+        storage, geometry = value.storage, value.geometry
+        assert storage is not None
+        assert geometry is not None
+        known = storage.values[geometry]
+        return known if not known.stale else self._reviewed(storage, geometry)
+
+    def _reviewed(self, storage: Storage, geometry: Any) -> Value:
+        """Describe a storage's newest content anew, by a view that depends on the last write."""
+        shape, strides, offset, dtype = geometry
+        newest = storage.newest
+        base = newest
+        call = Call("aten.as_strided.default", view=True)
+        call.args = [base, list(shape), list(strides), offset]
+        if newest.geometry is not None and newest.geometry[3] != dtype:
+            base = next(v for g, v in storage.values.items() if g[3] == dtype)
+            call.args[0] = base
+            call.after = storage.writes[-1:]
+        call.inputs = [base]
+        value = Value(call, geometry, storage, len(storage.writes), base, device=newest.device)
+        call.outputs = call.returns = [value]
+        self.locator.place(call)
+        self.calls.append(call)
+        storage.values[geometry] = value
+        return value
+
+    # Tensors that are no sources.
+
+    def _literal(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> FakeTensor:
+        """Return the fake of a tensor that the user's code wrote down."""
+        result = func(tensor)
+        self._constant_value(tensor, result)
+        return result
+
+    def _constant(self, tensor: torch.Tensor) -> FakeTensor:
+        """Return the fake of a real tensor that the step met outside of all sources."""
+        key = (tensor.untyped_storage()._cdata, *geometry_of(tensor))
+        if key not in self._constants:
+            if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
+                raise refuse.hidden_parameter(tuple(tensor.shape), self.locator.line())
+            fake = self._fake_mode.from_tensor(tensor)
+            self._constant_value(tensor, fake)
+            self._constants[key] = (tensor, fake)
+        return self._constants[key][1]
+
+    def _constant_value(self, tensor: torch.Tensor, fake: torch.Tensor) -> Value:
+        if tensor.nbytes > _MAX_CONSTANT_BYTES:
+            raise refuse.large_constant(tuple(tensor.shape), tensor.nbytes, self.locator.line())
+        with unset_fake_temporarily():
+            arguments = encode_constant(tensor.cpu())
+        call = Call("constant", arguments=arguments)
+        self.locator.place(call)
+        self.calls.append(call)
+        return self._new_value(call, fake)
+
+    def copy_back(self, old: Value, new: Value) -> Call:
+        """Record `old.copy_(new)`: the step put `new` in the place of the source `old`."""
+        current = self._current(old)
+        storage = current.storage
+        assert storage is not None
+        call = Call("aten.copy_.default", args=[current, new], inputs=[current, new])
+        call.mutated = [current]
+        self._note_read(call, current)
+        self._note_read(call, new)
+        storage.writes.append(call)
+        value = Value(call, current.geometry, storage, len(storage.writes), current)
+        call.outputs = call.returns = [value]
+        storage.newest = value
+        self.calls.append(call)
+        return call
+
+    def note_seed(self) -> None:
+        """Remember that the step set the state of the generator."""
+        self._seeded = True
+
+
+def _tensors(data: Any) -> list[Any]:
+    return leaves(data, torch.Tensor)
+
+
+def _tests_zero(node: HostNode) -> bool:
+    """Whether a decision asks only if one input is zero, and it is not."""
+    if node.function is None:
+        return bool(node.hint)
+    literal = [p for p in node.parents if p.value is None]
+    direct = [p for p in node.parents if p.value is not None and p.function is None]
+    asks = node.function in ("eq", "ne") and len(literal) == 1 and literal[0].hint == 0
+    return asks and len(direct) == 1 and bool(direct[0].hint)
+
+
+def _inputs_behind(node: HostNode) -> Iterator[Value]:
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.function is None and current.value is not None:
+            yield current.value
+        stack.extend(current.parents)
+
