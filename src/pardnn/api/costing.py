@@ -41,7 +41,8 @@ def costs_for(
         return graph_costs(graph)
     types = list(dict.fromkeys(device.type for device in cluster.devices))
     if choice in (None, "measured"):
-        from pardnn.backends.torch.profile import profile_graph, this_device
+        from pardnn.backends.torch.device import this_device
+        from pardnn.backends.torch.profile import profile_graph
 
         devices = {kind: "cpu" if kind == "cpu" else this_device() for kind in types}
         tables = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from pardnn.api.planning import decide_best, warm_up
@@ -66,8 +67,6 @@ def _plan(
 
 
 def _limited(cluster: Cluster, limit: int | None) -> Cluster:
-    import dataclasses
-
     return dataclasses.replace(
         cluster,
         devices=tuple(dataclasses.replace(device, memory=limit) for device in cluster.devices),
@@ -177,3 +176,31 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
         held[kind] += storage.bytes
     held["workspace"] = int(graph.arrays.workspace[order_rows(plan)[device][at]])
     return MemoryByKind(**held)
+
+
+def suggestions(
+    graph: Graph, cluster: Cluster, costs: Costs, *, reserve: float, seed: int
+) -> list[str]:
+    """Return options that were tried and fit: a larger limit, or more devices of this kind."""
+    limit, _ = minimum_limit(graph, cluster, costs, reserve=reserve, seed=seed)
+    tried = [f"--max-memory {_rounded_up(limit)}"]
+    device = cluster.devices[0]
+    alike = all(d.memory == device.memory and d.type == device.type for d in cluster.devices)
+    if alike and cluster.default_link is not None and not cluster.links:
+        for count in (cluster.num_devices * 2, cluster.num_devices * 4):
+            more = dataclasses.replace(
+                cluster,
+                devices=tuple(dataclasses.replace(device, name=f"gpu:{i}") for i in range(count)),
+            )
+            if _plan(graph, more, costs, reserve, seed) is not None:
+                tried.append(f"--devices {count}")
+                break
+    return tried
+
+
+def _rounded_up(num_bytes: int) -> str:
+    """Return a size of at least `num_bytes` as people write it, at most 1 % larger."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= 100 * scale or (num_bytes >= scale and unit == "KiB"):
+            return f"{-(-num_bytes // scale)}{unit}"
+    return f"{num_bytes}B"

@@ -93,12 +93,12 @@ def decide(
     planning = time.perf_counter() - started
     timeline = simulate(graph, machine, decision.plan)
     return Outcome(
-        algorithm,
-        decision.plan,
-        decision.moved_ops,
-        timeline.makespan,
-        timeline.transfer_bytes(graph),
-        planning,
+        algorithm=algorithm,
+        plan=decision.plan,
+        moved_ops=decision.moved_ops,
+        makespan_s=timeline.makespan,
+        transfer_bytes=timeline.transfer_bytes(graph),
+        planning_s=planning,
     )
 
 
@@ -188,12 +188,40 @@ def make_plan(
         seed=seed,
         time_limit=time_limit,
     )
-    result = _measure(graph, cluster, costs, best, reserve, compile_s)
+    return finished(
+        graph,
+        cluster,
+        costs,
+        best,
+        objective=objective,
+        reserve=reserve,
+        seed=seed,
+        compile_s=compile_s,
+    )
+
+
+def finished(
+    graph: Graph,
+    cluster: Cluster,
+    costs: Costs,
+    outcome: Outcome,
+    *,
+    objective: Objective = "seconds",
+    reserve: float = 0.0,
+    seed: int = 0,
+    compile_s: float = 0.0,
+) -> tuple[Plan, PlanResult]:
+    """Return the checked plan of an outcome, with all that it says of itself.
+
+    Raises:
+        InvalidPlanError: E410, if it breaks a rule.
+    """
+    result = _measure(graph, cluster, costs, outcome, reserve, compile_s)
     plan = dataclasses.replace(
-        plan_from_arrays(graph, best.plan),
+        plan_from_arrays(graph, outcome.plan),
         versions={"pardnn": _version()},
         cluster=cluster,
-        algorithm=best.algorithm,
+        algorithm=outcome.algorithm,
         objective=objective,
         seed=seed,
         reserve=reserve,

@@ -7,7 +7,7 @@ import numpy as np
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
-from pardnn.place.schedule import fit_schedule
+from pardnn.place.fitting import fit_schedule
 from pardnn.sim.machine import Machine
 
 

@@ -174,6 +174,44 @@ class ConvertResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What `run` measured and what was predicted. Lists of bytes are per device.
+
+    `step_s` is the slowest rank's time of each step, measured; `makespan_s` is simulated. A limit
+    is null where the device has none.
+    """
+
+    __pydantic_config__ = STRICT
+
+    losses: tuple[float, ...]
+    reference_losses: tuple[float, ...] | None
+    step_s: tuple[float, ...]
+    makespan_s: float | None
+    peak_bytes_predicted: tuple[int, ...]
+    peak_bytes_measured: tuple[int, ...]
+    limit_bytes: tuple[int | None, ...]
+    allowance_bytes: int
+    algorithm: str | None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorResult:
+    """What a machine has; `problems` are what will not work."""
+
+    __pydantic_config__ = STRICT
+
+    pardnn: str
+    python: str
+    numba: str
+    torch: str | None
+    devices: tuple[str, ...]
+    cpu_cores: int
+    cache: str | None
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ErrorBody:
     """A failure: its code, the exit status, the message and facts."""
 

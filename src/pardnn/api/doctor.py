@@ -1,0 +1,49 @@
+"""What this machine has, and what will work on it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+
+from pardnn import __version__
+from pardnn.cost.table import cache_folder
+from pardnn.report.results import DoctorResult
+
+#: torch versions that the backend was tested with.
+TESTED_TORCH = ("2.13",)
+
+
+def examine() -> DoctorResult:
+    """Look at packages, devices and folders; import torch only to see its devices."""
+    problems: list[str] = []
+    torch_version, devices = _torch(problems)
+    folder = cache_folder()
+    if folder is None:
+        problems.append("no folder for measured costs can be written: every run measures again")
+    return DoctorResult(
+        pardnn=__version__,
+        python=platform.python_version(),
+        numba=importlib.metadata.version("numba"),
+        torch=torch_version,
+        devices=tuple(devices),
+        cpu_cores=os.cpu_count() or 1,
+        cache=None if folder is None else str(folder),
+        problems=tuple(problems),
+    )
+
+
+def _torch(problems: list[str]) -> tuple[str | None, list[str]]:
+    if importlib.util.find_spec("torch") is None:
+        problems.append(
+            "torch is not installed: graph files can be planned, but no step captured or run; "
+            "install pardnn[torch]"
+        )
+        return None, []
+    from pardnn.backends.torch.device import visible_devices
+
+    version = importlib.metadata.version("torch")
+    if not version.startswith(TESTED_TORCH):
+        problems.append(f"torch {version} was never tested; {', '.join(TESTED_TORCH)} was")
+    return version, visible_devices()

@@ -1,0 +1,35 @@
+"""JSON Schemas of every file and of every `--json` object, generated from the values themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pardnn.cluster import Cluster
+from pardnn.graph.file import GraphFile
+from pardnn.plan.plan import Plan
+from pardnn.report import results
+
+_VALUES: dict[str, type] = {
+    "pardnn.graph/1": GraphFile,
+    "pardnn.cluster/1": Cluster,
+    "pardnn.plan/1": Plan,
+    "capture": results.CaptureResult,
+    "plan": results.PlanResult,
+    "check": results.CheckResult,
+    "simulate": results.SimulateResult,
+    "compare": results.CompareResult,
+    "estimate": results.EstimateResult,
+    "run": results.RunResult,
+    "profile": results.ProfileResult,
+    "profile --links": results.LinksResult,
+    "convert": results.ConvertResult,
+    "doctor": results.DoctorResult,
+    "error": results.ErrorResult,
+}
+
+
+def json_schemas() -> dict[str, Any]:
+    """Return the schemas by format name or command."""
+    from pydantic import TypeAdapter
+
+    return {name: TypeAdapter(kind).json_schema() for name, kind in _VALUES.items()}

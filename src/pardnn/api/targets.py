@@ -1,0 +1,152 @@
+"""From what a person names on the command line to graphs and plans."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pardnn.api.costing import Progress, costs_for
+from pardnn.api.entry import is_entry_point, load_factory
+from pardnn.api.estimating import suggestions
+from pardnn.api.planning import Objective, make_plan
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import op_edges
+from pardnn.graph.file import read_graph
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from pardnn.report.results import CaptureResult, LinksResult, PlanResult, ProfileResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """The options of `pardnn plan`; see `api.plan`."""
+
+    algorithm: str = "auto"
+    objective: Objective = "seconds"
+    reserve: float = 0.1
+    seed: int = 0
+    time_limit: float | None = None
+    costs: str | None = None
+    threads: int = 1
+
+
+def graph_of(target: str, batch_size: int | None = None) -> Graph:
+    """Return the graph of a graph file or an entry point."""
+    if is_entry_point(target):
+        return captured(target, batch_size)[0]
+    return read_graph(target)
+
+
+def captured(target: str, batch_size: int | None = None) -> tuple[Graph, CaptureResult]:
+    """Capture the step of an entry point under fake tensors.
+
+    Raises:
+        UsageError: E22x, if the entry point does not exist or returns something else.
+        UnsupportedError: E8xx, if the step cannot be captured.
+        UserCodeError: The user's own code raised.
+    """
+    factory = load_factory(target, batch_size)
+    from pardnn.backends.torch.entry import capture_factory
+
+    started = time.perf_counter()
+    graph = capture_factory(factory)
+    return graph, capture_result(graph, time.perf_counter() - started)
+
+
+def capture_result(graph: Graph, seconds: float) -> CaptureResult:
+    """Return the figures of a captured graph."""
+    sizes = {"parameter": 0, "state": 0}
+    for op in graph.ops:
+        if op.kind in sizes:
+            sizes[op.kind] += sum(t.bytes for t in op.outputs if t.alias_of is None)
+    return CaptureResult(
+        ops=len(graph.ops),
+        tensors=graph.arrays.num_tensors,
+        edges=len(op_edges(graph.arrays)),
+        parameters_bytes=sizes["parameter"],
+        optimizer_bytes=sizes["state"],
+        capture_s=seconds,
+    )
+
+
+def planned(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Plan, PlanResult]:
+    """Plan; an error that nothing fits names what was tried and does fit.
+
+    Raises:
+        InfeasibleError: E301.
+    """
+    with progress_bar("timing ops") as progress:
+        costs = costs_for(
+            graph, cluster, options.costs, threads=options.threads, progress=progress
+        )
+    try:
+        return make_plan(
+            graph,
+            cluster,
+            costs,
+            algorithm=options.algorithm,
+            objective=options.objective,
+            reserve=options.reserve,
+            seed=options.seed,
+            time_limit=options.time_limit,
+        )
+    except InfeasibleError as error:
+        tried = suggestions(graph, cluster, costs, reserve=options.reserve, seed=options.seed)
+        raise InfeasibleError(
+            f"{error.message}\nTry: {' or '.join(tried)} (tried: fits)." if tried else error.message,
+            code=error.code,
+            details=error.details | {"try": tried},
+        ) from None
+
+
+def profiled(graph: Graph, threads: int = 1) -> ProfileResult:
+    """Time the graph's distinct calls on this machine's device, into the cache."""
+    from pardnn.backends.torch.device import this_device
+    from pardnn.backends.torch.profile import profile_graph
+
+    with progress_bar("timing ops") as progress:
+        _, stats = profile_graph(graph, this_device(), progress, threads=threads)
+    return ProfileResult(measured=stats.measured, cached=stats.cached, seconds=stats.seconds)
+
+
+def profiled_links() -> LinksResult:
+    """Measure latency and bandwidth between two local ranks."""
+    from pardnn.backends.torch.links import measure_links
+
+    started = time.perf_counter()
+    fit = measure_links()
+    return LinksResult(
+        latency_s=fit.latency,
+        bandwidth=fit.bandwidth,
+        seconds=time.perf_counter() - started,
+        measured=1,
+        cached=0,
+    )
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Progress | None]:
+    """Yield a function that draws progress on a terminal's stderr; None elsewhere."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task: Any = None
+
+        def update(done: int, total: int) -> None:
+            nonlocal task
+            task = bar.add_task(title, total=total) if task is None else task
+            bar.update(task, completed=done, total=total)
+
+        yield update

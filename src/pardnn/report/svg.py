@@ -1,0 +1,135 @@
+"""A plan as one picture: what each device computes over simulated time, and what it holds.
+
+Hand-written SVG: one file, no scripts, names escaped. The colours (Okabe and Ito) tell apart for
+colour-blind readers; the same plan gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import pairwise
+from typing import NamedTuple
+
+from pardnn.report.text import bytes_text, seconds_text
+
+WIDTH, LEFT, RIGHT = 960, 70, 20
+BAR, CURVE, GAP = 26, 44, 18
+COLOURS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}
+
+
+class Bar(NamedTuple):
+    """An op on a device's track: seconds, and a key of `COLOURS`."""
+
+    start: float
+    finish: float
+    phase: str
+    name: str
+
+
+class Track(NamedTuple):
+    """One device: its ops, the bytes it holds at times in seconds, and its limit in bytes."""
+
+    name: str
+    bars: Sequence[Bar]
+    times: Sequence[float]
+    held: Sequence[int]
+    limit: int | None
+
+
+def plan_svg(title: str, tracks: Sequence[Track], makespan: float) -> str:
+    """Return the picture of a plan.
+
+    Args:
+        title: One line over the picture.
+        tracks: One per device.
+        makespan: Simulated seconds of the step.
+    """
+    height = 60 + len(tracks) * (BAR + CURVE + GAP) + 30
+    body = "\n".join(_body(title, tracks, makespan, height))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'font-family="sans-serif" font-size="12" role="img">\n'
+        f"<title>{escape(title)}</title>\n"
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n{body}\n</svg>\n'
+    )
+
+
+def _body(title: str, tracks: Sequence[Track], makespan: float, height: int) -> Iterator[str]:
+    yield f'<text x="{LEFT}" y="20" font-size="14" fill="#222222">{escape(title)}</text>'
+    x = LEFT
+    for phase, colour in COLOURS.items():
+        yield f'<rect x="{x}" y="32" width="12" height="12" fill="{colour}"/>'
+        yield f'<text x="{x + 16}" y="42" fill="#222222">{phase}</text>'
+        x += 90
+    yield f'<text x="{x}" y="42" fill="#222222">grey: bytes held, red: limit</text>'
+    for i, track in enumerate(tracks):
+        yield from _track(track, 60 + i * (BAR + CURVE + GAP), makespan)
+    bottom = height - 18
+    yield f'<line x1="{LEFT}" y1="{bottom - 8}" x2="{WIDTH - RIGHT}" y2="{bottom - 8}" stroke="#222222"/>'
+    for part in range(5):
+        at = LEFT + part / 4 * (WIDTH - LEFT - RIGHT)
+        label = seconds_text(makespan * part / 4)
+        yield f'<text x="{at:.0f}" y="{bottom + 6}" text-anchor="middle" fill="#222222">{label}</text>'
+
+
+def _x(seconds: float, makespan: float) -> float:
+    return LEFT + (WIDTH - LEFT - RIGHT) * (seconds / makespan if makespan > 0 else 0.0)
+
+
+def _merged(bars: Sequence[Bar], makespan: float) -> Iterator[Bar]:
+    """Join neighbours of one phase that touch: a quarter of a pixel shows no gap."""
+    gap = makespan / (WIDTH - LEFT - RIGHT) / 4
+    current: Bar | None = None
+    for bar in sorted(bars):
+        if bar.finish <= bar.start:
+            continue
+        if current and bar.phase == current.phase and bar.start - current.finish <= gap:
+            current = current._replace(finish=bar.finish, name="")
+            continue
+        if current:
+            yield current
+        current = bar
+    if current:
+        yield current
+
+
+def _track(track: Track, top: int, makespan: float) -> Iterator[str]:
+    name = escape(track.name)
+    yield f'<text x="{LEFT - 8}" y="{top + 17}" text-anchor="end" fill="#222222">{name}</text>'
+    yield (
+        f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{BAR}" fill="#f2f2f2"/>'
+    )
+    for bar in _merged(track.bars, makespan):
+        begin, end = _x(bar.start, makespan), _x(bar.finish, makespan)
+        tip = f"<title>{escape(bar.name)}</title>" if bar.name else ""
+        yield (
+            f'<rect x="{begin:.2f}" y="{top}" width="{max(end - begin, 0.1):.2f}" '
+            f'height="{BAR}" fill="{COLOURS[bar.phase]}">{tip}</rect>'
+        )
+    if track.held:
+        yield from _curve(track, top + BAR + 2, makespan)
+
+
+def _curve(track: Track, top: int, makespan: float) -> Iterator[str]:
+    scale = max(*track.held, track.limit or 0, 1)
+
+    def y(held: float) -> float:
+        return top + CURVE - CURVE * held / scale
+
+    points = [f"{_x(track.times[0], makespan):.1f},{top + CURVE}"]
+    steps = list(zip(track.times, track.held, strict=True))
+    for (begin, held), (end, _) in pairwise([*steps, (makespan, 0)]):
+        points += [f"{_x(t, makespan):.1f},{y(held):.1f}" for t in (begin, end)]
+    points.append(f"{_x(makespan, makespan):.1f},{top + CURVE}")
+    yield f'<polygon points="{" ".join(points)}" fill="#bbbbbb"/>'
+    if track.limit is not None:
+        at = y(track.limit)
+        yield (
+            f'<line x1="{LEFT}" y1="{at:.1f}" x2="{WIDTH - RIGHT}" y2="{at:.1f}" '
+            f'stroke="#D55E00" stroke-dasharray="4 3"/>'
+        )
+    yield (
+        f'<text x="{LEFT - 8}" y="{top + 16}" text-anchor="end" font-size="10" fill="#555555">'
+        f"{bytes_text(max(track.held))}</text>"
+    )

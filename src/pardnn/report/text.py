@@ -1,0 +1,219 @@
+"""Results as text for people: the only place, with `units`, that converts units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pardnn.report import results
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def console() -> Console:
+    """Return the console for stdout; names are shown as they are, never as markup."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def bytes_text(num_bytes: float | None) -> str:
+    """Return a size such as "1.50 GiB"; None is unlimited."""
+    if num_bytes is None:
+        return "unlimited"
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a time such as "12.3 ms"."""
+    if seconds is None:
+        return "-"
+    if seconds == 0 or not math.isfinite(seconds):
+        return f"{seconds:g} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns"
+
+
+def percent_text(fraction: float) -> str:
+    """Return a fraction such as "12.3 %"."""
+    return f"{100 * fraction:.1f} %"
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> RenderableType:
+    """Return a table; the first column is left-aligned, numbers right-aligned."""
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    for i, column in enumerate(columns):
+        found.add_column(column, justify="left" if i == 0 else "right")
+    for row in rows:
+        found.add_row(*(Text(str(cell)) for cell in row))
+    return found
+
+
+def result_text(result: object) -> RenderableType:
+    """Return any result for people."""
+    if isinstance(result, results.CompareResult):
+        return _compare(result)
+    if isinstance(result, results.EstimateResult):
+        return _estimate(result)
+    if isinstance(result, results.SimulateResult):
+        return _simulate(result)
+    if isinstance(result, results.RunResult):
+        return _run(result)
+    if isinstance(result, results.CheckResult):
+        return "valid" if result.valid else "\n".join(["not valid:", *result.problems])
+    return _fields(result)
+
+
+def _fields(result: object) -> RenderableType:
+    rows: list[tuple[str, str]] = []
+    for key, value in results.result_to_dict(result).items():
+        text = str(value)
+        if key.endswith("_bytes") and isinstance(value, int):
+            text = bytes_text(value)
+        elif key.endswith("_s") or key == "seconds":
+            text = seconds_text(value)
+        elif key == "bandwidth":
+            text = f"{bytes_text(value)}/s"
+        elif isinstance(value, tuple | list):
+            text = "\n".join(map(str, value)) or "none"
+        rows.append((key.removesuffix("_s").removesuffix("_bytes").replace("_", " "), text))
+    return table("", ("", ""), rows)
+
+
+def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableType:
+    """Return what a person wants to know of a plan just made."""
+    from rich.console import Group
+
+    cluster = plan.cluster
+    counts = [len(row) for row in plan.order]
+    rows = [
+        (
+            device.name,
+            counts[i],
+            bytes_text(result.peak_bytes[i]),
+            bytes_text(result.capacity_bytes[i]),
+            seconds_text(result.busy_s[i]),
+            percent_text(1 - result.busy_s[i] / result.makespan_s if result.makespan_s else 0.0),
+        )
+        for i, device in enumerate(cluster.devices)
+    ]
+    serial = result.serial_s
+    head = (
+        f"{graph.name}: {len(graph.ops)} ops by {result.algorithm} on {cluster_text(cluster)}\n"
+        f"step {seconds_text(result.makespan_s)} simulated"
+        + (f", {serial / result.makespan_s:.2f} x one device" if serial and result.makespan_s else "")
+        + f"; lower bound {seconds_text(result.lower_bound_s)}, gap {percent_text(result.gap)}\n"
+        f"transfers {bytes_text(result.transfer_bytes)}; costs: {result.costs}; planned in "
+        f"{seconds_text(result.planning_s)} (+ {seconds_text(result.compile_s)} to load kernels)"
+    )
+    columns = ("device", "ops", "peak", "usable", "busy", "idle")
+    return Group(head, table("", columns, rows), *(f"note: {note}" for note in result.notes))
+
+
+def cluster_text(cluster: Any) -> str:
+    """Return one line on a cluster."""
+    first, rate = cluster.devices[0], cluster.default_link
+    alike = all((d.type, d.memory, d.speed) == (first.type, first.memory, first.speed) for d in cluster.devices)
+    memory = f" of {bytes_text(first.memory)}" if first.memory else " without limit"
+    devices = f"{cluster.num_devices} x {first.type}{memory}" if alike else (
+        f"{cluster.num_devices} unlike devices"
+    )
+    if rate is None or cluster.links:
+        return f"{devices}, {len(cluster.links)} links ({cluster.link_model})"
+    link = f"{rate.bandwidth / 1e9:.4g} GB/s + {seconds_text(rate.latency)}"
+    return f"{devices}, links {link} ({cluster.link_model})"
+
+
+def _compare(result: results.CompareResult) -> RenderableType:
+    rows = [
+        (
+            row.algorithm,
+            seconds_text(row.makespan_s),
+            "-" if row.peak_bytes is None else bytes_text(max(row.peak_bytes)),
+            seconds_text(row.planning_s),
+            "yes" if row.fits else "no",
+        )
+        for row in result.rows
+    ]
+    return table("", ("algorithm", "step (simulated)", "largest peak", "planning", "fits"), rows)
+
+
+def _simulate(result: results.SimulateResult) -> RenderableType:
+    from rich.console import Group
+
+    rows = [
+        (i, bytes_text(peak), seconds_text(busy))
+        for i, (peak, busy) in enumerate(zip(result.peak_bytes, result.busy_s, strict=True))
+    ]
+    head = (
+        f"step {seconds_text(result.makespan_s)} simulated under {result.policy}, transfers "
+        f"{bytes_text(result.transfer_bytes)}"
+    )
+    return Group(head, table("", ("device", "peak (plan's order)", "busy"), rows))
+
+
+def _estimate(result: results.EstimateResult) -> RenderableType:
+    from rich.console import Group
+
+    rows = [
+        (i, bytes_text(peak), bytes_text(usable))
+        for i, (peak, usable) in enumerate(
+            zip(result.peak_bytes, result.capacity_bytes, strict=True)
+        )
+    ]
+    kinds = results.result_to_dict(result.by_kind).items()
+    where = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in kinds if size)
+    largest = result.largest_op
+    return Group(
+        "fits" if result.fits else "does not fit; the smallest plan found needs:",
+        table("", ("device", "peak (predicted)", "usable"), rows),
+        f"at the worst peak: {where}",
+        f"smallest limit found to fit: {bytes_text(result.minimum_bytes)} per device "
+        f"({result.minimum_bytes} B, reserve included)",
+        f"largest op: {largest.name}{f' ({largest.source})' if largest.source else ''}: "
+        f"{bytes_text(largest.bytes)} of inputs, outputs and workspace",
+    )
+
+
+def _run(result: results.RunResult) -> RenderableType:
+    from rich.console import Group
+
+    reference = result.reference_losses
+    losses = [
+        (i, repr(loss), *(() if reference is None else (repr(reference[i]),)), seconds_text(step))
+        for i, (loss, step) in enumerate(zip(result.losses, result.step_s, strict=True))
+    ]
+    columns = ("step", "loss", *(() if reference is None else ("one device",)), "time (measured)")
+    memory = [
+        (i, bytes_text(predicted), bytes_text(measured), bytes_text(limit))
+        for i, (predicted, measured, limit) in enumerate(
+            zip(
+                result.peak_bytes_predicted,
+                result.peak_bytes_measured,
+                result.limit_bytes,
+                strict=True,
+            )
+        )
+    ]
+    verdict = []
+    if reference is not None:
+        same = tuple(reference) == tuple(result.losses)
+        verdict = ["losses bitwise equal to one device" if same else "losses DIFFER from one device"]
+    return Group(
+        table("", columns, losses),
+        table("", ("rank", "peak (predicted)", "peak (measured)", "limit"), memory),
+        f"step {seconds_text(result.makespan_s)} simulated; allowance for what is not tensors: "
+        f"{bytes_text(result.allowance_bytes)} per rank",
+        *verdict,
+        *(f"note: {note}" for note in result.notes),
+    )
