@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -31,8 +31,8 @@ from pardnn.errors import MismatchError, UnsupportedError
 MAX_DRAWS = 1 << 33
 # 32-bit draws behind one pair of normal samples in double precision.
 _PAIR_DRAWS = 4
-# Up to here drawing into a scratch tensor (5 ns a draw) beats converting the state (50 us).
-_SCRATCH_DRAWS = 4096
+# Up to here drawing into a scratch tensor (5 ns a draw) beats converting the state (0.1 ms).
+_SCRATCH_DRAWS = 1 << 15
 # Offset of the words, of the spare samples, and size in a CPU generator's state, in bytes.
 _WORDS, _SPARE, _SIZE = 24, 24 + 8 * mersenne.BLOCK, 5056
 _SENTINEL = 0.123456789
@@ -85,8 +85,10 @@ class _State(NamedTuple):
 
 
 def _unmoded() -> AbstractContextManager[Any]:
-    # Tracing modes of the caller must not see the tensors that carry a state.
-    return _disable_current_modes()
+    # Tracing modes of the caller must not see the tensors that carry a state. Leaving them costs
+    # 15 us, too much for every random op of a step.
+    has_modes = torch._C._len_torch_dispatch_stack() > 0
+    return _disable_current_modes() if has_modes else nullcontext()
 
 
 def read_state(generator: torch.Generator) -> bytes:
@@ -154,15 +156,17 @@ def _with_engine(raw: bytes, engine: mersenne.Twister) -> bytes:
     return bytes(changed)
 
 
-def advance(generator: torch.Generator, count: int) -> None:
+def advance(generator: torch.Generator, count: int, *, is_repeated: bool = False) -> None:
     """Move a generator past `count` draws; its spare normal sample stays.
 
-    Takes about 5 ns a draw up to 4,096 draws, 3 ns to 16 million, then 50 to 100 ms however
-    many (CPU); constant on CUDA. Memory is constant (below 1 MB).
+    On CPU it takes about 3 ns a draw up to 16 million draws, then 50 to 100 ms however many; on
+    CUDA the offset is set. Memory is constant (below 1 MB).
 
     Args:
         generator: The generator to move.
         count: 32-bit draws (CPU), or units of the philox offset (CUDA).
+        is_repeated: Whether the same count comes again, as in every step: then from 2 million
+            draws on it takes about 5 ms from the second time.
     """
     if count == 0:
         return
@@ -174,7 +178,7 @@ def advance(generator: torch.Generator, count: int) -> None:
             torch.empty(count, dtype=torch.int32).random_(generator=generator)
     else:
         raw = read_state(generator)
-        engine = mersenne.skip(_decode(raw).engine, count)
+        engine = mersenne.skip(_decode(raw).engine, count, is_repeated=is_repeated)
         write_state(generator, _with_engine(raw, engine))
 
 
@@ -185,13 +189,17 @@ def _renew_spare(generator: torch.Generator) -> None:
         torch.empty(1, dtype=torch.float64).normal_(generator=generator)
 
 
-def skip_calls(generator: torch.Generator, calls: Sequence[Draws]) -> None:
+def skip_calls(
+    generator: torch.Generator, calls: Sequence[Draws], *, is_repeated: bool = False
+) -> None:
     """Move a generator past calls that it does not run, as if it had run them in this order.
 
-    O(calls) plus one `advance`, two where a call leaves a spare normal sample.
+    O(calls) plus one `advance`, two where a call leaves a spare normal sample; `is_repeated` as
+    there.
     """
     if not any(call.uses_spare for call in calls):
-        advance(generator, sum(call.without_spare.count for call in calls))
+        count = sum(call.without_spare.count for call in calls)
+        advance(generator, count, is_repeated=is_repeated)
         return
     state = _decode(read_state(generator))
     spare = found = state.normal is not None
@@ -203,11 +211,11 @@ def skip_calls(generator: torch.Generator, calls: Sequence[Draws]) -> None:
             fate, spare = effect.spare, effect.spare == "new"
             renewed = passed
     if fate == "new":
-        advance(generator, renewed - _PAIR_DRAWS)
+        advance(generator, renewed - _PAIR_DRAWS, is_repeated=is_repeated)
         _renew_spare(generator)
-        advance(generator, passed - renewed)
+        advance(generator, passed - renewed, is_repeated=is_repeated)
         return
-    advance(generator, passed)
+    advance(generator, passed, is_repeated=is_repeated)
     if fate == "none" and found:
         write_state(generator, _with_spare(read_state(generator), None))
 
@@ -342,9 +350,20 @@ class RandomStream:
                 code="E516",
                 details={"op": op},
             )
-        skip_calls(self._generator, self._calls[self._done : place])
+        self.ahead()
         self._done = self._mine[self._next] + 1
         self._next += 1
+
+    def ahead(self) -> None:
+        """Move the generator to this rank's next random op now, while the rank waits anyway.
+
+        `before` then has nothing left to skip. After the last op it does nothing.
+        """
+        if self._next == len(self._mine):
+            return
+        place = self._mine[self._next]
+        skip_calls(self._generator, self._calls[self._done : place], is_repeated=True)
+        self._done = place
 
     def finish(self) -> None:
         """Move the generator to the end of the step and start over for the next step.
@@ -358,5 +377,5 @@ class RandomStream:
                 "run: the generator would not be where one device leaves it.",
                 code="E516",
             )
-        skip_calls(self._generator, self._calls[self._done :])
+        skip_calls(self._generator, self._calls[self._done :], is_repeated=True)
         self._done = self._next = 0
