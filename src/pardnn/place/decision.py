@@ -11,7 +11,8 @@ from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
-from pardnn.place.schedule import first_overwrites, fit_schedule, ordered_plan
+from pardnn.place.fitting import fit_schedule
+from pardnn.place.schedule import first_overwrites, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks
@@ -52,7 +53,9 @@ def fitted(
         InfeasibleError: E301, if no order was found that fits.
     """
     if timeline is not None:
-        own = ordered_plan(graph, machine.num_devices, place, timeline, first_overwrites(graph))
+        own = ordered_plan(
+            graph.arrays, machine.num_devices, place, timeline, first_overwrites(graph)
+        )
         if fits(peaks(graph.arrays, own), capacities):
             return Decision(own)
     plan = fit_schedule(graph, machine, place, capacities)

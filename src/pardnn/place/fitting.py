@@ -19,10 +19,11 @@ from pardnn.place.schedule import first_overwrites, ordered_plan
 from pardnn.place.squeeze import limits, squeezed_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
-from pardnn.sim.engine import simulate
+from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks
+from pardnn.sim.timeline import Timeline
 
 
 def fits(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]) -> bool:
@@ -44,18 +45,38 @@ def fit_schedule(
         place: Device of each op, with groups together.
         capacities: Usable bytes per device, None for unlimited; see `plan.check.capacities`.
     """
-    overwrites = first_overwrites(graph)
     a = graph.arrays
     timeline = emulate(a, machine, place, -bottom_levels(a, machine, place))
-    plan = ordered_plan(graph, machine.num_devices, place, timeline, overwrites)
-    if fits(a, plan, capacities):
+    return fit_candidate(a, machine, place, timeline, capacities, first_overwrites(graph))
+
+
+def fit_candidate(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays | None:
+    """Return the fastest plan found for a placement that fits, its own timeline tried first.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op, with groups together.
+        timeline: Any complete timeline of this placement.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
+    plan = ordered_plan(arrays, machine.num_devices, place, timeline, overwrites)
+    if fits(arrays, plan, capacities):
         return plan
     best: PlanArrays | None = None
     shortest = np.inf
-    for rank in _ranks(a, timeline.dispatch):
-        plan = squeezed_plan(graph, machine, place, rank, capacities, overwrites)
-        if fits(a, plan, capacities):
-            makespan = simulate(graph, machine, plan).makespan
+    for rank in _ranks(arrays, timeline.dispatch):
+        plan = squeezed_plan(arrays, machine, place, rank, capacities, overwrites)
+        if fits(arrays, plan, capacities):
+            makespan = run_lists(arrays, machine, plan).makespan
             if makespan < shortest:
                 best, shortest = plan, makespan
     return best

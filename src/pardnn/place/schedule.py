@@ -20,6 +20,7 @@ from pardnn.sim.dynamic import emulate
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
+from pardnn.sim.transfers import transfers_of
 
 
 def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
@@ -55,11 +56,12 @@ def schedule(
         timeline = emulate(
             graph.arrays, machine, place, -bottom_levels(graph.arrays, machine, place)
         )
-    return ordered_plan(graph, machine.num_devices, place, timeline, first_overwrites(graph))
+    overwrites = first_overwrites(graph)
+    return ordered_plan(graph.arrays, machine.num_devices, place, timeline, overwrites)
 
 
 def ordered_plan(
-    graph: Graph,
+    arrays: GraphArrays,
     num_devices: int,
     place: Int64[ndarray, " n"],
     timeline: Timeline,
@@ -68,7 +70,7 @@ def ordered_plan(
     """Return the plan that keeps to a timeline; see the module's docstring.
 
     Args:
-        graph: The graph.
+        arrays: The graph.
         num_devices: Number of devices.
         place: Device of each op.
         timeline: A complete timeline of this placement.
@@ -77,11 +79,10 @@ def ordered_plan(
     place = np.ascontiguousarray(place, dtype=np.int64)
     order_op = np.lexsort((timeline.dispatch, place)).astype(np.int64)
     counts = np.bincount(place, minlength=num_devices)
-    order_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
     plan = PlanArrays(
         place=place,
-        order_ptr=order_ptr,
+        order_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         order_op=order_op,
         message_tensor=timeline.message_tensor[by_start],
         message_source=timeline.message_source[by_start],
@@ -89,15 +90,40 @@ def ordered_plan(
         message_post=np.empty(len(by_start), dtype=np.int64),
         message_hold=np.empty(len(by_start), dtype=np.int64),
     )
-    _hold_and_post_kernel(
-        graph.arrays,
-        plan,
-        timeline.finish,
-        timeline.message_start[by_start],
-        timeline.message_finish[by_start],
-        overwrites,
-    )
+    sent, arrived = timeline.message_start[by_start], timeline.message_finish[by_start]
+    _hold_and_post_kernel(arrays, plan, timeline.finish, sent, arrived, overwrites)
     return plan
+
+
+def free_plan(
+    arrays: GraphArrays,
+    num_devices: int,
+    place: Int64[ndarray, " n"],
+    rank: Int64[ndarray, " n"],
+) -> PlanArrays:
+    """Return the plan of an order that spends memory freely: nothing waits but for data.
+
+    Args:
+        arrays: The graph.
+        num_devices: Number of devices.
+        place: Device of each op.
+        rank: Position of each op in a topological order of all ops.
+    """
+    place = np.ascontiguousarray(place, dtype=np.int64)
+    order_op = np.lexsort((rank, place)).astype(np.int64)
+    counts = np.bincount(place, minlength=num_devices)
+    order_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    transfers = transfers_of(arrays, place, num_devices)
+    return PlanArrays(
+        place=place,
+        order_ptr=order_ptr,
+        order_op=order_op,
+        message_tensor=transfers.tensor,
+        message_source=place[arrays.tensor_op[transfers.tensor]],
+        message_target=transfers.target,
+        message_post=order_op[order_ptr[transfers.target]],
+        message_hold=np.full(len(transfers.tensor), -1, dtype=np.int64),
+    )
 
 
 @numba.njit(cache=True)
@@ -125,9 +151,9 @@ def first_overwrite(
     best = -1
     while low < len(overwrites) and overwrites[low, 0] == tensor:
         op = overwrites[low, 1]
-        if place[op] == device and position[op] > made:
-            if best < 0 or position[op] < position[best]:
-                best = op
+        here = place[op] == device and position[op] > made
+        if here and (best < 0 or position[op] < position[best]):
+            best = op
         low += 1
     return best
 

@@ -23,14 +23,12 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
-from pardnn.graph.ir import Graph
 from pardnn.place.rangemax import RangeMax, add_range, first_fitting, last_fitting, range_max
-from pardnn.place.schedule import first_overwrite, ordered_plan
+from pardnn.place.schedule import first_overwrite, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.engine import simulate
+from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import held_bytes, storage_lives, storage_on, tensor_rows
-from pardnn.sim.transfers import transfers_of
 
 #: Stands for an unlimited device; sums of bytes stay below 2**62.
 UNLIMITED = 2**61
@@ -50,7 +48,7 @@ def limits(capacities: Sequence[int | None]) -> Int64[ndarray, " k"]:
 
 
 def squeezed_plan(
-    graph: Graph,
+    arrays: GraphArrays,
     machine: Machine,
     place: Int64[ndarray, " n"],
     rank: Int64[ndarray, " n"],
@@ -60,7 +58,7 @@ def squeezed_plan(
     """Return the fastest plan found that keeps to an order and, if any does, to the capacities.
 
     Args:
-        graph: The graph.
+        arrays: The graph.
         machine: Durations and links.
         place: Device of each op.
         rank: Position of each op in a topological order of all ops.
@@ -68,23 +66,20 @@ def squeezed_plan(
             more: check the peaks.
         overwrites: From `first_overwrites`.
     """
-    a = graph.arrays
+    a = arrays
     plan, order = _tight_plan(a, machine.num_devices, place, rank, overwrites)
-    free = plan._replace(
-        message_post=plan.order_op[plan.order_ptr[plan.message_target]],
-        message_hold=np.full(len(plan.message_hold), -1, dtype=np.int64),
-    )
-    timeline = simulate(graph, machine, free)
-    wish = ordered_plan(graph, machine.num_devices, place, timeline, overwrites)
+    free = free_plan(a, machine.num_devices, place, rank)
+    timeline = run_lists(a, machine, free)
+    wish = ordered_plan(a, machine.num_devices, place, timeline, overwrites)
     plan = _in_order_of(plan, wish)
     most = limits(capacities)
     tree = range_max(held_bytes(a, plan))
     _post_kernel(a, plan, order, wish, most, tree)
     _least_hold_kernel(a, plan, order)
     tree = range_max(held_bytes(a, plan))
-    allocated, released = storage_lives(a, plan)
+    released = storage_lives(a, plan)[1]
     _hold_kernel(a, plan, order, wish, most, tree, released, *tensor_rows(a, plan))
-    timeline = simulate(graph, machine, plan)
+    timeline = run_lists(a, machine, plan)
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
     return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:]))
 
@@ -103,23 +98,13 @@ def tight_plan(
 def _tight_plan(
     arrays: GraphArrays, num_devices: int, place: ndarray, rank: ndarray, overwrites: ndarray
 ) -> tuple[PlanArrays, _Order]:
-    place = np.ascontiguousarray(place, dtype=np.int64)
-    order_op = np.lexsort((rank, place)).astype(np.int64)
-    counts = np.bincount(place, minlength=num_devices)
+    plan = free_plan(arrays, num_devices, place, rank)
     position = np.empty(len(place), dtype=np.int64)
-    position[order_op] = np.arange(len(place))
-    order = _Order(np.ascontiguousarray(rank, dtype=np.int64), position, rank[order_op])
-    transfers = transfers_of(arrays, place, num_devices)
-    m = len(transfers.tensor)
-    plan = PlanArrays(
-        place=place,
-        order_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        order_op=order_op,
-        message_tensor=transfers.tensor,
-        message_source=place[arrays.tensor_op[transfers.tensor]],
-        message_target=transfers.target,
-        message_post=np.empty(m, dtype=np.int64),
-        message_hold=np.empty(m, dtype=np.int64),
+    position[plan.order_op] = np.arange(len(place))
+    order = _Order(np.ascontiguousarray(rank, dtype=np.int64), position, rank[plan.order_op])
+    m = len(plan.message_tensor)
+    plan = plan._replace(
+        message_post=np.empty(m, dtype=np.int64), message_hold=np.empty(m, dtype=np.int64)
     )
     _latest_slot_kernel(arrays, plan, order, overwrites)
     _least_hold_kernel(arrays, plan, order)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.errors import InvalidPlanError
+from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
@@ -41,7 +41,9 @@ class _Waits(NamedTuple):
     holds: Int64[ndarray, " n"]  # sends that must have left before the device goes on
 
 
-def simulate(graph: Graph, machine: Machine, plan: PlanArrays, policy: Policy = "order") -> Timeline:
+def simulate(
+    graph: Graph, machine: Machine, plan: PlanArrays, policy: Policy = "order"
+) -> Timeline:
     """Return the timeline of a plan.
 
     Args:
@@ -58,15 +60,21 @@ def simulate(graph: Graph, machine: Machine, plan: PlanArrays, policy: Policy = 
         return emulate(a, machine, plan.place)
     if policy == "priority":
         return emulate(a, machine, plan.place, -bottom_levels(a, machine, plan.place))
-    n, m = a.num_ops, len(plan.message_tensor)
+    timeline = run_lists(a, machine, plan)
+    if bool(np.isnan(timeline.finish).any()):
+        stuck = graph.ops[int(np.flatnonzero(np.isnan(timeline.finish))[0])].name
+        raise InvalidPlanError(f"the plan deadlocks: op {shown(stuck)} never runs", code="E411")
+    return timeline
+
+
+def run_lists(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Timeline:
+    """Return the timeline of a plan under its own order; NaN for what a deadlock stops."""
+    n, m = arrays.num_ops, len(plan.message_tensor)
     start, finish = np.full(n, np.nan), np.full(n, np.nan)
     sent, arrived = np.full(m, np.nan), np.full(m, np.nan)
     dispatch = np.full(n, -1, dtype=np.int64)
-    waits = _waits(a, plan)
-    _order_kernel(a, machine, plan, waits, start, finish, dispatch, sent, arrived)
-    if bool(np.isnan(finish).any()):
-        stuck = graph.ops[int(np.flatnonzero(np.isnan(finish))[0])].name
-        raise InvalidPlanError(f"the plan deadlocks: op {stuck!r:.80} never runs", code="E411")
+    waits = _waits(arrays, plan)
+    _order_kernel(arrays, machine, plan, waits, start, finish, dispatch, sent, arrived)
     return Timeline(
         start,
         finish,

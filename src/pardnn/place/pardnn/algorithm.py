@@ -1,0 +1,54 @@
+"""ParDNN: place the ops of a training step on devices, then make the placement fit.
+
+Reference: Qararyah, Wahib, Dikbayir, Belviranli, Unat, "A computational-graph partitioning method
+for training memory-constrained DNNs", Parallel Computing 2021, and Qararyah's thesis, chapter 4.
+Step 1 (`partition`) minimises the simulated time, step 2 (`memory`) resolves overflows.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.ir import Graph
+from pardnn.place.decision import Decision
+from pardnn.place.fitting import fit_candidate
+from pardnn.place.groups import colocated
+from pardnn.place.pardnn.clusters import problem_of
+from pardnn.place.pardnn.partition import partition
+from pardnn.place.schedule import first_overwrites
+from pardnn.sim.machine import Machine
+
+
+def place_pardnn(
+    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+) -> Decision:
+    """Place and order a graph by ParDNN.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        seed: Not used: nothing is random.
+
+    Raises:
+        InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
+    """
+    del seed
+    begin = time.perf_counter()
+    overwrites = first_overwrites(graph)
+    group = colocated(graph.arrays, overwrites)
+    group.setflags(write=False)
+    problem = problem_of(graph.arrays._replace(group=group), machine)
+    seconds = {"groups": time.perf_counter() - begin}
+    candidates, by_step = partition(problem)
+    seconds |= by_step
+    for candidate in candidates:
+        plan = fit_candidate(
+            graph.arrays, machine, candidate.place, candidate.timeline, capacities, overwrites
+        )
+        if plan is not None and np.isfinite(candidate.makespan):
+            return Decision(plan, 0, seconds)
+    raise InfeasibleError("no plan fits.")

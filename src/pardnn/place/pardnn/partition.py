@@ -1,0 +1,205 @@
+"""Step 1 of ParDNN: the placement with the shortest simulated step, memory aside.
+
+Slicing, mapping and refinement as in the thesis; then list scheduling from their result. The judge
+is the emulator under `priority`, and the best placement seen is kept, one device included, so no
+step makes the result worse.
+
+Deviations: the last refinement. From two starts, the clusters and plain HEFT, list scheduling is
+repeated with its own result as the homes (see `listing`). In turns, what comes after an op is
+estimated by bottom levels, and by the time left in a schedule in which every op starts as late as
+it can without delaying the end (Li and Willis's forward-backward passes, EJOR 1992): that counts
+the queues of the devices too. The number of passes is bounded by work, not by time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from pardnn.place.pardnn.clusters import Problem
+from pardnn.place.pardnn.listing import Homes, list_schedule
+from pardnn.place.pardnn.mapping import map_clusters, placement
+from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
+from pardnn.place.pardnn.slicing import slice_graph
+from pardnn.place.schedule import free_plan
+from pardnn.sim.dynamic import emulate
+from pardnn.sim.engine import run_lists
+from pardnn.sim.levels import bottom_levels
+from pardnn.sim.timeline import Timeline
+
+#: Ops times passes of list scheduling that one start may cost; and the most and fewest passes.
+PASS_OPS, MOST_PASSES, FEWEST_PASSES = 600_000, 40, 3
+#: A start is given up after this many passes without a better schedule.
+PATIENCE = 6
+
+
+class Candidate(NamedTuple):
+    """A placement and the timeline that judges it."""
+
+    place: Int64[ndarray, " n"]
+    timeline: Timeline
+    makespan: float
+
+
+def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
+    """Return candidates, the fastest first, and the seconds that each step took.
+
+    Args:
+        problem: The problem.
+    """
+    seconds: dict[str, float] = {}
+    found: list[Candidate] = []
+    for step, name in ((_single, "single"), (_clustered, "clusters"), (_listed, "listing")):
+        begin = time.perf_counter()
+        found += step(problem, found, seconds)
+        seconds.setdefault(name, time.perf_counter() - begin)
+    return sorted(found, key=lambda candidate: candidate.makespan), seconds
+
+
+def emulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
+    """Judge a placement under the emulator's `priority`."""
+    key = -bottom_levels(problem.arrays, problem.machine, place)
+    timeline = emulate(problem.arrays, problem.machine, place, key)
+    return Candidate(place, timeline, timeline.makespan)
+
+
+def _single(
+    problem: Problem, found: list[Candidate], seconds: dict[str, float]
+) -> Iterator[Candidate]:
+    """One device: the fastest of those that can run every op."""
+    totals = problem.machine.seconds.sum(axis=1)[problem.machine.device_class]
+    device = int(totals.argmin())
+    if np.isfinite(totals[device]):
+        yield emulated(problem, np.full(problem.arrays.num_ops, device, dtype=np.int64))
+
+
+def _clustered(
+    problem: Problem, found: list[Candidate], seconds: dict[str, float]
+) -> Iterator[Candidate]:
+    """Slicing, mapping, swaps and critical-path switches: the fastest placement on the way."""
+    k = problem.machine.num_devices
+    clock = _Clock(seconds)
+    clusters = slice_graph(problem, k)
+    clock.lap("slicing")
+    device, spans = map_clusters(problem, clusters)
+    clock.lap("mapping")
+    best = emulated(problem, placement(problem, clusters, device))
+    swapped = swap_clusters(problem, clusters, spans, device)
+    other = emulated(problem, placement(problem, clusters, swapped))
+    best = min(best, other, key=lambda candidate: candidate.makespan)
+    place = best.place
+    for _ in range(k):
+        place, switched = switch_critical_path(problem, place)
+        if switched == 0:
+            break
+        other = emulated(problem, place)
+        if other.makespan < best.makespan:
+            best = other
+    clock.lap("refinement")
+    yield best
+
+
+def _listed(
+    problem: Problem, found: list[Candidate], seconds: dict[str, float]
+) -> Iterator[Candidate]:
+    if problem.machine.num_devices == 1:
+        return
+    anywhere = np.full(len(problem.runs), -1, dtype=np.int64)
+    nothing = Homes(np.empty(0, dtype=np.int64), np.empty(0), anywhere)
+    key = -bottom_levels(problem.arrays, problem.machine)
+    heft = _listed_once(problem, key, nothing)
+    yield heft
+    for start in (found[-1], heft):
+        yield improved(problem, start, anywhere)
+
+
+def improved(
+    problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]
+) -> Candidate:
+    """Return the fastest of the schedules that repeated list scheduling finds from a start.
+
+    Args:
+        problem: The problem.
+        start: Any candidate.
+        fixed: Device of each group, -1 where it is free.
+    """
+    passes = int(np.clip(PASS_OPS // problem.arrays.num_ops, FEWEST_PASSES, MOST_PASSES))
+    best = current = start
+    idle = 0
+    for number in range(passes):
+        key, left = _time_left(problem, current, by_queue=number % 2 == 0)
+        current = _listed_once(problem, key, Homes(current.place, left, fixed))
+        idle += 1
+        if current.makespan < best.makespan * (1 - 1e-12):
+            best, idle = current, 0
+        if idle == PATIENCE:
+            break
+    other = emulated(problem, best.place)
+    return other if other.makespan < best.makespan else best
+
+
+def _time_left(
+    problem: Problem, current: Candidate, *, by_queue: bool
+) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
+    """Return the next pass's keys, and the seconds from each op's start to the end of the step."""
+    if not by_queue:
+        left = bottom_levels(problem.arrays, problem.machine, current.place)
+        return -left, left
+    order = np.argsort(current.timeline.dispatch).astype(np.int64)
+    late = np.empty(len(order))
+    _latest_starts_kernel(problem, current.place, order, current.makespan, late)
+    return late, current.makespan - late
+
+
+def _listed_once(problem: Problem, key: ndarray, homes: Homes) -> Candidate:
+    place, timeline = list_schedule(problem, key, homes)
+    if problem.machine.serial:
+        # The pass ignores contention on the links; the judge does not.
+        plan = free_plan(problem.arrays, problem.machine.num_devices, place, timeline.dispatch)
+        timeline = run_lists(problem.arrays, problem.machine, plan)
+    return Candidate(place, timeline, timeline.makespan)
+
+
+class _Clock:
+    """Adds the time since the last lap to a step's name."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.seconds = seconds
+        self.begin = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self.begin
+        self.begin = now
+
+
+@numba.njit(cache=True)
+def _latest_starts_kernel(
+    problem: Problem, place: ndarray, order: ndarray, end: float, late: ndarray
+) -> None:
+    """Fill the latest starts that keep each device's order and the end of the step."""
+    a, machine = problem.arrays, problem.machine
+    free = np.full(len(machine.device_class), end)
+    for i in range(len(order) - 1, -1, -1):
+        op = order[i]
+        d = place[op]
+        finish = free[d]
+        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
+            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
+                later = a.consumer_op[edge]
+                q, way = place[later], 0.0
+                if q != d:
+                    way = machine.latency[d, q] + a.tensor_bytes[t] / machine.bandwidth[d, q]
+                finish = min(finish, late[later] - way)
+        for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
+            later = a.before_op[edge]
+            q = place[later]
+            finish = min(finish, late[later] - (machine.latency[d, q] if q != d else 0.0))
+        late[op] = finish - machine.seconds[machine.device_class[d], op]
+        free[d] = late[op]
