@@ -1,0 +1,96 @@
+"""Memory limits that the operating system or the device's allocator enforces.
+
+On CPU, `RLIMIT_DATA` counts private writable memory. The limit is set on top of what the process
+holds once everything is imported and connected, plus an allowance for what is not tensors. glibc's
+threshold above which a block has a mapping of its own grows with use; freed blocks would then stay
+in the heap and count. So it is pinned. On CUDA the caching allocator has a limit per process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import resource
+from pathlib import Path
+
+import torch
+
+#: Bytes for what is not tensors: kernels' scratch, code and caches loaded late, threads' stacks.
+ALLOWANCE_BYTES = 48 << 20
+#: Blocks of at least this many bytes are returned to the system when they are freed.
+MMAP_THRESHOLD_BYTES = 128 << 10
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX, _M_MMAP_MAX = -1, -3, -8, -4
+_OUT_OF_MEMORY = (
+    "can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc",
+    "could not create a memory object", "could not create a primitive",
+)  # fmt: skip
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was no memory left."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in text for part in _OUT_OF_MEMORY)
+
+
+def pin_allocator() -> None:
+    """Make glibc give freed tensors back to the system; before the first large allocation."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    libc.mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+    libc.mallopt(_M_TRIM_THRESHOLD, MMAP_THRESHOLD_BYTES)
+    libc.mallopt(_M_MMAP_MAX, 1 << 20)
+    libc.mallopt(_M_ARENA_MAX, 1)
+
+
+def data_bytes() -> int:
+    """Return the private writable bytes of this process, which `RLIMIT_DATA` counts (Linux)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    line = next(line for line in status.splitlines() if line.startswith("VmData:"))
+    return int(line.split()[1]) << 10
+
+
+def set_limit(limit_bytes: int, device: torch.device) -> str:
+    """Limit what this process may hold from now on; return what was set, for people.
+
+    Args:
+        limit_bytes: Bytes of tensors.
+        device: Of this rank.
+    """
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
+        return f"allocator limit {limit_bytes} bytes on {device}"
+    baseline = data_bytes()
+    bound = baseline + limit_bytes + ALLOWANCE_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+    return (
+        f"RLIMIT_DATA {bound} bytes: {limit_bytes} for tensors, {ALLOWANCE_BYTES} allowance, "
+        f"{baseline} held at the start"
+    )
+
+
+def lift_limit() -> None:
+    """Take the CPU limit away again, so that a failure can be told."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def warm_up(device: torch.device) -> None:
+    """Load what torch loads late, so that it counts to the baseline and not to the limit."""
+    with torch.enable_grad():
+        x = torch.ones(2, 4, 8, 8, device=device, requires_grad=True)
+        weight = torch.ones(4, 4, 3, 3, device=device, requires_grad=True)
+        y = torch.nn.functional.conv2d(x, weight, padding=1)
+        y = torch.nn.functional.batch_norm(y, None, None, training=True).relu()
+        y = torch.nn.functional.layer_norm(y.flatten(2), (64,)) @ torch.ones(64, 16, device=device)
+        loss = torch.nn.functional.cross_entropy(y.flatten(1), torch.zeros(2, dtype=torch.long,
+                                                 device=device))  # fmt: skip
+        loss.backward()
+    big = torch.ones(256, 256, device=device)
+    torch.mm(big, big)
+    torch.bmm(big[None], big[None])
+    torch.nn.functional.scaled_dot_product_attention(big[None, None], big[None, None],
+                                                     big[None, None])  # fmt: skip

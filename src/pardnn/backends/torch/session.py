@@ -1,0 +1,85 @@
+"""From graph, plan and connections to a rank that is ready: all agree first, then each prepares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pardnn.backends.torch import agree
+from pardnn.backends.torch.draws import (
+    check_fixed_draws,
+    draws_from_data,
+    draws_to_data,
+    measure_draws,
+    random_ops,
+)
+from pardnn.backends.torch.random import Draws
+from pardnn.backends.torch.run import Executor, Program
+from pardnn.backends.torch.watch import State
+from pardnn.backends.torch.world import World
+from pardnn.errors import PardnnError
+
+
+def agree_with_all(program: Program, world: World) -> None:
+    """Compare with all ranks what is about to run.
+
+    Raises:
+        MismatchError: E510 or E511, on all ranks.
+        StuckError: E702, if a rank does not come.
+    """
+    agree.check_world(world.size, program.plan)
+    if world.store is None:
+        return
+    actions = program.lowered.ranks[world.rank]
+    facts = agree.make_facts(program.graph, program.plan, program.wires, actions, world.size)
+    said = agree.exchange(
+        world.store, "facts", world.rank, world.size, facts, world.timeout_s
+    )
+    agree.check_agreement(said)
+
+
+def share_draws(program: Program, world: World) -> dict[str, Draws]:
+    """Measure what this rank's random ops do to the generator, and learn it of the others'.
+
+    Raises:
+        UnsupportedError: E822, if an op's draws depend on values.
+    """
+    ops = random_ops(program.graph)
+    if world.store is None or not ops:
+        return {}
+    check_fixed_draws(ops)
+    mine = [op for op in ops if program.plan.placement[op.name] == world.rank]
+    data = draws_to_data(measure_draws(mine, program.tensors, world.device))
+    everyone = agree.exchange(
+        world.store, "draws", world.rank, world.size, data, world.timeout_s
+    )
+    return draws_from_data({name: each for said in everyone for name, each in said.items()})
+
+
+def start(
+    program: Program,
+    world: World,
+    residents: Callable[[], Mapping[str, Any]],
+    *,
+    checked: bool = True,
+    on_failure: Callable[[State], None] | None = None,
+) -> Executor:
+    """Return this rank's executor, ready for its first step.
+
+    Args:
+        program: What to run.
+        world: This rank's connections.
+        residents: Gives the live values of this rank's sources, once all ranks agree.
+        checked: Compare the plan with the other ranks first; tests of what happens without say no.
+        on_failure: See `Watch`.
+    """
+    world.look_out(on_failure)
+    try:
+        if checked:
+            agree_with_all(program, world)
+        draws = share_draws(program, world)
+        executor = Executor(program, world, residents(), draws)
+    except PardnnError as error:
+        raise world.settle(error) from error.__cause__
+    world.describe = executor.describe
+    return executor

@@ -1,0 +1,116 @@
+"""Real ranks for tests at a tenth of a second: forked processes that talk over gloo.
+
+torch is imported once, in the parent. A child uses one thread, so it never enters a pool of
+threads that did not survive the fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardnn.backends.torch.world import World, join
+from pardnn.errors import PardnnError
+
+
+@dataclass
+class Outcome:
+    """How a rank ended: `status` is its exit status, or minus the signal that ended it."""
+
+    rank: int
+    status: int | None
+    seconds: float
+    value: Any = None
+    error: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def code(self) -> str | None:
+        return self.error.get("code")
+
+
+def connect(rank: int, size: int, path: str, timeout_s: float, **kwargs: Any) -> World:
+    """Join a forked rank to the others."""
+    if size > 1:
+        store = dist.FileStore(path, size)
+        wait = timedelta(seconds=20)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
+    return join(torch.device("cpu"), timeout_s=timeout_s, **kwargs)
+
+
+def run_ranks(
+    size: int, body: Callable[[int, str], Any], *, limit_s: float = 60.0
+) -> list[Outcome]:
+    """Fork `size` ranks, run `body(rank, store_path)` in each, and return how each ended.
+
+    `body` returns JSON. A rank that has not ended after `limit_s` is killed: status None.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [Path(directory) / f"{rank}.json" for rank in range(size)]
+        store = str(Path(directory) / "store")
+        start = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pids = [_fork(rank, body, store, paths[rank]) for rank in range(size)]
+        ends = _ended(pids, start + limit_s)
+        outcomes = []
+        for rank, (status, end) in enumerate(ends):
+            outcome = Outcome(rank, status, end - start)
+            if paths[rank].exists():
+                data = json.loads(paths[rank].read_text())
+                outcome.value, outcome.error = data.get("value"), data.get("error", {})
+            outcomes.append(outcome)
+        return outcomes
+
+
+def _fork(rank: int, body: Callable[[int, str], Any], store: str, path: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 99
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        try:
+            data = {"value": body(rank, store)}
+            status = 0
+        except PardnnError as error:
+            data = {"error": {"code": error.code, "message": error.message,
+                              "details": error.details}}  # fmt: skip
+            status = error.exit_status
+        except BaseException:
+            data = {"error": {"code": "bare", "message": traceback.format_exc()}}
+            status = 1
+        path.with_suffix(".tmp").write_text(json.dumps(data))
+        path.with_suffix(".tmp").rename(path)
+    finally:
+        os._exit(status)
+
+
+def _ended(pids: list[int], deadline: float) -> list[tuple[int | None, float]]:
+    ends: dict[int, tuple[int | None, float]] = {}
+    while len(ends) < len(pids):
+        for pid in pids:
+            if pid in ends:
+                continue
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                ends[pid] = (os.waitstatus_to_exitcode(status), time.monotonic())
+            elif time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                ends[pid] = (None, time.monotonic())
+        time.sleep(0.005)
+    return [ends[pid] for pid in pids]
