@@ -8,8 +8,8 @@
 - `{"device": "accelerator"}` is the device of the rank that runs the op, `{"device": "cpu"}` the
   host beside it.
 - `{"float": "inf"}`, "-inf" or "nan": numbers that JSON does not have. `{"complex": [re, im]}`.
-- `returns`: for each tensor or host scalar that the call returns, lists flattened, the output it
-  becomes, or null. Absent: the outputs in order.
+- `returns`: for each result of the call, lists flattened, the output that it becomes; null for what
+  is no tensor and for what nobody needs. Absent: the outputs in order.
 - `mutates`: inputs that the call changes in place although its name has no trailing underscore.
 
 An output that is not returned aliases an input: it is the name of that input's new content.
@@ -26,7 +26,6 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from pardnn.backends.torch.scalars import SCALAR_FUNCTIONS
@@ -204,12 +203,15 @@ def _caller(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
 
 
 def flatten_result(result: Any) -> list[Any]:
-    """Return the tensors and numbers of a call's result, lists flattened."""
+    """Return the results of a call in order, lists flattened; None inside of them counts."""
     if result is None:
         return []
     if not isinstance(result, list | tuple):
         return [result]
-    return [leaf for item in result for leaf in flatten_result(item)]
+    flat: list[Any] = []
+    for item in result:
+        flat += flatten_result(item) if isinstance(item, list | tuple) else [item]
+    return flat
 
 
 def _storing(call: Call, op: Op, returns: Sequence[str | None] | None) -> Call:
@@ -299,7 +301,8 @@ def constant_value(op: Op, device: torch.device | str = "cpu") -> torch.Tensor:
             f"constant {op.name!r:.80} holds {len(content)} bytes; its shape {list(shape)} of "
             f"{output.dtype} takes {math.prod(shape) * dtype.itemsize}"
         )
-    flat = torch.from_numpy(np.frombuffer(content, np.uint8).copy()).view(dtype)
+    flat = torch.frombuffer(bytearray(content), dtype=dtype) if content else torch.empty(0)
+    flat = flat.to(dtype)
     made = torch.empty_strided(shape, output.strides, dtype=dtype) if output.strides else None
     value = flat.reshape(shape) if made is None else made.copy_(flat.reshape(shape))
     return value if op.arguments and op.arguments.get("device") == "cpu" else value.to(device)

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardnn.backends.torch import refuse
 from pardnn.backends.torch.locate import Locator
-from pardnn.backends.torch.ops import encode_constant, op_kind
+from pardnn.backends.torch.ops import encode_constant, flatten_result, op_kind
 from pardnn.backends.torch.scalars import HostNode, node_of, symbol
 from pardnn.backends.torch.signature import (
     Signature,
@@ -170,10 +170,10 @@ class Tracer(TorchDispatchMode):
             tensors[name] = fake
         written = [t for name in sig.names if name in writes for t in _tensors(tensors.get(name))]
         result = same_view(func)(*fake_args, **fake_kwargs)
-        results = _tensors(result)
-        if not results and not written and not sig.split:
+        results = [r if isinstance(r, torch.Tensor) else None for r in flatten_result(result)]
+        if not any(r is not None for r in results) and not written and not sig.split:
             return result  # a question, such as is_same_size
-        if sig.split and func._schema.name != "":
+        if sig.split:
             self._record_parts(func, sig, (traced_args, traced_kwargs), results, written)
         else:
             self._record(op_kind(func), traced_args, traced_kwargs, results, written, sig)
@@ -216,7 +216,7 @@ class Tracer(TorchDispatchMode):
         kind: str,
         args: list[Any],
         kwargs: dict[str, Any],
-        results: list[FakeTensor],
+        results: list[FakeTensor | None],
         written: list[FakeTensor],
         sig: Signature,
     ) -> None:
@@ -233,7 +233,9 @@ class Tracer(TorchDispatchMode):
         changed = {id(tensor): self._write(call, tensor) for tensor in written}
         for tensor in results:
             known = changed.get(id(tensor))
-            call.returns.append(known or self._new_value(call, tensor))
+            if known is None and tensor is not None:
+                known = self._new_value(call, tensor)
+            call.returns.append(known)
         for value in changed.values():
             if value not in call.outputs:
                 call.outputs.append(value)
@@ -246,7 +248,7 @@ class Tracer(TorchDispatchMode):
         func: torch._ops.OpOverload,
         sig: Signature,
         traced: tuple[list[Any], dict[str, Any]],
-        results: list[FakeTensor],
+        results: list[FakeTensor | None],
         written: list[FakeTensor],
     ) -> None:
         split = parts(sig, *traced)
@@ -265,6 +267,8 @@ class Tracer(TorchDispatchMode):
         old = self._current(self._value(tensor))
         storage = old.storage
         assert storage is not None
+        if storage.owner.call.kind == "constant":
+            self._copy_constant(storage)
         if call not in storage.writes:
             storage.writes.append(call)
         value = Value(call, geometry_of(tensor), storage, len(storage.writes), old)
@@ -386,6 +390,19 @@ class Tracer(TorchDispatchMode):
         self.locator.place(call)
         self.calls.append(call)
         return self._new_value(call, fake)
+
+    def _copy_constant(self, storage: Storage) -> None:
+        """Make a constant that is changed in place a copy of one that never is."""
+        copy = storage.owner.call
+        constant = Call("constant", arguments=copy.arguments, source=copy.source)
+        constant.module = copy.module
+        value = Value(constant, storage.owner.geometry, device=storage.owner.device)
+        value.storage = Storage(storage.held, value, value)
+        constant.outputs.append(value)
+        copy.kind, copy.arguments = "aten.clone.default", None
+        copy.args, copy.inputs, copy.returns = [value], [value], [storage.owner]
+        copy.reads = [(value.storage, 0)]
+        self.calls.insert(self.calls.index(copy), constant)
 
     def copy_back(self, old: Value, new: Value) -> Call:
         """Record `old.copy_(new)`: the step put `new` in the place of the source `old`."""
