@@ -21,7 +21,9 @@ def step(model, optimizer, x, y):
 
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1))
+model = nn.Sequential(
+    nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 1)
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
 x, y = torch.randn(32, 64), torch.randn(32, 1)

@@ -7,6 +7,8 @@ framework and no compiler.
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -47,7 +49,6 @@ _HOME = {
     "check_plan": "pardnn.plan.check",
     "estimate": "pardnn.api",
     "parallelize": "pardnn.api",
-    "plan": "pardnn.api",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",
     "simulate": "pardnn.api",
@@ -59,7 +60,6 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'pardnn' has no attribute {name!r}")
-    # `pardnn.plan` is a function and a room; the function wins here, also after the room's import.
     value = getattr(importlib.import_module(_HOME[name]), name)
     globals()[name] = value
     return value
@@ -67,3 +67,22 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+class _Package(types.ModuleType):
+    """`pardnn.plan` is the function, though the room `pardnn.plan` is a package of that name.
+
+    Importing a room sets it as an attribute of its parent; here that has no effect, and
+    `from pardnn.plan.check import check_plan` works as ever.
+    """
+
+    @property
+    def plan(self) -> Any:
+        return importlib.import_module("pardnn.api").plan
+
+    @plan.setter
+    def plan(self, value: Any) -> None:
+        """Ignore the import system's wish."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -386,7 +386,6 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
     signal.signal(signal.SIGTERM, _interrupt)
-    usage_errors = typer.BadParameter.__mro__[2]  # the parser's own base class of user errors
     try:
         status = app(args=arguments, standalone_mode=False)
     except typer.Exit as error:
@@ -397,9 +396,10 @@ def main(arguments: list[str] | None = None) -> None:
             status = _fail(PardnnError("interrupted", code="E130"), as_json) and 130
     except PardnnError as error:
         status = _fail(error, as_json)
-    except usage_errors as error:
-        status = _fail(UsageError(error.format_message(), code="E200"), as_json)  # pyright: ignore
-    except Exception as error:  # noqa: BLE001  the last resort: a bug of ours, said to be one
+    except typer.TyperException as error:  # of the parser
+        message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
+        status = _fail(UsageError(message, code="E200"), as_json)
+    except Exception as error:
         typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
         message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
         status = _fail(PardnnError(message, code="E199"), as_json)

@@ -33,9 +33,7 @@ Bandwidth = Annotated[
 Latency = Annotated[
     str | None, typer.Option("--latency", help="Of every link, such as 25us (the default).")
 ]
-Links = Annotated[
-    str | None, typer.Option("--links", help="independent (the default) or serial.")
-]
+Links = Annotated[str | None, typer.Option("--links", help="independent (the default) or serial.")]
 ClusterChoice = Annotated[
     str | None, typer.Option("--cluster", help="Cluster file, or PRESET[:K] such as dgx-v100:4.")
 ]

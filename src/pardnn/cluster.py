@@ -108,9 +108,7 @@ class Cluster:
         """Check the values."""
         problems = list(_problems(self))
         if problems:
-            raise FileError(
-                f"cluster: {problems[0]}", code="E421", details={"problems": problems}
-            )
+            raise FileError(f"cluster: {problems[0]}", code="E421", details={"problems": problems})
 
     @cached_property
     def arrays(self) -> ClusterArrays:

@@ -26,9 +26,7 @@ _USUAL = {"bandwidth": "GB/s", "time": "us", "size": "GiB", "memory": "GiB"}
 MemoryLimits = int | str | Mapping[int | str, int | str] | Sequence[int | str] | None
 
 
-def _split(
-    text: str, units: Mapping[str, float], help_text: str, what: str
-) -> tuple[float, float]:
+def _split(text: str, units: Mapping[str, float], help_text: str, what: str) -> tuple[float, float]:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise UsageError(f"{what} {text!r:.60} is not a number with a unit: {help_text}")
@@ -61,9 +59,12 @@ def parse_bytes(size: int | str, what: str = "size") -> int:
             else:
                 number, scale = _split(size, _BYTES, _SIZE_HELP, what)
                 value = int(number * scale)
-        except (UsageError, OverflowError) as error:
-            text = getattr(error, "message", str(error))
-            raise UsageError(text, code="E202") from None
+        except UsageError as error:
+            raise UsageError(error.message, code="E202") from None
+        except OverflowError:
+            raise UsageError(
+                f"{what} {size!r:.60} is too large: {_SIZE_HELP}", code="E202"
+            ) from None
     if value <= 0:
         raise UsageError(f"{what} {size!r} is not positive: {_SIZE_HELP}", code="E202")
     return value
@@ -101,6 +102,7 @@ def parse_limits(memory: MemoryLimits, num_devices: int) -> dict[int | str, int 
     Raises:
         UsageError: E202 (form) or E203 (count).
     """
+    limits: dict[int | str, int | None]
     if isinstance(memory, Mapping):
         bad = [key for key in memory if key != "cpu" and not _is_index(key)]
         if bad or not memory:
@@ -112,7 +114,7 @@ def parse_limits(memory: MemoryLimits, num_devices: int) -> dict[int | str, int 
         limits = {key: parse_bytes(memory[key], f"memory of {key}") for key in memory}
     elif memory is None or isinstance(memory, int | str):
         size = None if memory is None else parse_bytes(memory, "memory")
-        return dict.fromkeys(range(num_devices), size)
+        return {i: size for i in range(num_devices)}  # noqa: C420  keys of two types
     elif isinstance(memory, Sequence):
         limits = {i: parse_bytes(size, f"memory of device {i}") for i, size in enumerate(memory)}
     else:
@@ -124,7 +126,7 @@ def parse_limits(memory: MemoryLimits, num_devices: int) -> dict[int | str, int 
             f"Give one size for all, or one for each device.",
             code="E203",
         )
-    return dict(limits)
+    return limits
 
 
 def _is_index(key: object) -> bool:

@@ -166,8 +166,6 @@ def parallelize(
     def decide(graph: Graph, world_size: int) -> Plan:
         target = cluster or Cluster.uniform(world_size)
         chosen = costs_for(graph, target, costs)
-        return make_plan(
-            graph, target, chosen, algorithm=algorithm, reserve=reserve, seed=seed
-        )[0]
+        return make_plan(graph, target, chosen, algorithm=algorithm, reserve=reserve, seed=seed)[0]
 
     return run_parallel(step, *args, plan=plan, decide=decide, timeout=timeout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pardnn.cost.costs import Costs
-from pardnn.graph.ir import Graph, Op, writes
+from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan, order_rows, plan_arrays
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
@@ -24,6 +24,7 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
     assert plan.cluster is not None
     arrays = plan_arrays(graph, plan)
     timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
+    phase = phases(graph)
     tracks: list[Track] = []
     for device, row in enumerate(order_rows(arrays)):
         times, held = memory_curve(graph.arrays, arrays, timeline, device)
@@ -31,7 +32,7 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
             Bar(
                 float(timeline.start[op]),
                 float(timeline.finish[op]),
-                phase_of(graph.ops[op]),
+                phase[op],
                 graph.ops[op].name,
             )
             for op in row
@@ -45,8 +46,18 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
     return plan_svg(title, tracks, timeline.makespan)
 
 
-def phase_of(op: Op) -> str:
-    """Return "forward", "backward" or "update": a backward op knows its forward op."""
-    if op.backward_of is not None:
-        return "backward"
-    return "update" if op.group is not None or writes(op) else "forward"
+def phases(graph: Graph) -> list[str]:
+    """Return "forward", "backward" or "update" for each op.
+
+    A backward op knows its forward op; what depends on the backward pass and is not part of it
+    updates something.
+    """
+    a = graph.arrays
+    found = ["forward"] * a.num_ops
+    for op in a.topological.tolist():
+        inputs = a.tensor_op[a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]].tolist()
+        if graph.ops[op].backward_of is not None:
+            found[op] = "backward"
+        elif any(found[earlier] != "forward" for earlier in inputs):
+            found[op] = "update"
+    return found

@@ -149,9 +149,18 @@ def _gradients(graph: Graph) -> set[str]:
 
 def memory_by_kind(graph: Graph, plan: PlanArrays) -> MemoryByKind:
     """Return what the device with the largest peak holds at that moment."""
-    curves = memory_curves(graph, plan)
-    device = max(range(len(curves)), key=lambda d: max(curves[d], default=0))
-    return kinds_at(graph, plan, device, curves[device].index(max(curves[device])))
+    devices = memory_by_device(graph, plan)
+    return max(devices, key=lambda kinds: sum(dataclasses.astuple(kinds)))
+
+
+def memory_by_device(graph: Graph, plan: PlanArrays) -> list[MemoryByKind]:
+    """Return what each device holds at its own peak."""
+    return [
+        kinds_at(graph, plan, device, curve.index(max(curve)))
+        if curve
+        else MemoryByKind(**{field.name: 0 for field in dataclasses.fields(MemoryByKind)})
+        for device, curve in enumerate(memory_curves(graph, plan))
+    ]
 
 
 def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKind:
@@ -161,9 +170,7 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
     gradients = _gradients(graph)
     names = [tensor.name for op in graph.ops for tensor in op.outputs]
     producer = graph.arrays.tensor_op.tolist()
-    held = dict.fromkeys(
-        ("parameters", "gradients", "optimizer", "activations", "workspace", "transfers"), 0
-    )
+    held: dict[str, int] = {field.name: 0 for field in dataclasses.fields(MemoryByKind)}
     for storage in device_storages(graph, plan)[device]:
         gone = storage.released >= 0 and storage.released < at
         if storage.allocated > at or gone:

@@ -139,8 +139,8 @@ def decide_best(
 
 
 def _score(outcome: Outcome, objective: Objective) -> tuple[float, float]:
-    pair = (outcome.makespan_s, float(outcome.transfer_bytes))
-    return pair if objective == "seconds" else pair[::-1]
+    seconds, sent = outcome.makespan_s, float(outcome.transfer_bytes)
+    return (seconds, sent) if objective == "seconds" else (sent, seconds)
 
 
 def make_plan(
@@ -335,9 +335,7 @@ def compare(
     rows: list[CompareRow] = []
     for name in names:
         try:
-            _, result = make_plan(
-                graph, cluster, costs, algorithm=name, reserve=reserve, seed=seed
-            )
+            _, result = make_plan(graph, cluster, costs, algorithm=name, reserve=reserve, seed=seed)
         except InfeasibleError as error:
             rows.append(
                 CompareRow(

@@ -82,9 +82,7 @@ def planned(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Plan,
         InfeasibleError: E301.
     """
     with progress_bar("timing ops") as progress:
-        costs = costs_for(
-            graph, cluster, options.costs, threads=options.threads, progress=progress
-        )
+        costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
     try:
         return make_plan(
             graph,
@@ -99,7 +97,9 @@ def planned(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Plan,
     except InfeasibleError as error:
         tried = suggestions(graph, cluster, costs, reserve=options.reserve, seed=options.seed)
         raise InfeasibleError(
-            f"{error.message}\nTry: {' or '.join(tried)} (tried: fits)." if tried else error.message,
+            f"{error.message}\nTry: {' or '.join(tried)} (tried: fits)."
+            if tried
+            else error.message,
             code=error.code,
             details=error.details | {"try": tried},
         ) from None

@@ -142,6 +142,8 @@ def _message_problems(c: _Context, m: Message) -> Iterator[str]:
         yield f"its producer runs on device {c.plan.placement[producer]}"
     if not 0 <= m.target < c.plan.num_devices or m.target == m.source:
         yield "its target is no other device"
+    elif c.cluster is not None and c.cluster.arrays.latency[m.source, m.target] == float("inf"):
+        yield "no link joins the two devices"
     if c.plan.placement.get(m.post_before) != m.target:
         yield f"post_before {m.post_before!r:.60} is no op of the receiver"
     if m.hold_until is not None:
@@ -149,9 +151,6 @@ def _message_problems(c: _Context, m: Message) -> Iterator[str]:
             yield f"hold_until {m.hold_until!r:.60} is no op of the sender"
         elif c.position[m.hold_until] < c.position[producer]:
             yield f"hold_until {m.hold_until!r:.60} runs before the tensor exists"
-    if c.cluster is not None and 0 <= m.target < c.cluster.num_devices:
-        if not c.cluster.arrays.latency[m.source, m.target] < float("inf"):
-            yield "no link joins the two devices"
 
 
 def _deliveries(c: _Context) -> Iterator[str]:
@@ -165,7 +164,7 @@ def _deliveries(c: _Context) -> Iterator[str]:
             producer = c.producer[tensor].name
             if place[producer] == device:
                 if position[producer] > position[op.name]:
-                    yield f"order: {op.name!r:.60} runs before {producer!r:.60}, whose output it reads"
+                    yield f"order: {op.name!r:.60} runs before {producer!r:.60}, which it reads"
                 continue
             message = delivered.get((tensor, device))
             if message is None:

@@ -15,6 +15,7 @@ in that order anyway, so posting in order never adds a wait that could close a c
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ def _event_edges(graph: Graph, plan: PlanArrays, first_use: list[int]) -> Iterat
     a, n = graph.arrays, graph.arrays.num_ops
     next_op: dict[int, int] = {}
     for row in order_rows(plan):
-        next_op.update(zip(row, row[1:], strict=False))
+        next_op.update(itertools.pairwise(row))
         for op in row:
             yield n + op, op
             if op in next_op:
@@ -137,7 +138,7 @@ def _cycle_text(graph: Graph, plan: PlanArrays, events: _Events, stuck: list[int
             verb = "runs" if node < n else "is reached"
             return f"{graph.ops[node % n].name!r:.60} {verb} on device {plan.place[node % n]}"
         number = node - 2 * n
-        tensor = names[plan.message_tensor[number]]
+        tensor = names[int(plan.message_tensor[number])]
         ends = f"{plan.message_source[number]} to {plan.message_target[number]}"
         return f"{tensor!r:.60} goes from {ends}"
 
@@ -145,7 +146,8 @@ def _cycle_text(graph: Graph, plan: PlanArrays, events: _Events, stuck: list[int
     for node in stuck:
         for later in events.successors[node]:
             before.setdefault(later, node)
-    path, node = [], stuck[0]
+    path: list[int] = []
+    node = stuck[0]
     while node not in path:
         path.append(node)
         node = before[node]
@@ -155,9 +157,9 @@ def _cycle_text(graph: Graph, plan: PlanArrays, events: _Events, stuck: list[int
     )
 
 
-def _slots(plan: PlanArrays, producer: list[int], order: list[int], device: int) -> list[
-    tuple[int, bool, int]
-]:
+def _slots(
+    plan: PlanArrays, producer: list[int], order: list[int], device: int
+) -> list[tuple[int, bool, int]]:
     """Return (slot, is a receive at its own slot, message) of a rank's posts, in global order.
 
     Slot s lies between op s - 1 and op s of the rank's list.

@@ -130,9 +130,7 @@ def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
         MismatchError: E503, if the plan names an op or tensor that the graph does not have.
     """
     op_id = {op.name: i for i, op in enumerate(graph.ops)}
-    tensor_id = {
-        name: i for i, name in enumerate(t.name for op in graph.ops for t in op.outputs)
-    }
+    tensor_id = {name: i for i, name in enumerate(t.name for op in graph.ops for t in op.outputs)}
     try:
         return PlanArrays(
             place=np.array([plan.placement[op.name] for op in graph.ops], dtype=np.int64),
@@ -162,7 +160,7 @@ def plan_from_arrays(graph: Graph, arrays: PlanArrays) -> Plan:
     """Return the plan by names, without metadata; the inverse of `plan_arrays`."""
     ops = [op.name for op in graph.ops]
     tensors = [tensor.name for op in graph.ops for tensor in op.outputs]
-    messages = zip(*(column.tolist() for column in arrays[3:]), strict=True)
+    rows: list[list[int]] = np.stack(arrays[3:], axis=1).tolist()
     return Plan(
         placement=dict(zip(ops, arrays.place.tolist(), strict=True)),
         order=tuple(tuple(ops[i] for i in row) for row in order_rows(arrays)),
@@ -174,6 +172,6 @@ def plan_from_arrays(graph: Graph, arrays: PlanArrays) -> Plan:
                 post_before=ops[post],
                 hold_until=None if hold < 0 else ops[hold],
             )
-            for tensor, source, target, post, hold in messages
+            for tensor, source, target, post, hold in rows
         ),
     )

@@ -66,11 +66,13 @@ def _body(title: str, tracks: Sequence[Track], makespan: float, height: int) -> 
     for i, track in enumerate(tracks):
         yield from _track(track, 60 + i * (BAR + CURVE + GAP), makespan)
     bottom = height - 18
-    yield f'<line x1="{LEFT}" y1="{bottom - 8}" x2="{WIDTH - RIGHT}" y2="{bottom - 8}" stroke="#222222"/>'
+    ends = f'x1="{LEFT}" x2="{WIDTH - RIGHT}"'
+    yield f'<line {ends} y1="{bottom - 8}" y2="{bottom - 8}" stroke="#222222"/>'
     for part in range(5):
         at = LEFT + part / 4 * (WIDTH - LEFT - RIGHT)
         label = seconds_text(makespan * part / 4)
-        yield f'<text x="{at:.0f}" y="{bottom + 6}" text-anchor="middle" fill="#222222">{label}</text>'
+        place = f'x="{at:.0f}" y="{bottom + 6}"'
+        yield f'<text {place} text-anchor="middle" fill="#222222">{label}</text>'
 
 
 def _x(seconds: float, makespan: float) -> float:

@@ -51,7 +51,9 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False)
+    found = Table(
+        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False
+    )
     for i, column in enumerate(columns):
         found.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
@@ -111,7 +113,11 @@ def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableTy
     head = (
         f"{graph.name}: {len(graph.ops)} ops by {result.algorithm} on {cluster_text(cluster)}\n"
         f"step {seconds_text(result.makespan_s)} simulated"
-        + (f", {serial / result.makespan_s:.2f} x one device" if serial and result.makespan_s else "")
+        + (
+            f", {serial / result.makespan_s:.2f} x one device"
+            if serial and result.makespan_s
+            else ""
+        )
         + f"; lower bound {seconds_text(result.lower_bound_s)}, gap {percent_text(result.gap)}\n"
         f"transfers {bytes_text(result.transfer_bytes)}; costs: {result.costs}; planned in "
         f"{seconds_text(result.planning_s)} (+ {seconds_text(result.compile_s)} to load kernels)"
@@ -123,10 +129,15 @@ def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableTy
 def cluster_text(cluster: Any) -> str:
     """Return one line on a cluster."""
     first, rate = cluster.devices[0], cluster.default_link
-    alike = all((d.type, d.memory, d.speed) == (first.type, first.memory, first.speed) for d in cluster.devices)
+    alike = all(
+        (d.type, d.memory, d.speed) == (first.type, first.memory, first.speed)
+        for d in cluster.devices
+    )
     memory = f" of {bytes_text(first.memory)}" if first.memory else " without limit"
-    devices = f"{cluster.num_devices} x {first.type}{memory}" if alike else (
-        f"{cluster.num_devices} unlike devices"
+    devices = (
+        f"{cluster.num_devices} x {first.type}{memory}"
+        if alike
+        else (f"{cluster.num_devices} unlike devices")
     )
     if rate is None or cluster.links:
         return f"{devices}, {len(cluster.links)} links ({cluster.link_model})"
@@ -208,7 +219,9 @@ def _run(result: results.RunResult) -> RenderableType:
     verdict = []
     if reference is not None:
         same = tuple(reference) == tuple(result.losses)
-        verdict = ["losses bitwise equal to one device" if same else "losses DIFFER from one device"]
+        verdict = [
+            "losses bitwise equal to one device" if same else "losses DIFFER from one device"
+        ]
     return Group(
         table("", columns, losses),
         table("", ("rank", "peak (predicted)", "peak (measured)", "limit"), memory),

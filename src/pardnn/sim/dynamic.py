@@ -9,6 +9,9 @@ compute and start as soon as the tensor exists. Among ready ops a device takes t
 All events of one instant are handled before any device chooses. O((ops + edges) log ops).
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from __future__ import annotations
 
 import numba
@@ -48,9 +51,7 @@ def emulate(
     sent, arrived = np.full(m, np.nan), np.full(m, np.nan)
     dispatch = np.full(n, -1, dtype=np.int64)
     keys = np.empty(0) if key is None else np.ascontiguousarray(key, dtype=np.float64)
-    _emulate_kernel(
-        arrays, machine, transfers, place, keys, start, finish, dispatch, sent, arrived
-    )
+    _emulate_kernel(arrays, machine, transfers, place, keys, start, finish, dispatch, sent, arrived)
     return Timeline(
         start=start,
         finish=finish,
@@ -100,7 +101,10 @@ def _emulate_kernel(
         for d in range(k):
             if idle[d] and ready[d] > 0:
                 op = ready_id[base[d]]
-                view_key, view_id = ready_key[base[d] : base[d + 1]], ready_id[base[d] : base[d + 1]]
+                view_key, view_id = (
+                    ready_key[base[d] : base[d + 1]],
+                    ready_id[base[d] : base[d + 1]],
+                )
                 ready[d] = heap_pop(view_key, view_id, ready[d])
                 idle[d] = False
                 start[op] = now

@@ -7,6 +7,9 @@ devices cost the link's latency. With `serial` links, transfers of one link queu
 which they could start. O((ops + messages) log (ops + messages)).
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from __future__ import annotations
 
 from typing import Literal, NamedTuple

@@ -4,6 +4,9 @@
 with n (thesis, table 4.2). Edges within a device or cluster cost 0. O(ops + edges) each.
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from __future__ import annotations
 
 import numba
