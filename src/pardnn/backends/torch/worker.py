@@ -1,0 +1,225 @@
+"""One rank of `pardnn run`: a process that torchrun's launcher starts, and the reference's process.
+
+Everything it needs lies in one private directory: the job, the graph, the plan. It writes one
+result file there, also when it fails. `python -m pardnn.backends.torch.worker DIRECTORY`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pardnn.errors import PardnnError, UsageError, UserCodeError
+from pardnn.graph.file import read_graph
+from pardnn.plan.file import read_plan
+
+GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
+#: How long a rank that has been told of another's failure may take to end by itself.
+GRACE_S = 6.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all ranks of one run are to do.
+
+    Attributes:
+        target: `FILE.py:FUNCTION`.
+        steps: Number of training steps.
+        threads: Threads of each rank.
+        timeout_s: Longest wait for one message, seconds.
+        device: "cpu" or "cuda".
+        limits: Bytes that each rank may hold; None without limit.
+        batch_size: Given to FUNCTION, if not None.
+        parent: Process that started the run.
+    """
+
+    target: str
+    steps: int
+    threads: int
+    timeout_s: float
+    device: str
+    limits: tuple[int | None, ...]
+    batch_size: int | None
+    parent: int
+
+
+def write_job(directory: Path, job: Job) -> None:
+    """Write the job's file."""
+    (directory / JOB_FILE).write_text(json.dumps(asdict(job)), encoding="utf-8")
+
+
+def read_job(directory: Path) -> Job:
+    """Read the job's file."""
+    data = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
+    return Job(**data | {"limits": tuple(data["limits"])})
+
+
+def result_path(directory: Path, rank: int | str) -> Path:
+    """Return where a rank, or the reference, writes its result."""
+    return directory / f"result-{rank}.json"
+
+
+def write_result(directory: Path, rank: int | str, result: dict[str, Any]) -> None:
+    """Write a result file in one piece."""
+    path = result_path(directory, rank)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result), encoding="utf-8")
+    temporary.replace(path)
+
+
+def load_function(target: str, batch_size: int | None) -> Callable[[], Any]:
+    """Return the entry point as a function without arguments."""
+    name, _, function = target.rpartition(":")
+    path = Path(name).resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as `python FILE.py` does
+    specification = importlib.util.spec_from_file_location(f"pardnn_entry_{path.stem}", path)
+    if specification is None or specification.loader is None:
+        raise UsageError(f"{name!r:.120} is no Python file", code="E221")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    try:
+        specification.loader.exec_module(module)
+        found = getattr(module, function)
+    except Exception as error:
+        raise UserCodeError(f"while loading {path}: {type(error).__name__}: {error}") from error
+    return found if batch_size is None else lambda: found(batch_size=batch_size)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Ask the system to end this process when the launcher is gone (Linux)."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def _abandon(directory: Path, rank: int) -> Callable[[dict[str, Any]], None]:
+    def abandon(failure: dict[str, Any]) -> None:
+        """End a rank that waits, computes or sleeps on after another one has failed."""
+        time.sleep(GRACE_S)
+        if not result_path(directory, rank).exists():
+            first = failure.get("first_failing_rank", failure["rank"])
+            details = {"rank": rank, "first_failing_rank": first}
+            message = f"rank {rank} stopped: rank {first} failed first"
+            write_result(directory, rank, {"error": {
+                "code": failure["code"], "message": message, "details": details}})  # fmt: skip
+        os._exit(6)
+
+    return abandon
+
+
+def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
+    """Run one rank and return its result."""
+    import torch
+
+    from pardnn.backends.torch import limits
+    from pardnn.backends.torch.binding import Binding
+    from pardnn.backends.torch.entry import make_step
+    from pardnn.backends.torch.run import Program
+    from pardnn.backends.torch.session import start
+    from pardnn.backends.torch.world import join, leave, rank_device
+
+    limits.pin_allocator()
+    torch.set_num_threads(job.threads)
+    limit = job.limits[rank]
+    device = rank_device(job.device, int(os.environ.get("LOCAL_RANK", "0")))
+    limits.warm_up(device)
+    program = Program(read_graph(directory / GRAPH_FILE), read_plan(directory / PLAN_FILE))
+    step, args, recording = make_step(load_function(job.target, job.batch_size))
+    binding = Binding(step, args, program.graph, device)
+    notes = [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
+    world = join(device, timeout_s=job.timeout_s)
+    example: dict[str, Any] = {}
+
+    def residents() -> dict[str, Any]:
+        if limit is not None:
+            notes.append(limits.set_limit(limit, device))
+        batch = [op for op in program.inputs() if op.name in binding.example_values()]
+        values = binding.replayed([*program.residents(rank), *batch], recording)
+        example.update((op.name, values.pop(op.name)) for op in batch)
+        return values
+
+    executor = start(program, world, residents, on_failure=_abandon(directory, rank))
+    losses = [
+        executor.step(binding.inputs(example, {})).item() for _ in range(job.steps)
+    ]  # fmt: skip
+    limits.lift_limit()
+    waited = world.channel.waited_s if world.channel is not None else []
+    leave([world])
+    return {
+        "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
+        "waited_s": waited, "notes": notes,
+    }  # fmt: skip
+
+
+def run_reference(job: Job) -> dict[str, Any]:
+    """Run the user's own step eagerly, on one device, and return its losses."""
+    import torch
+
+    from pardnn.backends.torch.capture import loss_of
+
+    torch.set_num_threads(job.threads)
+    made = load_function(job.target, job.batch_size)()
+    step, args = made
+    start = time.perf_counter()
+    losses = [loss_of(step(*args)).item() for _ in range(job.steps)]
+    return {"losses": losses, "seconds": time.perf_counter() - start}
+
+
+def _error(error: BaseException, rank: int | str) -> dict[str, Any]:
+    """Return an error as JSON; the traceback is the user's or the op's, where there is one."""
+    cause = error.__cause__ or error
+    lines = traceback.format_exception(cause)
+    if isinstance(error, PardnnError):
+        found = {"code": error.code, "message": error.message, "details": error.details}
+    else:
+        text = f"internal error in rank {rank}: {type(error).__name__}: {error}"
+        details = {"rank": rank, "first_failing_rank": rank}
+        found = {"code": "E101", "message": text, "details": details}
+    return {**found, "traceback": "".join(lines)[-8000:]}
+
+
+def main(directory: Path, rank: int | str) -> int:
+    """Run, write the result file, and return the exit status."""
+    job = read_job(directory)
+    _end_with_parent(job.parent)
+    # Standard output belongs to the command's own result.
+    os.dup2(2, 1)
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(job.threads)
+    try:
+        result = run_reference(job) if rank == "reference" else run_rank(directory, job, int(rank))
+        write_result(directory, rank, result)
+        return 0
+    except BaseException as error:
+        # The launcher ends the other ranks as soon as one has ended; each may still say why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with contextlib.suppress(ImportError):
+            from pardnn.backends.torch.limits import lift_limit
+
+            lift_limit()
+        found = _error(error, rank)
+        write_result(directory, rank, {"error": found})
+        return int(found["code"][1])
+
+
+if __name__ == "__main__":
+    _rank = "reference" if "--reference" in sys.argv else int(os.environ.get("RANK", "0"))
+    _status = main(Path(sys.argv[1]), _rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that still wait for a failed peer must not keep the process.
+    os._exit(_status)
