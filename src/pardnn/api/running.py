@@ -1,0 +1,127 @@
+"""Run an entry point on the ranks of this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from pardnn.api.entry import load_factory
+from pardnn.api.targets import PlanOptions, captured, planned
+from pardnn.cluster import Cluster
+from pardnn.errors import MismatchError, UsageError
+from pardnn.graph.ir import Graph
+from pardnn.plan.check import check_plan
+from pardnn.plan.file import check_fingerprint, read_plan
+from pardnn.plan.plan import Plan
+from pardnn.report.results import RunResult
+from pardnn.report.text import bytes_text
+
+Tell = Callable[[str], None]
+
+
+def run_target(
+    target: str,
+    cluster: Cluster | None,
+    options: PlanOptions,
+    *,
+    plan_file: Path | None = None,
+    steps: int = 5,
+    timeout: float = 60.0,
+    verify: bool = False,
+    batch_size: int | None = None,
+    tell: Tell | None = None,
+) -> RunResult:
+    """Capture, plan or read a plan, and train for some steps on K ranks.
+
+    Args:
+        target: `FILE.py:FUNCTION`.
+        cluster: What to plan for. With `plan_file`: the limits to enforce instead of the plan's.
+        options: Of the planner.
+        plan_file: A plan made before.
+        steps: Number of training steps.
+        timeout: Longest wait for one message, seconds.
+        verify: Run the user's own step on one device too.
+        batch_size: Given to FUNCTION, if not None.
+        tell: Told what happens next, in a few words.
+
+    Raises:
+        PardnnError: E2xx to E8xx, as capturing, planning and running do.
+    """
+    if timeout <= 0:
+        raise UsageError(f"timeout is {timeout} seconds; it must be above 0")
+    load_factory(target, batch_size)  # a wrong name is told before anything is read
+    plan = None if plan_file is None else read_plan(plan_file)
+    graph, _ = captured(target, batch_size)
+    if plan is None:
+        assert cluster is not None
+        plan, _ = planned(graph, cluster, options)
+    else:
+        check_fingerprint(plan, graph)
+        check_plan(graph, plan)
+    return run_checked(
+        target,
+        graph,
+        plan,
+        cluster or plan.cluster,
+        steps=steps,
+        threads=options.threads,
+        timeout=timeout,
+        verify=verify,
+        batch_size=batch_size,
+        tell=tell,
+    )
+
+
+def run_checked(
+    target: str,
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster | None,
+    *,
+    steps: int,
+    threads: int = 1,
+    timeout: float = 60.0,
+    verify: bool = False,
+    batch_size: int | None = None,
+    tell: Tell | None = None,
+) -> RunResult:
+    """Run a valid plan under the limits of a cluster; see `run_target`.
+
+    Raises:
+        MismatchError: E501, if plan and cluster have different numbers of devices.
+    """
+    from pardnn.backends.torch.launch import run_plan
+
+    if cluster is not None and cluster.num_devices != plan.num_devices:
+        raise MismatchError(
+            f"the plan is for {plan.num_devices} devices, the cluster has {cluster.num_devices}.\n"
+            "Leave the cluster out, or plan again.",
+            code="E501",
+        )
+    limits = [None] * plan.num_devices
+    if cluster is not None:
+        limits = [device.memory for device in cluster.devices]
+    found = run_plan(
+        target,
+        graph,
+        plan,
+        steps=steps,
+        threads=threads,
+        timeout=timeout,
+        verify=verify,
+        limits=limits,
+        batch_size=batch_size,
+        progress=tell,
+    )
+    over = [
+        f"rank {rank} was limited to {bytes_text(limit)}, below its predicted peak"
+        for rank, (limit, peak) in enumerate(zip(limits, found.peak_bytes_predicted, strict=True))
+        if limit is not None and limit < peak
+    ]
+    return RunResult(
+        **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        | {"notes": (*found.notes, *over)},
+        makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
+        algorithm=plan.algorithm,
+    )
