@@ -1,13 +1,14 @@
 """The fastest order found for a placement that keeps every device within its memory.
 
 Tried in turn: the emulator's own order; the same order with messages moved towards the latest slot
-that memory asks for; the topological order of the file, which is what eager execution does and
-often needs little memory. The judge decides among those that fit.
+that memory asks for; blends of it with orders that need little memory, which are the topological
+order of the file (what eager execution does) and that order with ops drawn forward that free what
+they take. The judge decides among those that fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int64
@@ -15,6 +16,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
+from pardnn.place.orders import blended_rank, eager_free_rank, file_rank
 from pardnn.place.schedule import first_overwrites, ordered_plan
 from pardnn.place.squeeze import limits, squeezed_plan
 from pardnn.plan.plan import PlanArrays
@@ -24,6 +26,9 @@ from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks
 from pardnn.sim.timeline import Timeline
+
+#: Blends of two orders tried between the extremes.
+BISECTIONS = 4
 
 
 def fits(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]) -> bool:
@@ -73,17 +78,52 @@ def fit_candidate(
         return plan
     best: PlanArrays | None = None
     shortest = np.inf
-    for rank in _ranks(arrays, timeline.dispatch):
+    for base in (file_rank(arrays), eager_free_rank(arrays)):
+        plan = fit_order(arrays, machine, place, timeline, base, capacities, overwrites)
+        makespan = np.inf if plan is None else run_lists(arrays, machine, plan).makespan
+        if makespan < shortest:
+            best, shortest = plan, makespan
+    return best
+
+
+def fit_order(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    base: Int64[ndarray, " n"],
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays | None:
+    """Return the fastest plan that fits, of those between a timeline's order and a frugal one.
+
+    Blends are tried by bisection, as if more of the frugal order always needed less memory.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op, with groups together.
+        timeline: Any complete timeline of this placement.
+        base: Ranks of an order that needs little memory.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
+    best: PlanArrays | None = None
+    shortest = np.inf
+    low, high, weight = 0.0, 1.0, 0.0
+    for step in range(2 + BISECTIONS):
+        rank = blended_rank(timeline.dispatch, base, weight)
         plan = squeezed_plan(arrays, machine, place, rank, capacities, overwrites)
         if fits(arrays, plan, capacities):
             makespan = run_lists(arrays, machine, plan).makespan
             if makespan < shortest:
                 best, shortest = plan, makespan
+            if weight == 0.0:
+                break
+            high = weight
+        else:
+            if weight == 1.0:
+                break
+            low = weight
+        weight = 1.0 if step == 0 else (low + high) / 2
     return best
-
-
-def _ranks(arrays: GraphArrays, dispatch: ndarray) -> Iterator[ndarray]:
-    yield dispatch
-    rank = np.empty(arrays.num_ops, dtype=np.int64)
-    rank[arrays.topological] = np.arange(arrays.num_ops)
-    yield rank

@@ -15,15 +15,19 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays
 
 
-def colocated(arrays: GraphArrays, overwrites: Int64[ndarray, "w 2"]) -> Int64[ndarray, " n"]:
+def colocated(
+    arrays: GraphArrays, overwrites: Int64[ndarray, "w 2"], *, with_views: bool = False
+) -> Int64[ndarray, " n"]:
     """Return a dense group number per op, numbered by first member.
 
     Args:
         arrays: The graph.
         overwrites: From `place.schedule.first_overwrites`.
+        with_views: Also join the views of storages that nothing writes, so that each storage is
+            on one device, sent copies aside.
     """
     root = np.arange(arrays.num_ops)
-    _union_kernel(arrays, overwrites, root)
+    _union_kernel(arrays, overwrites, with_views, root)
     numbers = np.empty(arrays.num_ops, dtype=np.int64)
     _number_kernel(root, numbers)
     return numbers
@@ -38,7 +42,9 @@ def _find(root: ndarray, op: int) -> int:
 
 
 @numba.njit(cache=True)
-def _union_kernel(a: GraphArrays, overwrites: ndarray, root: ndarray) -> None:
+def _union_kernel(
+    a: GraphArrays, overwrites: ndarray, with_views: bool, root: ndarray
+) -> None:
     n = len(root)
     first = np.full(n, -1, dtype=np.int64)
     for op in range(n):
@@ -54,7 +60,7 @@ def _union_kernel(a: GraphArrays, overwrites: ndarray, root: ndarray) -> None:
         owner = t
         while a.tensor_alias[owner] >= 0:
             owner = a.tensor_alias[owner]
-        if owner != t and written[owner]:
+        if owner != t and (with_views or written[owner]):
             root[_find(root, a.tensor_op[t])] = _find(root, a.tensor_op[owner])
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
+from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
-from pardnn.place.fitting import fit_candidate
+from pardnn.place.fitting import fits
 from pardnn.place.groups import colocated
-from pardnn.place.pardnn.clusters import problem_of
+from pardnn.place.pardnn.clusters import Problem, problem_of
+from pardnn.place.pardnn.memory import Task, fit_memory
 from pardnn.place.pardnn.partition import partition
-from pardnn.place.schedule import first_overwrites
+from pardnn.place.schedule import first_overwrites, ordered_plan
 from pardnn.sim.machine import Machine
 
 
@@ -45,10 +46,23 @@ def place_pardnn(
     seconds = {"groups": time.perf_counter() - begin}
     candidates, by_step = partition(problem)
     seconds |= by_step
-    for candidate in candidates:
-        plan = fit_candidate(
-            graph.arrays, machine, candidate.place, candidate.timeline, capacities, overwrites
-        )
-        if plan is not None and np.isfinite(candidate.makespan):
-            return Decision(plan, 0, seconds)
-    raise InfeasibleError("no plan fits.")
+    best = candidates[0]
+    plan = ordered_plan(
+        graph.arrays, machine.num_devices, best.place, best.timeline, overwrites
+    )
+    if fits(graph.arrays, plan, capacities):
+        return Decision(plan, 0, seconds)
+    begin = time.perf_counter()
+    task = Task(problem, _with_views(problem, overwrites), capacities, overwrites)
+    found = fit_memory(task, candidates)
+    seconds["memory"] = time.perf_counter() - begin
+    if found is None:
+        raise InfeasibleError("no plan fits.")
+    moved = int((found.plan.place != best.place).sum())
+    return Decision(found.plan, moved, seconds)
+
+
+def _with_views(problem: Problem, overwrites: ndarray) -> Problem:
+    group = colocated(problem.arrays, overwrites, with_views=True)
+    group.setflags(write=False)
+    return problem_of(problem.arrays._replace(group=group), problem.machine)

@@ -55,7 +55,7 @@ def _own(problem: Problem, op: int, cluster: int, of: ndarray, peeled: ndarray) 
 def _primary_kernel(
     problem: Problem, num_primaries: int, of: ndarray, head: ndarray, tail: ndarray
 ) -> None:
-    a, n = problem.arrays, len(of)
+    n = len(of)
     top, bottom = np.zeros(n), np.zeros(n)
     peeled = np.zeros(n, dtype=np.bool_)
     nowhere = np.full(n, -1, dtype=np.int64)

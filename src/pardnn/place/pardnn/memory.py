@@ -1,0 +1,129 @@
+"""Step 2 of ParDNN: a placement whose plan keeps every device within its memory.
+
+Starts are placements of step 1, and placements packed by memory. Each is repaired on orders that
+need little memory (`overflow`), then scheduled as fast as its memory allows (`fitting`); list
+scheduling with the residual groups pinned makes new starts of what fits. The judge chooses.
+
+Deviations: the thesis repairs one placement; here several are, since where memory binds, the
+fastest placement is often not the one that is best to repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import RESIDUAL
+from pardnn.place.fitting import fit_candidate, fit_order, fits
+from pardnn.place.orders import eager_free_rank, file_rank
+from pardnn.place.pardnn.clusters import Problem
+from pardnn.place.pardnn.overflow import curves_of, resolve_overflow
+from pardnn.place.pardnn.packing import packed_place
+from pardnn.place.pardnn.partition import Candidate, emulated, improved
+from pardnn.place.squeeze import limits
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.engine import run_lists
+
+
+class Task(NamedTuple):
+    """What the memory step works on.
+
+    Attributes:
+        problem: The problem of step 1.
+        units: The same with views joined to what they view.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
+
+    problem: Problem
+    units: Problem
+    capacities: Sequence[int | None]
+    overwrites: Int64[ndarray, "w 2"]
+
+
+class Fitting(NamedTuple):
+    """A plan that fits, and its simulated seconds."""
+
+    plan: PlanArrays
+    makespan: float
+
+
+def fit_memory(task: Task, candidates: list[Candidate]) -> Fitting | None:
+    """Return the fastest plan found that fits.
+
+    Args:
+        task: The task.
+        candidates: Of step 1, fastest first.
+    """
+    found: list[Fitting] = []
+    for candidate in candidates:
+        _keep(task, found, fit_candidate(
+            task.problem.arrays, task.problem.machine, candidate.place, candidate.timeline,
+            task.capacities, task.overwrites,
+        ))  # fmt: skip
+    for start in _starts(task, candidates):
+        for rank in _frugal_ranks(task):
+            place = repaired(task, start, rank)
+            if place is None:
+                continue
+            _schedule(task, found, place, rank)
+            pinned = improved(task.units, emulated(task.units, place), _pins(task, place))
+            again = repaired(task, pinned.place, rank)
+            if again is not None:
+                _schedule(task, found, again, rank)
+    return min(found, key=lambda fitting: fitting.makespan, default=None)
+
+
+def _keep(task: Task, found: list[Fitting], plan: PlanArrays | None) -> None:
+    if plan is not None:
+        makespan = run_lists(task.problem.arrays, task.problem.machine, plan).makespan
+        if np.isfinite(makespan):
+            found.append(Fitting(plan, makespan))
+
+
+def _schedule(task: Task, found: list[Fitting], place: ndarray, rank: ndarray) -> None:
+    machine = task.problem.machine
+    timeline = emulated(task.problem, place).timeline
+    _keep(task, found, fit_order(
+        task.problem.arrays, machine, place, timeline, rank, task.capacities, task.overwrites
+    ))  # fmt: skip
+
+
+def _frugal_ranks(task: Task) -> Iterator[ndarray]:
+    yield eager_free_rank(task.problem.arrays)
+    yield file_rank(task.problem.arrays)
+
+
+def _starts(task: Task, candidates: list[Candidate]) -> Iterator[ndarray]:
+    most = limits(task.capacities)
+    for rank in _frugal_ranks(task):
+        yield packed_place(task.units, rank, most)
+    for candidate in candidates[:2]:
+        yield joined(task.units, candidate.place)
+
+
+def joined(units: Problem, place: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
+    """Return the placement with every unit on the device of its first op."""
+    first = units.member[units.member_ptr[:-1]]
+    return place[first][units.arrays.group]
+
+
+def repaired(
+    task: Task, place: Int64[ndarray, " n"], rank: Int64[ndarray, " n"]
+) -> Int64[ndarray, " n"] | None:
+    """Return a placement near `place` that fits if run in an order; None if none was found."""
+    curves = curves_of(task.units, place, rank, limits(task.capacities))
+    return curves.place if resolve_overflow(task.units, curves) else None
+
+
+def _pins(task: Task, place: ndarray) -> Int64[ndarray, " g"]:
+    """Return the device of each unit with residual bytes, -1 for the others."""
+    a = task.units.arrays
+    pins = np.full(len(task.units.runs), -1, dtype=np.int64)
+    residual = (a.memory == RESIDUAL) & (np.diff(a.output_ptr) > 0)
+    pins[a.group[residual]] = place[residual]
+    return pins

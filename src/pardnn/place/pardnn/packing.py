@@ -1,0 +1,128 @@
+"""Placements that start from memory: residual groups packed first, the rest near its inputs.
+
+Every op is attributed to a residual unit: the one it belongs to, else the one from which it reads
+most bytes, directly or through ops attributed before. Units are cut into one stretch per device in
+the order in which they are first used, so that the bytes attributed to each device at the peak of
+one device's memory are in proportion to its capacity. What follows looks like the stages of a
+pipeline: little communication, and residual and transient bytes spread alike. O(ops + edges).
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.place.pardnn.clusters import Problem
+from pardnn.place.schedule import free_plan
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.peak import held_bytes, storage_lives
+
+
+def packed_place(
+    problem: Problem, rank: Int64[ndarray, " n"], most: Int64[ndarray, " k"]
+) -> Int64[ndarray, " n"]:
+    """Return a placement that spreads memory.
+
+    Args:
+        problem: Its groups must join views.
+        rank: Position of each op in a topological order of all ops.
+        most: Usable bytes per device.
+    """
+    a, k = problem.arrays, len(most)
+    order = np.argsort(rank).astype(np.int64)
+    unit = attributed_units(problem, order)
+    weight = _bytes_at_peak(a, rank, unit, len(problem.runs))
+    first = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
+    np.minimum.at(first, unit, rank)
+    used = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
+    working = problem.seconds > 0
+    np.minimum.at(used, unit[working], rank[working])
+    turn = np.lexsort((first, used))
+    share = most / most.sum()
+    middle = np.cumsum(weight[turn]) - weight[turn] / 2
+    device_of_unit = np.empty(len(problem.runs), dtype=np.int64)
+    device_of_unit[turn] = np.minimum(
+        np.searchsorted(np.cumsum(share) * weight.sum(), middle), k - 1
+    )
+    wish = device_of_unit[unit]
+    return _allowed(problem, wish, order)
+
+
+def attributed_units(
+    problem: Problem, order: Int64[ndarray, " n"]
+) -> Int64[ndarray, " n"]:
+    """Return for each op the unit that it should be near; ops of one unit agree."""
+    unit = np.full(problem.arrays.num_ops, -1, dtype=np.int64)
+    _attribute_kernel(problem, order, unit)
+    return unit
+
+
+def _one_device_plan(arrays: GraphArrays, rank: ndarray) -> PlanArrays:
+    return free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), rank)
+
+
+def _bytes_at_peak(arrays: GraphArrays, rank: ndarray, unit: ndarray, units: int) -> ndarray:
+    """Bytes alive at the peak of one device, by the unit that their producer is attributed to."""
+    plan = _one_device_plan(arrays, rank)
+    peak = int(held_bytes(arrays, plan).argmax())
+    allocated, released = storage_lives(arrays, plan)
+    alive = (allocated <= peak) & (released >= peak)
+    held = np.where(alive, arrays.tensor_bytes, 0)
+    return np.bincount(unit[arrays.tensor_op], weights=held + 1e-9, minlength=units)
+
+
+def _allowed(problem: Problem, wish: ndarray, order: ndarray) -> ndarray:
+    k = problem.machine.num_devices
+    group = problem.arrays.group
+    # The first op of a group, in order, decides for all of it.
+    chosen = np.full(len(problem.runs), -1, dtype=np.int64)
+    chosen[group[order[::-1]]] = wish[order[::-1]]
+    turns = (chosen[:, None] + np.arange(k)[None, :]) % k
+    can = np.take_along_axis(problem.runs, turns, axis=1)
+    device = np.take_along_axis(turns, can.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return device[group].astype(np.int64)
+
+
+@numba.njit(cache=True)
+def _attribute_kernel(problem: Problem, order: ndarray, unit: ndarray) -> None:
+    a = problem.arrays
+    residual = np.zeros(len(problem.runs), dtype=np.bool_)
+    any_residual = False
+    for op in range(len(unit)):
+        if a.memory[op] == RESIDUAL and a.output_ptr[op] < a.output_ptr[op + 1]:
+            residual[a.group[op]] = True
+            any_residual = True
+    of_group = np.full(len(residual), -1, dtype=np.int64)
+    for op in order:
+        group = a.group[op]
+        if residual[group] or not any_residual:
+            of_group[group] = group
+        if of_group[group] < 0:
+            most, best = -1, -1
+            for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
+                t = a.input_tensor[edge]
+                maker = a.tensor_op[t]
+                # A parameter says where to be; an activation of another layer only passes by.
+                size = 2 * a.tensor_bytes[t] if residual[a.group[maker]] else a.tensor_bytes[t]
+                if size > most and unit[maker] >= 0:
+                    most, best = size, unit[maker]
+            if best >= 0:
+                of_group[group] = best
+        unit[op] = of_group[group]
+    # What has no inputs goes to its first reader.
+    for i in range(len(order) - 1, -1, -1):
+        op = order[i]
+        group = a.group[op]
+        if unit[op] >= 0:
+            continue
+        if of_group[group] < 0:
+            best = group
+            for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
+                for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
+                    if unit[a.consumer_op[edge]] >= 0:
+                        best = unit[a.consumer_op[edge]]
+            of_group[group] = best
+        unit[op] = of_group[group]
