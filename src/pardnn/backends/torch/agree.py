@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from pardnn.backends.torch.watch import LostError, State
 from pardnn.backends.torch.wire import Wire, first_difference, wire_text
 from pardnn.errors import MismatchError, StuckError
 from pardnn.graph.file import fingerprint
@@ -64,30 +65,73 @@ def make_facts(
 
 
 def exchange(
-    store: dist.Store, key: str, rank: int, size: int, data: Any, timeout_s: float
+    store: dist.Store,
+    key: str,
+    rank: int,
+    size: int,
+    data: Any,
+    timeout_s: float,
+    failed: Callable[[], State | None],
 ) -> list[Any]:
     """Give every rank what each rank says under `key`.
 
+    Args:
+        store: Shared by all ranks.
+        key: Used once.
+        rank: This rank.
+        size: Number of ranks.
+        data: What this rank says, as JSON types.
+        timeout_s: Longest wait, seconds.
+        failed: Tells of a rank that has failed meanwhile.
+
     Raises:
         StuckError: E702, naming the ranks that said nothing within `timeout_s`.
+        LostError: If a rank has failed meanwhile.
     """
     store.set(f"{key}/{rank}", json.dumps(data))
+    keys = [f"{key}/{other}" for other in range(size)]
+    wait_for(store, keys, rank, list(range(size)), timeout_s, failed)
+    return [json.loads(store.get(each)) for each in keys]
+
+
+def wait_for(
+    store: dist.Store,
+    keys: Sequence[str],
+    rank: int,
+    sayers: Sequence[int],
+    timeout_s: float,
+    failed: Callable[[], State | None],
+) -> None:
+    """Wait until all keys are in the store; `sayers` are the ranks that put them there.
+
+    Raises:
+        StuckError: E702, after `timeout_s`.
+        LostError: If a rank has failed meanwhile.
+    """
     end = time.monotonic() + timeout_s
-    missing = list(range(size))
+    missing = dict(zip(keys, sayers, strict=True))
     pause = 0.001
     while missing:
-        missing = [other for other in missing if not store.check([f"{key}/{other}"])]
-        if missing and time.monotonic() > end:
-            raise StuckError(
-                f"rank {rank} waited {timeout_s:g} s for {_ranks(missing)} before the first step "
-                f"({key}).\nLook at what they printed last; they may have ended, or be loading.",
-                code="E702",
-                details={"rank": rank, "missing": missing, "first_failing_rank": missing[0]},
+        missing = {key: sayer for key, sayer in missing.items() if not store.check([key])}
+        if not missing:
+            return
+        failure = failed()
+        if failure is not None:
+            raise LostError(
+                f"rank {failure['rank']} failed before the first step",
+                details={"rank": rank, "first_failing_rank": failure["rank"]},
             )
-        if missing:
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-    return [json.loads(store.get(f"{key}/{other}")) for other in range(size)]
+        if time.monotonic() > end:
+            late = sorted(missing.values())
+            raise StuckError(
+                f"rank {rank} waited {timeout_s:g} s for {_ranks(late)} before the first step "
+                f"({min(missing).split('/')[0]}).\n"
+                "Look at what they printed last; they may have ended, or still be loading.",
+                code="E702",
+                details={"rank": rank, "missing": late, "peer": late[0]},
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

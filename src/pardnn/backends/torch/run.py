@@ -214,11 +214,12 @@ class Executor:
 
     # Running.
 
-    def step(self, inputs: Mapping[str, Any]) -> Any:
+    def step(self, inputs: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> Any:
         """Run one step.
 
         Args:
-            inputs: The value of every input op of the graph, by name, on every rank.
+            inputs: The value of every input op of the graph, by name, on every rank; or what
+                reads them, so that all ranks hear of it if that fails.
 
         Returns:
             The loss, a tensor of this rank's own; the same value on every rank.
@@ -231,8 +232,8 @@ class Executor:
         start = time.perf_counter()
         self._at = 0
         try:
-            self._check_inputs(inputs)
-            self._inputs = inputs
+            self._inputs = inputs() if callable(inputs) else inputs
+            self._check_inputs(self._inputs)
             with torch.no_grad():
                 self._run_measured() if not self.step_s else self._run()
                 self._share_loss()

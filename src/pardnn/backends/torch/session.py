@@ -32,10 +32,7 @@ def agree_with_all(program: Program, world: World) -> None:
         return
     actions = program.lowered.ranks[world.rank]
     facts = agree.make_facts(program.graph, program.plan, program.wires, actions, world.size)
-    said = agree.exchange(
-        world.store, "facts", world.rank, world.size, facts, world.timeout_s
-    )
-    agree.check_agreement(said)
+    agree.check_agreement(world.exchange("facts", facts))
 
 
 def share_draws(program: Program, world: World) -> dict[str, Draws]:
@@ -50,9 +47,7 @@ def share_draws(program: Program, world: World) -> dict[str, Draws]:
     check_fixed_draws(ops)
     mine = [op for op in ops if program.plan.placement[op.name] == world.rank]
     data = draws_to_data(measure_draws(mine, program.tensors, world.device))
-    everyone = agree.exchange(
-        world.store, "draws", world.rank, world.size, data, world.timeout_s
-    )
+    everyone = world.exchange("draws", data)
     return draws_from_data({name: each for said in everyone for name, each in said.items()})
 
 

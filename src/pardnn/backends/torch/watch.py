@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pardnn.errors import PardnnError, RankError, StuckError
+from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, UnsupportedError
 
 POLL_S = 0.25
 #: A rank that fails writes its record before its connections close; how long peers look for it.
@@ -29,6 +29,8 @@ STATES_S = 1.0
 REPORT_S = 4.0
 
 State = dict[str, Any]
+#: Ranks that stop because of another one end with the same exit status.
+_KINDS = {"5": MismatchError, "7": StuckError, "8": UnsupportedError}
 
 
 class LostError(RankError):
@@ -127,7 +129,7 @@ class Watch:
 
     def _secondary(self, error: PardnnError, first: State) -> PardnnError:
         report = self._read("report", REPORT_S) or _bare_report(first)
-        kind = StuckError if report["code"].startswith("E7") else RankError
+        kind = _KINDS.get(report["code"][1], RankError)
         message = f"rank {self._rank} stopped: {report['message'].splitlines()[0]}"
         details = {**report["details"], "report": report, "own": error.message}
         return kind(message, code=report["code"], details=details)

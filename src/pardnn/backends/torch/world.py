@@ -13,10 +13,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from pardnn.backends.torch.agree import exchange
 from pardnn.backends.torch.comm import Channel
 from pardnn.backends.torch.watch import State, Watch
 from pardnn.errors import MismatchError, PardnnError, RankError
@@ -57,6 +59,17 @@ class World:
                 return {"rank": self.rank, **self.describe()}
 
             self.watch = Watch(self.store, self.rank, self.size, describe, on_failure)
+
+    def exchange(self, key: str, data: Any) -> list[Any]:
+        """Give every rank what each rank says under `key`; see `agree.exchange`."""
+        assert self.store is not None
+        return exchange(
+            self.store, key, self.rank, self.size, data, self.timeout_s, self.known_failure
+        )
+
+    def known_failure(self) -> State | None:
+        """Return the first failure of any rank, if one is known."""
+        return self.watch.failure() if self.watch is not None else None
 
     def settle(self, error: PardnnError) -> PardnnError:
         """Make this rank's failure known, close its connections, and return what to raise."""
