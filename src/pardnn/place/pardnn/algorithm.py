@@ -11,15 +11,15 @@ import time
 
 from numpy import ndarray
 
-from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
 from pardnn.place.fitting import fits
 from pardnn.place.groups import colocated
 from pardnn.place.pardnn.clusters import Problem, problem_of
-from pardnn.place.pardnn.memory import Task, fit_memory
+from pardnn.place.pardnn.memory import Task, fit_memory, nearest
 from pardnn.place.pardnn.partition import partition
 from pardnn.place.schedule import first_overwrites, ordered_plan
+from pardnn.place.witness import infeasible
 from pardnn.sim.machine import Machine
 
 
@@ -57,7 +57,7 @@ def place_pardnn(
     found = fit_memory(task, candidates)
     seconds["memory"] = time.perf_counter() - begin
     if found is None:
-        raise InfeasibleError("no plan fits.")
+        raise infeasible(graph, nearest(task), capacities, group)
     moved = int((found.plan.place != best.place).sum())
     return Decision(found.plan, moved, seconds)
 

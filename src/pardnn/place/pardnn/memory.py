@@ -18,15 +18,16 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL
-from pardnn.place.fitting import fit_candidate, fit_order, fits
+from pardnn.place.fitting import fit_candidate, fit_order
 from pardnn.place.orders import eager_free_rank, file_rank
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.pardnn.overflow import curves_of, resolve_overflow
 from pardnn.place.pardnn.packing import packed_place
 from pardnn.place.pardnn.partition import Candidate, emulated, improved
-from pardnn.place.squeeze import limits
+from pardnn.place.squeeze import limits, tight_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
+from pardnn.sim.peak import peaks
 
 
 class Task(NamedTuple):
@@ -127,3 +128,14 @@ def _pins(task: Task, place: ndarray) -> Int64[ndarray, " g"]:
     residual = (a.memory == RESIDUAL) & (np.diff(a.output_ptr) > 0)
     pins[a.group[residual]] = place[residual]
     return pins
+
+
+def nearest(task: Task) -> PlanArrays:
+    """Return the plan with the smallest overflow of those that repair starts from."""
+    a, most = task.units.arrays, limits(task.capacities)
+    plans: list[PlanArrays] = []
+    for rank in _frugal_ranks(task):
+        curves = curves_of(task.units, packed_place(task.units, rank, most), rank, most)
+        resolve_overflow(task.units, curves)
+        plans.append(tight_plan(a, len(most), curves.place, rank, task.overwrites))
+    return min(plans, key=lambda plan: int((peaks(a, plan) - most).max()))
