@@ -44,7 +44,7 @@ class Interpreter:
         live = self.live[op.name].get()
         (output,) = op.outputs
         if live is not None:
-            return live.detach().clone()
+            return _copy(live.detach())
         dtype = getattr(torch, output.dtype or "")
         strides = output.strides or torch.empty(output.shape or (), device="meta").stride()
         assert op.arguments is not None
@@ -61,13 +61,18 @@ class Interpreter:
                 env[op.outputs[0].name] = constant_value(op)
             elif op.kind == "input":
                 found = inputs[op.name] if op.name in inputs else self.live[op.name].get()
-                env[op.name] = found.clone() if isinstance(found, torch.Tensor) else found
+                env[op.name] = _copy(found) if isinstance(found, torch.Tensor) else found
         with torch.no_grad():
             for op, call in self.calls:
                 call(env)
                 if check:
                     check_result(op, env)
         return env[self.loss].clone()
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy with the same strides, gaps included, as a clone would not."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def check_result(op: Op, env: dict[str, Any]) -> None:

@@ -368,8 +368,10 @@ def next_batch(arg: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     if isinstance(arg, torch.Tensor):
         if arg.dtype.is_floating_point:
-            return arg.roll(seed, 0) * (1 - 0.01 * seed)
-        return arg.flatten()[torch.randperm(arg.numel())].reshape(arg.shape)
+            new = arg.roll(seed, 0) * (1 - 0.01 * seed)
+        else:
+            new = arg.flatten()[torch.randperm(arg.numel())].reshape(arg.shape)
+        return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype).copy_(new)
     if isinstance(arg, dict):
         return {key: next_batch(value, seed + i) for i, (key, value) in enumerate(arg.items())}
     if isinstance(arg, list | tuple):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -80,7 +81,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
             restore(original.contents)
 
 
-@dataclass
+@dataclass(repr=False)
 class _Trace:
     """What one traced step left behind."""
 
@@ -91,9 +92,10 @@ class _Trace:
     changed: list[str]
     settings: dict[str, Any]
     result: Any
+    length: int = 0
 
 
-@dataclass
+@dataclass(repr=False)
 class _Session:
     """The step, its arguments (whose items are replaced while tracing), and the fake world."""
 
@@ -152,6 +154,7 @@ class _Session:
         try:
             trace.result = _run(self.step, self.args, tracer, self.mode)
             trace.changed = changes(before)
+            trace.length = len(tracer.calls)
         finally:
             for source in numbers if live_numbers else ():
                 source.set(live[source.name])
@@ -239,8 +242,9 @@ def _run(
         raise _refused(error, tracer.locator.line_of(error)) from error
     except Exception as error:
         where = tracer.locator.line_of(error)
-        if "tensor subclasses" in str(error):
-            raise refuse.decision_by_value(where) from error
+        refusal = _refused_by_text(str(error), where)
+        if refusal is not None:
+            raise refusal from error
         raise UserCodeError(
             f"while running your step for capture{f' ({where})' if where else ''}: "
             f"{type(error).__name__}: {error}"
@@ -262,6 +266,16 @@ def _refused(error: Exception, where: str | None) -> UnsupportedError:
     if isinstance(error, fake_tensor.DynamicOutputShapeException):
         return refuse.dynamic_shape(op, where)
     return refuse.untraceable(op, where)
+
+
+def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
+    """Recognise what torch says where a fake tensor or a symbol cannot stand for a real one."""
+    if "tensor subclasses" in text:
+        return refuse.decision_by_value(where)
+    if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
+        return refuse.decides_shape(where)
+    missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
+    return refuse.untraceable(missing[1], where) if missing else None
 
 
 @contextlib.contextmanager
@@ -439,7 +453,7 @@ def _refuse_numbers_of_activations(calls: list[Call]) -> None:
 
 
 def _compare(one: _Trace, other: _Trace) -> None:
-    call = traces_differ(one.tracer.calls, other.tracer.calls)
+    call = traces_differ(one.tracer.calls[: one.length], other.tracer.calls)
     if call is not None:
         what = f"{call.kind} has other arguments the second time"
         raise refuse.changing_constant(what, call.source)

@@ -119,7 +119,7 @@ class Found(NamedTuple):
         return self._replace(name=name, value=value, slot=slot, **changes)
 
 
-@dataclass
+@dataclass(repr=False)
 class Reach:
     """All that a walk has met, in its order.
 

@@ -15,7 +15,7 @@ import torch
 Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Storage:
     """The memory behind one or more values.
 
@@ -36,7 +36,7 @@ class Storage:
     source: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Value:
     """One output of a call: a tensor or a host scalar.
 
@@ -66,7 +66,7 @@ class Value:
         return self.storage is not None and self.version < len(self.storage.writes)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Call:
     """One op of the trace.
 

@@ -1,0 +1,661 @@
+"""What a capture could get wrong without anyone noticing, and what it must refuse."""
+
+import dataclasses
+import functools
+import random
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pardnn.backends.torch.capture import capture
+from pardnn.backends.torch.reach import reach
+from pardnn.backends.torch.roots import sources
+from pardnn.errors import UnsupportedError, UsageError, UserCodeError
+from tests.torch import models
+from tests.torch.test_capture_equal import assert_equal, small
+
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
+
+
+def entry(step, seed=0, make=ADAM):
+    """A factory of a small model around `step(model, optimizer, x, y)`."""
+
+    def factory():
+        _, args = small(make)
+        return step, args
+
+    return factory
+
+
+def train(model, optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+# Frozen numbers.
+
+
+def test_no_number_of_the_step_count_is_frozen():
+    step, args = small(ADAM)
+    graph = capture(step, *args)
+    items = [op for op in graph.ops if op.kind == "aten._local_scalar_dense.default"]
+    assert len(items) == 4
+    for op in graph.ops:
+        if op.kind == "aten.addcdiv_.default":
+            assert op.arguments["kwargs"]["value"] == {"tensor": op.inputs[-1]}
+
+
+@pytest.mark.parametrize(("decay", "guard"), [(0.0, "exact"), (0.1, "nonzero")])
+def test_a_branch_on_a_hyperparameter_is_noted(decay, guard):
+    step, args = small(functools.partial(ADAM, weight_decay=decay))
+    graph = capture(step, *args)
+    (op,) = [op for op in graph.ops if op.name.endswith("weight_decay")]
+    assert op.arguments == {"value": decay, "guard": guard}
+
+
+def test_a_number_that_python_needs_is_guarded_exactly():
+    def step(model, optimizer, x, y):
+        scale = 2.0 if optimizer.param_groups[0]["lr"] > 0.005 else 1.0
+        return train(model, optimizer, F.cross_entropy(model(x), y) * scale)
+
+    graph = capture(step, *entry(step)()[1])
+    (op,) = [op for op in graph.ops if op.name.endswith(".lr")]
+    assert op.arguments["guard"] == "exact"
+
+
+def test_settings_that_are_no_floats_are_listed():
+    graph = capture(*_flat(small(ADAM)))
+    settings = graph.ops[-1].arguments["settings"]
+    assert settings["optimizer.param_groups.0.amsgrad"] is False
+    assert settings["optimizer.param_groups.0.foreach"] is None
+
+
+def _flat(pair):
+    return (pair[0], *pair[1])
+
+
+def test_a_float_argument_stays_live():
+    def step(model, optimizer, x, y, weight):
+        return train(model, optimizer, F.cross_entropy(model(x), y) * weight)
+
+    def factory():
+        _, args = small(ADAM)
+        return step, (*args, 0.5)
+
+    graph = assert_equal(factory)
+    assert any(op.name == "weight" and op.kind == "input" for op in graph.ops)
+
+
+# Hidden mutation, views, replaced tensors.
+
+
+def test_statistics_changed_behind_the_schema_are_outputs():
+    graph = capture(*_flat(models.resnet()))
+    (op, *_) = [op for op in graph.ops if op.kind == "aten.native_batch_norm.default"]
+    names = ["model.stem.1.running_mean", "model.stem.1.running_var"]
+    assert op.arguments["mutates"] == names
+    assert [t.alias_of for t in op.outputs[-2:]] == names
+
+
+class Replacing(nn.Module):
+    """Keeps a running mean by replacing its buffer, and a queue that it shifts."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(3))
+        self.queue = torch.zeros(4, 3)
+        self.last = None
+
+    def forward(self, x):
+        out = self.linear(x) - self.mean
+        self.mean = self.mean * 0.9 + 0.1 * out.detach().mean(0)
+        self.queue = torch.cat([self.queue[1:], out.detach()[:1]])
+        self.last = out.detach()
+        return out + self.queue.mean(0)
+
+
+def test_a_tensor_that_the_step_replaces_is_kept():
+    def factory():
+        torch.manual_seed(0)
+        model = Replacing()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        args = (model, optimizer, torch.randn(5, 6), torch.randint(3, (5,)))
+        return models.classify_step, args
+
+    graph = assert_equal(factory)
+    names = {op.name for op in graph.ops}
+    assert {"model.mean", "model.queue"} <= names
+    assert "model.last" not in names
+
+
+def test_views_written_in_place_are_read_anew():
+    def step(model, optimizer, x, y):
+        grid = torch.zeros(5, 6)
+        whole = grid.view(30)
+        for i in range(5):
+            grid[i] = x[i] * (i + 1)
+        transposed = grid.t()
+        whole.mul_(0.5)
+        transposed[0] += 1
+        return train(model, optimizer, F.cross_entropy(model(whole.view(5, 6)), y))
+
+    assert_equal(entry(step))
+    assert_equal(entry(step), order=3)
+
+
+def test_an_old_alias_of_a_parameter_reads_the_new_value():
+    def step(model, optimizer, x, y):
+        weight = model[0].weight.detach()
+        first = weight[0]
+        loss = train(model, optimizer, F.cross_entropy(model(x), y))
+        return loss.detach() + weight.sum() + first.sum()
+
+    assert_equal(entry(step))
+    assert_equal(entry(step), order=5)
+
+
+def test_updates_by_hand():
+    def step(model, x, y):
+        loss = F.cross_entropy(model(x), y)
+        for p, g in zip(
+            model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            with torch.no_grad():
+                p -= 0.1 * g
+        return loss
+
+    def data_step(model, x, y):
+        loss = F.cross_entropy(model(x), y)
+        model.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            p.data = p.data - 0.1 * p.grad
+        return loss
+
+    for chosen in (step, data_step):
+        assert_equal(lambda chosen=chosen: (chosen, (lambda a: (a[0], *a[2:]))(small(ADAM)[1])))
+
+
+def test_gradients_that_are_never_cleared_are_state():
+    def step(model, optimizer, x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = assert_equal(entry(step))
+    assert sum(op.name.endswith(".grad") for op in graph.ops) == 4
+
+
+def test_a_constant_that_is_changed_is_new_in_each_step():
+    def step(model, optimizer, x, y):
+        weights = torch.tensor([1.0, 2.0, 3.0])
+        weights.mul_(0.5)
+        weights[0] += 1
+        return train(model, optimizer, F.cross_entropy(model(x), y, weight=weights))
+
+    assert_equal(entry(step))
+
+
+def test_gradients_are_not_copied():
+    graph = capture(*_flat(small(functools.partial(torch.optim.SGD, lr=0.1))))
+    assert not [op for op in graph.ops if "clone" in op.kind]
+
+
+def test_dropout_that_nothing_needs_still_draws():
+    def step(model, optimizer, x, y):
+        F.dropout(x, 0.5)
+        return train(model, optimizer, F.cross_entropy(model(F.dropout(x, 0.1)), y))
+
+    assert_equal(entry(step))
+
+
+# Where models and optimizers are found.
+
+
+def test_everything_may_be_reached_without_arguments():
+    def factory():
+        _, (model, optimizer, x, y) = small(ADAM)
+        lock = threading.Lock()  # cannot be pickled, and need not be
+
+        class Trainer:
+            def __init__(self):
+                self.net, self.by = model, optimizer
+                self.data = (x, y)
+
+            def train(self):
+                with lock:
+                    return models.classify_step(self.net, self.by, *self.data)
+
+        return Trainer().train, ()
+
+    assert_equal(factory)
+    step, args = factory()
+    names = [source.name for source in sources(step, args)]
+    assert names[0] == "net.0.weight"
+    assert "by.param_groups.0.lr" in names
+
+
+def test_partial_and_closure():
+    def factory():
+        _, (model, optimizer, x, y) = small(ADAM)
+
+        def step(x, *, y, scale=lambda loss: loss * 2):
+            return train(model, optimizer, scale(F.cross_entropy(model(x), y)))
+
+        return functools.partial(step, y=y), (x,)
+
+    assert_equal(factory)
+
+
+def test_tied_parameters_appear_once():
+    graph = capture(*_flat(models.lstm()))
+    parameters = [op.name for op in graph.ops if op.kind == "parameter"]
+    assert "model.embedding.weight" in parameters
+    assert "model.out.weight" not in parameters
+
+
+def test_frozen_parameters_have_no_state():
+    step, args = small(ADAM)
+    args[0][0].weight.requires_grad_(False)
+    graph = capture(step, *args)
+    assert "model.0.weight" in {op.name for op in graph.ops}
+    assert not [op for op in graph.ops if op.kind == "state" and "0.weight" in op.name]
+
+
+@pytest.mark.parametrize("make", [ADAM, functools.partial(torch.optim.SGD, lr=1, momentum=0.9)])
+def test_predicted_state_is_what_one_step_creates(make):
+    step, args = small(make)
+    graph = capture(step, *args)
+    predicted = {op.name: op.outputs[0].bytes for op in graph.ops if op.kind == "state"}
+    step(*args)
+    live = {source.name: source.get().nbytes for source in sources(step, args)
+            if source.kind == "state"}  # fmt: skip
+    assert predicted == live
+
+
+def test_two_views_of_one_tensor_may_be_the_batch():
+    def factory():
+        step, args = models.gpt2()
+        tokens = torch.randint(64, (2, 9))
+
+        def shifted(model, optimizer, x, y):
+            logits = model(x).logits
+            return train(model, optimizer, F.cross_entropy(logits.flatten(0, 1), y.reshape(-1)))
+
+        return shifted, (*args[:2], tokens[:, :-1], tokens[:, 1:])
+
+    assert_equal(factory)
+
+
+# Nothing is left behind, nothing is allocated.
+
+
+def _fingerprint(step, args):
+    met = reach(step, list(args))
+    tensors = [(f.name, id(f.value), f.value._version, f.value.grad) for f in met.tensors]
+    contents = [(name, repr(content)) for name, _, content in met.contents[1:]]
+    return [*tensors, *contents, torch.get_rng_state().tolist(), random.getstate()]
+
+
+def test_everything_is_put_back():
+    step, args = models.resnet()
+    args[0].eval()
+    args[0].note = {"a": [1, 2]}
+    step(*args)
+    before = _fingerprint(step, args)
+    keys = list(args[1].state)
+    capture(step, *args)
+    assert _fingerprint(step, args) == before
+    assert all(a is b for a, b in zip(keys, args[1].state, strict=True))
+    assert not args[0].training
+
+
+def test_everything_is_put_back_after_an_error():
+    def step(model, optimizer, x, y):
+        models.classify_step(model, optimizer, x, y)
+        model.extra = x
+        raise KeyError("mine")
+
+    _, args = small(ADAM)
+    before = _fingerprint(models.classify_step, args)
+    with pytest.raises(UserCodeError) as caught:
+        capture(step, *args)
+    assert _fingerprint(models.classify_step, args) == before
+    assert "while running your step for capture" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_five_billion_parameters_allocate_nothing():
+    import resource
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        model = nn.Sequential(*(nn.Linear(25_000, 25_000, bias=False) for _ in range(8)))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        x = torch.randn(4, 25_000)
+
+    def step(model, optimizer, x):
+        return train(model, optimizer, model(x).square().mean())
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    graph = capture(step, model, optimizer, x)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    parameters = sum(op.outputs[0].bytes for op in graph.ops if op.kind == "parameter")
+    assert parameters == 4 * 8 * 25_000**2 >= 4 * 5e9
+    assert grown < 200_000  # KiB: one parameter alone takes 2.4 million
+
+
+def test_a_model_on_the_meta_device_is_planned():
+    with torch.device("meta"):
+        model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture(
+        models.classify_step, model, optimizer, torch.randn(2, 6), torch.zeros(2, dtype=torch.long)
+    )
+    assert model.weight.is_meta
+    assert len(graph.ops) > 5
+
+
+# Refusals. Each names the line of the user's code.
+
+
+def refused(step, args=None, code=None) -> UnsupportedError:
+    _, default = small(ADAM)
+    with pytest.raises(UnsupportedError) as caught:
+        capture(step, *(default if args is None else args))
+    assert code in (None, caught.value.code)
+    return caught.value
+
+
+def test_a_branch_on_a_tensor():
+    def step(model, optimizer, x, y):
+        loss = F.cross_entropy(model(x), y)
+        if loss > 10:  # the line
+            loss = loss / 2
+        return train(model, optimizer, loss)
+
+    error = refused(step, code="E802")
+    line = step.__code__.co_firstlineno + 2
+    assert error.details["source"] == f"tests/torch/test_capture_traps.py:{line}"
+    assert "torch.where" in error.message
+
+
+@pytest.mark.parametrize(
+    ("use", "code"),
+    [
+        (lambda x: x * float(x.mean()), "E802"),
+        (lambda x: x * x.mean().item(), "E802"),
+        (lambda x: x * x.tolist()[0][0], "E802"),
+        (lambda x: x * float(x.detach().numpy().mean()), "E802"),
+        (lambda x: x + torch.ones(int(x.sum())).sum(), "E802"),
+        (lambda x: x + torch.ones(x.argmax().item()).sum(), None),
+        (lambda x: x + x[x.argmax().item() % 2].sum(), None),
+        (lambda x: x + x[x > 0].sum(), "E803"),
+        (lambda x: x + torch.nonzero(x).sum(), "E803"),
+        (lambda x: x + torch.equal(x, x), "E802"),
+    ],
+)
+def test_numbers_and_shapes_that_depend_on_data(use, code):
+    def step(model, optimizer, x, y):
+        return train(model, optimizer, F.cross_entropy(model(use(x)), y))
+
+    error = refused(step, code=code)
+    assert "test_capture_traps.py" in error.details["source"]
+
+
+def test_a_number_that_is_only_logged_is_no_matter():
+    def step(model, optimizer, x, y):
+        loss = train(model, optimizer, F.cross_entropy(model(x), y))
+        return {"loss": loss, "logged": loss.item()}
+
+    graph = capture(step, *entry(step)()[1])
+    assert sum(op.kind == "aten._local_scalar_dense.default" for op in graph.ops) == 4
+
+
+def test_a_schedule_inside_the_step():
+    _, (model, optimizer, x, y) = small(ADAM)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def step(model, optimizer, x, y):
+        loss = train(model, optimizer, F.cross_entropy(model(x), y))
+        schedule.step()
+        return loss
+
+    error = refused(step, (model, optimizer, x, y), "E804")
+    assert "schedule.last_epoch" in error.details["changed"]
+    assert "optimizer.param_groups.0.lr" in error.details["changed"]
+    assert schedule.last_epoch == 0
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+COUNT = 0
+
+
+def test_counters_anywhere():
+    seen = []
+
+    def closure(model, optimizer, x, y):
+        seen.append(1)
+        return models.classify_step(model, optimizer, x, y)
+
+    def attribute(model, optimizer, x, y):
+        model.steps = getattr(model, "steps", 0) + 1
+        return models.classify_step(model, optimizer, x, y)
+
+    def variable(model, optimizer, x, y):
+        global COUNT
+        COUNT += 1
+        return models.classify_step(model, optimizer, x, y)
+
+    assert refused(closure, code="E804").details["changed"] == ["seen"]
+    assert refused(attribute, code="E804").details["changed"] == ["model.steps"]
+    assert refused(variable, code="E804").details["changed"] == ["COUNT"]
+    assert seen == []
+    assert COUNT == 0
+
+
+def test_host_randomness_and_iterators():
+    batches = iter([torch.randn(5, 6) for _ in range(9)])
+    numbers = iter(range(9))
+
+    def dice(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x * random.random(), y)
+
+    def loader(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, next(batches), y)
+
+    def literal(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x * next(numbers), y)
+
+    assert "random module" in refused(dice, code="E804").message
+    assert "not the same twice" in refused(loader, code="E804").message
+    assert "not the same twice" in refused(literal, code="E804").message
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (lambda loss: None, "nothing"),
+        (lambda loss: loss.detach().expand(3), "a float32 tensor of shape [3]"),
+        (lambda loss: (1, torch.zeros((), dtype=torch.long)), "a tuple of a int, a int64 tensor"),
+    ],
+)
+def test_no_loss(result, said):
+    def step(model, optimizer, x, y):
+        return result(train(model, optimizer, F.cross_entropy(model(x), y)))
+
+    assert said in refused(step, code="E805").message
+
+
+def test_a_loss_field_is_taken_first():
+    @dataclasses.dataclass
+    class Out:
+        aux: torch.Tensor
+        loss: torch.Tensor
+
+    def step(model, optimizer, x, y):
+        loss = train(model, optimizer, F.cross_entropy(model(x), y))
+        return Out(loss * 0, loss)
+
+    assert_equal(entry(step))
+
+
+def test_nothing_to_train():
+    def step(model, x, y):
+        return F.cross_entropy(model(x), y)
+
+    _, (model, _, x, y) = small(ADAM)
+    with pytest.raises(UsageError, match="nothing to train") as caught:
+        capture(step, model, x, y)
+    assert caught.value.exit_status == 2
+
+
+def test_dampening():
+    make = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
+    step, args = small(make)
+    error = refused(step, args, "E806")
+    assert "dampening is 0.5" in error.message
+
+
+def test_own_generator_and_reseeding():
+    generator = torch.Generator()
+
+    def own(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + torch.rand(5, 6, generator=generator), y)
+
+    def reseeding(model, optimizer, x, y):
+        torch.manual_seed(0)
+        return models.classify_step(model, optimizer, F.dropout(x), y)
+
+    assert "generator" in refused(own).message
+    assert "sets the state" in refused(reseeding).message
+
+
+def test_large_constants_and_hidden_parameters():
+    big = [torch.zeros(600, 600)]
+    hidden = [nn.Parameter(torch.zeros(6))]
+
+    def step(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + Hidden.big.sum(), y)
+
+    def trainable(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + Hidden.parameter, y)
+
+    class Hidden:
+        pass
+
+    Hidden.big, Hidden.parameter = big[0], hidden[0]
+    assert "register_buffer" in refused(step).message
+    assert "belongs to no model" in refused(trainable).message
+
+
+def test_numpy_in_the_batch():
+    _, (model, optimizer, x, y) = small(ADAM)
+
+    def step(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, torch.from_numpy(x), y)
+
+    assert "torch.from_numpy" in refused(step, (model, optimizer, x.numpy(), y)).message
+
+
+# Other people's ops.
+
+
+@torch.library.custom_op("pardnn_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+twice.register_autograd(lambda ctx, grad: grad * 2)
+
+
+@torch.library.custom_op("pardnn_test::bump", mutates_args=("x",))
+def bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+@torch.library.custom_op("pardnn_test::opaque", mutates_args=())
+def opaque(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def test_custom_ops_are_opaque_calls():
+    def step(model, optimizer, x, y):
+        shifted = x.clone()
+        bump(shifted)
+        return train(model, optimizer, F.cross_entropy(twice(model(shifted)), y))
+
+    graph = assert_equal(entry(step))
+    kinds = {op.kind: op for op in graph.ops}
+    assert "pardnn_test::twice.default" in kinds
+    changing = kinds["pardnn_test::bump.default"]
+    assert changing.arguments["mutates"] == [changing.outputs[0].alias_of]
+
+
+def test_a_custom_op_without_a_fake():
+    def step(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, opaque(x), y)
+
+    error = refused(step)
+    assert "pardnn_test" in error.message
+    assert "register_fake" in error.message
+
+
+def test_checkpointing_without_dropout():
+    from torch.utils.checkpoint import checkpoint
+
+    def step(model, optimizer, x, y):
+        hidden = checkpoint(model, x, use_reentrant=False)
+        return train(model, optimizer, F.cross_entropy(hidden, y))
+
+    assert_equal(entry(step))
+
+
+def test_autocast():
+    def step(model, optimizer, x, y):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y)
+        return train(model, optimizer, loss)
+
+    assert_equal(entry(step))
+
+
+def test_hooks_on_parameters_run():
+    def factory():
+        step, args = small(ADAM)
+        args[0][0].weight.register_hook(lambda grad: grad * 0.5)
+        return step, args
+
+    graph = assert_equal(factory)
+    assert any(op.kind == "aten.mul.Tensor" and 0.5 in op.arguments["args"] for op in graph.ops)
+
+
+# Where each op comes from.
+
+
+def test_ops_know_line_module_and_forward_op():
+    graph = capture(*_flat(models.gpt2()))
+    named = {op.name: op for op in graph.ops}
+    calls = [op for op in graph.ops if not op.is_source and op.kind != "pardnn.loss"]
+    assert all(op.source for op in calls)
+    assert not any(op.source.startswith("/") for op in calls)
+    forward = [op for op in calls if op.kind == "aten.native_layer_norm.default"]
+    backward = [op for op in calls if op.kind == "aten.native_layer_norm_backward.default"]
+    assert {op.module for op in forward} == {op.module for op in backward}
+    assert "model.transformer.h.0.ln_1" in {op.module for op in forward}
+    for op in backward:
+        assert named[op.backward_of].kind == "aten.native_layer_norm.default"
+    assert any(op.source.startswith("transformers/models/gpt2/modeling_gpt2.py:") for op in calls)
