@@ -31,8 +31,9 @@ from pardnn.backends.torch.wire import (
 from pardnn.errors import RankError, StuckError, shown
 
 HEADER_BYTES = 16
-#: Tags of headers follow those of payloads.
+#: Tags of headers, and of the payloads behind them, follow the messages' numbers.
 _HEADER_TAG = 1 << 24
+_PAYLOAD_TAG = 1 << 25
 MESSAGES_KEPT = 16
 
 
@@ -40,7 +41,8 @@ class _Pending(NamedTuple):
     work: Any
     wire: Wire
     sending: bool
-    held: tuple[torch.Tensor, ...]  # what the work reads or writes
+    held: tuple[torch.Tensor, ...]  # what the works read or write: payload, header
+    header: Any
 
 
 class Note(NamedTuple):
@@ -105,35 +107,33 @@ class Channel:
 
     def receive(self, wire: Wire) -> None:
         """Post the receive into the buffer of `allocate`."""
-        if self.headers:
-            header = torch.empty(HEADER_BYTES, dtype=torch.uint8, device=self._wire_device)
-            work = self._call(wire, dist.irecv, header, wire.source, _HEADER_TAG + wire.number)
-            self._pending[wire.number] = _Pending(work, wire, False, (header,))
-        else:
-            self._post(wire, self._landing(wire), sending=False)
+        self._post(wire, self._landing(wire), sending=False)
 
     def _landing(self, wire: Wire) -> torch.Tensor:
         buffer = byte_view(self._buffers[wire.number])
         return torch.empty_like(buffer, device=self._wire_device) if self._staged else buffer
 
     def _post(self, wire: Wire, payload: torch.Tensor, *, sending: bool) -> None:
-        work, held = None, (payload,)
+        peer = wire.target if sending else wire.source
+        function = dist.isend if sending else dist.irecv
+        work, held, header = None, (payload,), None
         if wire.bytes > 0:  # both sides know that there is nothing to send
-            if sending and self.headers:
-                header = header_of(wire).to(self._wire_device)
-                tag = _HEADER_TAG + wire.number
+            tag = wire.number
+            if self.headers:
+                # A payload of another kind has another tag: it never gets into this buffer.
+                tag = _PAYLOAD_TAG + int.from_bytes(_digest(wire)[:3], "big")
+                header = _header(wire) if sending else torch.empty(HEADER_BYTES, dtype=torch.uint8)
+                header = header.to(self._wire_device)
                 held = (payload, header)
-                self._call(wire, dist.isend, header, wire.target, tag)
-            function, peer = (dist.isend, wire.target) if sending else (dist.irecv, wire.source)
-            work = self._call(wire, function, payload, peer, wire.number)
-        self._pending[wire.number] = _Pending(work, wire, sending, held)
+                header = self._call(wire, function, header, peer, _HEADER_TAG + wire.number)
+            work = self._call(wire, function, payload, peer, tag)
+        self._pending[wire.number] = _Pending(work, wire, sending, held, header)
         self.notes.append(Note(self.step, "send posted" if sending else "receive posted", wire))
 
     def _call(self, wire: Wire, function: Any, payload: torch.Tensor, peer: int, tag: int) -> Any:
+        end = {"group_dst" if function is dist.isend else "group_src": peer}
         try:
-            return function(payload, group=self.group, group_dst=peer, tag=tag) if (
-                function is dist.isend
-            ) else function(payload, group=self.group, group_src=peer, tag=tag)  # fmt: skip
+            return function(payload, group=self.group, tag=tag, **end)
         except RuntimeError as error:
             raise self._lost(wire, peer, error) from error
 
@@ -146,14 +146,14 @@ class Channel:
             RankError: E604, if the header tells of another message.
         """
         pending = self._pending.pop(wire.number)
-        self._finish(pending)
+        if pending.header is not None:
+            self._finish(wire, pending.sending, pending.header)
+            if not pending.sending:
+                self._check_header(wire, pending.held[1])
+        if pending.work is not None:
+            self._finish(wire, pending.sending, pending.work)
         if pending.sending:
             return None
-        if self.headers and wire.bytes > 0:
-            self._check_header(wire, pending.held[0])
-            self._post(wire, self._landing(wire), sending=False)
-            pending = self._pending.pop(wire.number)
-            self._finish(pending)
         buffer = self._buffers.pop(wire.number)
         if self._staged and not wire.is_scalar:
             byte_view(buffer).copy_(pending.held[0])
@@ -161,15 +161,12 @@ class Channel:
             buffer.view(-1).view(torch.uint8).copy_(pending.held[0])
         return received(wire, buffer)
 
-    def _finish(self, pending: _Pending) -> None:
-        wire, sending = pending.wire, pending.sending
+    def _finish(self, wire: Wire, sending: bool, work: Any) -> None:
         peer = wire.target if sending else wire.source
-        if pending.work is None:
-            return
         start = time.perf_counter()
         self.waiting = (wire, time.monotonic())
         try:
-            pending.work.wait(self._timeout)
+            work.wait(self._timeout)
         except RuntimeError as error:
             if time.perf_counter() - start >= 0.98 * self.timeout_s:
                 raise self._stuck(wire, peer) from error
@@ -179,7 +176,7 @@ class Channel:
         self.notes.append(Note(self.step, "sent" if sending else "arrived", wire))
 
     def _check_header(self, wire: Wire, header: torch.Tensor) -> None:
-        if torch.equal(header.cpu(), header_of(wire)):
+        if torch.equal(header.cpu(), _header(wire)):
             return
         raise RankError(
             f"rank {wire.source} sent something else than {wire_text(wire)}, "
@@ -231,9 +228,12 @@ class Channel:
                 dist.destroy_process_group(group)
 
 
-def header_of(wire: Wire) -> torch.Tensor:
+def _digest(wire: Wire) -> bytes:
     """Return 16 bytes that stand for everything both ends must agree on."""
     text = repr((wire.tensor, wire.source, wire.target, wire.bytes, wire.dtype, wire.shape,
                  wire.strides))  # fmt: skip
-    digest = hashlib.sha256(text.encode()).digest()[:HEADER_BYTES]
-    return torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+    return hashlib.sha256(text.encode()).digest()[:HEADER_BYTES]
+
+
+def _header(wire: Wire) -> torch.Tensor:
+    return torch.frombuffer(bytearray(_digest(wire)), dtype=torch.uint8)

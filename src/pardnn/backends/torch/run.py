@@ -408,7 +408,7 @@ def _check_resident(op: Op, value: Any) -> None:
         is_real = not value.is_meta and value.untyped_storage().nbytes() >= op.outputs[0].bytes
         if dtype is None or (is_real and value.shape == shape and value.dtype == dtype):
             return
-        found = f"{value.dtype} {list(value.shape)}" if is_real else "uninitialised (no data)"
+        found = f"{_name(value.dtype)} {list(value.shape)}" if is_real else "uninitialised (no data)"
     elif value is not None and dtype is None:
         return
     else:
@@ -421,10 +421,14 @@ def _check_resident(op: Op, value: Any) -> None:
     )
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
     shape, _ = _geometry(op)
     return MismatchError(
-        f"input {shown(op.name)} is {str(value.dtype).removeprefix('torch.')} "
+        f"input {shown(op.name)} is {_name(value.dtype)} "
         f"{list(value.shape)} on rank {rank}; captured was {op.outputs[0].dtype} "
         f"{list(shape or ())}.\nEvery rank is given the whole (global) batch, in the captured "
         "size: pad or drop a short last batch, or plan for its size too.",

@@ -147,7 +147,10 @@ def join(
             code="E605",
         ) from error
     channel = Channel(group, rank, timeout_s=timeout_s, device=device, headers=headers)
-    return World(rank, size, device, timeout_s, store, channel)
+    world = World(rank, size, device, timeout_s, store, channel)
+    # Nobody may fail, and so close connections, while another one still connects.
+    world.exchange("joined", rank)
+    return world
 
 
 def _first_line(error: BaseException) -> str:
