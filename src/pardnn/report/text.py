@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,11 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     from rich.text import Text
 
     found = Table(
-        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        show_header=any(columns),
     )
     for i, column in enumerate(columns):
         found.add_column(column, justify="left" if i == 0 else "right")
@@ -124,6 +129,16 @@ def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableTy
     )
     columns = ("device", "ops", "peak", "usable", "busy", "idle")
     return Group(head, table("", columns, rows), *(f"note: {note}" for note in result.notes))
+
+
+def memory_table(kinds: Sequence[results.MemoryByKind], names: Sequence[str]) -> RenderableType:
+    """Return what each device holds at its own peak, by kind."""
+    columns = [field.name for field in dataclasses.fields(results.MemoryByKind)]
+    rows = [
+        (name, *(bytes_text(getattr(held, column)) for column in columns))
+        for name, held in zip(names, kinds, strict=True)
+    ]
+    return table("at each device's peak (predicted)", ("device", *columns), rows)
 
 
 def cluster_text(cluster: Any) -> str:

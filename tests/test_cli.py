@@ -1,0 +1,252 @@
+"""The command line: JSON objects, exit codes, files, errors that teach."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from pardnn import cli
+from pardnn.api.schemas import _VALUES, json_schemas
+from pardnn.graph.file import read_graph, write_graph
+from pardnn.plan.file import read_plan
+
+Run = Any
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line and returns (status, stdout, stderr)."""
+
+    def go(*arguments: object) -> tuple[int, str, str]:
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            with pytest.raises(SystemExit) as end:
+                cli.main([str(argument) for argument in arguments])
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        out, err = capsys.readouterr()
+        return int(str(end.value.code)), out, err
+
+    return go
+
+
+@pytest.fixture
+def run_json(run: Run) -> Run:
+    """Runs with --json and returns (status, the object), checked against its schema."""
+
+    def go(command: str, *arguments: object) -> tuple[int, dict[str, Any]]:
+        status, out, _ = run(command, *arguments, "--json")
+        found = json.loads(out)
+        kind = _VALUES["error" if "error" in found else command]
+        TypeAdapter(kind).validate_json(out)
+        return status, found
+
+    return go
+
+
+def test_plan_check_simulate_agree(run_json: Run, tiny: Path, tmp_path: Path) -> None:
+    graph, plan = tiny / "graph.json", tmp_path / "plan.json"
+    cluster = tiny / "cluster.json"
+    status, made = run_json("plan", graph, "--cluster", cluster, "--reserve", 0, "-o", plan)
+    assert status == 0
+    assert made["makespan_s"] >= made["lower_bound_s"] > 0
+    assert made["gap"] == pytest.approx(made["makespan_s"] / made["lower_bound_s"] - 1)
+    assert made["serial_s"] == pytest.approx(0.008)
+    assert made["capacity_bytes"] == [3000, 3000]
+    assert all(p <= 3000 for p in made["peak_bytes"])
+    assert run_json("check", plan, "--graph", graph) == (0, {"valid": True, "problems": []})
+    status, judged = run_json("simulate", plan, "--graph", graph)
+    assert status == 0
+    assert judged["policy"] == "order"
+    for key in ("makespan_s", "peak_bytes", "busy_s", "transfer_bytes"):
+        assert judged[key] == made[key]
+    for policy in ("fifo", "priority"):
+        assert run_json("simulate", plan, "--graph", graph, "--policy", policy)[0] == 0
+
+
+def test_the_worked_plan_is_valid_and_judged(run_json: Run, tiny: Path) -> None:
+    arguments = (tiny / "plan.json", "--graph", tiny / "graph.json")
+    assert run_json("check", *arguments)[0] == 0
+    status, judged = run_json("simulate", *arguments, "--cluster", tiny / "cluster.json")
+    assert status == 0
+    assert judged["makespan_s"] == pytest.approx(0.0084, abs=1e-15)
+    assert judged["peak_bytes"] == [2800, 1250]
+    status, failed = run_json("simulate", *arguments)
+    assert status == 2
+    assert failed["error"]["code"] == "E212"
+
+
+def test_same_input_same_bytes(run: Run, tiny: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert run("plan", tiny / "graph.json", "--devices", 2, "-o", tmp_path / name)[0] == 0
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    text = (tmp_path / "a").read_text()
+    assert str(tmp_path) not in text
+    assert str(Path.home()) not in text
+
+
+def test_an_invalid_plan_exits_4(run_json: Run, tiny: Path, tmp_path: Path) -> None:
+    data = json.loads((tiny / "plan.json").read_text())
+    data["messages"] = data["messages"][:1]
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    status, found = run_json("check", tmp_path / "p.json", "--graph", tiny / "graph.json")
+    assert status == 4
+    assert not found["valid"]
+    assert "never sent" in found["problems"][0]
+
+
+def test_a_plan_of_another_graph_exits_5(run_json: Run, tiny: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert run_json("plan", tiny / "graph.json", "--devices", 2, "-o", plan)[0] == 0
+    data = json.loads((tiny / "graph.json").read_text())
+    data["ops"][5]["workspace"] = 7
+    (tmp_path / "g.json").write_text(json.dumps(data))
+    status, found = run_json("check", plan, "--graph", tmp_path / "g.json")
+    assert status == 5
+    assert found["error"]["details"]["changed"] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "code"),
+    [
+        (["plan", "{g}"], 2, "E205"),
+        (["plan", "{g}", "--devices", "0"], 2, "E201"),
+        (["plan", "{g}", "--devices", "two"], 2, "E200"),
+        (["plan", "{g}", "--devices", "2", "--max-memory", "10Gb"], 2, "E202"),
+        (["plan", "{g}", "--devices", "2", "--max-memory", "0B"], 2, "E202"),
+        (["plan", "{g}", "--devices", "2", "--max-memory", "1GiB,1GiB,1GiB"], 2, "E203"),
+        (["plan", "{g}", "--devices", "2", "--bandwidth", "3"], 2, "E201"),
+        (["plan", "{g}", "--devices", "2", "--links", "fast"], 2, "E201"),
+        (["plan", "{g}", "--devices", "2", "--cluster", "cpu"], 2, "E205"),
+        (["plan", "{g}", "--cluster", "dgx-v100:x"], 2, "E205"),
+        (["plan", "{g}", "--devices", "2", "--algorithm", "magic"], 2, "E210"),
+        (["plan", "{g}", "--devices", "2", "--reserve", "1"], 2, "E211"),
+        (["plan", "{g}", "--devices", "2", "--objective", "fun"], 2, "E201"),
+        (["plan", "none.py:f", "--devices", "2"], 2, "E221"),
+        (["plan", "none.json", "--devices", "2"], 4, "E403"),
+        (["plan", "{g}", "--cluster", "none.json"], 4, "E403"),
+        (["plan", "{g}", "--devices", "2", "-o", "/no/such/folder/p.json"], 4, "E405"),
+        (["plan", "{g}", "--devices", "2", "--max-memory", "1KiB"], 3, "E301"),
+        (["plan"], 2, "E200"),
+        (["nothing"], 2, "E200"),
+        (["profile"], 2, "E201"),
+        (["simulate", "{p}", "--graph", "{g}", "--policy", "x"], 2, "E201"),
+    ],
+)
+def test_failures(run: Run, tiny: Path, arguments: list[str], status: int, code: str) -> None:
+    filled = [a.format(g=tiny / "graph.json", p=tiny / "plan.json") for a in arguments]
+    found, out, err = run(*filled)
+    assert found == status
+    assert err.startswith(code)
+    assert "Traceback" not in out + err
+    found, out, err = run(*filled, "--json")
+    assert found == status
+    error = json.loads(out)["error"]
+    assert (error["code"], error["exit"]) == (code, status)
+    assert err == ""
+
+
+def test_what_does_not_fit_says_what_was_tried(run_json: Run, tiny: Path) -> None:
+    arguments = ("plan", tiny / "graph.json", "--devices", 2, "--reserve", 0, "--max-memory")
+    status, found = run_json(*arguments, "1500B")
+    assert status == 3
+    tried = found["error"]["details"]["try"]
+    limit = next(option for option in tried if option.startswith("--max-memory")).split()[1]
+    assert run_json(*arguments, limit)[0] == 0
+
+
+def test_compare_and_estimate(run_json: Run, tiny: Path) -> None:
+    graph = tiny / "graph.json"
+    status, found = run_json(
+        "compare", graph, "--devices", 2, "--max-memory", "3KB", "--reserve", 0
+    )
+    assert status == 0
+    for row in found["rows"]:
+        assert row["fits"] == (row["error"] is None) == (row["makespan_s"] is not None)
+    status, found = run_json("estimate", graph, "--devices", 1, "--max-memory", "2KB")
+    assert status == 0
+    assert not found["fits"]
+    # w and c are added in place: their bytes, and x and h are gone by then.
+    assert found["largest_op"] == {"name": "b", "bytes": 1250, "source": None} or (
+        found["largest_op"]["bytes"] >= 1250
+    )
+    least = found["minimum_bytes"]
+    assert run_json("plan", graph, "--devices", 1, "--max-memory", f"{least}B")[0] == 0
+    assert sum(found["by_kind"].values()) == max(found["peak_bytes"])
+
+
+def test_convert_there_and_back(run_json: Run, tiny: Path, tmp_path: Path) -> None:
+    graph, lines, plan = tiny / "graph.json", tmp_path / "p.txt", tmp_path / "p.json"
+    assert run_json("convert", tiny / "plan.json", "--graph", graph, "-o", lines)[0] == 0
+    assert dict(line.rsplit(" ", 1) for line in lines.read_text().splitlines())["b"] == "1"
+    done = run_json("convert", lines, "--graph", graph, "-o", plan, "--devices", 2)
+    assert done[0] == 0
+    assert read_plan(plan).placement == read_plan(tiny / "plan.json").placement
+    lines.write_text("x 0\n")
+    failed = run_json("convert", lines, "--graph", graph, "-o", plan, "--devices", 2)
+    assert failed[1]["error"]["code"] == "E503"
+
+
+def test_idle_devices_and_one_op(run_json: Run, tiny: Path, tmp_path: Path) -> None:
+    graph = read_graph(tiny / "graph.json")
+    from pardnn.graph.build import build_graph
+
+    write_graph(build_graph("one", graph.ops[:1]), tmp_path / "one.json")
+    status, found = run_json("plan", tmp_path / "one.json", "--devices", 4)
+    assert status == 0
+    assert found["makespan_s"] == found["lower_bound_s"] == found["gap"] == 0.0
+    assert any("without ops" in note for note in found["notes"])
+
+
+def test_schemas_are_published(run: Run) -> None:
+    status, out, _ = run("schema")
+    assert status == 0
+    assert json.loads(out) == json_schemas()
+    assert json.loads(run("schema", "pardnn.plan/1")[1])["additionalProperties"] is False
+    assert run("schema", "nothing")[0] == 2
+
+
+def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
+    name = "[bold]x[/bold]</script>"
+    data = {"format": "pardnn.graph/1", "name": name, "ops": [
+        {"name": name, "kind": "input", "outputs": [{"name": name, "bytes": 1}]}]}  # fmt: skip
+    (tmp_path / "g.json").write_text(json.dumps(data))
+    status, out, _ = run("plan", tmp_path / "g.json", "--devices", 1)
+    assert status == 0
+    assert name in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.jit
+def test_interrupted_while_planning(tmp_path: Path, number: int) -> None:
+    ops = [
+        {"name": f"o{i}", "kind": "op", "seconds": {"accelerator": 1e-3 * (i % 7)},
+         "inputs": [f"t{(i * 7) // 8 - j}" for j in range(1, 3) if i > 8 * j],
+         "outputs": [{"name": f"t{i}", "bytes": 1000 * (i % 11)}]}
+        for i in range(60_000)
+    ]  # fmt: skip
+    data = {"format": "pardnn.graph/1", "name": "large", "ops": ops}
+    (tmp_path / "g.json").write_text(json.dumps(data))
+    command = [
+        sys.executable,
+        "-m",
+        "pardnn.cli",
+        "plan",
+        "g.json",
+        "--devices",
+        "8",
+        "-o",
+        "p.json",
+    ]
+    process = subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ))
+    time.sleep(1.5)
+    process.send_signal(number)
+    assert process.wait(20) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.json"]
