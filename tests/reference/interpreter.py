@@ -5,6 +5,7 @@ What the graph says about each result (shape, dtype, strides, aliasing) is compa
 call really returned.
 """
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -107,7 +108,7 @@ def _ordered(graph: Graph, seed: int | None) -> list[Op]:
     before = {op.name: {producer[t] for t in op.inputs} | set(op.after) for op in graph.ops}
     # The generator serves one op after the other: random ops keep their order.
     draws = [op.name for op in graph.ops if is_random(op)]
-    for earlier, later in zip(draws, draws[1:], strict=False):
+    for earlier, later in itertools.pairwise(draws):
         before[later].add(earlier)
     named = {op.name: op for op in graph.ops}
     dice = random.Random(seed)
@@ -160,9 +161,11 @@ def unordered_writes(graph: Graph) -> list[tuple[str, str]]:
     found = []
     for i, op in enumerate(graph.ops):
         for name in writes(op):
-            for j in accesses[owner(name)] - {i}:
-                if not reach[i] >> j & 1 and not reach[j] >> i & 1 and not is_view(graph.ops[j]):
-                    found.append((op.name, graph.ops[j].name))
+            found += [
+                (op.name, graph.ops[j].name)
+                for j in accesses[owner(name)] - {i}
+                if not reach[i] >> j & 1 and not reach[j] >> i & 1 and not is_view(graph.ops[j])
+            ]
     return found
 
 

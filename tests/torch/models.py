@@ -306,9 +306,7 @@ def gan() -> Entry:
         fake = generator(torch.randn(len(real), 4))
         for_critic.zero_grad()
         critic_loss = F.binary_cross_entropy_with_logits(critic(real), ones)
-        critic_loss = critic_loss + F.binary_cross_entropy_with_logits(
-            critic(fake.detach()), zeros
-        )
+        critic_loss = critic_loss + F.binary_cross_entropy_with_logits(critic(fake.detach()), zeros)
         critic_loss.backward()
         for_critic.step()
         for_generator.zero_grad()
@@ -345,6 +343,22 @@ def accumulation() -> Entry:
 
     batches = [(torch.randn(4, 6), torch.randint(3, (4,))) for _ in range(2)]
     return step, (batches,)
+
+
+def small(make_optimizer: Callable[..., Any] = torch.optim.Adam) -> Entry:
+    """Two linear layers: for what depends on the step and not on the model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = make_optimizer(list(model.parameters()))
+    return classify_step, (model, optimizer, torch.randn(5, 6), torch.randint(3, (5,)))
+
+
+def train(model: Any, optimizer: Any, loss: torch.Tensor) -> torch.Tensor:
+    """The end of most steps."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 MODELS: dict[str, Callable[[], Entry]] = {

@@ -12,6 +12,7 @@ from pardnn.backends.torch.roots import batch_arguments, sources
 from pardnn.graph.ir import Graph
 from tests.reference.interpreter import PERSISTENT, Interpreter, unordered_writes
 from tests.torch import models
+from tests.torch.models import small
 
 STEPS = 5
 Between = Callable[[Any, tuple[Any, ...], int], None]
@@ -100,17 +101,10 @@ OPTIMIZERS = {
     "adadelta": lambda p: torch.optim.Adadelta(p),
     "tensor-lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
     "groups": lambda p: torch.optim.AdamW(
-        [{"params": [q for q in p[:2]], "weight_decay": 0.0}, {"params": p[2:], "lr": 0.02}],
+        [{"params": p[:2], "weight_decay": 0.0}, {"params": p[2:], "lr": 0.02}],
         lr=0.01,
     ),
 }
-
-
-def small(make_optimizer) -> models.Entry:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-    optimizer = make_optimizer(list(model.parameters()))
-    return models.classify_step, (model, optimizer, torch.randn(5, 6), torch.randint(3, (5,)))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

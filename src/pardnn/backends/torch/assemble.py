@@ -122,9 +122,7 @@ def graph_of(
     mutated = {storage for call in calls for storage in _written(call)}
     ops = [_op(call, mutated, accelerator) for call in calls]
     arguments = {"settings": settings} if settings else None
-    ops.append(
-        Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments)
-    )
+    ops.append(Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments))
     return build_graph(name, ops)
 
 

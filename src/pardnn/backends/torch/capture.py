@@ -13,15 +13,10 @@ attributes, the state of the random generators.
 
 from __future__ import annotations
 
-import contextlib
-import random
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 from torch._subclasses import fake_tensor
 
@@ -34,7 +29,8 @@ from pardnn.backends.torch.assemble import (
     traces_differ,
 )
 from pardnn.backends.torch.locate import Locator
-from pardnn.backends.torch.reach import changes, reach, restore
+from pardnn.backends.torch.loss import loss_of as loss_of
+from pardnn.backends.torch.reach import reach
 from pardnn.backends.torch.roots import (
     Source,
     batch_arguments,
@@ -42,10 +38,12 @@ from pardnn.backends.torch.roots import (
     settings_of,
     sources_of,
 )
+from pardnn.backends.torch.running import generators_kept, run_traced
 from pardnn.backends.torch.standins import fake_mode_of, put, stand_in
 from pardnn.backends.torch.trace import Tracer
+from pardnn.backends.torch.undo import changes, restore
 from pardnn.backends.torch.values import Call, Value
-from pardnn.errors import PardnnError, UnsupportedError, UsageError, UserCodeError
+from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 
 
@@ -74,7 +72,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
     batch = batch_arguments(step, args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     session = _Session(step, arguments, batch, mode)
-    with _generators_kept():
+    with generators_kept():
         try:
             return session.graph(name or getattr(step, "__name__", "step"))
         finally:
@@ -113,7 +111,7 @@ class _Session:
         trace = self._trace(initial=initial)
         if trace.changed:
             raise refuse.changed_state(trace.changed)
-        loss = trace.tracer.value_of(loss_of(trace.result))
+        loss = trace.tracer.memory.value_of(loss_of(trace.result))
         updated = _follow_replaced(trace)
         calls = _written_out(trace, loss, updated, odd)
         again = self._trace(initial=initial)
@@ -152,7 +150,7 @@ class _Session:
             source.set(symbol)
         before = reach(self.step, self.args).contents
         try:
-            trace.result = _run(self.step, self.args, tracer, self.mode)
+            trace.result = run_traced(self.step, self.args, tracer, self.mode)
             trace.changed = changes(before)
             trace.length = len(tracer.calls)
         finally:
@@ -181,7 +179,7 @@ class _Session:
             live = source.get()
             if source.name in existing or not isinstance(live, torch.Tensor):
                 continue
-            value = first.tracer.value_of(live)
+            value = first.tracer.memory.value_of(live)
             number = states.initial_value(value)
             reason: str | None = "is not filled with one number when it is created"
             if number is None and states.is_copied_gradient(value):
@@ -224,141 +222,6 @@ def put_gradients(
     return made
 
 
-def _run(
-    step: Callable[..., Any], args: list[Any], tracer: Tracer, mode: fake_tensor.FakeTensorMode
-) -> Any:
-    """Call the step under the tracer; say whose fault it is if it raises."""
-    states_before = random.getstate(), np.random.get_state()
-    try:
-        with mode, tracer, tracer.locator.watching(), _noting_seeds(tracer), torch.enable_grad():
-            result = step(*args)
-    except PardnnError:
-        raise
-    except (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-        fake_tensor.UnsupportedOperatorException,
-    ) as error:
-        raise _refused(error, tracer.locator.line_of(error)) from error
-    except Exception as error:
-        where = tracer.locator.line_of(error)
-        refusal = _refused_by_text(str(error), where)
-        if refusal is not None:
-            raise refusal from error
-        raise UserCodeError(
-            f"while running your step for capture{f' ({where})' if where else ''}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if random.getstate() != states_before[0]:
-        raise refuse.host_randomness("Python's random module")
-    numpy_state = np.random.get_state()
-    if any(
-        not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)
-    ):
-        raise refuse.host_randomness("numpy.random")
-    return result
-
-
-def _refused(error: Exception, where: str | None) -> UnsupportedError:
-    op = str(getattr(error, "func", None) or error.args[0])
-    if isinstance(error, fake_tensor.DataDependentOutputException):
-        return refuse.decision_by_value(where)
-    if isinstance(error, fake_tensor.DynamicOutputShapeException):
-        return refuse.dynamic_shape(op, where)
-    return refuse.untraceable(op, where)
-
-
-def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
-    """Recognise what torch says where a fake tensor or a symbol cannot stand for a real one."""
-    if "tensor subclasses" in text:
-        return refuse.decision_by_value(where)
-    if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
-        return refuse.decides_shape(where)
-    missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
-    return refuse.untraceable(missing[1], where) if missing else None
-
-
-@contextlib.contextmanager
-def _noting_seeds(tracer: Tracer) -> Iterator[None]:
-    """Tell the tracer when the step sets the generator's state."""
-    with contextlib.ExitStack() as stack:
-        for module, name in (
-            (torch, "set_rng_state"), (torch.random, "set_rng_state"),
-            (torch, "manual_seed"), (torch.random, "manual_seed"),
-        ):  # fmt: skip
-            real = getattr(module, name)
-
-            def noting(*args: Any, _real: Any = real, **kwargs: Any) -> Any:
-                tracer.note_seed()
-                return _real(*args, **kwargs)
-
-            stack.enter_context(mock.patch.object(module, name, noting))
-        yield
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Put back the state of every random generator that the step may have moved."""
-    host, numbers = random.getstate(), np.random.get_state()
-    state = torch.get_rng_state()
-    devices = torch.cuda.is_available() and torch.cuda.is_initialized()
-    cuda = torch.cuda.get_rng_state_all() if devices else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(host)
-        np.random.set_state(numbers)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-
-
-def loss_of(result: Any) -> torch.Tensor:
-    """Return the first scalar floating-point tensor in what a step returned, `loss` first.
-
-    Raises:
-        UnsupportedError: E805, if there is none.
-    """
-    found = next(_scalars(result, 0), None)
-    if found is None:
-        raise refuse.no_loss(_described(result))
-    return found
-
-
-def _scalars(result: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
-        if result.numel() == 1 and result.dtype.is_floating_point:
-            yield result
-        return
-    if depth > 4 or isinstance(result, str | bytes | int | float | type(None)):
-        return
-    named = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
-    if named is not None:
-        yield from _scalars(named, depth + 1)
-    for item in _items(result):
-        yield from _scalars(item, depth + 1)
-
-
-def _items(result: Any) -> list[Any]:
-    if isinstance(result, dict):
-        return list(result.values())
-    if isinstance(result, list | tuple):
-        return list(result)
-    if is_dataclass(result):
-        return [getattr(result, field.name) for field in fields(result)]
-    return list(getattr(result, "__dict__", {}).values())
-
-
-def _described(result: Any) -> str:
-    if isinstance(result, torch.Tensor):
-        return f"a {str(result.dtype).removeprefix('torch.')} tensor of shape {list(result.shape)}"
-    if isinstance(result, list | tuple):
-        return f"a {type(result).__name__} of " + (
-            ", ".join(_described(item) for item in result[:4]) or "nothing"
-        )
-    return "nothing" if result is None else f"a {type(result).__name__}"
-
-
 def _follow_replaced(trace: _Trace) -> list[Call]:
     """Copy what the step put in a source's place into the source; return the calls of updates."""
     calls: list[Call] = []
@@ -382,7 +245,7 @@ def _is_read_first(trace: _Trace, source: Source, value: Value) -> bool:
 
 
 def _is_registered(source: Source) -> bool:
-    return source.kind == "state" and source.parameter is None or any(
+    return (source.kind == "state" and source.parameter is None) or any(
         getattr(slot.holder, "get", None) is not None and source.kind == "buffer"
         for slot in source.slots
     )
@@ -394,7 +257,7 @@ def _copied_back(trace: _Trace, source: Source, value: Value, live: Any) -> list
         return []
     if not isinstance(live, torch.Tensor):
         raise refuse.replaced(source.name, "which is no tensor")
-    new = trace.tracer.value_of(live)
+    new = trace.tracer.memory.value_of(live)
     if new.storage is value.storage:
         return []
     assert new.geometry is not None
@@ -403,7 +266,7 @@ def _copied_back(trace: _Trace, source: Source, value: Value, live: Any) -> list
         raise refuse.replaced(source.name, "of another shape or dtype")
     if new.storage is not None and new.storage.source:
         raise refuse.replaced(source.name, f"namely {new.storage.owner.call.name!r}")
-    return [trace.tracer.copy_back(value, new)]
+    return [trace.tracer.memory.copy_back(value, new)]
 
 
 def _written_out(
@@ -457,4 +320,3 @@ def _compare(one: _Trace, other: _Trace) -> None:
     if call is not None:
         what = f"{call.kind} has other arguments the second time"
         raise refuse.changing_constant(what, call.source)
-

@@ -265,7 +265,7 @@ def bind(op: Op, device: torch.device | str) -> Call:
     device = torch.device(device)
     args = [decode(item, device) for item in arguments.get("args", [])]
     kwargs = {key: decode(item, device) for key, item in arguments.get("kwargs", {}).items()}
-    unknown = {name for name in _references([args, *kwargs.values()])} - set(op.inputs)
+    unknown = set(_references([args, *kwargs.values()])) - set(op.inputs)
     if unknown:
         raise FileError(f"op {op.name!r:.80} refers to {min(unknown)!r:.80}, not among its inputs")
     return _storing(_caller(find_call(op.kind), args, kwargs), op, arguments.get("returns"))

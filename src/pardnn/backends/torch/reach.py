@@ -2,8 +2,7 @@
 
 A walk in a fixed order over containers, modules, optimizers and the user's own objects. It finds
 where each tensor and number is held (a `Slot`), so that capture can put a stand-in there and a
-rank its share, and it remembers what every container held, so that all can be put back exactly
-and a change that the step made to Python's own state can be named.
+rank its share, and it remembers what every container held, so that `undo` can put all back.
 
 Functions of libraries are entered for their closures only, functions of the user also for the
 globals that they name. O(objects reached).
@@ -17,7 +16,7 @@ import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +40,8 @@ _CLOSED_PACKAGES = frozenset({
 _LIBRARY_ROOTS = tuple(
     {str(Path(sysconfig.get_paths()[key]).resolve()) for key in ("stdlib", "purelib", "platlib")}
 )
-_PLAIN = (bool, int, float, str, type(None))
+#: Values that are compared by what they are.
+PLAIN = (bool, int, float, str, type(None))
 _MAX_OBJECTS = 2_000_000
 
 
@@ -73,16 +73,17 @@ class Slot:
         if isinstance(self.holder, types.CellType):
             self.holder.cell_contents = value
         else:
-            _items(self.holder)[self.key] = value
+            items_of(self.holder)[self.key] = value
 
 
-def _items(holder: Any) -> Any:
+def items_of(holder: Any) -> Any:
+    """Return what holds an object's values: itself, or the dictionary of its attributes."""
     # Through __dict__, so that neither properties nor frozen dataclasses interfere.
     return holder if isinstance(holder, dict | list | deque) else holder.__dict__
 
 
 def _held(holder: Any, key: Any) -> Any:
-    return holder.cell_contents if isinstance(holder, types.CellType) else _items(holder)[key]
+    return holder.cell_contents if isinstance(holder, types.CellType) else items_of(holder)[key]
 
 
 def _rebuilt(container: Any, path: tuple[int, ...], value: Any) -> Any:
@@ -114,7 +115,7 @@ class Found(NamedTuple):
 
     def child(self, key: Any, value: Any, holder: Any = None, **changes: Any) -> Found:
         """Return what is held under `key` of this value, or of `holder` on its behalf."""
-        name = _joined(self.name, key)
+        name = joined(self.name, key)
         slot = None if holder is None else Slot(holder, key)
         return self._replace(name=name, value=value, slot=slot, **changes)
 
@@ -169,7 +170,8 @@ def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
     return [*names, *(f"{rest}.{i}" for i in range(num_args - len(names)))]
 
 
-def _joined(prefix: str, key: Any) -> str:
+def joined(prefix: str, key: Any) -> str:
+    """Return a dotted path."""
     return f"{prefix}.{key}" if prefix else str(key)
 
 
@@ -181,7 +183,7 @@ def _visit(met: Reach, start: Found) -> None:
         value = at.value
         if isinstance(value, torch.Tensor):
             met.tensors.append(at)
-        elif isinstance(value, _PLAIN):
+        elif isinstance(value, PLAIN):
             if at.numeric:
                 met.numbers.append(at)
         elif isinstance(value, tuple):
@@ -195,7 +197,7 @@ def _parts(at: Found) -> Iterator[Found]:
     names = getattr(at.value, "_fields", range(len(at.value)))
     for i, (key, item) in enumerate(zip(names, at.value, strict=False)):
         slot = at.slot and Slot(at.slot.holder, at.slot.key, (*at.slot.path, i))
-        yield at._replace(name=_joined(at.name, key), value=item, slot=slot)
+        yield at._replace(name=joined(at.name, key), value=item, slot=slot)
 
 
 def _children(met: Reach, at: Found) -> Iterator[Found]:
@@ -207,7 +209,7 @@ def _children(met: Reach, at: Found) -> Iterator[Found]:
             child = at.child(key, item, value)
             # Optimizer state is kept by parameter, whose name is only known at the end.
             keyed = isinstance(key, torch.Tensor)
-            yield child._replace(name=_joined(at.name, f"<{id(key)}>")) if keyed else child
+            yield child._replace(name=joined(at.name, f"<{id(key)}>")) if keyed else child
     elif isinstance(value, list | deque):
         met.contents.append((at.name, value, list(value)))
         for i, item in enumerate(value):
@@ -259,7 +261,7 @@ def _object_children(met: Reach, at: Found) -> Iterator[Found]:
     for key, item in list(value.__dict__.items()):
         settings = key == "param_groups" and at.owner is value
         yield at.child(key, item, value, numeric=at.numeric or settings)
-    call = getattr(type(value), "__call__", None)
+    call = type(value).__dict__.get("__call__")
     if isinstance(call, types.FunctionType):
         yield at._replace(value=call, slot=None)
 
@@ -325,77 +327,3 @@ def _is_open(value: Any) -> bool:
         return False
     package = type(value).__module__.split(".")[0]
     return package not in _CLOSED_PACKAGES and hasattr(value, "__dict__")
-
-
-def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
-    """Put back what every container and object held; what did not change is left alone."""
-    for _, holder, content in contents:
-        if _content(holder) is not None and _same(_content(holder), content):
-            continue
-        if isinstance(holder, types.CellType):
-            holder.cell_contents = content
-        elif isinstance(holder, GlobalName):
-            holder.namespace[holder.name] = content
-        elif isinstance(holder, list | deque):
-            holder.clear()
-            holder.extend(content)
-        else:
-            items = _items(holder)
-            items.clear()
-            items.update(content)
-
-
-def _content(holder: Any) -> Any:
-    if isinstance(holder, types.CellType):
-        return holder.cell_contents
-    if isinstance(holder, GlobalName):
-        return holder.namespace.get(holder.name)
-    return _items(holder)
-
-
-def _same(now: Any, then: Any) -> bool:
-    """Whether two contents hold the same objects in the same order."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        pairs = zip(now.items(), then.items(), strict=False)
-        return len(now) == len(then) and all(a is c and b is d for (a, b), (c, d) in pairs)
-    if isinstance(then, list) and isinstance(now, list | deque):
-        return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=False))
-    return now is then
-
-
-def changes(contents: Sequence[tuple[str, Any, Any]]) -> list[str]:
-    """Names of plain values and sizes of containers that differ from what was held before.
-
-    Tensors are compared elsewhere; objects that were replaced by others do not count, since steps
-    keep results of their own in attributes.
-    """
-    return [name for entry in contents for name in _changes_of(*entry)]
-
-
-def _changes_of(name: str, holder: Any, then: Any) -> Iterator[str]:
-    now = _content(holder)
-    if isinstance(holder, types.CellType | GlobalName):
-        yield from [name] if _differ(now, then) else []
-    elif isinstance(now, dict):
-        for key in dict.fromkeys([*then, *now]):
-            if isinstance(key, torch.Tensor):
-                continue
-            missing = (key in then) != (key in now)
-            if missing or _differ(now[key], then[key]):
-                yield _joined(name, key)
-    elif len(now) != len(then):
-        yield name
-    else:
-        pairs = zip(now, then, strict=False)
-        yield from (_joined(name, i) for i, pair in enumerate(pairs) if _differ(*pair))
-
-
-def _differ(now: Any, then: Any) -> bool:
-    symbols = (torch.SymFloat, torch.SymInt, torch.SymBool)
-    if isinstance(now, symbols) or isinstance(then, symbols):
-        return now is not then
-    if isinstance(now, tuple) and isinstance(then, tuple):
-        return len(now) != len(then) or any(map(_differ, now, then))
-    if not isinstance(now, _PLAIN) and not isinstance(then, _PLAIN):
-        return False
-    return type(now) is not type(then) or (now != then and now == now)

@@ -81,8 +81,9 @@ def reseeded(where: str | None) -> UnsupportedError:
 def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
     """A tensor whose origin the trace does not know."""
     return _refuse(
-        f"the step uses a tensor of shape {list(shape)} that it keeps from an earlier step{_at(where)},\n"
-        "in a place that capture does not reach. Keep it in a module's buffer or attribute.",
+        f"the step uses a tensor of shape {list(shape)} that it keeps from an earlier step\n"
+        f"{_at(where).strip()} in a place that capture does not reach.\n"
+        "Keep it in a module's buffer or attribute.",
         where,
     )
 
@@ -91,7 +92,7 @@ def hidden_parameter(shape: Sequence[int], where: str | None) -> UnsupportedErro
     """A trainable tensor that no walk has found."""
     return _refuse(
         f"the step uses a trainable tensor of shape {list(shape)} that belongs to no model or\n"
-        f"optimizer it can be seen to reach{_at(where)}. Pass its model to the step as an argument.",
+        f"optimizer it can be seen to reach{_at(where)}. Pass its model as an argument.",
         where,
     )
 
@@ -131,8 +132,8 @@ def host_randomness(library: str) -> UnsupportedError:
 def changing_constant(what: str, where: str | None) -> UnsupportedError:
     """Two traces of the same step differ."""
     return _refuse(
-        f"the step is not the same twice: {what}{_at(where)}. A number or tensor that Python makes\n"
-        "anew in each step (a clock, an iterator, a file) would be frozen in the graph.\n"
+        f"the step is not the same twice: {what}{_at(where)}. A number or tensor that\n"
+        "Python makes anew in each step (a clock, an iterator) would be frozen in the graph.\n"
         "Pass it to the step as an argument.",
         where,
         "E804",

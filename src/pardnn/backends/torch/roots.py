@@ -99,9 +99,7 @@ def sources(
 
 def batch_arguments(step: Callable[..., Any], args: Sequence[Any]) -> tuple[int, ...]:
     """Indices of the arguments that are the batch: those that hold no model and no optimizer."""
-    return tuple(
-        i for i, arg in enumerate(args) if not reach(_nothing, [arg]).roots
-    )
+    return tuple(i for i, arg in enumerate(args) if not reach(_nothing, [arg]).roots)
 
 
 def _nothing(_arg: Any) -> None:
@@ -194,9 +192,7 @@ def is_live_number(entry: Found, batch: Sequence[int]) -> bool:
     return isinstance(entry.owner, torch.optim.Optimizer) or entry.argument in batch
 
 
-def _tensor_source(
-    group: list[Found], batch: Sequence[int], names: dict[int, str]
-) -> Source:
+def _tensor_source(group: list[Found], batch: Sequence[int], names: dict[int, str]) -> Source:
     named = next((e for e in group if isinstance(e.owner, torch.nn.Module)), group[0])
     tensor = named.value
     if type(tensor).__name__ == "DTensor" or isinstance(tensor, torch.nn.UninitializedParameter):
@@ -264,4 +260,3 @@ def _missing(
                     key = name.removeprefix(prefix)
                     made.setdefault(name, Source(name, "state", (Slot(holder, key),)))
     return [made[op.name] for op in graph.ops if op.name in made]
-

@@ -56,7 +56,7 @@ class Signature:
         return dict(zip(self.names, args, strict=False)) | kwargs
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def signature(op: torch._ops.OpOverload) -> Signature:
     """Read an op's schema."""
     schema = op._schema

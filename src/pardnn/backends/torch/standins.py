@@ -42,9 +42,7 @@ def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
     # A model on the meta device is planned as if it were on the host.
     device = "cpu" if tensor.device.type == "meta" else tensor.device
     with mode:
-        fake = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-        )
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         else:

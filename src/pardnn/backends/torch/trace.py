@@ -26,8 +26,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardnn.backends.torch import refuse
+from pardnn.backends.torch.alias import Memory
 from pardnn.backends.torch.locate import Locator
-from pardnn.backends.torch.ops import encode_constant, flatten_result, op_kind
+from pardnn.backends.torch.ops import flatten_result, op_kind
 from pardnn.backends.torch.scalars import HostNode, node_of, symbol
 from pardnn.backends.torch.signature import (
     Signature,
@@ -36,15 +37,15 @@ from pardnn.backends.torch.signature import (
     signature,
     written_names,
 )
-from pardnn.backends.torch.values import Call, Storage, Value, geometry_of, leaves
+from pardnn.backends.torch.values import Call, Value, geometry_of, leaves
 
-_MARK = "_pardnn_value"
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 _STAND_INS = {float: 1.0, int: 1, bool: True}
 #: Questions about a tensor, and marks for profilers: no part of what is computed.
 _NO_CALLS = frozenset({"prim", "profiler"})
-_NO_EFFECT = frozenset({"aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata"})
-_MAX_CONSTANT_BYTES = 1 << 20
+_NO_EFFECT = frozenset({
+    "aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata",
+})  # fmt: skip
 
 
 class Tracer(TorchDispatchMode):
@@ -64,8 +65,8 @@ class Tracer(TorchDispatchMode):
         self.calls: list[Call] = []
         self.guards: dict[Value, str] = {}
         self.locator = locator
+        self.memory = Memory(self.calls, locator)
         self._fake_mode = fake_mode
-        self._storages: dict[int, Storage] = {}
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
         self._seeded = False
 
@@ -75,7 +76,7 @@ class Tracer(TorchDispatchMode):
         """Make `fake` the value of a new source op."""
         call = Call(kind=kind, arguments=arguments)
         self.calls.append(call)
-        value = self._new_value(call, fake)
+        value = self.memory.new_value(call, fake)
         assert value.storage is not None
         value.storage.source = True
         return value
@@ -114,13 +115,13 @@ class Tracer(TorchDispatchMode):
         return node.hint
 
     def _item(self, tensor: torch.Tensor) -> Any:
+        value = self.memory.value_of(tensor)
         constant = getattr(tensor, "constant", None)
-        if constant is not None and self._known(tensor) is None:
+        if constant is not None and value.call.kind == "constant":
             with unset_fake_temporarily():
                 return constant.item()  # a literal of the user's own code
-        value = self._fresh(self._value(tensor))
         call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
-        self._note_read(call, value)
+        self.memory.note_read(call, value)
         kind = bool if tensor.dtype == torch.bool else float
         if kind is float and not tensor.dtype.is_floating_point:
             kind = int
@@ -184,8 +185,8 @@ class Tracer(TorchDispatchMode):
         if isinstance(arg, torch.Tensor):
             if not isinstance(arg, FakeTensor):
                 arg = self._constant(arg)
-            value = self._value(arg)
-            return arg, self._fresh(value) if reads else self._current(value)
+            value = self.memory.value(arg)
+            return arg, self.memory.fresh(value) if reads else self.memory.current(value)
         if isinstance(arg, _SYMBOLS):
             node = node_of(arg)
             if node is None or "int" in kind or sized:
@@ -204,9 +205,9 @@ class Tracer(TorchDispatchMode):
     def _identity(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, FakeTensor):
             return self._literal(func, tensor)
-        value = self._value(tensor)
+        value = self.memory.value(tensor)
         result = func(tensor)
-        setattr(result, _MARK, (self, value))
+        self.memory.mark(result, value)
         return result
 
     # Recording.
@@ -224,17 +225,19 @@ class Tracer(TorchDispatchMode):
         call.inputs = list(dict.fromkeys(leaves([args, list(kwargs.values())], Value)))
         if sig.random and self._seeded:
             raise refuse.reseeded(self.locator.line())
-        call.mutated = list(dict.fromkeys(self._current(self._value(t)) for t in written))
+        call.mutated = list(
+            dict.fromkeys(self.memory.current(self.memory.value(t)) for t in written)
+        )
         if not sig.view:
             for value in call.inputs:
-                self._note_read(call, value)
+                self.memory.note_read(call, value)
         self.locator.place(call)
         self.calls.append(call)
-        changed = {id(tensor): self._write(call, tensor) for tensor in written}
+        changed = {id(tensor): self.memory.write(call, tensor) for tensor in written}
         for tensor in results:
             known = changed.get(id(tensor))
             if known is None and tensor is not None:
-                known = self._new_value(call, tensor)
+                known = self.memory.new_value(call, tensor)
             call.returns.append(known)
         for value in changed.values():
             if value not in call.outputs:
@@ -254,7 +257,7 @@ class Tracer(TorchDispatchMode):
         split = parts(sig, *traced)
         if split is None:
             raise refuse.untraceable(str(func), self.locator.line())
-        by_value = {self._current(self._value(tensor)): tensor for tensor in written}
+        by_value = {self.memory.current(self.memory.value(tensor)): tensor for tensor in written}
         for i, (args, kwargs) in enumerate(split):
             # Fresh again: an earlier part may have changed what this one reads.
             values = leaves([args, list(kwargs.values())], Value)
@@ -262,112 +265,12 @@ class Tracer(TorchDispatchMode):
             outputs = results[i :: len(split)] if results else []
             self._record(op_kind(func), args, kwargs, outputs, mine, sig)
 
-    def _write(self, call: Call, tensor: FakeTensor) -> Value:
-        """Return the new content of a changed tensor."""
-        old = self._current(self._value(tensor))
-        storage = old.storage
-        assert storage is not None
-        if storage.owner.call.kind == "constant":
-            self._copy_constant(storage)
-        if call not in storage.writes:
-            storage.writes.append(call)
-        value = Value(call, geometry_of(tensor), storage, len(storage.writes), old)
-        value.device = old.device
-        storage.newest = storage.values[geometry_of(tensor)] = value
-        setattr(tensor, _MARK, (self, value))
-        return value
-
-    def _new_value(self, call: Call, tensor: FakeTensor) -> Value:
-        """Return the value of a tensor that `call` made: a view or the owner of a storage."""
-        held = tensor.untyped_storage()
-        storage = self._storages.get(held._cdata)
-        geometry = geometry_of(tensor)
-        value = Value(call, geometry, storage, device=tensor.device.type)
-        if storage is None:
-            value.storage = storage = Storage(held, value, value)
-            self._storages[held._cdata] = storage
-        else:
-            value.base = next((v for v in call.inputs if v.storage is storage), None)
-            if value.base is None:  # a second output on the storage of the first
-                value.base = next(v for v in call.outputs if v.storage is storage)
-            value.version = value.base.version
-        storage.values[geometry] = value
-        call.outputs.append(value)
-        setattr(tensor, _MARK, (self, value))
-        return value
-
-    def _note_read(self, call: Call, value: Value) -> None:
-        if value.storage is not None:
-            call.reads.append((value.storage, len(value.storage.writes)))
-
-    # Which value a tensor is.
-
-    def _known(self, tensor: torch.Tensor) -> Value | None:
-        tracer, value = getattr(tensor, _MARK, (None, None))
-        if tracer is not self or value is None or value.storage is None:
-            return None
-        same = value.storage.held._cdata == tensor.untyped_storage()._cdata
-        return value if same and value.geometry == geometry_of(tensor) else None
-
-    def value_of(self, tensor: torch.Tensor) -> Value:
-        """Return the value of a tensor with its newest content."""
-        return self._fresh(self._value(tensor))
-
-    def _value(self, tensor: torch.Tensor) -> Value:
-        value = self._known(tensor)
-        if value is not None:
-            return value
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
-        if storage is not None:
-            geometry = geometry_of(tensor)
-            value = storage.values.get(geometry) or self._reviewed(storage, geometry)
-            setattr(tensor, _MARK, (self, value))
-            return value
-        constant = getattr(tensor, "constant", None)
-        if constant is None:
-            raise refuse.unknown_tensor(tuple(tensor.shape), self.locator.line())
-        return self._constant_value(constant, tensor)
-
-    def _current(self, value: Value) -> Value:
-        """Return the newest value of the same geometry, or the stale one."""
-        newest = value.storage.newest if value.storage is not None else value
-        return newest if newest.geometry == value.geometry else value
-
-    def _fresh(self, value: Value) -> Value:
-        """Return a value of the same geometry with the storage's newest content."""
-        if not value.stale:
-            return value
-        storage, geometry = value.storage, value.geometry
-        assert storage is not None
-        assert geometry is not None
-        known = storage.values[geometry]
-        return known if not known.stale else self._reviewed(storage, geometry)
-
-    def _reviewed(self, storage: Storage, geometry: Any) -> Value:
-        """Describe a storage's newest content anew, by a view that depends on the last write."""
-        shape, strides, offset, dtype = geometry
-        newest = storage.newest
-        base = newest
-        call = Call("aten.as_strided.default", view=True)
-        call.args = [base, list(shape), list(strides), offset]
-        if newest.geometry is not None and newest.geometry[3] != dtype:
-            base = next(v for g, v in storage.values.items() if g[3] == dtype)
-            call.args[0] = base
-            call.after = storage.writes[-1:]
-        call.inputs = [base]
-        value = Value(call, geometry, storage, len(storage.writes), base, device=newest.device)
-        call.outputs = call.returns = [value]
-        self.locator.place(call)
-        self.calls.append(call)
-        storage.values[geometry] = value
-        return value
-
     # Tensors that are no sources.
 
     def _literal(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> FakeTensor:
         """Return the fake of a tensor that the user's code wrote down."""
         result = func(tensor)
-        self._constant_value(tensor, result)
+        self.memory.constant(tensor, result)
         return result
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
@@ -377,48 +280,9 @@ class Tracer(TorchDispatchMode):
             if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
                 raise refuse.hidden_parameter(tuple(tensor.shape), self.locator.line())
             fake = self._fake_mode.from_tensor(tensor)
-            self._constant_value(tensor, fake)
+            self.memory.constant(tensor, fake)
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]
-
-    def _constant_value(self, tensor: torch.Tensor, fake: torch.Tensor) -> Value:
-        if tensor.nbytes > _MAX_CONSTANT_BYTES:
-            raise refuse.large_constant(tuple(tensor.shape), tensor.nbytes, self.locator.line())
-        with unset_fake_temporarily():
-            arguments = encode_constant(tensor.cpu())
-        call = Call("constant", arguments=arguments)
-        self.locator.place(call)
-        self.calls.append(call)
-        return self._new_value(call, fake)
-
-    def _copy_constant(self, storage: Storage) -> None:
-        """Make a constant that is changed in place a copy of one that never is."""
-        copy = storage.owner.call
-        constant = Call("constant", arguments=copy.arguments, source=copy.source)
-        constant.module = copy.module
-        value = Value(constant, storage.owner.geometry, device=storage.owner.device)
-        value.storage = Storage(storage.held, value, value)
-        constant.outputs.append(value)
-        copy.kind, copy.arguments = "aten.clone.default", None
-        copy.args, copy.inputs, copy.returns = [value], [value], [storage.owner]
-        copy.reads = [(value.storage, 0)]
-        self.calls.insert(self.calls.index(copy), constant)
-
-    def copy_back(self, old: Value, new: Value) -> Call:
-        """Record `old.copy_(new)`: the step put `new` in the place of the source `old`."""
-        current = self._current(old)
-        storage = current.storage
-        assert storage is not None
-        call = Call("aten.copy_.default", args=[current, new], inputs=[current, new])
-        call.mutated = [current]
-        self._note_read(call, current)
-        self._note_read(call, new)
-        storage.writes.append(call)
-        value = Value(call, current.geometry, storage, len(storage.writes), current)
-        call.outputs = call.returns = [value]
-        storage.newest = value
-        self.calls.append(call)
-        return call
 
     def note_seed(self) -> None:
         """Remember that the step set the state of the generator."""
@@ -446,4 +310,3 @@ def _inputs_behind(node: HostNode) -> Iterator[Value]:
         if current.function is None and current.value is not None:
             yield current.value
         stack.extend(current.parents)
-

@@ -1,0 +1,110 @@
+"""One run of the user's step under the tracer, and whose fault it is if it raises."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch._subclasses import fake_tensor
+
+from pardnn.backends.torch import refuse
+from pardnn.backends.torch.trace import Tracer
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
+
+
+def run_traced(
+    step: Callable[..., Any], args: list[Any], tracer: Tracer, mode: fake_tensor.FakeTensorMode
+) -> Any:
+    """Call `step(*args)` under the tracer and return its result.
+
+    Raises:
+        UnsupportedError: E801 to E804, if the step cannot be captured.
+        UserCodeError: E110, if the step itself raises.
+    """
+    states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with mode, tracer, tracer.locator.watching(), _noting_seeds(tracer), torch.enable_grad():
+            result = step(*args)
+    except PardnnError:
+        raise
+    except (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedOperatorException,
+    ) as error:
+        raise _refused(error, tracer.locator.line_of(error)) from error
+    except Exception as error:
+        where = tracer.locator.line_of(error)
+        refusal = _refused_by_text(str(error), where)
+        if refusal is not None:
+            raise refusal from error
+        raise UserCodeError(
+            f"while running your step for capture{f' ({where})' if where else ''}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if random.getstate() != states_before[0]:
+        raise refuse.host_randomness("Python's random module")
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
+        raise refuse.host_randomness("numpy.random")
+    return result
+
+
+def _refused(error: Exception, where: str | None) -> UnsupportedError:
+    op = str(getattr(error, "func", None) or error.args[0])
+    if isinstance(error, fake_tensor.DataDependentOutputException):
+        return refuse.decision_by_value(where)
+    if isinstance(error, fake_tensor.DynamicOutputShapeException):
+        return refuse.dynamic_shape(op, where)
+    return refuse.untraceable(op, where)
+
+
+def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
+    """Recognise what torch says where a fake tensor or a symbol cannot stand for a real one."""
+    if "tensor subclasses" in text:
+        return refuse.decision_by_value(where)
+    if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
+        return refuse.decides_shape(where)
+    missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
+    return refuse.untraceable(missing[1], where) if missing else None
+
+
+@contextlib.contextmanager
+def _noting_seeds(tracer: Tracer) -> Iterator[None]:
+    """Tell the tracer when the step sets the generator's state."""
+    with contextlib.ExitStack() as stack:
+        for module, name in (
+            (torch, "set_rng_state"), (torch.random, "set_rng_state"),
+            (torch, "manual_seed"), (torch.random, "manual_seed"),
+        ):  # fmt: skip
+            real = getattr(module, name)
+
+            def noting(*args: Any, _real: Any = real, **kwargs: Any) -> Any:
+                tracer.note_seed()
+                return _real(*args, **kwargs)
+
+            stack.enter_context(mock.patch.object(module, name, noting))
+        yield
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put back the state of every random generator that the step may have moved."""
+    host, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    state = torch.get_rng_state()
+    devices = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda = torch.cuda.get_rng_state_all() if devices else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(host)
+        np.random.set_state(numbers)  # noqa: NPY002
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
