@@ -7,14 +7,16 @@ Without `--lane` everything that is named runs, as it is.
 """
 
 import os
+import sys
+import types
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 KERNEL_ROOMS = {"cost", "place", "shard", "sim"}
-#: Rooms below the back ends; typer reads the annotations of the command line itself.
-CHECKED = ["errors", "files", "units", "graph", "cluster", "plan", "cost", "sim", "place", "shard"]
+#: Where there are arrays; a check of each of a million ops would take minutes.
+CHECKED = ["graph.csr", "cluster", "plan", "cost", "sim", "place", "shard"]
 
 # The same examples on every machine; `explore` looks for new ones.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
@@ -31,11 +33,16 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if os.environ.get("NUMBA_DISABLE_JIT") != "1":
         raise pytest.UsageError("--lane shapes needs NUMBA_DISABLE_JIT=1: the hook breaks the JIT")
+    from beartype import BeartypeConf, beartype
     from jaxtyping import install_import_hook
 
+    # Where a float is asked for, an int will do. The hook finds its checker by a name to import.
+    checker = types.ModuleType("shape_checker")
+    vars(checker)["check"] = beartype(conf=BeartypeConf(is_pep484_tower=True))
+    sys.modules[checker.__name__] = checker
     # beartype looks at one element of a list, chosen at random.
     config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside")
-    install_import_hook([f"pardnn.{room}" for room in CHECKED], "beartype.beartype")
+    install_import_hook([f"pardnn.{name}" for name in CHECKED], "shape_checker.check")
 
 
 def _rooms(path: Path, config: pytest.Config) -> tuple[str, ...]:

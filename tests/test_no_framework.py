@@ -35,7 +35,7 @@ def test_what_ranks_read_loads_no_compiler(room: str) -> None:
 
 def test_help_loads_no_framework_and_no_compiler() -> None:
     found = loaded("sys.argv = ['pardnn', '--help']; import pardnn.cli; pardnn.cli.main()")
-    assert not found & (FRAMEWORKS | {"numba", "pydantic", "numpy"})
+    assert not found & (FRAMEWORKS | {"numba", "pydantic"})
 
 
 def test_planning_loads_no_framework() -> None:

@@ -87,11 +87,13 @@ def test_bytes_are_exact_up_to_the_last_one() -> None:
         build_graph("g", [source("a", largest), source("b", 1)])
 
 
+@pytest.mark.jit
 def test_isolated_ops_take_linear_time() -> None:
     graph = build_graph("g", [source(f"op{i}") for i in range(100_000)])
     assert len(op_edges(graph.arrays)) == 0
 
 
+@pytest.mark.jit
 def test_star_takes_linear_time() -> None:
     n = 50_000
     leaves = [call(f"leaf{i}", "centre") for i in range(n)]
@@ -102,6 +104,7 @@ def test_star_takes_linear_time() -> None:
     assert graph.arrays.topological[[0, -1]].tolist() == [n + 1, 0]
 
 
+@pytest.mark.jit
 def test_long_chain_of_updates_takes_linear_time() -> None:
     """Walking the aliases of each update to their owner would take hours."""
     n = 50_000

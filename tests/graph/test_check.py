@@ -43,6 +43,13 @@ def with_tensor(name: str, **changes: Any) -> list[Op]:
     return ops
 
 
+def with_memory(memory: str) -> list[Op]:
+    """What no file and no constructor that checks types would let through."""
+    ops = valid()
+    object.__setattr__(ops[2], "memory", memory)
+    return ops
+
+
 FAULTS: dict[str, tuple[Callable[[], list[Op]], str]] = {
     "no op": (list, "graph has no operations"),
     "op twice": (lambda: [*valid(), Op(name="x", kind="input")], "two ops are named 'x'"),
@@ -56,7 +63,7 @@ FAULTS: dict[str, tuple[Callable[[], list[Op]], str]] = {
     ),
     "workspace": (lambda: with_op("h", workspace=-1), "ops[2] 'h': workspace is -1 bytes"),
     "memory": (
-        lambda: with_op("h", memory="forever"),
+        lambda: with_memory("forever"),
         "ops[2] 'h': memory is 'forever', not normal, residual or reference",
     ),
     "reference to nothing": (
