@@ -117,7 +117,7 @@ def changing_rate(_step, args, i):
         group["lr"] = 0.01 * (i + 1) ** -0.5
 
 
-@pytest.mark.parametrize("name", ["sgd-foreach", "adam", "adamw-foreach", "groups"])
+@pytest.mark.parametrize("name", ["sgd-foreach", "adam", "adamw-foreach", "adamw-fused", "groups"])
 def test_a_learning_rate_that_changes_stays_live(name):
     graph = assert_equal(lambda: small(OPTIMIZERS[name]), between=changing_rate)
     numbers = [op for op in graph.ops if op.name.endswith(".lr")]

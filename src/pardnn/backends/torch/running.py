@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ def run_traced(
     """
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with mode, tracer, tracer.locator.watching(), _noting_seeds(tracer), torch.enable_grad():
+        with mode, tracer, tracer.locator.watching(), _patched(tracer), torch.enable_grad():
             result = step(*args)
     except PardnnError:
         raise
@@ -75,21 +76,31 @@ def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
     return refuse.untraceable(missing[1], where) if missing else None
 
 
+_SEEDING = ((torch, "set_rng_state"), (torch, "manual_seed"),
+            (torch.random, "set_rng_state"), (torch.random, "manual_seed"))  # fmt: skip
+#: Their schemas take Python floats only, and would bake in the hyperparameters.
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+
+
 @contextlib.contextmanager
-def _noting_seeds(tracer: Tracer) -> Iterator[None]:
-    """Tell the tracer when the step sets the generator's state."""
+def _patched(tracer: Tracer) -> Iterator[None]:
+    """Tell the tracer when the step seeds, and keep numbers live through fused optimizers."""
+
+    def seeding(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        tracer.note_seed()
+        return real(*args, **kwargs)
+
+    def fused(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        live = {key: tracer.disguise(value) for key, value in kwargs.items()}
+        return real(*(tracer.disguise(arg) for arg in args), **live)
+
     with contextlib.ExitStack() as stack:
-        for module, name in (
-            (torch, "set_rng_state"), (torch.random, "set_rng_state"),
-            (torch, "manual_seed"), (torch.random, "manual_seed"),
-        ):  # fmt: skip
-            real = getattr(module, name)
-
-            def noting(*args: Any, _real: Any = real, **kwargs: Any) -> Any:
-                tracer.note_seed()
-                return _real(*args, **kwargs)
-
-            stack.enter_context(mock.patch.object(module, name, noting))
+        for module, name in _SEEDING:
+            patch = functools.partial(seeding, getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, patch))
+        for name in _FUSED:
+            patch = functools.partial(fused, getattr(torch, name))
+            stack.enter_context(mock.patch.object(torch, name, patch))
         yield
 
 

@@ -40,6 +40,8 @@ from pardnn.backends.torch.signature import (
 from pardnn.backends.torch.values import Call, Value, geometry_of, leaves
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_SMALLEST_FLOAT = 5e-324
+_FIRST_DISGUISE = 0x5EED0000
 _STAND_INS = {float: 1.0, int: 1, bool: True}
 #: Questions about a tensor, and marks for profilers: no part of what is computed.
 _NO_CALLS = frozenset({"prim", "profiler"})
@@ -69,6 +71,7 @@ class Tracer(TorchDispatchMode):
         self._fake_mode = fake_mode
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
         self._seeded = False
+        self._disguised: dict[float, HostNode] = {}
 
     # What exists before the step.
 
@@ -103,6 +106,18 @@ class Tracer(TorchDispatchMode):
         self.locator.place(call)
         self.calls.append(call)
         return value
+
+    def disguise(self, number: Any) -> Any:
+        """Return a plain float that stands for a symbol, where an op's schema takes no other.
+
+        It is a subnormal number that nobody computes with; `_argument` knows it again.
+        """
+        node = node_of(number)
+        if node is None or node.kind is not float:
+            return number
+        mark = (_FIRST_DISGUISE + len(self._disguised)) * _SMALLEST_FLOAT
+        self._disguised[mark] = node
+        return mark
 
     def scalar_decides(self, node: HostNode) -> Any:
         """Note the inputs that a decision depends on, or refuse it; see `ScalarRecorder`."""
@@ -196,6 +211,9 @@ class Tracer(TorchDispatchMode):
         if isinstance(arg, list | tuple):
             pairs = [self._argument(item, kind, reads, sized=sized) for item in arg]
             return [fake for fake, _ in pairs], [traced for _, traced in pairs]
+        if self._disguised and isinstance(arg, float) and arg in self._disguised:
+            node = self._disguised[arg]
+            return _STAND_INS[float] if node.hint is None else node.hint, node.operand
         if isinstance(arg, torch.Generator):
             if arg is not torch.default_generator:
                 raise refuse.own_generator(self.locator.line())
