@@ -83,6 +83,16 @@ def _memory_bytes() -> int:
         return 16 << 30  # not POSIX: assumed
 
 
+def available_bytes() -> int:
+    """Bytes of this machine's memory that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        line = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(line.split()[1]) * 1024
+    except (OSError, StopIteration, ValueError, IndexError):
+        return _memory_bytes() // 2  # not Linux: assumed
+
+
 def this_cpu(threads: int = 1, *, folder: Path | None = None) -> DeviceModel:
     """Return this processor's model for ops of `threads` threads.
 

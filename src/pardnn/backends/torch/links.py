@@ -1,0 +1,108 @@
+"""Latency and bandwidth between two local ranks, measured.
+
+Two child processes bounce messages of several sizes over gloo; half a round trip is one message.
+The children are started anew, not forked: threads of this process would not survive a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+from pardnn.cost.links import LinkFit, fit_link
+from pardnn.errors import RankError, StuckError
+
+#: Bytes of the messages. From far below to far above where latency and transfer take equally long.
+MESSAGE_BYTES = tuple(1 << power for power in range(6, 25, 2))
+
+#: Round trips per size: 3 long ones show a bandwidth, short ones need more to show a latency.
+MIN_TRIPS, MAX_TRIPS = 3, 40
+SIZE_SECONDS = 0.05
+
+
+def measure_links(*, timeout_s: float = 60.0) -> LinkFit:
+    """Return latency and bandwidth between two local CPU ranks over gloo.
+
+    Args:
+        timeout_s: After which the ranks are given up.
+
+    Raises:
+        RankError: E601, if a rank fails.
+        StuckError: E701, if they do not finish in time.
+    """
+    measured = _bounced(timeout_s)
+    return fit_link([float(size) for size in measured], list(measured.values()))
+
+
+def _bounced(timeout_s: float) -> Mapping[int, float]:
+    """Run both ranks; return median seconds of a message by its bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "pardnn.backends.torch.links", f"{folder}/store"]
+        ranks = [
+            subprocess.Popen(
+                [*command, str(rank), str(timeout_s)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        end = time.monotonic() + timeout_s
+        try:
+            texts = [rank.communicate(timeout=max(0.0, end - time.monotonic())) for rank in ranks]
+        except subprocess.TimeoutExpired:
+            raise StuckError(
+                f"two local ranks did not exchange {len(MESSAGE_BYTES)} sizes of messages in "
+                f"{timeout_s:g} s.\nCheck that this machine's host name resolves to itself."
+            ) from None
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    for number, (rank, (_, said)) in enumerate(zip(ranks, texts, strict=True)):
+        if rank.returncode:
+            last = (said.strip().splitlines() or ["it said nothing"])[-1]
+            raise RankError(f"rank {number} of 2 failed while measuring links: {last:.300}")
+    return {int(size): seconds for size, seconds in json.loads(texts[0][0]).items()}
+
+
+def _bounce(store: str, rank: int, timeout_s: float) -> dict[int, float]:
+    """Do one rank's part: send and receive each size, both ranks in step."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    wait = timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=wait
+    )
+    found: dict[int, float] = {}
+    for size in MESSAGE_BYTES:
+        buffer = torch.ones(size, dtype=torch.uint8)
+
+        def trip(buffer: torch.Tensor = buffer) -> float:
+            start = time.perf_counter()
+            for sender in range(2):
+                (dist.send if sender == rank else dist.recv)(buffer, 1 - rank)
+            return time.perf_counter() - start
+
+        trip()
+        trips = torch.tensor([max(MIN_TRIPS, min(MAX_TRIPS, int(SIZE_SECONDS / trip())))])
+        dist.broadcast(trips, 0)  # each rank measured another time; both must agree
+        found[size] = statistics.median(trip() for _ in range(int(trips))) / 2
+    dist.destroy_process_group()
+    return found
+
+
+if __name__ == "__main__":
+    result = _bounce(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    sys.stdout.write(json.dumps(result) + "\n")

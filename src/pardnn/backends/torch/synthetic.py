@@ -1,0 +1,133 @@
+"""Made-up inputs of a call: right shapes, dtypes and strides, and values that it accepts.
+
+Floats lie in [0.5, 1): no op meets a logarithm of zero, a probability above one, or, after dozens
+of in-place repetitions, a denormal number, each of which would change the time. Integers are
+random where it is known what they index, because random rows cost more than one row; elsewhere
+they are zero, which is a valid index of anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pardnn.cost.call import Call, call_of
+from pardnn.errors import UnsupportedError
+from pardnn.graph.ir import Op, Tensor
+
+_PATTERN = 1 << 16
+_HOST_VALUES: Mapping[str, Any] = {"host.int": 1, "host.float": 0.5, "host.bool": True}
+
+
+def _rows(position: int, dim: int) -> Callable[[Call], int | None]:
+    """Bound of indices into a dim of the tensor argument at that position."""
+
+    def bound(call: Call) -> int | None:
+        tensor = call.tensor(position)
+        shape = tensor.shape if tensor is not None else None
+        return shape[dim] if shape else None
+
+    return bound
+
+
+def _along(call: Call) -> int | None:
+    tensor, dim = call.tensor(0), call.literal(1, "dim", None)
+    if tensor is None or not tensor.shape or not isinstance(dim, int):
+        return None
+    return tensor.shape[dim]
+
+
+def _plane(call: Call) -> int | None:
+    tensor = call.tensor(1)
+    return math.prod(tensor.shape[-2:]) if tensor is not None and tensor.shape else None
+
+
+def _smallest_dim(call: Call) -> int | None:
+    tensor = call.tensor(0)
+    return min(tensor.shape) if tensor is not None and tensor.shape else None
+
+
+def _classes(call: Call, position: int) -> int | None:
+    tensor = call.tensor(position)
+    if tensor is None or not tensor.shape:
+        return None
+    return tensor.shape[1] if len(tensor.shape) > 1 else tensor.shape[0]
+
+
+#: What the integer inputs of a call must stay below.
+_BOUNDS: Mapping[str, Callable[[Call], int | None]] = {
+    "embedding": _rows(0, 0),
+    "embedding_dense_backward": lambda call: call.literal(2, "num_weights", None),
+    "nll_loss_forward": lambda call: _classes(call, 0),
+    "nll_loss_backward": lambda call: _classes(call, 1),
+    "nll_loss2d_forward": lambda call: _classes(call, 0),
+    "nll_loss2d_backward": lambda call: _classes(call, 1),
+    "max_pool2d_with_indices_backward": _plane,
+    "index": _smallest_dim,
+    "index_put": _smallest_dim,
+    "index_put_": _smallest_dim,
+    "_index_put_impl_": _smallest_dim,
+    **dict.fromkeys(
+        ("gather", "index_select", "index_add", "index_add_", "index_copy", "index_copy_",
+         "scatter", "scatter_", "scatter_add", "scatter_add_", "scatter_reduce"),
+        _along,
+    ),
+}  # fmt: skip
+
+_DIVISIONS = frozenset({"div", "div_", "floor_divide", "remainder", "fmod"})
+
+
+def synthetic_inputs(op: Op, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
+    """Return a value for each input of the op, under its name.
+
+    Raises:
+        UnsupportedError: E801, if an input's shape or dtype is unknown.
+    """
+    call = call_of(op, tensors)
+    generator = torch.Generator(device).manual_seed(0)
+    bound = _BOUNDS.get(call.name, lambda _: None)(call)
+    low = 1 if call.name in _DIVISIONS else 0
+    return {
+        tensor.name: _value(tensor, range(low, max(bound or low + 1, low + 1)), generator)
+        for tensor in call.inputs
+    }
+
+
+def _value(tensor: Tensor, integers: range, generator: torch.Generator) -> Any:
+    if tensor.dtype in _HOST_VALUES:
+        return _HOST_VALUES[tensor.dtype]
+    dtype = getattr(torch, tensor.dtype or "", None)
+    if tensor.shape is None or not isinstance(dtype, torch.dtype):
+        raise UnsupportedError(f"tensor {tensor.name!r:.80} has no known shape and dtype")
+    strides = tensor.strides or contiguous_strides(tensor.shape)
+    reach = [(n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True)]
+    extent = 1 + sum(reach) if 0 not in tensor.shape else 0
+    return _filled(extent, dtype, integers, generator).as_strided(tensor.shape, strides)
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor, in elements."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def _filled(
+    extent: int, dtype: torch.dtype, integers: range, generator: torch.Generator
+) -> torch.Tensor:
+    """Return a flat tensor that repeats a short random pattern: drawing all of it is slow."""
+    size = max(min(extent, _PATTERN), 1)
+    device = generator.device
+    if dtype == torch.bool:
+        pattern = torch.rand(size, generator=generator, device=device) < 0.5
+    elif dtype.is_floating_point or dtype.is_complex:
+        pattern = (0.5 + torch.rand(size, generator=generator, device=device) / 2).to(dtype)
+    else:
+        ends = (integers.start, integers.stop)
+        pattern = torch.randint(*ends, (size,), generator=generator, device=device).to(dtype)
+    flat = torch.empty(extent, dtype=dtype, device=device)
+    whole = extent - extent % size
+    flat[:whole].view(-1, size).copy_(pattern)
+    flat[whole:].copy_(pattern[: extent - whole])
+    return flat
