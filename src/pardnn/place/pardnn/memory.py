@@ -22,7 +22,7 @@ from pardnn.place.fitting import fit_candidate, fit_order
 from pardnn.place.orders import eager_free_rank, file_rank
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.pardnn.overflow import curves_of, resolve_overflow
-from pardnn.place.pardnn.packing import packed_place
+from pardnn.place.pardnn.packing import allowed_place, balanced_place, packed_place
 from pardnn.place.pardnn.partition import Candidate, emulated, improved
 from pardnn.place.squeeze import limits, tight_plan
 from pardnn.plan.plan import PlanArrays
@@ -76,6 +76,10 @@ def fit_memory(task: Task, candidates: list[Candidate]) -> Fitting | None:
             again = repaired(task, pinned.place, rank)
             if again is not None:
                 _schedule(task, found, again, rank)
+    if not found:
+        for rank in _frugal_ranks(task):
+            place = balanced_place(task.units, rank, limits(task.capacities))
+            _schedule(task, found, place, rank)
     return min(found, key=lambda fitting: fitting.makespan, default=None)
 
 
@@ -104,13 +108,7 @@ def _starts(task: Task, candidates: list[Candidate]) -> Iterator[ndarray]:
     for rank in _frugal_ranks(task):
         yield packed_place(task.units, rank, most)
     for candidate in candidates[:2]:
-        yield joined(task.units, candidate.place)
-
-
-def joined(units: Problem, place: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
-    """Return the placement with every unit on the device of its first op."""
-    first = units.member[units.member_ptr[:-1]]
-    return place[first][units.arrays.group]
+        yield allowed_place(task.units, candidate.place, task.units.arrays.topological)
 
 
 def repaired(

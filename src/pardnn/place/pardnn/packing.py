@@ -41,14 +41,43 @@ def packed_place(
     working = problem.seconds > 0
     np.minimum.at(used, unit[working], rank[working])
     turn = np.lexsort((first, used))
-    share = most / most.sum()
+    share = most / most.astype(np.float64).sum()  # int64 would wrap around
     middle = np.cumsum(weight[turn]) - weight[turn] / 2
     device_of_unit = np.empty(len(problem.runs), dtype=np.int64)
     device_of_unit[turn] = np.minimum(
         np.searchsorted(np.cumsum(share) * weight.sum(), middle), k - 1
     )
-    wish = device_of_unit[unit]
-    return _allowed(problem, wish, order)
+    return allowed_place(problem, device_of_unit[unit], order)
+
+
+def balanced_place(
+    problem: Problem, rank: Int64[ndarray, " n"], most: Int64[ndarray, " k"]
+) -> Int64[ndarray, " n"]:
+    """Return a placement with residual units packed for size alone, the rest near them.
+
+    Largest first onto the device with most room left. If the units pack into the capacities less
+    the transient bytes of one device in this order, the plan that keeps to the order fits, since
+    no device holds a transient tensor that one device would not hold (sizes of views aside).
+
+    Args:
+        problem: Its groups must join views.
+        rank: Position of each op in a topological order of all ops.
+        most: Usable bytes per device.
+    """
+    a, units = problem.arrays, len(problem.runs)
+    order = np.argsort(rank).astype(np.int64)
+    owned = (a.memory[a.tensor_op] == RESIDUAL) & (a.tensor_alias < 0)
+    size = np.zeros(units, dtype=np.int64)
+    np.add.at(size, a.group[a.tensor_op], np.where(owned, a.tensor_bytes, 0))
+    room = most.copy()
+    device_of_unit = np.zeros(units, dtype=np.int64)
+    for unit in np.argsort(-size, kind="stable").tolist():
+        able = np.flatnonzero(problem.runs[unit])
+        device_of_unit[unit] = able[room[able].argmax()]
+        room[device_of_unit[unit]] -= size[unit]
+        if size[unit] == 0:
+            break
+    return allowed_place(problem, device_of_unit[attributed_units(problem, order)], order)
 
 
 def attributed_units(
@@ -74,10 +103,18 @@ def _bytes_at_peak(arrays: GraphArrays, rank: ndarray, unit: ndarray, units: int
     return np.bincount(unit[arrays.tensor_op], weights=held + 1e-9, minlength=units)
 
 
-def _allowed(problem: Problem, wish: ndarray, order: ndarray) -> ndarray:
+def allowed_place(
+    problem: Problem, wish: Int64[ndarray, " n"], order: Int64[ndarray, " n"]
+) -> Int64[ndarray, " n"]:
+    """Return a wish made valid: groups are together, each where it can run.
+
+    Args:
+        problem: The problem.
+        wish: Wished device of each op.
+        order: Ops; the first of a group decides for all of it.
+    """
     k = problem.machine.num_devices
     group = problem.arrays.group
-    # The first op of a group, in order, decides for all of it.
     chosen = np.full(len(problem.runs), -1, dtype=np.int64)
     chosen[group[order[::-1]]] = wish[order[::-1]]
     turns = (chosen[:, None] + np.arange(k)[None, :]) % k

@@ -4,7 +4,8 @@ Slicing, mapping and refinement as in the thesis; then list scheduling from thei
 is the emulator under `priority`, and the best placement seen is kept, one device included, so no
 step makes the result worse.
 
-Deviations: the last refinement. From two starts, the clusters and plain HEFT, list scheduling is
+Deviations: the last refinement. From three starts, the clusters, plain HEFT and a
+pipeline's stages (`packing`), list scheduling is
 repeated with its own result as the homes (see `listing`). In turns, what comes after an op is
 estimated by bottom levels, and by the time left in a schedule in which every op starts as late as
 it can without delaying the end (Li and Willis's forward-backward passes, EJOR 1992): that counts
@@ -22,12 +23,15 @@ import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
+from pardnn.place.orders import file_rank
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.pardnn.listing import Homes, list_schedule
 from pardnn.place.pardnn.mapping import map_clusters, placement
+from pardnn.place.pardnn.packing import packed_place
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.schedule import free_plan
+from pardnn.place.squeeze import limits
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
@@ -115,7 +119,9 @@ def _listed(
     key = -bottom_levels(problem.arrays, problem.machine)
     heft = _listed_once(problem, key, nothing)
     yield heft
-    for start in (found[-1], heft):
+    unlimited = limits([None] * problem.machine.num_devices)
+    packed = packed_place(problem, file_rank(problem.arrays), unlimited)
+    for start in (found[-1], heft, emulated(problem, packed)):
         yield improved(problem, start, anywhere)
 
 
