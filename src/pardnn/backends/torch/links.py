@@ -6,6 +6,7 @@ The children are started anew, not forked: threads of this process would not sur
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -43,16 +44,18 @@ def measure_links(*, timeout_s: float = 60.0) -> LinkFit:
 
 def _bounced(timeout_s: float) -> Mapping[int, float]:
     """Run both ranks; return median seconds of a message by its bytes."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "pardnn.backends.torch.links", f"{folder}/store"]
         ranks = [
-            subprocess.Popen(
-                [*command, str(rank), str(timeout_s)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(rank), str(timeout_s)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
             )
             for rank in range(2)
         ]
@@ -67,7 +70,6 @@ def _bounced(timeout_s: float) -> Mapping[int, float]:
         finally:
             for rank in ranks:
                 rank.kill()
-                rank.wait()
     for number, (rank, (_, said)) in enumerate(zip(ranks, texts, strict=True)):
         if rank.returncode:
             last = (said.strip().splitlines() or ["it said nothing"])[-1]
