@@ -13,7 +13,7 @@ from pardnn.cluster import Cluster
 from pardnn.errors import FileError, InvalidPlanError, MismatchError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.actions import actions_text, parse_actions
 from pardnn.plan.check import check_plan, dry_run, plan_problems
 from pardnn.plan.file import (
@@ -55,6 +55,25 @@ def test_memory_equals_the_definition(pair: tuple[Graph, Plan]) -> None:
     curves = memory_curves(graph, plan_arrays(graph, plan))
     assert curves == naive_curves(graph, plan)
     assert peak_bytes(graph, plan_arrays(graph, plan)) == [max(c, default=0) for c in curves]
+
+
+def test_a_view_of_a_received_copy_is_sent_on_and_held() -> None:
+    ops = [
+        Op(name="h", kind="input", outputs=(Tensor(name="h", bytes=8),)),
+        Op(
+            name="v",
+            kind="aten.view.default",
+            inputs=("h",),
+            memory="reference",
+            outputs=(Tensor(name="v", bytes=8, alias_of="h"),),
+        ),
+        Op(name="c", kind="aten.neg.default", inputs=("v",)),
+    ]
+    graph = build_graph("on", ops)
+    plan = serial_plan(graph, [0, 1, 2], 3, hold_at_once=False)
+    assert [m.hold_until for m in plan.messages] == [None, None]
+    assert peak_bytes(graph, plan_arrays(graph, plan)) == [8, 8, 8]
+    assert plan_problems(graph, plan) == []
 
 
 @given(plans())

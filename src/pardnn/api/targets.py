@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardnn.api.costing import Progress, costs_for
@@ -55,7 +57,8 @@ def captured(target: str, batch_size: int | None = None) -> tuple[Graph, Capture
     from pardnn.backends.torch.entry import capture_factory
 
     started = time.perf_counter()
-    graph = capture_factory(factory)
+    path, _, function = target.rpartition(":")
+    graph = dataclasses.replace(capture_factory(factory), name=f"{Path(path).stem}:{function}")
     return graph, capture_result(graph, time.perf_counter() - started)
 
 

@@ -97,9 +97,10 @@ def _storages(
     sizes = a.tensor_bytes
     for (tensor, target), number in received.items():
         if target == device:
-            end = last_use.get((tensor, device), -1)
             post = position[int(plan.message_post[number])]
-            yield Storage(tensor, int(sizes[tensor]), post, max(end, post), number)
+            end = max(last_use.get((tensor, device), -1), post)
+            released = -1 if end >= len(row) else end  # a view of the copy may be sent on
+            yield Storage(tensor, int(sizes[tensor]), post, released, number)
     for at, op in enumerate(row):
         for tensor in range(a.output_ptr[op], a.output_ptr[op + 1]):
             if a.tensor_alias[tensor] >= 0:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from pardnn.report.text import bytes_text, seconds_text
 
-WIDTH, LEFT, RIGHT = 960, 70, 20
+WIDTH, LEFT, RIGHT = 960, 76, 34
 BAR, CURVE, GAP = 26, 44, 18
 COLOURS = {"forward": "#0072B2", "backward": "#E69F00", "update": "#009E73"}
 
@@ -113,16 +113,25 @@ def _track(track: Track, top: int, makespan: float) -> Iterator[str]:
         yield from _curve(track, top + BAR + 2, makespan)
 
 
+def _per_pixel(track: Track, makespan: float) -> Iterator[tuple[float, int]]:
+    """Yield the largest number of bytes held within each half of a pixel."""
+    largest: dict[float, int] = {}
+    for seconds, held in zip(track.times, track.held, strict=True):
+        x = round(2 * _x(seconds, makespan)) / 2
+        largest[x] = max(largest.get(x, 0), held)
+    yield from largest.items()
+
+
 def _curve(track: Track, top: int, makespan: float) -> Iterator[str]:
     scale = max(*track.held, track.limit or 0, 1)
 
     def y(held: float) -> float:
         return top + CURVE - CURVE * held / scale
 
-    points = [f"{_x(track.times[0], makespan):.1f},{top + CURVE}"]
-    steps = list(zip(track.times, track.held, strict=True))
-    for (begin, held), (end, _) in pairwise([*steps, (makespan, 0)]):
-        points += [f"{_x(t, makespan):.1f},{y(held):.1f}" for t in (begin, end)]
+    points = [f"{LEFT},{top + CURVE}"]
+    steps = list(_per_pixel(track, makespan))
+    for (begin, held), (end, _) in pairwise([*steps, (_x(makespan, makespan), 0)]):
+        points += [f"{x:g},{y(held):.1f}" for x in (begin, end)]
     points.append(f"{_x(makespan, makespan):.1f},{top + CURVE}")
     yield f'<polygon points="{" ".join(points)}" fill="#bbbbbb"/>'
     if track.limit is not None:
