@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, writes
 from pardnn.plan.plan import Message, Plan
 
 
@@ -84,9 +84,9 @@ def serial_plan(
                     hold_until=_hold(order, device, producer[name], op) if hold_at_once else None,
                 )
     if not hold_at_once:
-        written = {t.alias_of for op in graph.ops for t in op.outputs if t.alias_of}
+        written = {_root(graph, name) for op in graph.ops for name in writes(op)}
         for key, m in messages.items():
-            if m.tensor in written or _root(graph, m.tensor) in {_root(graph, w) for w in written}:
+            if _root(graph, m.tensor) in written:
                 op = next(o for o in order if o.name == m.post_before)
                 hold = _hold(order, device, producer[m.tensor], op)
                 messages[key] = Message(**{**_fields(m), "hold_until": hold})
