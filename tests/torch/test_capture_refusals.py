@@ -222,3 +222,32 @@ def test_numpy_in_the_batch():
         return models.classify_step(model, optimizer, torch.from_numpy(x), y)
 
     assert "torch.from_numpy" in refused(step, (model, optimizer, x.numpy(), y)).message
+
+
+def recurrent(fused):
+    def step(model, optimizer, x, y):
+        with torch.backends.mkldnn.flags(enabled=fused):
+            out, _ = model(x)
+        return train(model, optimizer, F.mse_loss(out, y))
+
+    def factory():
+        torch.manual_seed(0)
+        model = nn.LSTM(4, 4, num_layers=2, dropout=0.1)
+        return step, (model, ADAM(model.parameters()), torch.randn(3, 2, 4), torch.randn(3, 2, 4))
+
+    return factory
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_fused_recurrent_layer_and_its_rewrite():
+    step, args = recurrent(fused=True)()
+    assert "torch.backends.mkldnn.flags" in refused(step, args).message
+    assert_equal(recurrent(fused=False))
+
+
+def test_sparse_gradients():
+    model = nn.EmbeddingBag(6, 3, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    args = (model, optimizer, torch.zeros(5, 2, dtype=torch.long), torch.zeros(5).long())
+    assert "sparse=False" in refused(models.classify_step, args, "E803").message

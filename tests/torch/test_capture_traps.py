@@ -142,6 +142,25 @@ def test_views_written_in_place_are_read_anew():
     assert_equal(entry(step), order=3)
 
 
+def test_a_tensor_turned_in_place_is_a_view():
+    def step(model, optimizer, x, y):
+        turned = x.t().contiguous()
+        kept = turned * 2
+        turned.t_().unsqueeze_(0).squeeze_(0).add_(1)
+        return train(model, optimizer, F.cross_entropy(model(turned + kept.t()), y))
+
+    assert_equal(entry(step))
+
+
+def test_strides_of_channels_last_are_followed():
+    def factory():
+        step, (model, optimizer, x, y) = models.resnet()
+        model.to(memory_format=torch.channels_last)
+        return step, (model, optimizer, x.to(memory_format=torch.channels_last), y)
+
+    assert_equal(factory)
+
+
 def test_an_old_alias_of_a_parameter_reads_the_new_value():
     def step(model, optimizer, x, y):
         weight = model[0].weight.detach()

@@ -59,6 +59,28 @@ def untraceable(op: str, where: str | None) -> UnsupportedError:
     )
 
 
+def hidden_size(op: str, where: str | None) -> UnsupportedError:
+    """A fused recurrent kernel whose memory is not known before it runs."""
+    flags = "cudnn" if "cudnn" in op else "mkldnn"
+    return _refuse(
+        f"the fused recurrent kernel {op} takes memory that is not known before"
+        f" it runs{_at(where)}.\n"
+        f"Run the layer unfused: `with torch.backends.{flags}.flags(enabled=False):` around it,\n"
+        "or unroll it with torch.nn.LSTMCell or GRUCell.",
+        where,
+    )
+
+
+def sparse(where: str | None) -> UnsupportedError:
+    """A sparse tensor: what it holds decides how large it is."""
+    return _refuse(
+        f"the step makes a sparse tensor{_at(where)}, whose size depends on data.\n"
+        "Make the embedding with sparse=False.",
+        where,
+        "E803",
+    )
+
+
 def own_generator(where: str | None) -> UnsupportedError:
     """Random numbers from a generator of the user's own."""
     return _refuse(

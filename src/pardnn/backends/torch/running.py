@@ -72,6 +72,8 @@ def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
         return refuse.decision_by_value(where)
     if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
         return refuse.decides_shape(where)
+    if "Sparse" in text:
+        return refuse.sparse(where)
     missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
     return refuse.untraceable(missing[1], where) if missing else None
 

@@ -21,7 +21,13 @@ _UNMARKED_WRITES = {
 #: Ops that return a view although their schema does not say so.
 _UNMARKED_VIEWS = frozenset({"aten::_unsafe_view", "aten::_reshape_alias"})
 #: Ops whose result is their input as far as a graph without autograd is concerned.
-_IDENTITIES = frozenset({"aten::detach", "aten::alias", "aten::lift", "aten::lift_fresh"})
+_IDENTITIES = frozenset({
+    "aten::detach", "aten::detach_", "aten::alias", "aten::lift", "aten::lift_fresh",
+})  # fmt: skip
+#: Ops that describe the tensor itself anew; their twins without the underscore make a view of it.
+_VIEWS_IN_PLACE = frozenset({
+    "as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_",
+})  # fmt: skip
 #: The size of what these make depends on their numbers.
 _SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
 _PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
@@ -86,6 +92,14 @@ def written_names(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
     bound = sig.bound(args, kwargs)
     training = bound.get("training", bound.get("train", False))
     return sig.writes | {name for name in unmarked if training and bound.get(name) is not None}
+
+
+def view_twin(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    """Return the op that makes the view which `op` turns its argument into; None if it does not."""
+    name = op._schema.name.removeprefix("aten::")
+    if name not in _VIEWS_IN_PLACE:
+        return None
+    return getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname)
 
 
 def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:

@@ -35,11 +35,14 @@ from pardnn.backends.torch.signature import (
     parts,
     same_view,
     signature,
+    view_twin,
     written_names,
 )
 from pardnn.backends.torch.values import Call, Value, geometry_of, leaves
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
+#: Their fake kernels do not know the size of the workspace that they hand to the backward pass.
+_HIDDEN_SIZES = frozenset({"aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"})
 _SMALLEST_FLOAT = 5e-324
 _FIRST_DISGUISE = 0x5EED0000
 _STAND_INS = {float: 1.0, int: 1, bool: True}
@@ -161,9 +164,14 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         if func._schema.name in _NO_EFFECT:
             return None
+        if func._schema.name in _HIDDEN_SIZES:
+            raise refuse.hidden_size(func._schema.name, self.locator.line())
         sig = signature(func)
         if sig.identity:
             return self._identity(func, args[0])
+        twin = view_twin(func)
+        if twin is not None:
+            return self._view_in_place(func, twin, args, kwargs)
         return self._call(func, sig, args, kwargs)
 
     def _call(
@@ -226,6 +234,22 @@ class Tracer(TorchDispatchMode):
         value = self.memory.value(tensor)
         result = func(tensor)
         self.memory.mark(result, value)
+        return result
+
+    def _view_in_place(
+        self,
+        func: torch._ops.OpOverload,
+        twin: torch._ops.OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Record that a tensor describes its storage anew as a view of what it was."""
+        old = self.memory.value(args[0])
+        result = func(*args, **kwargs)
+        call = Call(op_kind(twin), [old, *args[1:]], kwargs, inputs=[old], view=True)
+        self.locator.place(call)
+        self.calls.append(call)
+        call.returns = [self.memory.new_value(call, args[0])]
         return result
 
     # Recording.
