@@ -71,7 +71,7 @@ def run_hurt(
         executor.world.close()
         return [executor.step_s, executor.world.channel.waited_s]
 
-    return run_ranks(num_devices, body, limit_s=timeout_s + 8)
+    return run_ranks(num_devices, body, limit_s=timeout_s + 5)
 
 
 def assert_blamed(outcomes: list[Outcome], rank: int, code: str, within_s: float) -> None:
@@ -351,9 +351,7 @@ def broken(how: Callable[[Program, int], None], rank: int) -> Program:
     return program
 
 
-@pytest.mark.parametrize(
-    "how", [wrong_size, wrong_dtype, missing_send, extra_receive, wrong_order]
-)
+@pytest.mark.parametrize("how", [wrong_size, wrong_dtype, missing_send, extra_receive, wrong_order])
 def test_ranks_that_do_not_fit_together_refuse_to_start(how: Any) -> None:
     outcomes = run_hurt({}, programs={1: broken(how, 1)})
     for outcome in outcomes:

@@ -44,6 +44,9 @@ class Binding:
         self._numbers = [op for op in graph.ops if op.kind == "input" and _is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not _is_number(op)]
         met = reach(step, list(args))
+        self._optimizers = [
+            root.value for root in met.roots if isinstance(root.value, torch.optim.Optimizer)
+        ]
         self._settings = list(_settings(graph, met.numbers, settings_of(met, self._batch)))
 
     def _check(self, graph: Graph) -> None:
@@ -111,6 +114,11 @@ class Binding:
             elif source.kind != "input" and isinstance(source.get(), torch.Tensor):
                 source.set(_hollow(source.get()))
 
+    def mark_stepped(self) -> None:
+        """Tell learning rate schedules that the optimizers do step: they warn otherwise."""
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True
+
     # What each step is given.
 
     def example(self) -> tuple[Any, ...]:
@@ -168,9 +176,7 @@ class Binding:
                 for entry in entries:
                     kind[self._names[index] + entry.name.removeprefix("_arg")] = entry.value
         lacking = [
-            op.name
-            for op in self._tensors
-            if op.name not in tensors and self._is_of_batch(op.name)
+            op.name for op in self._tensors if op.name not in tensors and self._is_of_batch(op.name)
         ]
         if lacking:
             raise MismatchError(
@@ -212,7 +218,7 @@ def _settings(
 def _check_guard(op: Op, value: Any) -> None:
     arguments = op.arguments or {}
     guard, captured = arguments.get("guard"), arguments.get("value")
-    if guard == "exact" and value != captured or guard == "nonzero" and value == 0:
+    if (guard == "exact" and value != captured) or (guard == "nonzero" and value == 0):
         raise MismatchError(
             f"{shown(op.name)} is {value}, but the step was captured with {captured}, and which "
             "calls it makes depends on that number.\n"

@@ -254,6 +254,10 @@ def _run_reference(directory: Path) -> dict[str, Any]:
 
 # What went wrong.
 
+#: Failures that are the fault of code: the traceback tells more than the message.
+_TRACED_CODES = frozenset({"E101", "E110", "E601"})
+#: A rank waited before the first step for one that is not there.
+_MISSED_CODES = frozenset({"E605", "E702"})
 _KINDS = {1: UserCodeError, 5: MismatchError, 6: RankError, 7: StuckError, 8: UnsupportedError}
 
 
@@ -265,10 +269,16 @@ def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> Pardnn
         return _ended_silently(silent, failed)
     root = _first(errors)
     first = int(root["details"].get("first_failing_rank", root["details"].get("rank", 0)))
-    lines = [root["message"], *_exit_line(first, failed)]
+    missed = root["code"] in _MISSED_CODES and silent
+    lines = [root["message"]]
+    if missed:
+        # Who waited tells of its own wait; who is missing left no account at all.
+        first = silent[0]
+        lines.insert(0, f"rank {first} ended before its work was done, and left no account.")
+    lines += _exit_line(first, failed)
     own = errors.get(first)
-    if own is not None and own.get("traceback"):
-        lines.append(own["traceback"].rstrip())
+    if own is not None and root["code"] in _TRACED_CODES:
+        lines.append(own.get("traceback", "").rstrip())
     for rank, each in errors.items():
         if rank != first and each["message"] != root["message"]:
             lines.append(each["message"].splitlines()[0])

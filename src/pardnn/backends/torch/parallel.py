@@ -114,6 +114,7 @@ def parallelize(
         mine = program.residents(world.rank)
         values = binding.held(mine)
         binding.keep(values, mine)
+        binding.mark_stepped()
         return values
 
     return Parallel(start(program, world, residents), binding)

@@ -408,7 +408,9 @@ def _check_resident(op: Op, value: Any) -> None:
         is_real = not value.is_meta and value.untyped_storage().nbytes() >= op.outputs[0].bytes
         if dtype is None or (is_real and value.shape == shape and value.dtype == dtype):
             return
-        found = f"{_name(value.dtype)} {list(value.shape)}" if is_real else "uninitialised (no data)"
+        found = (
+            f"{_name(value.dtype)} {list(value.shape)}" if is_real else "uninitialised (no data)"
+        )
     elif value is not None and dtype is None:
         return
     else:

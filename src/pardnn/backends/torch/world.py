@@ -7,6 +7,7 @@ the user's.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -59,6 +60,8 @@ class World:
                 return {"rank": self.rank, **self.describe()}
 
             self.watch = Watch(self.store, self.rank, self.size, describe, on_failure)
+            # A thread inside the store would abort a process that ends around it.
+            atexit.register(self.close)
 
     def exchange(self, key: str, data: Any) -> list[Any]:
         """Give every rank what each rank says under `key`; see `agree.exchange`."""
@@ -81,7 +84,8 @@ class World:
         return error
 
     def close(self) -> None:
-        """Close the connections that this rank opened."""
+        """Close the connections that this rank opened; again does nothing."""
+        atexit.unregister(self.close)
         if self.watch is not None:
             self.watch.close()
         if self.channel is not None:

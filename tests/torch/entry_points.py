@@ -1,0 +1,52 @@
+"""Entry points for tests of `run`: `FILE.py:FUNCTION`, as users write them."""
+
+import os
+import signal
+import time
+
+import torch
+from torch import nn
+
+
+def _step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def training(batch_size=4):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.3), nn.ReLU(), nn.Linear(32, 8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return _step, (model, optimizer, torch.randn(batch_size, 16), torch.randint(8, (batch_size,)))
+
+
+def _on_rank_1(action):
+    if os.environ.get("RANK") == "1":
+        action()
+
+
+def killed_while_building():
+    _on_rank_1(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    return training()
+
+
+def leaving_while_building():
+    _on_rank_1(lambda: os._exit(0))
+    return training()
+
+
+def sleeping_while_building():
+    _on_rank_1(lambda: time.sleep(100))
+    return training()
+
+
+def large(batch_size=64):
+    """400 MB of parameters, gradients and optimizer state."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(2048, 8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return _step, (model, optimizer, torch.randn(batch_size, 2048), torch.randint(8, (batch_size,)))
