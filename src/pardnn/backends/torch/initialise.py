@@ -57,6 +57,16 @@ def _host_randomness_restored_on_error() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def _copies_share_the_mode() -> Iterator[None]:
+    """Let `copy.deepcopy` of a fake tensor stay in its mode: it copies the tensor's attributes."""
+    FakeTensorMode.__deepcopy__ = lambda mode, _memo: mode
+    try:
+        yield
+    finally:
+        del FakeTensorMode.__deepcopy__
+
+
 def _place(error: BaseException) -> str:
     """Return `file:line` of the innermost frame that is the user's, as far as can be told."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -91,7 +101,13 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
     recorder = Recorder(recording)
     with _host_randomness_restored_on_error():
         try:
-            with recording.fake_mode, recorder, recorder.patched(), warnings.catch_warnings():
+            with (
+                recording.fake_mode,
+                recorder,
+                recorder.patched(),
+                _copies_share_the_mode(),
+                warnings.catch_warnings(),
+            ):
                 # copy.deepcopy asks, but does not use, where a fake tensor's data is.
                 warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
                 result = factory(**kwargs)
