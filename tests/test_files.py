@@ -115,10 +115,10 @@ def test_brackets_in_strings_are_free() -> None:
 @pytest.mark.parametrize("piece", ['\\"', '"', '"\\', "[", '"a":', "\\"])
 def test_hostile_text_takes_linear_time(piece: str) -> None:
     content = b"[" * 70 + b'"' + piece.encode() * 400_000
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FileError):
         files.parse_json(content, "x")
-    assert time.perf_counter() - start < 5  # quadratic would take hours
+    assert time.process_time() - start < 5  # quadratic would take hours
 
 
 def test_a_million_keys_of_which_two_are_equal() -> None:
@@ -194,10 +194,10 @@ def test_two_gigabytes_are_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "large.json"
     with path.open("wb") as stream:
         stream.truncate(2 << 30)  # a hole: takes no space
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FileError, match="E404"):
         files.read_bytes(path)
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_gzip_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
