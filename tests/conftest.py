@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 
 KERNEL_ROOMS = {"cost", "place", "shard", "sim"}
@@ -33,12 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if os.environ.get("NUMBA_DISABLE_JIT") != "1":
         raise pytest.UsageError("--lane shapes needs NUMBA_DISABLE_JIT=1: the hook breaks the JIT")
-    from beartype import BeartypeConf, beartype
+    from beartype import BeartypeConf, FrozenDict, beartype
     from jaxtyping import install_import_hook
 
     # Where a float is asked for, an int will do. The hook finds its checker by a name to import.
     checker = types.ModuleType("shape_checker")
-    vars(checker)["check"] = beartype(conf=BeartypeConf(is_pep484_tower=True))
+    # Kernels as plain Python hand on elements of arrays: those are numpy's integers.
+    overrides = FrozenDict({int: int | np.integer, float: float | int | np.number})
+    vars(checker)["check"] = beartype(conf=BeartypeConf(hint_overrides=overrides))
     sys.modules[checker.__name__] = checker
     # beartype looks at one element of a list, chosen at random.
     config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside")

@@ -11,8 +11,8 @@ from numpy import ndarray
 
 
 @numba.njit(cache=True)
-def fenwick_add(tree: Float64[ndarray, " n+1"], index: int, amount: float) -> None:
-    """Add `amount` to element `index` of n."""
+def fenwick_add(tree: Float64[ndarray, " m"], index: int, amount: float) -> None:
+    """Add `amount` to element `index`."""
     at = index + 1
     while at < len(tree):
         tree[at] += amount
@@ -20,7 +20,7 @@ def fenwick_add(tree: Float64[ndarray, " n+1"], index: int, amount: float) -> No
 
 
 @numba.njit(cache=True)
-def fenwick_sum(tree: Float64[ndarray, " n+1"], end: int) -> float:
+def fenwick_sum(tree: Float64[ndarray, " m"], end: int) -> float:
     """Return the sum of elements 0 to end - 1."""
     total = 0.0
     while end > 0:

@@ -1,0 +1,60 @@
+"""Clusters and machines for tests, small numbers that add up exactly."""
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from pardnn.cluster import Cluster, Device, Rate
+from pardnn.cost.costs import graph_costs
+from pardnn.graph.ir import Graph
+from pardnn.sim.machine import Machine, machine_of
+
+
+def cluster_of(
+    num_devices: int,
+    *,
+    memory: int | None = None,
+    bandwidth: float = 64.0,
+    latency: float = 0.25,
+    speeds: tuple[float, ...] = (1.0,),
+    types: tuple[str, ...] = ("accelerator",),
+    serial: bool = False,
+) -> Cluster:
+    """Devices that take turns in speed and type; the first is the first of both."""
+    return Cluster(
+        devices=tuple(
+            Device(
+                name=f"d{i}",
+                type=types[i % len(types)],
+                speed=speeds[i % len(speeds)],
+                memory=memory,
+            )
+            for i in range(num_devices)
+        ),
+        default_link=Rate(bandwidth=bandwidth, latency=latency),
+        link_model="serial" if serial else "independent",
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, most: int = 3, *, serial: bool = True) -> Cluster:
+    """Draw a cluster without limits."""
+    return cluster_of(
+        draw(st.integers(1, most)),
+        bandwidth=draw(st.sampled_from([16.0, 64.0, 1024.0])),
+        latency=draw(st.sampled_from([0.0, 0.25, 1.0])),
+        speeds=draw(st.sampled_from([(1.0,), (1.0, 2.0)])),
+        types=draw(st.sampled_from([("accelerator",), ("accelerator", "cpu")])),
+        serial=serial and draw(st.booleans()),
+    )
+
+
+def machine_for(graph: Graph, cluster: Cluster) -> Machine:
+    """Costs as the graph states them."""
+    return machine_of(graph_costs(graph), cluster)
+
+
+def limited(cluster: Cluster, memory: int | None) -> Cluster:
+    """The cluster with one limit for every device."""
+    devices = tuple(dataclasses.replace(device, memory=memory) for device in cluster.devices)
+    return dataclasses.replace(cluster, devices=devices)
