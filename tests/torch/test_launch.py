@@ -143,8 +143,9 @@ def test_a_script_under_torchrun_follows_its_schedule(tmp_path: Path) -> None:
     plan = random_plan(graph, 2, seed=3)
     write_plan(plan, tmp_path / "plan.json")
     script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(
-        folder=str(Path(ENTRY).parent), plan=str(tmp_path / "plan.json"), out=tmp_path))  # fmt: skip
+    text = textwrap.dedent(SCRIPT)
+    folder, plan_file = str(Path(ENTRY).parent), str(tmp_path / "plan.json")
+    script.write_text(text.format(folder=folder, plan=plan_file, out=tmp_path))
     command = [sys.executable, "-W", "error::UserWarning", "-m", "torch.distributed.run",
                "--nproc-per-node", "2", str(script)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)

@@ -174,7 +174,7 @@ def _result(
         peak_bytes_measured=tuple(each["peak_bytes"] for each in found),
         limit_bytes=limits,
         allowance_bytes=ALLOWANCE_BYTES,
-        notes=tuple([*notes, *straggler_notes(found)]),
+        notes=(*notes, *straggler_notes(found)),
     )
 
 

@@ -13,7 +13,8 @@ from pardnn.backends.torch.agree import check_world, wait_for
 from pardnn.backends.torch.binding import Binding
 from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.device import this_device
-from pardnn.backends.torch.run import Executor, Program
+from pardnn.backends.torch.program import Program
+from pardnn.backends.torch.run import Executor
 from pardnn.backends.torch.session import start
 from pardnn.backends.torch.world import World, join, rank_device
 from pardnn.errors import MismatchError, PardnnError

@@ -20,79 +20,16 @@ from pardnn.backends.torch.draws import is_random, make_stream, random_ops
 from pardnn.backends.torch.ledger import Ledger, live_bytes
 from pardnn.backends.torch.limits import is_out_of_memory
 from pardnn.backends.torch.ops import bind, constant_value
+from pardnn.backends.torch.program import Program
 from pardnn.backends.torch.random import Draws
-from pardnn.backends.torch.wire import Wire, make_wires, wire_text
+from pardnn.backends.torch.wire import wire_text
 from pardnn.backends.torch.world import World
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
-from pardnn.plan.lower import Lowered, first_uses, lower
-from pardnn.plan.memory import peak_bytes
-from pardnn.plan.plan import Plan, plan_arrays
 
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]
-
-
-class Program:
-    """What every rank derives from graph and plan, before it has anything of its own.
-
-    Attributes:
-        graph: The graph.
-        plan: Valid for it.
-        lowered: Messages in their global order and the actions of each rank.
-        wires: What each message carries; after them, the loss to every other rank.
-        loss: The op that marks the loss; None if the graph has none.
-        peaks: Predicted peak bytes of each rank.
-    """
-
-    def __init__(self, graph: Graph, plan: Plan, lowered: Lowered | None = None) -> None:
-        self.graph = graph
-        self.plan = plan
-        self.lowered = lowered or lower(graph, plan)
-        self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
-        self.ops = {op.name: op for op in graph.ops}
-        self.loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-        self.peaks = peak_bytes(graph, plan_arrays(graph, plan))
-        readers = _readers(graph, plan, self.lowered)
-        self.wires = make_wires(graph, self.lowered.messages, readers)
-        self.loss_wires = tuple(self._loss_wires())
-
-    def _loss_wires(self) -> Iterator[Wire]:
-        if self.loss is None:
-            return
-        home = self.plan.placement[self.loss.name]
-        tensor = self.tensors[self.loss.inputs[0]]
-        number = len(self.wires)
-        for target in range(self.plan.num_devices):
-            if target != home:
-                dtype = tensor.dtype or "float32"
-                size = tensor.bytes
-                yield Wire(number, tensor.name, home, target, size, dtype, tensor.shape or (),
-                           tuple(tensor.strides or torch.empty(tensor.shape or ()).stride()),
-                           self.loss.name, "the loss")  # fmt: skip
-                number += 1
-
-    def residents(self, rank: int) -> list[Op]:
-        """Ops of a rank whose values outlive the step and must be given to it."""
-        return [
-            self.ops[name]
-            for name in self.plan.order[rank]
-            if self.ops[name].kind in ("parameter", "buffer", "state")
-        ]
-
-    def inputs(self) -> list[Op]:
-        """Ops of all ranks whose values are given anew at every step."""
-        return [op for op in self.graph.ops if op.kind == "input"]
-
-
-def _readers(graph: Graph, plan: Plan, lowered: Lowered) -> list[str]:
-    uses = first_uses(graph, plan_arrays(graph, plan))
-    names = {
-        (message.tensor, message.target): graph.ops[use].name
-        for message, use in zip(plan.messages, uses, strict=True)
-    }
-    return [names[message.tensor, message.target] for message in lowered.messages]
 
 
 class Executor:
@@ -250,13 +187,14 @@ class Executor:
     def _run(self) -> None:
         env = self._env
         # One step's list in one loop; `_at` tells the account of a failure where it stood.
-        for self._at, call in enumerate(self._calls):  # noqa: B020
+        for self._at, call in enumerate(self._calls):  # noqa: B020  (only the attribute)
             call(env)
 
     def _run_measured(self) -> None:
         env, ledger = self._env, Ledger()
         ledger.hold(env, list(env))
-        for self._at, (call, action) in enumerate(zip(self._calls, self._actions, strict=True)):
+        pairs = list(zip(self._calls, self._actions, strict=True))
+        for self._at, (call, action) in enumerate(pairs):
             call(env)
             if isinstance(action, Free):
                 ledger.drop(action.tensors)
@@ -295,9 +233,9 @@ class Executor:
             if op.name not in inputs:
                 raise MismatchError(f"input {shown(op.name)} was not given", code="E512")
             value = inputs[op.name]
-            if isinstance(value, torch.Tensor) and dtype is not None:
-                if value.shape != shape or value.dtype != dtype:
-                    raise _other_batch(op, value, self.rank)
+            is_checked = isinstance(value, torch.Tensor) and dtype is not None
+            if is_checked and (value.shape != shape or value.dtype != dtype):
+                raise _other_batch(op, value, self.rank)
 
     # Failing.
 

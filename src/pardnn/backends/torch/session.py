@@ -13,8 +13,9 @@ from pardnn.backends.torch.draws import (
     measure_draws,
     random_ops,
 )
+from pardnn.backends.torch.program import Program
 from pardnn.backends.torch.random import Draws
-from pardnn.backends.torch.run import Executor, Program
+from pardnn.backends.torch.run import Executor
 from pardnn.backends.torch.watch import State
 from pardnn.backends.torch.world import World
 from pardnn.errors import PardnnError

@@ -129,7 +129,7 @@ def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     from pardnn.backends.torch import limits
     from pardnn.backends.torch.binding import Binding
     from pardnn.backends.torch.entry import make_step
-    from pardnn.backends.torch.run import Program
+    from pardnn.backends.torch.program import Program
     from pardnn.backends.torch.session import start
     from pardnn.backends.torch.world import join, leave, rank_device
 
