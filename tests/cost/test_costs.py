@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 
 from pardnn.cost.call import signature, tensors_by_name
 from pardnn.cost.costs import (
@@ -21,6 +20,7 @@ from pardnn.cost.table import CostTable, Entry, Machine
 from pardnn.errors import UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
+from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 
 MACHINE = Machine(device="test", library="none", threads=1)
 

@@ -3,7 +3,6 @@
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 
 from pardnn.cost.call import call_of, tensors_by_name
 from pardnn.cost.flops import work_of
@@ -12,6 +11,7 @@ from pardnn.cost.roofline import HOST_SECONDS, roofline_seconds
 from pardnn.errors import UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
+from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 
 MODELS = sorted(DEVICE_MODELS)
 SIZES = st.integers(1, 2048)

@@ -8,7 +8,7 @@ import torch
 
 from pardnn.backends.torch import profile as module
 from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.links import measure_links
+from pardnn.backends.torch.links import cached_links, measure_links
 from pardnn.backends.torch.profile import machine_of, profile_graph
 from pardnn.backends.torch.synthetic import synthetic_inputs
 from pardnn.cost.call import signature, tensors_by_name
@@ -231,8 +231,10 @@ def test_made_up_indices_are_valid_and_spread(kind, args, bound):
     assert int(indices.max()) == bound - 1
 
 
-def test_local_links_are_measured():
-    fit = measure_links()
+def test_local_links_are_measured_and_kept(tmp_path):
+    assert cached_links(tmp_path) is None
+    fit = measure_links(folder=tmp_path)
+    assert cached_links(tmp_path) == fit
     assert 1e-6 < fit.latency < 1e-1
     assert 1e7 < fit.bandwidth < 1e12
 

@@ -7,6 +7,7 @@ The children are started anew, not forked: threads of this process would not sur
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import statistics
@@ -16,8 +17,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 
 from pardnn.cost.links import LinkFit, fit_link
+from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
+from pardnn.cost.this_cpu import cpu_name
 from pardnn.errors import RankError, StuckError
 
 #: Bytes of the messages. From far below to far above where latency and transfer take equally long.
@@ -27,23 +31,49 @@ MESSAGE_BYTES = tuple(1 << power for power in range(6, 25, 2))
 MIN_TRIPS, MAX_TRIPS = 3, 40
 SIZE_SECONDS = 0.05
 
+#: Signatures of messages in the cost cache: this and the number of bytes.
+_MESSAGE = "pardnn.message."
 
-def measure_links(*, timeout_s: float = 60.0) -> LinkFit:
-    """Return latency and bandwidth between two local CPU ranks over gloo.
+
+def measure_links(*, timeout_s: float = 60.0, folder: Path | None = None) -> LinkFit:
+    """Measure latency and bandwidth between two local CPU ranks over gloo; keep them in the cache.
 
     Args:
         timeout_s: After which the ranks are given up.
+        folder: Of the cost cache; the user's if absent.
 
     Raises:
         RankError: E601, if a rank fails.
         StuckError: E701, if they do not finish in time.
     """
-    measured = _bounced(timeout_s)
-    return fit_link([float(size) for size in measured], list(measured.values()))
+    entries = {
+        f"{_MESSAGE}{size}": Entry(seconds=seconds, repetitions=MIN_TRIPS)
+        for size, seconds in _bounced(timeout_s).items()
+    }
+    fit = _fitted(entries)
+    save_table(CostTable(_machine(), entries), folder or cache_folder())
+    return fit
+
+
+def cached_links(folder: Path | None = None) -> LinkFit | None:
+    """Return the links last measured on this machine with this library; None if never."""
+    entries = load_table(_machine(), folder or cache_folder()).entries
+    return _fitted(entries) if len(entries) == len(MESSAGE_BYTES) else None
+
+
+def _machine() -> Machine:
+    library = f"torch {importlib.metadata.version('torch')}, gloo, two local ranks"
+    return Machine(device=cpu_name(), library=library, threads=1)
+
+
+def _fitted(entries: Mapping[str, Entry]) -> LinkFit:
+    # In one order, so that the fit from the cache is the one that was measured, to the last bit.
+    messages = sorted((int(text.removeprefix(_MESSAGE)), e.seconds) for text, e in entries.items())
+    return fit_link([size for size, _ in messages], [seconds for _, seconds in messages])
 
 
 def _bounced(timeout_s: float) -> Mapping[int, float]:
-    """Run both ranks; return median seconds of a message by its bytes."""
+    """Run both ranks; return seconds of a message by its bytes."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-m", "pardnn.backends.torch.links", f"{folder}/store"]
@@ -100,7 +130,8 @@ def _bounce(store: str, rank: int, timeout_s: float) -> dict[int, float]:
         trip()
         trips = torch.tensor([max(MIN_TRIPS, min(MAX_TRIPS, int(SIZE_SECONDS / trip())))])
         dist.broadcast(trips, 0)  # each rank measured another time; both must agree
-        found[size] = statistics.median(trip() for _ in range(int(trips))) / 2
+        # The lower quartile: what else runs on this machine delays messages, and only delays.
+        found[size] = statistics.quantiles([trip() for _ in range(int(trips))])[0] / 2
     dist.destroy_process_group()
     return found
 
