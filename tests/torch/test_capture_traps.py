@@ -12,7 +12,7 @@ from torch import nn
 from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.reach import reach
 from pardnn.backends.torch.roots import sources
-from pardnn.errors import UserCodeError
+from pardnn.errors import UnsupportedError, UserCodeError
 from tests.torch import models
 from tests.torch.models import small, train
 from tests.torch.test_capture_equal import assert_equal
@@ -374,3 +374,36 @@ def test_a_model_on_the_meta_device_is_planned():
     )
     assert model.weight.is_meta
     assert len(graph.ops) > 5
+
+
+def plain_step(model, optimizer, x):
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def test_what_one_call_writes_shares_a_group():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ops = {op.name: op for op in capture(plain_step, model, optimizer, torch.randn(8, 4)).ops}
+    normalised = next(
+        op for op in ops.values() if "batch_norm" in op.kind and op.backward_of is None
+    )
+    groups = {ops[f"model.1.{name}"].group for name in ("running_mean", "running_var")}
+    assert groups == {normalised.group}
+
+
+def test_two_parameters_over_one_storage_are_refused():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    model[1].weight.data = model[0].weight.data
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedError, match=r"shares its memory with model\.1\.weight"):
+        capture(plain_step, model, optimizer, torch.randn(8, 4))
+
+
+def test_an_attribute_that_is_made_anew_may_share_storage():
+    model = nn.utils.spectral_norm(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert capture(plain_step, model, optimizer, torch.randn(8, 4)).ops

@@ -119,16 +119,31 @@ def graph_of(
         settings: Plain values that the graph takes for granted.
         accelerator: Device type of the model.
     """
-    mutated = {storage for call in calls for storage in _written(call)}
-    ops = [_op(call, mutated, accelerator) for call in calls]
+    groups = _groups(calls)
+    ops = [_op(call, groups, accelerator) for call in calls]
     arguments = {"settings": settings} if settings else None
     ops.append(Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments))
     return build_graph(name, ops)
 
 
-def _op(call: Call, mutated: set[Storage], accelerator: str) -> Op:
-    storages = [v.storage for v in call.outputs if v.storage in mutated]
-    group = storages[0].owner.name if storages and storages[0] is not None else None
+def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
+    """Name the group of each written storage; what one call writes shares a group."""
+    leader: dict[Storage, Storage] = {}
+
+    def find(storage: Storage) -> Storage:
+        while leader.setdefault(storage, storage) is not storage:
+            storage = leader[storage]
+        return storage
+
+    for call in calls:
+        written = _written(call)
+        for storage in written:
+            leader[find(storage)] = find(written[0])
+    return {storage: find(storage).owner.name for storage in leader}
+
+
+def _op(call: Call, groups: dict[Storage, str], accelerator: str) -> Op:
+    named = (groups.get(v.storage) for v in call.outputs if v.storage is not None)
     return Op(
         name=call.name,
         kind=call.kind,
@@ -136,7 +151,7 @@ def _op(call: Call, mutated: set[Storage], accelerator: str) -> Op:
         after=tuple(other.name for other in call.after),
         outputs=tuple(tensor_of(value) for value in call.outputs),
         memory=_memory(call),
-        group=group,
+        group=next((group for group in named if group is not None), None),
         source=call.source,
         module=call.module or None,
         arguments=_arguments(call, accelerator),

@@ -13,7 +13,7 @@ attributes, the state of the random generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,28 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
             restore(original.contents)
 
 
+def _sharing(live: Sequence[Source]) -> dict[str, list[str]]:
+    """Return, for each source that shares its storage with others, the names of all of them."""
+    by_storage: dict[int, list[str]] = {}
+    for source in live:
+        tensor = source.get()
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(source.name)
+    return {name: names for names in by_storage.values() for name in names if len(names) > 1}
+
+
+def _check_sharing(trace: _Trace, calls: list[Call], sharing: dict[str, list[str]]) -> None:
+    """Refuse a write to a source when another one that the graph reads shares its storage."""
+    used = {value for call in calls for value in call.inputs}
+    for name, others in sharing.items():
+        value = trace.values.get(name)
+        if value is None or value.storage is None or not value.storage.writes:
+            continue
+        read = [n for n in others if n != name and trace.values.get(n) in used]
+        if read:
+            raise refuse.shared_storage([name, *read])
+
+
 @dataclass(repr=False)
 class _Trace:
     """What one traced step left behind."""
@@ -104,7 +126,8 @@ class _Session:
 
     def graph(self, name: str) -> Graph:
         """Run the step three times and write the second run as a graph."""
-        existing = {s.name for s in sources_of(reach(self.step, self.args), self.batch)}
+        live = sources_of(reach(self.step, self.args), self.batch)
+        existing, sharing = {source.name for source in live}, _sharing(live)
         first = self._trace(live_numbers=False)
         initial, odd = self._initial_values(first, existing)
         del first
@@ -114,6 +137,7 @@ class _Session:
         loss = trace.tracer.memory.value_of(loss_of(trace.result))
         updated = _follow_replaced(trace)
         calls = _written_out(trace, loss, updated, odd)
+        _check_sharing(trace, calls, sharing)
         again = self._trace(initial=initial)
         _compare(trace, again)
         return graph_of(name, calls, loss, trace.settings, self._accelerator(trace))

@@ -119,6 +119,16 @@ def hidden_parameter(shape: Sequence[int], where: str | None) -> UnsupportedErro
     )
 
 
+def shared_storage(names: Sequence[str]) -> UnsupportedError:
+    """Two sources over one storage, one of which the step writes."""
+    return _refuse(
+        f"the step writes {names[0]!r}, which shares its memory with {', '.join(names[1:])},\n"
+        "though they are tensors of their own; on several ranks they would drift apart.\n"
+        "Tie them by assigning the same Parameter, or clone one of them.",
+        None,
+    )
+
+
 def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> UnsupportedError:
     """A constant too large to travel in a graph file."""
     return _refuse(

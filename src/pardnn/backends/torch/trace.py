@@ -32,8 +32,8 @@ from pardnn.backends.torch.ops import flatten_result, op_kind
 from pardnn.backends.torch.scalars import HostNode, node_of, symbol
 from pardnn.backends.torch.signature import (
     Signature,
+    fake_result,
     parts,
-    same_view,
     signature,
     view_twin,
     written_names,
@@ -193,7 +193,7 @@ class Tracer(TorchDispatchMode):
             fake_kwargs[name], traced_kwargs[name] = fake, traced
             tensors[name] = fake
         written = [t for name in sig.names if name in writes for t in _tensors(tensors.get(name))]
-        result = same_view(func)(*fake_args, **fake_kwargs)
+        result = fake_result(func, fake_args, fake_kwargs)
         results = [r if isinstance(r, torch.Tensor) else None for r in flatten_result(result)]
         if not any(r is not None for r in results) and not written and not sig.split:
             return result  # a question, such as is_same_size
