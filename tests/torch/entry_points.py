@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -35,6 +36,17 @@ def killed_while_building():
 
 def leaving_while_building():
     _on_rank_1(lambda: os._exit(0))
+    return training()
+
+
+def killed_while_training():
+    """Rank 1 is killed in one of its steps."""
+
+    def kill_later():
+        time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _on_rank_1(lambda: threading.Thread(target=kill_later, daemon=True).start())
     return training()
 
 

@@ -80,6 +80,16 @@ def test_a_rank_that_ends_is_named(function: str, kind: type[PardnnError], says:
     assert caught.value.details["first_failing_rank"] == 1
 
 
+def test_a_rank_that_is_killed_in_a_step_is_named_with_op_and_signal() -> None:
+    graph = graph_of("training")
+    plan = random_plan(graph, 2, seed=3)
+    with pytest.raises(RankError, match="SIGKILL") as caught:
+        run_plan(f"{ENTRY}:killed_while_training", graph, plan, steps=100_000, timeout=30)
+    assert caught.value.code == "E602"
+    assert caught.value.details["first_failing_rank"] == 1
+    assert {"op", "tensor", "step"} <= caught.value.details.keys()
+
+
 def large_plan(num_devices: int) -> tuple[Graph, Plan, list[int]]:
     graph = graph_of("large")
     plan = random_plan(graph, num_devices, seed=1, num_clumps=12)

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.initialise import Recording, replay
 from pardnn.backends.torch.reach import Found, argument_names, reach
-from pardnn.backends.torch.roots import Source, batch_arguments, settings_of, sources
+from pardnn.backends.torch.roots import batch_arguments, settings_of, sources
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 
@@ -236,8 +236,3 @@ def _changed_setting(name: str, expected: Any, found: Any) -> MismatchError:
         code="E509",
         details={"setting": name},
     )
-
-
-def source_values(found: Mapping[str, Source]) -> dict[str, Any]:
-    """Return what each source holds now."""
-    return {name: source.get() for name, source in found.items()}

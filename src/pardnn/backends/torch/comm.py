@@ -86,7 +86,7 @@ class Channel:
         self._pending: dict[int, _Pending] = {}
         self._buffers: dict[int, torch.Tensor] = {}
         # Gloo reads the memory of the host alone.
-        staged = device.type == "cuda" and group.name() == "gloo"
+        staged = device.type == "cuda" and dist.get_backend(group) == "gloo"
         self._staged = staged
         self._wire_device = torch.device("cpu") if staged else device
         self._timeout = timedelta(seconds=timeout_s)

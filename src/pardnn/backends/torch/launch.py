@@ -43,7 +43,7 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays
 
 WORKER = "pardnn.backends.torch.worker"
-#: A rank that all others waited for longer than this, and longer than half the step, is named.
+#: A wait this much longer than twice the usual one is worth a note.
 STRAGGLER_S = 0.5
 Progress = Callable[[str], None]
 
@@ -179,16 +179,19 @@ def _result(
 
 
 def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Name a rank that the others spent most of their time waiting for."""
-    total = sum(found[0]["step_s"])
+    """Name a rank that kept another one waiting in one step for much longer than in most steps."""
     for rank in range(len(found)):
-        waits = [each["waited_s"][rank] for each in found if each["waited_s"]]
-        longest = max(waits, default=0.0)
-        if longest > max(STRAGGLER_S, total / 2):
-            yield (
-                f"rank {rank} is a straggler: another rank waited {longest:.1f} s of "
-                f"{total:.1f} s for it"
-            )
+        waits = [
+            max(each["waits_s"][step][rank] for each in found if each["waits_s"])
+            for step in range(len(found[0]["waits_s"]))
+        ]
+        usual = sorted(waits)[len(waits) // 2] if waits else 0.0
+        for step, longest in enumerate(waits):
+            if longest > 2 * usual + STRAGGLER_S:
+                yield (
+                    f"rank {rank} is a straggler: in step {step} another rank waited "
+                    f"{longest:.1f} s for it, usually {usual:.1f} s"
+                )
 
 
 # Processes.

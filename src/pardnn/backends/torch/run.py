@@ -45,6 +45,7 @@ class Executor:
     Attributes:
         peak_bytes: Largest number of tensor storage bytes held during the first step.
         step_s: Duration of each step so far, seconds.
+        waits_s: Per step, how long this rank waited for each other one, seconds.
 
     Raises:
         MismatchError: E514, if a resident value is missing or not the one that was captured.
@@ -62,6 +63,7 @@ class Executor:
         self.rank = world.rank
         self.peak_bytes = 0
         self.step_s: list[float] = []
+        self.waits_s: list[list[float]] = []
         self._at = 0
         self._loss: Any = None
         self._inputs: Mapping[str, Any] = {}
@@ -225,8 +227,11 @@ class Executor:
         for name in [name for name in env if name not in self._names]:
             del env[name]
         self._inputs = {}
-        if self.world.channel is not None:
-            self.world.channel.step += 1
+        channel = self.world.channel
+        if channel is not None:
+            self.waits_s.append(channel.waited_s)
+            channel.waited_s = [0.0] * self.world.size
+            channel.step += 1
 
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
         for op, shape, dtype in self._checked:

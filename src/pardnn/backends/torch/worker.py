@@ -12,7 +12,9 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -27,7 +29,11 @@ from pardnn.plan.file import read_plan
 GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
 #: How long a rank that has been told of another's failure may take to end by itself.
 GRACE_S = 6.0
+#: How long a rank that the launcher ends may take to notice and tell why.
+ACCOUNT_S = 2.5
 _PR_SET_PDEATHSIG = 1
+#: Sockets that must stay open although nobody here writes to them.
+_KEPT: list[socket.socket] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +113,31 @@ def _end_with_parent(parent: int) -> None:
             os._exit(1)
 
 
+def _hear(_number: int, _frame: Any) -> None:
+    """Do nothing: the thread that reads the wake-up bytes ends the process."""
+
+
+def _end_late_when_asked() -> None:
+    """Give this rank a moment to write its account when the launcher ends it.
+
+    The launcher ends all ranks as soon as one has died, which the others are about to notice. A
+    thread waits for the signal, because the main one may be deep inside a wait or an op.
+    """
+    heard, signalled = socket.socketpair()
+    signalled.setblocking(False)
+    signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, _hear)
+
+    def end() -> None:
+        while signal.SIGTERM not in heard.recv(1):
+            pass
+        time.sleep(ACCOUNT_S)
+        os._exit(128 + signal.SIGTERM)
+
+    _KEPT.append(signalled)
+    threading.Thread(target=end, name="pardnn-end", daemon=True).start()
+
+
 def _abandon(directory: Path, rank: int) -> Callable[[dict[str, Any]], None]:
     def abandon(failure: dict[str, Any]) -> None:
         """End a rank that waits, computes or sleeps on after another one has failed."""
@@ -158,11 +189,10 @@ def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
         executor.step(binding.inputs(example, {})).item() for _ in range(job.steps)
     ]  # fmt: skip
     limits.lift_limit()
-    waited = world.channel.waited_s if world.channel is not None else []
     leave([world])
     return {
         "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
-        "waited_s": waited, "notes": notes,
+        "waits_s": executor.waits_s, "notes": notes,
     }  # fmt: skip
 
 
@@ -197,6 +227,7 @@ def main(directory: Path, rank: int | str) -> int:
     """Run, write the result file, and return the exit status."""
     job = read_job(directory)
     _end_with_parent(job.parent)
+    _end_late_when_asked()
     # Standard output belongs to the command's own result.
     os.dup2(2, 1)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(job.threads)
@@ -205,8 +236,6 @@ def main(directory: Path, rank: int | str) -> int:
         write_result(directory, rank, result)
         return 0
     except BaseException as error:
-        # The launcher ends the other ranks as soon as one has ended; each may still say why.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         with contextlib.suppress(ImportError):
             from pardnn.backends.torch.limits import lift_limit
 
