@@ -40,7 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Where a float is asked for, an int will do. The hook finds its checker by a name to import.
     checker = types.ModuleType("shape_checker")
     # Kernels as plain Python hand on elements of arrays: those are numpy's integers.
-    overrides = FrozenDict({int: int | np.integer, float: float | int | np.number})
+    overrides = FrozenDict(
+        {bool: bool | np.bool_, int: int | np.integer, float: float | int | np.number}
+    )
     vars(checker)["check"] = beartype(conf=BeartypeConf(hint_overrides=overrides))
     sys.modules[checker.__name__] = checker
     # beartype looks at one element of a list, chosen at random.

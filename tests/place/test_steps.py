@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pardnn.graph.ir import Graph
 from pardnn.place.groups import colocated
+from pardnn.place.orders import blended_rank, eager_free_rank, file_rank
 from pardnn.place.pardnn.clusters import Problem, clustered_levels, problem_of
 from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sum
 from pardnn.place.pardnn.mapping import map_clusters, placement
@@ -14,7 +15,6 @@ from pardnn.place.pardnn.partition import emulated, improved
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.rangemax import add_range, first_fitting, last_fitting, max_range, range_max
-from pardnn.place.orders import blended_rank, eager_free_rank, file_rank
 from pardnn.place.schedule import first_overwrites
 from pardnn.place.squeeze import limits
 from pardnn.sim.levels import slowest_link
@@ -104,9 +104,7 @@ def test_switches_never_lengthen_what_they_look_at() -> None:
     ),
     limit=st.integers(-60, 60),
 )
-def test_range_max(
-    values: list[int], changes: list[tuple[int, int, int]], limit: int
-) -> None:
+def test_range_max(values: list[int], changes: list[tuple[int, int, int]], limit: int) -> None:
     array = np.array(values, dtype=np.int64)
     tree = range_max(array)
     n = len(values)
@@ -131,7 +129,9 @@ def test_fenwick(updates: list[tuple[int, int]]) -> None:
     for index, amount in updates:
         fenwick_add(tree, index, float(amount))
         values[index] += amount
-    assert [fenwick_sum(tree, end) for end in range(11)] == [values[:end].sum() for end in range(11)]
+    assert [fenwick_sum(tree, end) for end in range(11)] == [
+        values[:end].sum() for end in range(11)
+    ]
 
 
 @given(graph=graphs(max_ops=14, shuffled=True), weight=st.sampled_from([0.0, 0.3, 0.5, 1.0]))

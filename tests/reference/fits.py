@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pardnn.graph.ir import Graph
 
 
-def some_plan_fits(
-    graph: Graph, groups: Sequence[int], capacities: Sequence[int]
-) -> bool:
+def some_plan_fits(graph: Graph, groups: Sequence[int], capacities: Sequence[int]) -> bool:
     """Search all placements, all orders and all instants at which messages can be sent."""
     names = sorted(set(groups))
     for devices in itertools.product(range(len(capacities)), repeat=len(names)):
@@ -82,9 +80,7 @@ def _order_fits(graph: Graph, place: Sequence[int], capacities: Sequence[int]) -
         for op in range(len(graph.ops)):
             if op in ran or needs[op] - ran:
                 continue
-            arrived = all(
-                i in sent for i, (name, d) in enumerate(keys) if op in messages[name, d]
-            )
+            arrived = all(i in sent for i, (name, d) in enumerate(keys) if op in messages[name, d])
             if arrived and held(ran, sent, op) <= capacities[place[op]]:
                 stack.append((ran | {op}, sent))
     return False

@@ -122,18 +122,17 @@ def closed_groups(graph: Graph) -> list[set[int]]:
         return root(parent[name]) if name in parent else name
 
     written = {root(name) for op in graph.ops for name in writes(op)}
-    sets: list[set[int]] = []
-    for name in sorted({op.group for op in graph.ops if op.group is not None}):
-        sets.append({i for i, op in enumerate(graph.ops) if op.group == name})
-    for storage in sorted(written):
-        sets.append(
-            {
-                i
-                for i, op in enumerate(graph.ops)
-                if any(root(t.name) == storage for t in op.outputs)
-                or any(root(name) == storage for name in writes(op))
-            }
-        )
+    named = sorted({op.group for op in graph.ops if op.group is not None})
+    sets = [{i for i, op in enumerate(graph.ops) if op.group == name} for name in named]
+    sets += [
+        {
+            i
+            for i, op in enumerate(graph.ops)
+            if any(root(t.name) == storage for t in op.outputs)
+            or any(root(name) == storage for name in writes(op))
+        }
+        for storage in sorted(written)
+    ]
     sets += [{i} for i in range(len(graph.ops))]
     merged = True
     while merged:

@@ -60,5 +60,7 @@ def fitted(
             return Decision(own)
     plan = fit_schedule(graph, machine, place, capacities)
     if plan is None:
-        raise InfeasibleError("this algorithm's placement does not fit, in no order that was tried.")
+        raise InfeasibleError(
+            "this algorithm's placement does not fit, in no order that was tried."
+        )
     return Decision(plan)

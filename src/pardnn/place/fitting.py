@@ -27,8 +27,8 @@ from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks
 from pardnn.sim.timeline import Timeline
 
-#: Blends of two orders tried between the extremes.
-BISECTIONS = 4
+#: Blends of two orders tried between the extremes; fewer for graphs above `MANY_OPS`.
+BISECTIONS, FEW_BISECTIONS, MANY_OPS = 4, 1, 50_000
 
 
 def fits(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]) -> bool:
@@ -111,7 +111,8 @@ def fit_order(
     best: PlanArrays | None = None
     shortest = np.inf
     low, high, weight = 0.0, 1.0, 0.0
-    for step in range(2 + BISECTIONS):
+    bisections = FEW_BISECTIONS if arrays.num_ops > MANY_OPS else BISECTIONS
+    for step in range(2 + bisections):
         rank = blended_rank(timeline.dispatch, base, weight)
         plan = squeezed_plan(arrays, machine, place, rank, capacities, overwrites)
         if fits(arrays, plan, capacities):

@@ -42,9 +42,7 @@ def _find(root: ndarray, op: int) -> int:
 
 
 @numba.njit(cache=True)
-def _union_kernel(
-    a: GraphArrays, overwrites: ndarray, with_views: bool, root: ndarray
-) -> None:
+def _union_kernel(a: GraphArrays, overwrites: ndarray, with_views: bool, root: ndarray) -> None:
     n = len(root)
     first = np.full(n, -1, dtype=np.int64)
     for op in range(n):

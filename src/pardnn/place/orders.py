@@ -102,9 +102,9 @@ def _eager_free_kernel(a: GraphArrays, base: ndarray, rank: ndarray) -> None:
             if reads_left[owner] == 1:
                 # Its last reader, if ready by now, may free more than it takes.
                 for later in _readers_of(a, a.input_tensor[edge]):
-                    if not done[later] and missing[later] == 0:
-                        if _net_bytes(a, later, reads_left) <= 0:
-                            frees = heap_push(free_key, free_item, frees, base[later], later)
+                    ready_now = not done[later] and missing[later] == 0
+                    if ready_now and _net_bytes(a, later, reads_left) <= 0:
+                        frees = heap_push(free_key, free_item, frees, base[later], later)
         for later in _later_ops(a, op):
             missing[later] -= 1
             if missing[later] == 0:

@@ -48,14 +48,15 @@ def infeasible(
     big = graph.ops[largest]
     workspace = int(a.workspace[largest])
     made = int(a.tensor_bytes[a.output_ptr[largest] : a.output_ptr[largest + 1]].sum())
-    lines = [
+    message = (
         f"no plan fits. The nearest found needs {_text(int(held[worst]))} on device {device}, "
-        f"while {shown(op.name)}{_at(op.source)} runs; usable are {_text(usable)}.",
+        f"while {shown(op.name)}{_at(op.source)} runs; usable are {_text(usable)}.\n"
         f"Largest single op: {shown(big.name)}{_at(big.source)}: "
-        f"{_text(int(needs[largest]))}, of it outputs {_text(made)}, workspace {_text(workspace)}.",
-        f"No plan can do with less than {_text(least)} on some device."
-        + ("" if _may_fit(least, capacities) else " So this limit is impossible, for any planner."),
-    ]
+        f"{_text(int(needs[largest]))}, of it outputs {_text(made)}, workspace "
+        f"{_text(workspace)}.\nNo plan can do with less than {_text(least)} on some device."
+    )
+    if not _may_fit(least, capacities):
+        message += " So this limit is impossible, for any planner."
     details: dict[str, Any] = {
         "device": device,
         "op": op.name,
@@ -67,7 +68,7 @@ def infeasible(
         "largest_op": {"name": big.name, "source": big.source, "bytes": int(needs[largest])},
         "lower_bound_bytes": least,
     }
-    return InfeasibleError("\n".join(lines), details=details)
+    return InfeasibleError(message, details=details)
 
 
 def _at(source: str | None) -> str:

@@ -32,7 +32,7 @@ def held_bytes(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " n"]:
 
 def storage_lives(
     arrays: GraphArrays, plan: PlanArrays
-) -> tuple[Int64[ndarray, " t+m"], Int64[ndarray, " t+m"]]:
+) -> tuple[Int64[ndarray, " s"], Int64[ndarray, " s"]]:
     """Return where storages are allocated and released, as positions in `plan.order_op`.
 
     Storage i < t is that of tensor i where it is computed; t + i is the copy that message i
@@ -49,7 +49,7 @@ def storage_lives(
 
 def tensor_rows(
     arrays: GraphArrays, plan: PlanArrays
-) -> tuple[Int64[ndarray, " m"], Int64[ndarray, " t+1"]]:
+) -> tuple[Int64[ndarray, " m"], Int64[ndarray, " p"]]:
     """Return messages sorted by tensor, and where those of each tensor begin."""
     by_tensor = np.argsort(plan.message_tensor, kind="stable").astype(np.int64)
     counts = np.bincount(plan.message_tensor, minlength=arrays.num_tensors)

@@ -48,9 +48,7 @@ def place_pardnn(
     candidates, by_step = partition(problem)
     seconds |= by_step
     best = candidates[0]
-    plan = ordered_plan(
-        graph.arrays, machine.num_devices, best.place, best.timeline, overwrites
-    )
+    plan = ordered_plan(graph.arrays, machine.num_devices, best.place, best.timeline, overwrites)
     if fits(graph.arrays, plan, capacities):
         return Decision(plan, 0, seconds)
     begin = time.perf_counter()

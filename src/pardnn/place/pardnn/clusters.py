@@ -67,7 +67,7 @@ def problem_of(arrays: GraphArrays, machine: Machine) -> Problem:
 
 def cluster_rows(
     of: Int64[ndarray, " n"], num_clusters: int
-) -> tuple[Int64[ndarray, " c+1"], Int64[ndarray, " n"]]:
+) -> tuple[Int64[ndarray, " p"], Int64[ndarray, " m"]]:
     """Return the ops of each cluster as compressed sparse rows; ops with a negative one are out."""
     inside = np.flatnonzero(of >= 0)
     counts = np.bincount(of[inside], minlength=num_clusters)

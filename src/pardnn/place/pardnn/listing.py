@@ -132,9 +132,7 @@ def _list_kernel(
 
 
 @numba.njit(cache=True)
-def _ready_times(
-    problem: Problem, op: int, made: Listing, free: ndarray, ready: ndarray
-) -> None:
+def _ready_times(problem: Problem, op: int, made: Listing, free: ndarray, ready: ndarray) -> None:
     """Fill when each device could start the op: it is free and all inputs have arrived."""
     a, machine, k = problem.arrays, problem.machine, len(free)
     ready[:] = free

@@ -274,9 +274,7 @@ def _balance_kernel(
 
 
 @numba.njit(cache=True)
-def transfer_seconds(
-    machine: Machine, source: int, target: int, count: int, size: int
-) -> float:
+def transfer_seconds(machine: Machine, source: int, target: int, count: int, size: int) -> float:
     """Seconds of `count` messages with `size` bytes in all."""
     if count == 0:
         return 0.0

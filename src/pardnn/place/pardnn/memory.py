@@ -29,6 +29,9 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.peak import peaks
 
+#: Ops times starts that are worked on once some plan fits; one start in any case.
+ATTEMPT_OPS = 60_000
+
 
 class Task(NamedTuple):
     """What the memory step works on.
@@ -61,26 +64,34 @@ def fit_memory(task: Task, candidates: list[Candidate]) -> Fitting | None:
         candidates: Of step 1, fastest first.
     """
     found: list[Fitting] = []
-    for candidate in candidates:
+    attempts = max(1, ATTEMPT_OPS // task.problem.arrays.num_ops)
+    for candidate in candidates[:attempts]:
         _keep(task, found, fit_candidate(
             task.problem.arrays, task.problem.machine, candidate.place, candidate.timeline,
             task.capacities, task.overwrites,
         ))  # fmt: skip
-    for start in _starts(task, candidates):
-        for rank in _frugal_ranks(task):
-            place = repaired(task, start, rank)
-            if place is None:
-                continue
-            _schedule(task, found, place, rank)
-            pinned = improved(task.units, emulated(task.units, place), _pins(task, place))
-            again = repaired(task, pinned.place, rank)
-            if again is not None:
-                _schedule(task, found, again, rank)
+    starts = ((start, rank) for start in _starts(task, candidates) for rank in _frugal_ranks(task))
+    for number, (start, rank) in enumerate(starts):
+        if found and number >= attempts:
+            break
+        _attempt(task, found, start, rank)
     if not found:
         for rank in _frugal_ranks(task):
             place = balanced_place(task.units, rank, limits(task.capacities))
             _schedule(task, found, place, rank)
     return min(found, key=lambda fitting: fitting.makespan, default=None)
+
+
+def _attempt(task: Task, found: list[Fitting], start: ndarray, rank: ndarray) -> None:
+    """Repair a start, and once more what list scheduling makes of it."""
+    place = repaired(task, start, rank)
+    if place is None:
+        return
+    _schedule(task, found, place, rank)
+    pinned = improved(task.units, emulated(task.units, place), _pins(task, place))
+    again = repaired(task, pinned.place, rank)
+    if again is not None:
+        _schedule(task, found, again, rank)
 
 
 def _keep(task: Task, found: list[Fitting], plan: PlanArrays | None) -> None:

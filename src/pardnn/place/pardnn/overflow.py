@@ -268,8 +268,10 @@ def _try_to_move(
     while True:
         q = -1
         for other in range(k):
-            better = q < 0 or comm[other] > comm[q] or (
-                comm[other] == comm[q] and peaks[other] - c.most[other] < peaks[q] - c.most[q]
+            better = (
+                q < 0
+                or comm[other] > comm[q]
+                or (comm[other] == comm[q] and peaks[other] - c.most[other] < peaks[q] - c.most[q])
             )
             if not tried[other] and problem.runs[unit, other] and better:
                 q = other

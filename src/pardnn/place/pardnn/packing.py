@@ -80,9 +80,7 @@ def balanced_place(
     return allowed_place(problem, device_of_unit[attributed_units(problem, order)], order)
 
 
-def attributed_units(
-    problem: Problem, order: Int64[ndarray, " n"]
-) -> Int64[ndarray, " n"]:
+def attributed_units(problem: Problem, order: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
     """Return for each op the unit that it should be near; ops of one unit agree."""
     unit = np.full(problem.arrays.num_ops, -1, dtype=np.int64)
     _attribute_kernel(problem, order, unit)

@@ -41,6 +41,8 @@ from pardnn.sim.timeline import Timeline
 PASS_OPS, MOST_PASSES, FEWEST_PASSES = 600_000, 40, 3
 #: A start is given up after this many passes without a better schedule.
 PATIENCE = 6
+#: Rounds of critical-path switches without a faster step after which they end.
+SWITCH_PATIENCE = 3
 
 
 class Candidate(NamedTuple):
@@ -97,14 +99,15 @@ def _clustered(
     swapped = swap_clusters(problem, clusters, spans, device)
     other = emulated(problem, placement(problem, clusters, swapped))
     best = min(best, other, key=lambda candidate: candidate.makespan)
-    place = best.place
+    place, idle = best.place, 0
     for _ in range(k):
         place, switched = switch_critical_path(problem, place)
-        if switched == 0:
+        if switched == 0 or idle == SWITCH_PATIENCE:
             break
         other = emulated(problem, place)
+        idle += 1
         if other.makespan < best.makespan:
-            best = other
+            best, idle = other, 0
     clock.lap("refinement")
     yield best
 
@@ -125,9 +128,7 @@ def _listed(
         yield improved(problem, start, anywhere)
 
 
-def improved(
-    problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]
-) -> Candidate:
+def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) -> Candidate:
     """Return the fastest of the schedules that repeated list scheduling finds from a start.
 
     Args:

@@ -68,9 +68,7 @@ def _communication(
 
 
 @numba.njit(cache=True)
-def _work_inside(
-    problem: Problem, spans: Spans, c: int, begin: int, end: int, d: int
-) -> float:
+def _work_inside(problem: Problem, spans: Spans, c: int, begin: int, end: int, d: int) -> float:
     """Seconds of cluster c's ops on device d, of those whose level lies in [begin, end)."""
     machine, total = problem.machine, 0.0
     for i in range(spans.ptr[c], spans.ptr[c + 1]):
@@ -125,8 +123,10 @@ def _swap_kernel(
             at_p = fenwick_sum(work[p], end) - fenwick_sum(work[p], begin)
             at_q = fenwick_sum(work[q], end) - fenwick_sum(work[q], begin)
             gain = max(at_p, at_q) - max(at_p - mine + theirs, at_q - theirs + mine)
-            if gain <= 0 or not _can_run(problem, spans, c, q) or not _can_run(
-                problem, spans, other, p
+            if (
+                gain <= 0
+                or not _can_run(problem, spans, c, q)
+                or not _can_run(problem, spans, other, p)
             ):
                 continue
             for moved, old, new in ((c, p, q), (other, q, p)):
@@ -188,9 +188,7 @@ def _path_through(
 
 
 @numba.njit(cache=True)
-def _next_on_path(
-    problem: Problem, op: int, old: ndarray, bottom: ndarray
-) -> int:
+def _next_on_path(problem: Problem, op: int, old: ndarray, bottom: ndarray) -> int:
     a, best, longest = problem.arrays, -1, -1.0
     for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
         for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
@@ -207,9 +205,7 @@ def _next_on_path(
 
 
 @numba.njit(cache=True)
-def _switch_kernel(
-    problem: Problem, top: ndarray, bottom: ndarray, place: ndarray
-) -> int:
+def _switch_kernel(problem: Problem, top: ndarray, bottom: ndarray, place: ndarray) -> int:
     old = place.copy()
     op = 0
     for other in range(len(place)):

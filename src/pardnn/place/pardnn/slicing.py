@@ -81,9 +81,7 @@ def _primary_kernel(
 
 
 @numba.njit(cache=True)
-def _next_on_critical_path(
-    problem: Problem, op: int, bottom: ndarray, peeled: ndarray
-) -> int:
+def _next_on_critical_path(problem: Problem, op: int, bottom: ndarray, peeled: ndarray) -> int:
     a = problem.arrays
     best, longest = -1, -1.0
     for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
