@@ -43,7 +43,9 @@ def killed_while_training():
     """Rank 1 is killed in one of its steps."""
 
     def kill_later():
-        time.sleep(1.0)
+        while not torch.distributed.is_initialized():
+            time.sleep(0.05)
+        time.sleep(3.0)  # ranks agree within a second; the steps go on for minutes
         os.kill(os.getpid(), signal.SIGKILL)
 
     _on_rank_1(lambda: threading.Thread(target=kill_later, daemon=True).start())
