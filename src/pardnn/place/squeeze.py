@@ -28,7 +28,7 @@ from pardnn.place.schedule import first_overwrite, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
-from pardnn.sim.peak import held_bytes, storage_lives, storage_on, tensor_rows
+from pardnn.sim.peak import held_bytes, home_storages, storage_lives, tensor_rows
 
 #: Stands for an unlimited device; sums of bytes stay below 2**62.
 UNLIMITED = 2**61
@@ -78,7 +78,8 @@ def squeezed_plan(
     _least_hold_kernel(a, plan, order)
     tree = range_max(held_bytes(a, plan))
     released = storage_lives(a, plan)[1]
-    _hold_kernel(a, plan, order, wish, most, tree, released, *tensor_rows(a, plan))
+    storage = home_storages(a, plan, *tensor_rows(a, plan))
+    _hold_kernel(a, plan, order, wish, most, tree, released, storage)
     timeline = run_lists(a, machine, plan)
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
     return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:]))
@@ -187,8 +188,7 @@ def _hold_kernel(
     most: ndarray,
     tree: RangeMax,
     released: ndarray,
-    by_tensor: ndarray,
-    tensor_ptr: ndarray,
+    storage: ndarray,
 ) -> None:
     n = len(plan.place)
     for i in range(len(plan.message_tensor)):
@@ -198,7 +198,7 @@ def _hold_kernel(
         wished = end if wish.message_hold[i] < 0 else order.position[wish.message_hold[i]]
         if wished <= least:
             continue
-        s = storage_on(a, plan, by_tensor, tensor_ptr, t, d)
+        s = storage[t]
         owner = s if s < len(a.tensor_op) else plan.message_tensor[s - len(a.tensor_op)]
         size = a.tensor_bytes[owner]
         held = released[s]  # its last position, n if it stays

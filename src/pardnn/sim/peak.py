@@ -1,7 +1,6 @@
 """Peak memory of a plan as a kernel: the twin of `plan.memory` for planners.
 
-Same definition (semantics of a step), for millions of ops. O(edges + messages), times the length
-of alias chains.
+Same definition (semantics of a step), for millions of ops. O((edges + messages) devices) at worst.
 """
 
 from __future__ import annotations
@@ -57,23 +56,36 @@ def tensor_rows(
 
 
 @numba.njit(cache=True)
-def storage_on(
-    a: GraphArrays,
-    plan: PlanArrays,
-    by_tensor: ndarray,
-    tensor_ptr: ndarray,
-    tensor: int,
-    device: int,
+def received(
+    plan: PlanArrays, by_tensor: ndarray, tensor_ptr: ndarray, tensor: int, device: int
 ) -> int:
-    """Return the storage that holds `tensor` on `device`, numbered as in `storage_lives`."""
-    while plan.place[a.tensor_op[tensor]] == device:
-        if a.tensor_alias[tensor] < 0:
-            return tensor
-        tensor = a.tensor_alias[tensor]
+    """Return the message that brings a tensor to a device; -1 if there is none. O(devices)."""
     for i in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
         if plan.message_target[by_tensor[i]] == device:
-            return len(a.tensor_op) + by_tensor[i]
-    return tensor
+            return by_tensor[i]
+    return -1
+
+
+@numba.njit(cache=True)
+def home_storages(
+    a: GraphArrays, plan: PlanArrays, by_tensor: ndarray, tensor_ptr: ndarray
+) -> ndarray:
+    """Return the storage of each tensor on the device that computes it, as in `storage_lives`.
+
+    O(tensors devices): in topological order, so long chains of aliases are walked once.
+    """
+    storage = np.arange(len(a.tensor_op))
+    for op in a.topological:
+        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
+            alias = a.tensor_alias[t]
+            if alias < 0:
+                continue
+            if plan.place[a.tensor_op[alias]] == plan.place[op]:
+                storage[t] = storage[alias]
+            else:
+                message = received(plan, by_tensor, tensor_ptr, alias, plan.place[op])
+                storage[t] = len(a.tensor_op) + message if message >= 0 else alias
+    return storage
 
 
 @numba.njit(cache=True)
@@ -97,17 +109,19 @@ def _lives_kernel(
     for i in range(len(plan.message_tensor)):
         allocated[num_tensors + i] = position[plan.message_post[i]]
         released[num_tensors + i] = position[plan.message_post[i]]
+    storage = home_storages(a, plan, by_tensor, tensor_ptr)
     for op in range(n):
         d, p = plan.place[op], position[op]
         for i in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            s = storage_on(a, plan, by_tensor, tensor_ptr, a.input_tensor[i], d)
+            t = a.input_tensor[i]
+            s = storage[t]
+            if plan.place[a.tensor_op[t]] != d:
+                s = num_tensors + received(plan, by_tensor, tensor_ptr, t, d)
             released[s] = max(released[s], p)
         for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            s = storage_on(a, plan, by_tensor, tensor_ptr, t, d)
-            released[s] = max(released[s], p)
+            released[storage[t]] = max(released[storage[t]], p)
     for i in range(len(plan.message_tensor)):
-        d = plan.message_source[i]
-        s = storage_on(a, plan, by_tensor, tensor_ptr, plan.message_tensor[i], d)
+        s = storage[plan.message_tensor[i]]
         hold = plan.message_hold[i]
         released[s] = max(released[s], n if hold < 0 else position[hold])
 

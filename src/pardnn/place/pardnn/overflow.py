@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import RESIDUAL
+from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.rangemax import RangeMax, add_range, max_range
 
@@ -62,12 +62,7 @@ def curves_of(
     """
     a, k = problem.arrays, len(most)
     size = 1 << max(1, int(a.num_ops - 1).bit_length())
-    owner = np.arange(a.num_tensors)
-    while True:
-        above = a.tensor_alias[owner]
-        if bool((above < 0).all()):
-            break
-        owner = np.where(above < 0, owner, above)
+    owner = _owners_kernel(a)
     counts = np.bincount(owner, minlength=a.num_tensors)
     curves = Curves(
         rank=np.ascontiguousarray(rank, dtype=np.int64),
@@ -94,6 +89,17 @@ def resolve_overflow(problem: Problem, curves: Curves) -> bool:
         if _resolve_kernel(problem, curves, np.zeros(units, dtype=np.bool_)):
             return True
     return False
+
+
+@numba.njit(cache=True)
+def _owners_kernel(a: GraphArrays) -> ndarray:
+    """Return the owner of each tensor's storage."""
+    owner = np.arange(len(a.tensor_op))
+    for op in a.topological:
+        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
+            if a.tensor_alias[t] >= 0:
+                owner[t] = owner[a.tensor_alias[t]]
+    return owner
 
 
 @numba.njit(cache=True)
