@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from pardnn.api.entry import load_factory
 from pardnn.api.targets import PlanOptions, captured, planned
+from pardnn.backends.entry_point import load_factory
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import Graph

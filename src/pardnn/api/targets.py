@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardnn.api.costing import Progress, costs_for
-from pardnn.api.entry import is_entry_point, load_factory
 from pardnn.api.estimating import suggestions
 from pardnn.api.planning import Objective, make_plan
+from pardnn.backends.entry_point import is_entry_point, load_factory
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import op_edges

@@ -115,8 +115,17 @@ def run_plan(
     tell = progress or _silent
     with tempfile.TemporaryDirectory(prefix="pardnn-") as name:
         directory = Path(name)
-        job = Job(target=target, steps=steps, threads=threads, timeout_s=timeout, device=device,
-                  limits=limits, batch_size=batch_size, parent=os.getpid())  # fmt: skip
+        job = Job(
+            target=target,
+            steps=steps,
+            threads=threads,
+            timeout_s=timeout,
+            device=device,
+            limits=limits,
+            batch_size=batch_size,
+            seed=plan.seed,
+            parent=os.getpid(),
+        )
         write_job(directory, job)
         write_graph(graph, directory / GRAPH_FILE)
         write_plan(plan, directory / PLAN_FILE)

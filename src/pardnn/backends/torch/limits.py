@@ -67,8 +67,8 @@ def set_limit(limit_bytes: int, device: torch.device) -> str:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
     return (
-        f"RLIMIT_DATA {bound} bytes: {limit_bytes} for tensors, {ALLOWANCE_BYTES} allowance, "
-        f"{baseline} held at the start"
+        f"stopped by the system at {bound >> 20} MiB (RLIMIT_DATA): {baseline >> 20} held at the "
+        f"start + {limit_bytes >> 20} limit + {ALLOWANCE_BYTES >> 20} allowance"
     )
 
 

@@ -43,6 +43,7 @@ class Executor:
         draws: What each random op does to the generator; needed with more than one rank.
 
     Attributes:
+        limit_bytes: Tensor storage bytes that must not be exceeded; None without limit.
         peak_bytes: Largest number of tensor storage bytes held during the first step.
         step_s: Duration of each step so far, seconds.
         waits_s: Per step, how long this rank waited for each other one, seconds.
@@ -61,6 +62,7 @@ class Executor:
         self.program = program
         self.world = world
         self.rank = world.rank
+        self.limit_bytes: int | None = None
         self.peak_bytes = 0
         self.step_s: list[float] = []
         self.waits_s: list[list[float]] = []
@@ -204,6 +206,9 @@ class Executor:
                 ledger.hold(env, [t.name for t in self.program.ops[action.op].outputs])
             elif isinstance(action, Allocate):
                 ledger.hold(env, [self.program.wires[action.message].tensor])
+            if self.limit_bytes is not None and ledger.live > self.limit_bytes:
+                # The system's limit leaves room for what is not tensors; this one does not.
+                raise MemoryError(f"{ledger.live} bytes of tensors, limit {self.limit_bytes}")
         self.peak_bytes = ledger.peak
 
     def _share_loss(self) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pardnn.errors import PardnnError, UsageError, UserCodeError
+from pardnn.backends.entry_point import load_factory
+from pardnn.errors import PardnnError
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import read_plan
 
@@ -48,6 +49,7 @@ class Job:
         device: "cpu" or "cuda".
         limits: Bytes that each rank may hold; None without limit.
         batch_size: Given to FUNCTION, if not None.
+        seed: Of random numbers that FUNCTION does not seed.
         parent: Process that started the run.
     """
 
@@ -58,6 +60,7 @@ class Job:
     device: str
     limits: tuple[int | None, ...]
     batch_size: int | None
+    seed: int
     parent: int
 
 
@@ -85,23 +88,14 @@ def write_result(directory: Path, rank: int | str, result: dict[str, Any]) -> No
     temporary.replace(path)
 
 
-def load_function(target: str, batch_size: int | None) -> Callable[[], Any]:
-    """Return the entry point as a function without arguments."""
-    name, _, function = target.rpartition(":")
-    path = Path(name).resolve()
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as `python FILE.py` does
-    specification = importlib.util.spec_from_file_location(f"pardnn_entry_{path.stem}", path)
-    if specification is None or specification.loader is None:
-        raise UsageError(f"{name!r:.120} is no Python file", code="E221")
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    try:
-        specification.loader.exec_module(module)
-        found = getattr(module, function)
-    except Exception as error:
-        raise UserCodeError(f"while loading {path}: {type(error).__name__}: {error}") from error
-    return found if batch_size is None else lambda: found(batch_size=batch_size)
+def _seed(seed: int) -> None:
+    """Give a FUNCTION that seeds nothing the same numbers on every rank and in the reference."""
+    import numpy as np
+    import torch
+
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002  the user's code may draw from it
+    random.seed(seed)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -170,7 +164,8 @@ def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     device = rank_device(job.device, int(os.environ.get("LOCAL_RANK", "0")))
     limits.warm_up(device)
     program = Program(read_graph(directory / GRAPH_FILE), read_plan(directory / PLAN_FILE))
-    step, args, recording = make_step(load_function(job.target, job.batch_size))
+    _seed(job.seed)
+    step, args, recording = make_step(load_factory(job.target, job.batch_size))
     binding = Binding(step, args, program.graph, device)
     notes = [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
     world = join(device, timeout_s=job.timeout_s)
@@ -185,6 +180,7 @@ def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
         return values
 
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
+    executor.limit_bytes = limit
     losses = [
         executor.step(binding.inputs(example, {})).item() for _ in range(job.steps)
     ]  # fmt: skip
@@ -203,7 +199,8 @@ def run_reference(job: Job) -> dict[str, Any]:
     from pardnn.backends.torch.capture import loss_of
 
     torch.set_num_threads(job.threads)
-    made = load_function(job.target, job.batch_size)()
+    _seed(job.seed)
+    made = load_factory(job.target, job.batch_size)()
     step, args = made
     start = time.perf_counter()
     losses = [loss_of(step(*args)).item() for _ in range(job.steps)]
