@@ -17,12 +17,16 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import RESIDUAL
 from pardnn.place.fitting import fit_candidate, fit_order
 from pardnn.place.orders import eager_free_rank, file_rank
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.pardnn.overflow import curves_of, resolve_overflow
-from pardnn.place.pardnn.packing import allowed_place, balanced_place, packed_place
+from pardnn.place.pardnn.packing import (
+    allowed_place,
+    balanced_place,
+    packed_place,
+    residual_pins,
+)
 from pardnn.place.pardnn.partition import Candidate, emulated, improved
 from pardnn.place.squeeze import limits, tight_plan
 from pardnn.plan.plan import PlanArrays
@@ -88,7 +92,7 @@ def _attempt(task: Task, found: list[Fitting], start: ndarray, rank: ndarray) ->
     if place is None:
         return
     _schedule(task, found, place, rank)
-    pinned = improved(task.units, emulated(task.units, place), _pins(task, place))
+    pinned = improved(task.units, emulated(task.units, place), residual_pins(task.units, place))
     again = repaired(task, pinned.place, rank)
     if again is not None:
         _schedule(task, found, again, rank)
@@ -128,15 +132,6 @@ def repaired(
     """Return a placement near `place` that fits if run in an order; None if none was found."""
     curves = curves_of(task.units, place, rank, limits(task.capacities))
     return curves.place if resolve_overflow(task.units, curves) else None
-
-
-def _pins(task: Task, place: ndarray) -> Int64[ndarray, " g"]:
-    """Return the device of each unit with residual bytes, -1 for the others."""
-    a = task.units.arrays
-    pins = np.full(len(task.units.runs), -1, dtype=np.int64)
-    residual = (a.memory == RESIDUAL) & (np.diff(a.output_ptr) > 0)
-    pins[a.group[residual]] = place[residual]
-    return pins
 
 
 def nearest(task: Task) -> PlanArrays:

@@ -101,6 +101,15 @@ def _bytes_at_peak(arrays: GraphArrays, rank: ndarray, unit: ndarray, units: int
     return np.bincount(unit[arrays.tensor_op], weights=held + 1e-9, minlength=units)
 
 
+def residual_pins(problem: Problem, place: Int64[ndarray, " n"]) -> Int64[ndarray, " g"]:
+    """Return the device of each group with residual bytes, -1 for the others."""
+    a = problem.arrays
+    pins = np.full(len(problem.runs), -1, dtype=np.int64)
+    residual = (a.memory == RESIDUAL) & (np.diff(a.output_ptr) > 0)
+    pins[a.group[residual]] = place[residual]
+    return pins
+
+
 def allowed_place(
     problem: Problem, wish: Int64[ndarray, " n"], order: Int64[ndarray, " n"]
 ) -> Int64[ndarray, " n"]:

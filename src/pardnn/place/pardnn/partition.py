@@ -41,6 +41,8 @@ from pardnn.sim.timeline import Timeline
 PASS_OPS, MOST_PASSES, FEWEST_PASSES = 600_000, 40, 3
 #: A start is given up after this many passes without a better schedule.
 PATIENCE = 6
+#: Passes before the estimate of what comes after an op changes.
+TURN = 4
 #: Rounds of critical-path switches without a faster step after which they end.
 SWITCH_PATIENCE = 3
 
@@ -117,6 +119,7 @@ def _listed(
 ) -> Iterator[Candidate]:
     if problem.machine.num_devices == 1:
         return
+    clustered = found[-1]  # now: the list grows while this generator runs
     anywhere = np.full(len(problem.runs), -1, dtype=np.int64)
     nothing = Homes(np.empty(0, dtype=np.int64), np.empty(0), anywhere)
     key = -bottom_levels(problem.arrays, problem.machine)
@@ -124,7 +127,7 @@ def _listed(
     yield heft
     unlimited = limits([None] * problem.machine.num_devices)
     packed = packed_place(problem, file_rank(problem.arrays), unlimited)
-    for start in (found[-1], heft, emulated(problem, packed)):
+    for start in (clustered, heft, emulated(problem, packed)):
         yield improved(problem, start, anywhere)
 
 
@@ -138,13 +141,15 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
     """
     passes = int(np.clip(PASS_OPS // problem.arrays.num_ops, FEWEST_PASSES, MOST_PASSES))
     best = current = start
-    idle = 0
+    shortest, idle = np.inf, 0  # of the passes alone: the first may be worse than the start
     for number in range(passes):
-        key, left = _time_left(problem, current, by_queue=number % 2 == 0)
+        key, left = _time_left(problem, current, by_queue=number // TURN % 2 == 0)
         current = _listed_once(problem, key, Homes(current.place, left, fixed))
         idle += 1
-        if current.makespan < best.makespan * (1 - 1e-12):
-            best, idle = current, 0
+        if current.makespan < shortest * (1 - 1e-12):
+            shortest, idle = current.makespan, 0
+        if current.makespan < best.makespan:
+            best = current
         if idle == PATIENCE:
             break
     other = emulated(problem, best.place)
