@@ -186,16 +186,10 @@ def _order_kernel(
             wake[0] = d
             running[d] = False
             at[d] += 1
-            for i in range(waits.send_ptr[event], waits.send_ptr[event + 1]):
-                events = _half_done(
-                    waits.send[i], now, a, machine, plan, half, link_free, sent, arrived,
-                    event_key, event_id, events,
-                )  # fmt: skip
-            for i in range(a.before_ptr[event], a.before_ptr[event + 1]):
-                q = plan.place[a.before_op[i]]
-                if q != d:
-                    t = now + machine.latency[d, q]
-                    events = heap_push(event_key, event_id, events, t, n + m + i)
+            events = _op_ran(
+                event, now, a, machine, plan, waits, half, link_free, sent, arrived,
+                event_key, event_id, events,
+            )  # fmt: skip
         elif event < n + m:
             i = event - n
             waits.missing[waits.first_use[i]] -= 1
@@ -208,6 +202,37 @@ def _order_kernel(
             op = a.before_op[event - n - m]
             waits.missing[op] -= 1
             wake[0] = plan.place[op]
+
+
+@numba.njit(cache=True)
+def _op_ran(
+    op: int,
+    now: float,
+    a: GraphArrays,
+    machine: Machine,
+    plan: PlanArrays,
+    waits: _Waits,
+    half: ndarray,
+    link_free: ndarray,
+    sent: ndarray,
+    arrived: ndarray,
+    event_key: ndarray,
+    event_id: ndarray,
+    events: int,
+) -> int:
+    """Let go what waits for an op on other devices."""
+    n, m, d = len(plan.place), len(plan.message_tensor), plan.place[op]
+    for i in range(waits.send_ptr[op], waits.send_ptr[op + 1]):
+        events = _half_done(
+            waits.send[i], now, a, machine, plan, half, link_free, sent, arrived,
+            event_key, event_id, events,
+        )  # fmt: skip
+    for i in range(a.before_ptr[op], a.before_ptr[op + 1]):
+        q = plan.place[a.before_op[i]]
+        if q != d:
+            at = now + machine.latency[d, q]
+            events = heap_push(event_key, event_id, events, at, n + m + i)
+    return events
 
 
 @numba.njit(cache=True)
