@@ -151,14 +151,12 @@ def _order_kernel(
     reached = np.zeros(n, dtype=np.bool_)
     link_free = np.zeros((k, k))
     wake = np.arange(max(k, 2))  # devices that may go on
-    awake = k
-    now = 0.0
+    awake, now = k, 0.0
     while True:
         for w in range(awake):
             d = wake[w]
-            if running[d] or at[d] == plan.order_ptr[d + 1]:
-                continue
-            if at[d] > plan.order_ptr[d] and waits.holds[plan.order_op[at[d] - 1]] > 0:
+            held = at[d] > plan.order_ptr[d] and waits.holds[plan.order_op[at[d] - 1]] > 0
+            if running[d] or held or at[d] == plan.order_ptr[d + 1]:
                 continue
             op = plan.order_op[at[d]]
             if not reached[op]:
