@@ -385,7 +385,9 @@ def plain_step(model, optimizer, x):
 
 
 def test_what_one_call_writes_shares_a_group():
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Linear(4, 1)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ops = {op.name: op for op in capture(plain_step, model, optimizer, torch.randn(8, 4)).ops}
     normalised = next(

@@ -127,7 +127,8 @@ def graph_of(
 
 
 def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
-    """Name the group of each written storage; what one call writes shares a group."""
+    """Name the group of each written storage; those that one call makes or writes share theirs."""
+    mutated = {storage for call in calls for storage in _written(call)}
     leader: dict[Storage, Storage] = {}
 
     def find(storage: Storage) -> Storage:
@@ -136,9 +137,10 @@ def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
         return storage
 
     for call in calls:
-        written = _written(call)
-        for storage in written:
-            leader[find(storage)] = find(written[0])
+        touched = [v.storage for v in call.outputs if v.storage is not None]
+        touched = [storage for storage in touched if storage in mutated]
+        for storage in touched:
+            leader[find(storage)] = find(touched[0])
     return {storage: find(storage).owner.name for storage in leader}
 
 
