@@ -8,7 +8,17 @@ from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.place.groups import colocated
+from pardnn.place.schedule import first_overwrites
 from pardnn.sim.machine import Machine
+
+
+def closed_arrays(graph: Graph) -> GraphArrays:
+    """Return the graph's arrays, groups joined with what in-place writes hold together."""
+    group = colocated(graph.arrays, first_overwrites(graph))
+    group.setflags(write=False)
+    return graph.arrays._replace(group=group)
 
 
 def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
@@ -21,8 +31,9 @@ def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
     runs = np.ones((num_groups, machine.num_devices), dtype=bool)
     for device, row in enumerate(machine.device_class):
         runs[arrays.group[~np.isfinite(machine.seconds[row])], device] = False
-    if not runs.any(axis=1).all():
-        op = int(np.flatnonzero(~runs.any(axis=1)[arrays.group])[0])
+    nowhere = np.all(~runs, axis=1)
+    if np.any(nowhere):
+        op = int(np.flatnonzero(nowhere[arrays.group])[0])
         raise InfeasibleError(
             f"op number {op} can run on no device of the cluster, alone or with its group.\n"
             "Add a device of the type that its `seconds` name.",

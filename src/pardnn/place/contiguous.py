@@ -12,7 +12,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import spread
+from pardnn.place.baseline import closed_arrays, spread
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.machine import Machine, fastest_seconds
 
@@ -32,7 +32,7 @@ def place_contiguous(
         InfeasibleError: E301, if this placement does not fit.
     """
     del seed
-    arrays = graph.arrays
+    arrays = closed_arrays(graph)
     leader = _forward_ops(graph)
     limits = [size for size in capacities if size is not None]
     if len(limits) == len(capacities):

@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import runnable
+from pardnn.place.baseline import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
@@ -41,12 +41,17 @@ def place_heft(
         InfeasibleError: E301, if this placement does not fit.
     """
     del seed
-    place, timeline = heft_timeline(graph.arrays, machine)
+    place, timeline = heft_timeline(closed_arrays(graph), machine)
     return fitted(graph, machine, place, capacities, timeline)
 
 
 def heft_timeline(arrays: GraphArrays, machine: Machine) -> tuple[ndarray, Timeline]:
-    """Return HEFT's placement and its own schedule, which ignores link contention."""
+    """Return HEFT's placement and its own schedule, which ignores link contention.
+
+    Args:
+        arrays: The graph, with closed groups.
+        machine: Durations and links.
+    """
     n = arrays.num_ops
     # Topological position breaks ties, so that ops without duration stay in order.
     position = np.empty(n, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import spread
+from pardnn.place.baseline import closed_arrays, spread
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.machine import Machine
 
@@ -27,4 +27,4 @@ def place_round_robin(
     del seed
     wish = np.empty(len(graph.ops), dtype=np.int64)
     wish[graph.arrays.topological] = np.arange(len(wish)) % machine.num_devices
-    return fitted(graph, machine, spread(graph.arrays, machine, wish), capacities)
+    return fitted(graph, machine, spread(closed_arrays(graph), machine, wish), capacities)

@@ -1,0 +1,99 @@
+"""The optimal placement and order of a few ops by CP-SAT.
+
+Reads {"device": [[[device, ticks], ...] per unit op], "group", "edges": [[i, j, w, way]], "ways":
+[[ticks per pair of devices] per way], "residual": [bytes per group], "capacity": [bytes or null],
+"forbidden": [placement of groups], "horizon", "seconds", "seed"}; writes {"status", "place",
+"start", "bound"}, times in ticks. Op j reads what i makes; if they are on two devices, op w (j, or
+who overwrites it) starts no earlier than its arrival.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def solve(problem: dict[str, Any]) -> dict[str, Any]:
+    """Return the best schedule found and a proven lower bound."""
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        return {"missing": "ortools"}
+    model: Any = cp_model.CpModel()
+    k = len(problem["capacity"])
+    on = [[model.new_bool_var("") for _ in range(k)] for _ in problem["residual"]]
+    start = _add_ops(model, problem, on)
+    _add_limits(model, problem, on)
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = problem["seconds"]
+    solver.parameters.num_workers = problem["workers"]
+    solver.parameters.random_seed = problem["seed"]
+    status = solver.status_name(solver.solve(model))
+    if status not in ("OPTIMAL", "FEASIBLE"):
+        return {"status": status}
+    device = [next(d for d in range(k) if solver.value(row[d])) for row in on]
+    return {
+        "status": status,
+        "place": [device[group] for group in problem["group"]],
+        "start": [solver.value(s) for s in start],
+        "bound": solver.best_objective_bound,
+    }
+
+
+def _add_ops(model: Any, problem: dict[str, Any], on: list[list[Any]]) -> list[Any]:
+    n, horizon = len(problem["device"]), problem["horizon"]
+    devices = range(len(problem["capacity"]))
+    start = [model.new_int_var(0, horizon, "") for _ in range(n)]
+    end = [model.new_int_var(0, horizon, "") for _ in range(n)]
+    step = model.new_int_var(0, horizon, "")
+    busy: list[list[Any]] = [[] for _ in devices]
+    for op, ways in enumerate(problem["device"]):
+        row = on[problem["group"][op]]
+        for d, ticks in ways:
+            busy[d].append(model.new_optional_interval_var(start[op], ticks, end[op], row[d], ""))
+        for d in {*devices} - {d for d, _ in ways}:
+            model.add(row[d] == 0)
+        model.add(step >= end[op])
+    for intervals in busy:
+        model.add_no_overlap(intervals)
+    for i, j, w, way in problem["edges"]:
+        one, other = (on[problem["group"][op]] for op in (i, j))
+        model.add(start[w] >= end[i])
+        if one is not other:
+            _add_ways(model, one, other, end[i], start[w], problem["ways"][way])
+    model.minimize(step)
+    return start
+
+
+def _add_limits(model: Any, problem: dict[str, Any], on: list[list[Any]]) -> None:
+    for row in on:
+        model.add_exactly_one(row)
+    for d, most in enumerate(problem["capacity"]):
+        if most is not None:
+            held = [size * on[group][d] for group, size in enumerate(problem["residual"])]
+            model.add(sum(held) <= most)
+    for place in problem["forbidden"]:
+        model.add_bool_or([on[group][d].negated() for group, d in enumerate(place)])
+
+
+def _add_ways(
+    model: Any,
+    one: list[Any],
+    other: list[Any],
+    end: Any,
+    start: Any,
+    ticks: list[list[int | None]],
+) -> None:
+    for p, row in enumerate(ticks):
+        for q, way in enumerate(row):
+            if p == q:
+                continue
+            if way is None:
+                model.add_bool_or([one[p].negated(), other[q].negated()])
+            else:
+                model.add(start >= end + way).only_enforce_if([one[p], other[q]])
+
+
+if __name__ == "__main__":
+    json.dump(solve(json.load(sys.stdin)), sys.stdout)

@@ -1,0 +1,110 @@
+"""The optimum by CP-SAT against exhaustion, and no heuristic beats it."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardnn.errors import InfeasibleError, StuckError
+from pardnn.graph.ir import Graph
+from pardnn.place import exact
+from pardnn.place.baseline import closed_arrays
+from pardnn.place.exact import optimum, place_exact
+from pardnn.place.pardnn import place_pardnn
+from pardnn.place.schedule import first_overwrites
+from pardnn.place.solvers import cp
+from pardnn.plan.check import plan_problems
+from pardnn.plan.plan import plan_from_arrays
+from pardnn.sim.bounds import lower_bound_seconds
+from pardnn.sim.engine import simulate
+from tests.place.machines import cluster_of, limited, machine_for
+from tests.place.test_pardnn import one_device_peak
+from tests.reference.pardnn import least_makespan
+from tests.strategies import FAMILIES, graphs, random_graph
+
+if importlib.util.find_spec("ortools") is None:
+    pytest.skip("OR-Tools is not installed", allow_module_level=True)
+
+TYPES = ("accelerator", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process per example would take longer than the example."""
+    monkeypatch.setattr(exact, "ask", lambda _, problem, **__: cp.solve(problem))
+
+
+@settings(max_examples=25)
+@given(
+    graph=graphs(max_ops=6, types=TYPES),
+    speeds=st.sampled_from([(1.0,), (1.0, 2.0)]),
+    types=st.sampled_from([TYPES[:1], TYPES]),
+)
+def test_it_is_the_optimum(graph: Graph, speeds: tuple[float, ...], types: tuple[str, ...]) -> None:
+    cluster = cluster_of(2, speeds=speeds, types=types)
+    machine = machine_for(graph, cluster)
+    arrays = closed_arrays(graph)
+    best = least_makespan(graph, machine, arrays.group.tolist())
+    nothing = np.empty((0, 2), dtype=np.int64)
+    found = optimum(arrays, machine, [None] * 2, nothing)
+    assert found is not None
+    assert found.is_proven
+    assert found.lower_bound_s == pytest.approx(best, abs=1e-9)
+    found = optimum(arrays, machine, [None] * 2, first_overwrites(graph))
+    assert found is not None
+    plan = place_exact(graph, machine, [None] * 2).plan
+    assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
+    makespan = simulate(graph, machine, plan).makespan
+    assert makespan == pytest.approx(found.lower_bound_s, abs=1e-9)
+    assert makespan >= best * (1 - 1e-12)  # which lets ops overwrite what is being sent
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_heuristic_beats_it(family: str) -> None:
+    graph = random_graph(4, 14, family)
+    machine = machine_for(graph, cluster_of(3))
+    times = [
+        simulate(graph, machine, place(graph, machine, [None] * 3).plan).makespan
+        for place in (place_exact, place_pardnn)
+    ]
+    assert lower_bound_seconds(graph.arrays, machine) <= times[0] <= times[1] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_within_limits(seed: int) -> None:
+    graph = random_graph(seed, 12, FAMILIES[seed])
+    machine = machine_for(graph, cluster_of(2))
+    limit = int(one_device_peak(graph) * 0.9)
+    try:
+        plan = place_exact(graph, machine, [limit] * 2).plan
+    except InfeasibleError:
+        return
+    assert plan_problems(graph, plan_from_arrays(graph, plan), limited(cluster_of(2), limit)) == []
+
+
+def test_residuals_alone_may_be_too_much() -> None:
+    graph = random_graph(0, 30, "transformer")
+    machine = machine_for(graph, cluster_of(2))
+    with pytest.raises(InfeasibleError):
+        place_exact(graph, machine, [50, 50])
+
+
+def test_no_answer_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "ask", lambda *_, **__: {"status": "UNKNOWN"})
+    graph = random_graph(0, 10, "chain")
+    with pytest.raises(StuckError, match="UNKNOWN"):
+        place_exact(graph, machine_for(graph, cluster_of(2)), [None] * 2)
+
+
+def test_links_that_are_missing_are_not_used() -> None:
+    graph = random_graph(3, 12, "layered", memory=False)
+    machine = machine_for(graph, cluster_of(2))
+    latency = np.array([[0.0, np.inf], [np.inf, 0.0]])
+    nothing = np.empty((0, 2), dtype=np.int64)
+    found = optimum(graph.arrays, machine._replace(latency=latency), [None] * 2, nothing)
+    assert found is not None
+    tensors = graph.arrays.input_tensor
+    readers = np.repeat(np.arange(12), np.diff(graph.arrays.input_ptr))
+    assert (found.place[graph.arrays.tensor_op[tensors]] == found.place[readers]).all()
