@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 KERNEL_ROOMS = {"cost", "place", "shard", "sim"}
-#: Where there are arrays; a check of each of a million ops would take minutes.
-CHECKED = ["graph.csr", "cluster", "plan", "cost", "sim", "place", "shard"]
+#: Where arrays travel. Not what users call with anything: it answers wrong types itself.
+CHECKED = ["graph.csr", "cost", "sim", "place", "shard"]
 
 # The same examples on every machine; `explore` looks for new ones.
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
