@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,8 +119,14 @@ def run_checked(
         if limit is not None and limit < peak
     ]
     return RunResult(
-        **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-        | {"notes": (*found.notes, *over)},
+        losses=found.losses,
+        reference_losses=found.reference_losses,
+        step_s=found.step_s,
         makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
+        peak_bytes_predicted=found.peak_bytes_predicted,
+        peak_bytes_measured=found.peak_bytes_measured,
+        limit_bytes=found.limit_bytes,
+        allowance_bytes=found.allowance_bytes,
         algorithm=plan.algorithm,
+        notes=(*found.notes, *over),
     )

@@ -3,6 +3,9 @@
 Same definition (semantics of a step), for millions of ops. O((edges + messages) devices) at worst.
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from __future__ import annotations
 
 import numba

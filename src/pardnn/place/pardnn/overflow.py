@@ -15,6 +15,9 @@ O(readers log ops) per move.
 Reference: thesis, section 4.1.2.
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from __future__ import annotations
 
 from typing import NamedTuple

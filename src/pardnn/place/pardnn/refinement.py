@@ -11,6 +11,9 @@ Reference: thesis, section 4.1.1. Deviations: a swap tries the `SWAP_CANDIDATES`
 a switch moves a whole co-location group.
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
+
 from __future__ import annotations
 
 import numba

@@ -7,6 +7,9 @@ Reads {"device": [[[device, ticks], ...] per unit op], "group", "edges": [[i, j,
 who overwrites it) starts no earlier than its arrival.
 """
 
+# The solver is an optional extra.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json

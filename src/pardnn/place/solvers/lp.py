@@ -4,6 +4,9 @@ Reads {"cost", "lower", "upper", "row_lower", "row_upper", "start", "index", "va
 rows and null for infinity; writes {"x"} or {"status"}.
 """
 
+# The solver is an optional extra.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json

@@ -3,6 +3,9 @@
 Reads {"start", "index", "edge_weight", "vertex_weight", "share"}; writes {"part"}.
 """
 
+# The solver is an optional extra.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import json
