@@ -18,6 +18,8 @@ from pardnn.graph.file import read_graph, write_graph
 from pardnn.plan.file import read_plan
 
 Run = Any
+# With kernels as plain Python, the search for a limit that fits takes half a minute.
+pytestmark = pytest.mark.jit
 
 
 @pytest.fixture
@@ -224,7 +226,6 @@ def test_names_are_shown_as_they_are(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.jit
 def test_interrupted_while_planning(tmp_path: Path, number: int) -> None:
     ops = [
         {"name": f"o{i}", "kind": "op", "seconds": {"accelerator": 1e-3 * (i % 7)},

@@ -12,12 +12,13 @@ import sys
 import traceback
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from pardnn import cli_options as opt
-from pardnn.errors import PardnnError, UsageError, UserCodeError
+from pardnn.cli_output import fail, print_text, show
+from pardnn.errors import PardnnError, UsageError
 
 app = typer.Typer(
     name="pardnn",
@@ -42,7 +43,7 @@ def capture(
 
     graph, result = captured(target, batch_size)
     write_graph(graph, output)
-    _show(result, as_json, f"graph written to {output}")
+    show(result, as_json, f"graph written to {output}")
 
 
 @app.command()
@@ -82,15 +83,15 @@ def plan(
         costs=costs,
         threads=threads,
     )
-    graph = _graph(target, batch_size)
+    graph = opt.graph_of(target, batch_size)
     found, result = planned(graph, machine, options)
     if output is not None:
         write_plan(found, output)
     if not as_json:
         from pardnn.report.text import plan_text
 
-        _print(plan_text(graph, found, result))
-    _show(result, as_json, f"plan written to {output}" if output else None, shown=True)
+        print_text(plan_text(graph, found, result))
+    show(result, as_json, f"plan written to {output}" if output else None, shown=True)
 
 
 @app.command()
@@ -108,7 +109,7 @@ def check(
     graph, found = read_graph(graph_file), read_plan(plan_file)
     check_fingerprint(found, graph)
     problems = tuple(plan_problems(graph, found))
-    _show(CheckResult(valid=not problems, problems=problems), as_json, None)
+    show(CheckResult(valid=not problems, problems=problems), as_json, None)
     if problems:
         raise typer.Exit(4)
 
@@ -138,7 +139,7 @@ def simulate(
     if cluster is not None or devices is not None:
         machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
         found = dataclasses.replace(found, cluster=machine)
-    _show(api.simulate(graph, found, policy=policy, costs=costs), as_json, None)
+    show(api.simulate(graph, found, policy=policy, costs=costs), as_json, None)
 
 
 @app.command()
@@ -171,10 +172,10 @@ def compare(
         check_algorithm(name)
     check_reserve(reserve)
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
-    graph = _graph(target, batch_size)
+    graph = opt.graph_of(target, batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
     rows = compare_all(graph, machine, chosen, names=names, reserve=reserve, seed=seed)
-    _show(CompareResult(rows=rows), as_json, None)
+    show(CompareResult(rows=rows), as_json, None)
 
 
 @app.command()
@@ -200,9 +201,9 @@ def estimate(
 
     check_reserve(reserve)
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
-    graph = _graph(target, batch_size)
+    graph = opt.graph_of(target, batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
-    _show(estimate_graph(graph, machine, chosen, reserve=reserve, seed=seed), as_json, None)
+    show(estimate_graph(graph, machine, chosen, reserve=reserve, seed=seed), as_json, None)
 
 
 @app.command()
@@ -260,7 +261,7 @@ def run(
         verify=verify,
         batch_size=batch_size,
     )
-    _show(result, as_json, None)
+    show(result, as_json, None)
 
 
 @app.command()
@@ -278,8 +279,10 @@ def profile(
 
     if links == (target is not None):
         raise UsageError("give either FILE.py:FUNCTION or --links")
-    result = profiled_links() if target is None else profiled(_graph(target, batch_size), threads)
-    _show(result, as_json, None)
+    result = (
+        profiled_links() if target is None else profiled(opt.graph_of(target, batch_size), threads)
+    )
+    show(result, as_json, None)
 
 
 @app.command()
@@ -307,7 +310,7 @@ def convert(
     else:
         machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
         result = placement_to_plan(source, graph, machine, output, reserve=reserve, costs=costs)
-    _show(result, as_json, None)
+    show(result, as_json, None)
 
 
 @app.command()
@@ -315,7 +318,7 @@ def doctor(as_json: opt.Json = False) -> None:
     """Tell what this machine has and what will work on it."""
     from pardnn.api.doctor import examine
 
-    _show(examine(), as_json, None)
+    show(examine(), as_json, None)
 
 
 @app.command()
@@ -331,50 +334,6 @@ def schema(
     if name is not None and name not in found:
         raise UsageError(f"no schema {name!r:.40}; there are {', '.join(found)}")
     typer.echo(json.dumps(found if name is None else found[name], indent=1))
-
-
-def _graph(target: str, batch_size: int | None) -> Any:
-    from pardnn.api.targets import graph_of
-
-    return graph_of(target, batch_size)
-
-
-def _print(renderable: Any) -> None:
-    from pardnn.report.text import console
-
-    console().print(renderable)
-
-
-def _show(result: Any, as_json: bool, note: str | None, *, shown: bool = False) -> None:
-    """Print a result as one JSON object, or for people."""
-    if as_json:
-        from pardnn.report.results import result_to_dict
-
-        typer.echo(json.dumps(result_to_dict(result), allow_nan=False))
-        return
-    if not shown:
-        from pardnn.report.text import result_text
-
-        _print(result_text(result))
-    if note:
-        typer.echo(note)
-
-
-def _fail(error: PardnnError, as_json: bool) -> int:
-    if as_json:
-        body = {
-            "code": error.code,
-            "exit": error.exit_status,
-            "message": error.message,
-            "details": error.details,
-        }
-        typer.echo(json.dumps({"error": body}, default=str))
-    if isinstance(error, UserCodeError) and error.__cause__ is not None:
-        typer.echo(error.message, err=True)
-        typer.echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
-    elif not as_json:
-        typer.echo(str(error), err=True)
-    return error.exit_status
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -393,16 +352,16 @@ def main(arguments: list[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = 130
         if as_json:
-            status = _fail(PardnnError("interrupted", code="E130"), as_json) and 130
+            status = fail(PardnnError("interrupted", code="E130"), as_json) and 130
     except PardnnError as error:
-        status = _fail(error, as_json)
+        status = fail(error, as_json)
     except typer.TyperException as error:  # of the parser
         message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
-        status = _fail(UsageError(message, code="E200"), as_json)
+        status = fail(UsageError(message, code="E200"), as_json)
     except Exception as error:
         typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
         message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
-        status = _fail(PardnnError(message, code="E199"), as_json)
+        status = fail(PardnnError(message, code="E199"), as_json)
     sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster
 from pardnn.errors import UsageError
+
+if TYPE_CHECKING:
+    from pardnn.graph.ir import Graph
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 GraphOption = Annotated[Path, typer.Option("--graph", help="Graph file of the plan.")]
@@ -109,3 +112,10 @@ def _named_cluster(text: str) -> Cluster:
     if count and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise UsageError(f"{text!r:.60}: write PRESET:K with a number of devices K", code="E205")
     return Cluster.preset(name, int(count) if count else None)
+
+
+def graph_of(target: str, batch_size: int | None) -> Graph:
+    """Return the graph of a graph file or an entry point."""
+    from pardnn.api.targets import graph_of as graph_of_target
+
+    return graph_of_target(target, batch_size)

@@ -71,17 +71,18 @@ def device_storages(graph: Graph, plan: PlanArrays) -> list[list[Storage]]:
             for tensor in range(a.output_ptr[op], a.output_ptr[op + 1]):
                 use(tensor, device, at)
     never = len(place)  # after every position
-    for tensor, source, hold in zip(
-        plan.message_tensor.tolist(),
-        plan.message_source.tolist(),
-        plan.message_hold.tolist(),
-        strict=True,
-    ):
+    for tensor, source, hold in _sends(plan):
         use(tensor, source, never if hold < 0 else position[hold])
     return [
         list(_storages(graph, plan, device, row, position, received, last_use))
         for device, row in enumerate(rows)
     ]
+
+
+def _sends(plan: PlanArrays) -> Iterator[tuple[int, int, int]]:
+    """Yield tensor, sender and the op until which it is held, of each message."""
+    columns = (plan.message_tensor, plan.message_source, plan.message_hold)
+    yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _storages(

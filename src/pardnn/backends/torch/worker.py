@@ -147,22 +147,30 @@ def _abandon(directory: Path, rank: int) -> Callable[[dict[str, Any]], None]:
     return abandon
 
 
-def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
-    """Run one rank and return its result."""
+def _warm_device(job: Job) -> Any:
+    """Return this rank's device, with all that is loaded late loaded."""
     import torch
 
+    from pardnn.backends.torch import limits
+    from pardnn.backends.torch.world import rank_device
+
+    limits.pin_allocator()
+    torch.set_num_threads(job.threads)
+    device = rank_device(job.device, int(os.environ.get("LOCAL_RANK", "0")))
+    limits.warm_up(device)
+    return device
+
+
+def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
+    """Run one rank and return its result."""
     from pardnn.backends.torch import limits
     from pardnn.backends.torch.binding import Binding
     from pardnn.backends.torch.entry import make_step
     from pardnn.backends.torch.program import Program
     from pardnn.backends.torch.session import start
-    from pardnn.backends.torch.world import join, leave, rank_device
+    from pardnn.backends.torch.world import join, leave
 
-    limits.pin_allocator()
-    torch.set_num_threads(job.threads)
-    limit = job.limits[rank]
-    device = rank_device(job.device, int(os.environ.get("LOCAL_RANK", "0")))
-    limits.warm_up(device)
+    limit, device = job.limits[rank], _warm_device(job)
     program = Program(read_graph(directory / GRAPH_FILE), read_plan(directory / PLAN_FILE))
     _seed(job.seed)
     step, args, recording = make_step(load_factory(job.target, job.batch_size))

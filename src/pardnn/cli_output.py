@@ -1,0 +1,51 @@
+"""How the command line shows results and failures."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from typing import Any
+
+import typer
+
+from pardnn.errors import PardnnError, UserCodeError
+
+
+def print_text(renderable: Any) -> None:
+    """Print text or a table for people."""
+    from pardnn.report.text import console
+
+    console().print(renderable)
+
+
+def show(result: Any, as_json: bool, note: str | None, *, shown: bool = False) -> None:
+    """Print a result as one JSON object, or for people."""
+    if as_json:
+        from pardnn.report.results import result_to_dict
+
+        typer.echo(json.dumps(result_to_dict(result), allow_nan=False))
+        return
+    if not shown:
+        from pardnn.report.text import result_text
+
+        print_text(result_text(result))
+    if note:
+        typer.echo(note)
+
+
+def fail(error: PardnnError, as_json: bool) -> int:
+    """Tell of an error and return the exit status."""
+    if as_json:
+        body = {
+            "code": error.code,
+            "exit": error.exit_status,
+            "message": error.message,
+            "details": error.details,
+        }
+        typer.echo(json.dumps({"error": body}, default=str))
+    if isinstance(error, UserCodeError) and error.__cause__ is not None:
+        typer.echo(error.message, err=True)
+        typer.echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
+    elif not as_json:
+        typer.echo(str(error), err=True)
+    return error.exit_status
