@@ -9,10 +9,12 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
-.PHONY: test demo bench lint format shapes jit torch clean
-.NOTPARALLEL:
+.PHONY: test demo bench lint format kernels shapes jit torch clean
 
-test: lint shapes jit torch
+# Two lanes of one process each, on two cores; then the ranks, which want the cores to themselves.
+test: lint
+	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) shapes jit
+	$(MAKE) torch
 
 # One call of pip, so that the pinned torch is the only one that is ever considered.
 $(STAMP): pyproject.toml constraints.txt
@@ -35,6 +37,12 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The two lanes of kernels side by side, a core each; one log after the other.
+kernels: $(STAMP)
+	@$(MAKE) --no-print-directory jit > .jit.log 2>&1 & other=$$!; \
+	$(MAKE) --no-print-directory shapes; mine=$$?; \
+	wait $$other; theirs=$$?; cat .jit.log; exit $$((mine + theirs))
 
 # Kernels as plain Python: array shapes are checked at every call, and coverage sees each line.
 shapes: $(STAMP)
