@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.api.planning import ALGORITHMS, SOLVED
+from pardnn.api.algorithms import ALGORITHMS, SOLVED
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.graph.build import build_graph

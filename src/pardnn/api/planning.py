@@ -10,6 +10,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from pardnn.api.algorithms import (
+    ALGORITHMS,
+    SOLVED,
+    algorithms_to_try,
+    check_algorithm,
+    is_polished,
+)
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, StuckError, UsageError
@@ -23,27 +30,6 @@ from pardnn.report.results import CompareRow, PlanResult
 
 Objective = Literal["seconds", "bytes"]
 
-#: Name of each algorithm: (module, function); imported when it is first used.
-ALGORITHMS: dict[str, tuple[str, str]] = {
-    "pardnn": ("pardnn.place.pardnn", "place_pardnn"),
-    "single": ("pardnn.place.single", "place_single"),
-    "round-robin": ("pardnn.place.round_robin", "place_round_robin"),
-    "heft": ("pardnn.place.heft", "place_heft"),
-    "contiguous": ("pardnn.place.contiguous", "place_contiguous"),
-    "linear-clustering": ("pardnn.place.linear_clustering", "place_linear_clustering"),
-    "m-topo": ("pardnn.place.m_topo", "place_m_topo"),
-    "m-etf": ("pardnn.place.m_etf", "place_m_etf"),
-    "m-sct": ("pardnn.place.m_sct", "place_m_sct"),
-    "metis": ("pardnn.place.metis", "place_metis"),
-    "exact": ("pardnn.place.exact", "place_exact"),
-}
-
-#: Those that ask a solver in a child process, which may not be installed.
-SOLVED = frozenset({"m-sct", "metis", "exact"})
-
-#: What `auto` tries, the most promising first.
-AUTO = ("pardnn", "heft", "contiguous", "single")
-
 
 class Outcome(NamedTuple):
     """One algorithm's decision, judged."""
@@ -54,17 +40,6 @@ class Outcome(NamedTuple):
     makespan_s: float
     transfer_bytes: int
     planning_s: float
-
-
-def check_algorithm(name: str) -> None:
-    """Raise if there is no such algorithm.
-
-    Raises:
-        UsageError: E210, listing the algorithms.
-    """
-    if name != "auto" and name not in ALGORITHMS:
-        known = ", ".join(["auto", *ALGORITHMS])
-        raise UsageError(f"no algorithm {name!r:.40}; there are {known}", code="E210")
 
 
 def check_reserve(reserve: float) -> None:
@@ -91,6 +66,8 @@ def decide(
     Raises:
         InfeasibleError: E301, if it finds no plan that fits.
     """
+    from pardnn.place.groups import colocated
+    from pardnn.place.schedule import first_overwrites
     from pardnn.sim.engine import simulate
     from pardnn.sim.machine import machine_of
 
@@ -98,6 +75,10 @@ def decide(
     place: Callable = getattr(importlib.import_module(module), function)
     machine = machine_of(costs, cluster)
     started = time.perf_counter()
+    # A file may leave out groups that in-place writes need.
+    group = colocated(graph.arrays, first_overwrites(graph))
+    group.setflags(write=False)
+    graph = dataclasses.replace(graph, arrays=graph.arrays._replace(group=group))
     decision = place(graph, machine, capacities(cluster, reserve), seed=seed)
     planning = time.perf_counter() - started
     timeline = simulate(graph, machine, decision.plan)
@@ -121,8 +102,11 @@ def decide_best(
     reserve: float,
     seed: int,
     time_limit: float | None = None,
+    improve: bool = False,
 ) -> Outcome:
     """Run several algorithms and return the best outcome; its planning time is that of all.
+
+    With `improve` the best is polished, if the time limit has not passed.
 
     Raises:
         InfeasibleError: E301, of the first algorithm, if none finds a plan that fits.
@@ -144,7 +128,27 @@ def decide_best(
     if best is None:
         assert failure is not None
         raise failure
+    spent = time.perf_counter() - started
+    if improve and (time_limit is None or spent < time_limit):
+        best = _polished(graph, cluster, costs, best, reserve, seed)
     return best._replace(planning_s=time.perf_counter() - started)
+
+
+def _polished(
+    graph: Graph, cluster: Cluster, costs: Costs, outcome: Outcome, reserve: float, seed: int
+) -> Outcome:
+    from pardnn.place.polish import polish
+    from pardnn.sim.engine import simulate
+    from pardnn.sim.machine import machine_of
+
+    machine = machine_of(costs, cluster)
+    plan = polish(graph, machine, outcome.plan, capacities(cluster, reserve), seed=seed)
+    timeline = simulate(graph, machine, plan)
+    return outcome._replace(
+        plan=plan,
+        makespan_s=timeline.makespan,
+        transfer_bytes=timeline.transfer_bytes(graph),
+    )
 
 
 def _score(outcome: Outcome, objective: Objective) -> tuple[float, float]:
@@ -183,7 +187,7 @@ def make_plan(
     check_reserve(reserve)
     if objective not in ("seconds", "bytes"):
         raise UsageError(f"objective is {objective!r:.40}; it can be seconds or bytes")
-    names = AUTO if algorithm == "auto" else (algorithm,)
+    names = algorithms_to_try(algorithm, len(graph.ops))
     started = time.perf_counter()
     warm_up(names)
     compile_s = time.perf_counter() - started
@@ -196,6 +200,7 @@ def make_plan(
         reserve=reserve,
         seed=seed,
         time_limit=time_limit,
+        improve=objective == "seconds" and is_polished(algorithm, len(graph.ops)),
     )
     return finished(
         graph,

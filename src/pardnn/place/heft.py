@@ -59,7 +59,7 @@ def heft_timeline(arrays: GraphArrays, machine: Machine) -> tuple[ndarray, Timel
     order = np.lexsort((position, -bottom_levels(arrays, machine)))
     place = np.full(n, -1, dtype=np.int64)
     start, finish = np.zeros(n), np.zeros(n)
-    _heft_kernel(arrays, machine, runnable(arrays, machine), order, place, start, finish)
+    heft_kernel(arrays, machine, runnable(arrays, machine), order, place, start, finish)
     dispatch = np.empty(n, dtype=np.int64)
     dispatch[order] = np.arange(n)
     return place, static_timeline(arrays, machine, place, start, finish, dispatch)
@@ -88,7 +88,7 @@ def static_timeline(
 
 
 @numba.njit(cache=True)
-def _heft_kernel(
+def heft_kernel(
     a: GraphArrays,
     machine: Machine,
     runs: Bool[ndarray, "g k"],
@@ -97,6 +97,7 @@ def _heft_kernel(
     start: ndarray,
     finish: ndarray,
 ) -> None:
+    """Fill `place`, `start` and `finish` for ops in a topological `order`."""
     k = len(machine.device_class)
     free = np.zeros(k)
     group_place = np.full(len(runs), -1, dtype=np.int64)

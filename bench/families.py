@@ -1,0 +1,184 @@
+"""Families of graphs for placement benchmarks, the same for the same arguments everywhere.
+
+Those of networks (`recurrent`, `transformer`, `branches`, `fork-join`) are steps: a forward pass
+and its mirror, in which the backward op of i reads what i read, i's output and the gradients of its
+readers, and takes twice as long. Bytes are scaled until total communication / total computation on
+the given link is the wished ratio (CCR).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pardnn.cluster import Cluster
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+
+#: Seconds of an average op, so that latencies of some 10 us leave room for a CCR of 0.1.
+MEAN_SECONDS = 1e-3
+
+Reads = list[tuple[int, ...]]
+
+
+def fork_join(num_ops: int, rng: np.random.Generator) -> Reads:
+    """Forks of 4 to 12 chains of 4 to 16 ops, each fork after the join before it."""
+    reads: Reads = [()]
+    while len(reads) < num_ops:
+        fork, ends = len(reads) - 1, []
+        for _ in range(int(rng.integers(4, 13))):
+            last = fork
+            for _ in range(int(rng.integers(4, 17))):
+                reads.append((last,))
+                last = len(reads) - 1
+            ends.append(last)
+        reads.append(tuple(ends))
+    return reads
+
+
+def recurrent(num_ops: int, rng: np.random.Generator) -> Reads:
+    """A grid of 8 layers and as many time steps as it takes; a cell is 4 gates and a join."""
+    del rng
+    layers, reads = 8, []
+    below = [-1] * layers
+    while len(reads) < num_ops:
+        under = -1
+        for layer in range(layers):
+            inputs = tuple(op for op in (under, below[layer]) if op >= 0)
+            gates = []
+            for _ in range(4):
+                reads.append(inputs)
+                gates.append(len(reads) - 1)
+            reads.append(tuple(gates))
+            under = below[layer] = len(reads) - 1
+    return reads
+
+
+def transformer(num_ops: int, rng: np.random.Generator) -> Reads:
+    """Layers of 8 heads (query, key, value, scores, mix) and a feed-forward part, with skips."""
+    del rng
+    reads: Reads = [()]
+    while len(reads) < num_ops:
+        stream, heads = len(reads) - 1, []
+        for _ in range(8):
+            q = len(reads)
+            reads += [(stream,)] * 3 + [(q, q + 1), (q + 3, q + 2)]
+            heads.append(q + 4)
+        reads.append(tuple(heads))
+        reads.append((len(reads) - 1, stream))
+        middle = len(reads) - 1
+        reads += [(middle,), (middle + 1,), (middle + 2,), (middle + 3, middle)]
+    return reads
+
+
+def branches(num_ops: int, rng: np.random.Generator) -> Reads:
+    """Few stages of about 40 uneven chains, as in wide or ensemble networks."""
+    reads: Reads = [()]
+    stages = 5
+    for _ in range(stages):
+        stem, ends = len(reads) - 1, []
+        target = len(reads) + num_ops / stages
+        while len(reads) < target:
+            last = stem
+            for _ in range(int(rng.integers(1, max(2, num_ops // stages // 20)))):
+                reads.append((last,))
+                last = len(reads) - 1
+            ends.append(last)
+        reads.append(tuple(ends))
+    return reads
+
+
+def layered(num_ops: int, rng: np.random.Generator) -> Reads:
+    """Layers of sqrt(n) / 2 ops; each reads one to three of the layer before."""
+    width = max(2, round(num_ops**0.5 / 2))
+    return [
+        tuple({int(j) for j in rng.integers(i - i % width - width, i - i % width, 1 + i % 3)})
+        if i >= width
+        else ()
+        for i in range(num_ops)
+    ]
+
+
+def in_tree(num_ops: int, rng: np.random.Generator) -> Reads:
+    """Every op but the last is read by one op among the next 64 layers of ids."""
+    reads: list[list[int]] = [[] for _ in range(num_ops)]
+    for i in range(num_ops - 1):
+        reads[int(rng.integers(i + 1, min(num_ops, i + 65)))].append(i)
+    return [tuple(row) for row in reads]
+
+
+def out_tree(num_ops: int, rng: np.random.Generator) -> Reads:
+    """Every op but the first reads one of the 64 before it."""
+    return [(int(rng.integers(max(0, i - 64), i)),) if i else () for i in range(num_ops)]
+
+
+FAMILIES: dict[str, tuple[Callable[[int, np.random.Generator], Reads], bool]] = {
+    "fork-join": (fork_join, True),
+    "recurrent": (recurrent, True),
+    "transformer": (transformer, True),
+    "branches": (branches, True),
+    "layered": (layered, False),
+    "in-tree": (in_tree, False),
+    "out-tree": (out_tree, False),
+}
+
+
+def family_graph(
+    family: str, num_ops: int, *, ccr: float, seed: int = 0, cluster: Cluster | None = None
+) -> Graph:
+    """Return a graph of a family.
+
+    Args:
+        family: A key of `FAMILIES`.
+        num_ops: About so many.
+        ccr: Total communication / total computation.
+        seed: Of durations, sizes and shape.
+        cluster: Its first link counts; the default link if None.
+    """
+    rng = np.random.default_rng(seed)
+    shape, is_step = FAMILIES[family]
+    reads = shape(num_ops // 2 if is_step else num_ops, rng)
+    count = len(reads)
+    seconds = rng.gamma(2.0, MEAN_SECONDS / 2, count)
+    if is_step:
+        reads = reads + _backward(reads)
+        seconds = np.concatenate([seconds, 2 * seconds[::-1]])
+    sizes = rng.uniform(0.2, 1.8, len(reads))
+    cluster = cluster or Cluster.uniform(2)
+    latency, rate = cluster.seconds(0, 1, 0), cluster.arrays.bandwidth[0, 1]
+    edges = np.zeros(len(reads))
+    for row in reads:
+        edges[list(set(row))] += 1
+    room = max(0.0, ccr * seconds.sum() - latency * edges.sum())
+    scale = room * rate / max(float((edges * sizes).sum()), 1e-300)
+    return _graph(f"{family}-{num_ops}-ccr{ccr:g}-{seed}", reads, seconds, sizes * scale, count)
+
+
+def _backward(reads: Reads) -> Reads:
+    """Return what the backward ops read; the one of op i is number 2 n - 1 - i."""
+    n = len(reads)
+    readers: list[list[int]] = [[] for _ in reads]
+    for i, row in enumerate(reads):
+        for j in set(row):
+            readers[j].append(i)
+    return [(i, *reads[i], *(2 * n - 1 - j for j in readers[i])) for i in range(n - 1, -1, -1)]
+
+
+def _graph(
+    name: str, reads: Reads, seconds: np.ndarray, sizes: np.ndarray, num_forward: int
+) -> Graph:
+    return build_graph(
+        name,
+        [
+            Op(
+                name=f"op{i}",
+                kind="bench.op",
+                inputs=tuple(f"t{j}" for j in dict.fromkeys(row)),
+                outputs=(Tensor(name=f"t{i}", bytes=int(sizes[i])),),
+                seconds={"accelerator": float(seconds[i])},
+                backward_of=f"op{2 * num_forward - 1 - i}" if i >= num_forward else None,
+            )
+            for i, row in enumerate(reads)
+        ],
+    )

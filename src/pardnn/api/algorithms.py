@@ -1,0 +1,52 @@
+"""The algorithms by name, and which of them `auto` tries."""
+
+from __future__ import annotations
+
+from pardnn.errors import UsageError
+
+#: Name of each algorithm: (module, function); imported when it is first used.
+ALGORITHMS: dict[str, tuple[str, str]] = {
+    "pardnn": ("pardnn.place.pardnn", "place_pardnn"),
+    "single": ("pardnn.place.single", "place_single"),
+    "round-robin": ("pardnn.place.round_robin", "place_round_robin"),
+    "heft": ("pardnn.place.heft", "place_heft"),
+    "contiguous": ("pardnn.place.contiguous", "place_contiguous"),
+    "linear-clustering": ("pardnn.place.linear_clustering", "place_linear_clustering"),
+    "m-topo": ("pardnn.place.m_topo", "place_m_topo"),
+    "m-etf": ("pardnn.place.m_etf", "place_m_etf"),
+    "m-sct": ("pardnn.place.m_sct", "place_m_sct"),
+    "metis": ("pardnn.place.metis", "place_metis"),
+    "exact": ("pardnn.place.exact", "place_exact"),
+}
+
+#: Those that ask a solver in a child process, which may not be installed.
+SOLVED = frozenset({"m-sct", "metis", "exact"})
+
+#: What `auto` tries, the most promising first; the last two only where they are cheap.
+AUTO = ("pardnn", "heft", "contiguous", "single")
+AUTO_SMALL = (*AUTO, "m-etf", "linear-clustering")
+#: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best plan.
+SMALL_OPS = 20_000
+
+
+def check_algorithm(name: str) -> None:
+    """Raise if there is no such algorithm.
+
+    Raises:
+        UsageError: E210, listing the algorithms.
+    """
+    if name != "auto" and name not in ALGORITHMS:
+        known = ", ".join(["auto", *ALGORITHMS])
+        raise UsageError(f"no algorithm {name!r:.40}; there are {known}", code="E210")
+
+
+def algorithms_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
+    """Return what an algorithm's name stands for, on a graph of this size."""
+    if algorithm != "auto":
+        return (algorithm,)
+    return AUTO_SMALL if num_ops <= SMALL_OPS else AUTO
+
+
+def is_polished(algorithm: str, num_ops: int) -> bool:
+    """Return whether the best plan of `algorithm` is polished, on a graph of this size."""
+    return algorithm == "auto" and num_ops <= SMALL_OPS
