@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from pardnn.api import capture, estimate, parallelize, plan, simulate
+    from pardnn.api.verifying import verify
     from pardnn.cluster import Cluster
     from pardnn.errors import PardnnError
     from pardnn.graph.file import read_graph, write_graph
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pardnn.plan.check import check_plan
     from pardnn.plan.file import read_plan, write_plan
     from pardnn.plan.plan import Plan
+    from pardnn.shard.registry import describe
 
 __all__ = [
     "Cluster",
@@ -30,12 +32,14 @@ __all__ = [
     "Plan",
     "capture",
     "check_plan",
+    "describe",
     "estimate",
     "parallelize",
     "plan",
     "read_graph",
     "read_plan",
     "simulate",
+    "verify",
     "write_graph",
     "write_plan",
 ]
@@ -47,11 +51,13 @@ _HOME = {
     "Plan": "pardnn.plan.plan",
     "capture": "pardnn.api",
     "check_plan": "pardnn.plan.check",
+    "describe": "pardnn.shard.registry",
     "estimate": "pardnn.api",
     "parallelize": "pardnn.api",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",
     "simulate": "pardnn.api",
+    "verify": "pardnn.api.verifying",
     "write_graph": "pardnn.graph.file",
     "write_plan": "pardnn.plan.file",
 }

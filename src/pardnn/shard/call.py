@@ -1,0 +1,144 @@
+"""One call of an operator with the shapes around it: what a description is applied to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pardnn.errors import shown
+from pardnn.graph.ir import Op
+from pardnn.graph.ir import Tensor as GraphTensor
+from pardnn.shard.interval import DescriptionError
+from pardnn.shard.registry import Description
+from pardnn.shard.tdl import Shape, Sizes, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call as data.
+
+    Attributes:
+        kind: Such as "aten.mm.default".
+        args: Positional arguments, `{"tensor": name}` for tensors, as in `Op.arguments`.
+        kwargs: The others.
+        shapes: Shape of each tensor among the arguments.
+        outputs: Shape of each result in order, None for what is no tensor or is not needed.
+        dtypes: Dtype of each tensor among the arguments, where known.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    shapes: Mapping[str, Shape]
+    outputs: tuple[Shape | None, ...]
+    dtypes: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A call whose arguments are matched with the parameters of its description.
+
+    Attributes:
+        call: The call, its tensors named by slot.
+        names: Slot to the name that the call gave the tensor.
+        tensors: Slot to what the description sees.
+        arguments: What the description is called with.
+    """
+
+    call: Call
+    names: Mapping[str, str]
+    tensors: Mapping[str, Tensor]
+    arguments: inspect.BoundArguments
+
+
+def call_of(op: Op, tensors: Mapping[str, GraphTensor]) -> Call:
+    """Return the call that an op of a graph makes.
+
+    Args:
+        op: A call, no source.
+        tensors: All that it reads and writes, by name; host scalars count as rank 0.
+    """
+    arguments = op.arguments or {}
+    returned = arguments.get("returns") or [tensor.name for tensor in op.outputs]
+    return Call(
+        op.kind,
+        tuple(arguments.get("args", ())),
+        dict(arguments.get("kwargs", {})),
+        {name: tensors[name].shape or () for name in op.inputs},
+        tuple(None if name is None else tensors[name].shape for name in returned),
+        {name: tensors[name].dtype for name in op.inputs},
+    )
+
+
+def _walk(value: Any, slot: str, visit: Callable[[str, str], Any]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_walk(item, f"{slot}.{n}", visit) for n, item in enumerate(value)]
+    if isinstance(value, dict) and set(value) == {"tensor"}:
+        return visit(value["tensor"], slot)
+    return value
+
+
+def bind_call(description: Description, call: Call) -> Bound:
+    """Match the arguments of a call with the parameters of a description.
+
+    Raises:
+        DescriptionError: E220, if the description does not take what the op takes.
+    """
+    signature = inspect.signature(description.function)
+    try:
+        bound = signature.bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        raise DescriptionError(
+            f"the description of {shown(description.name)} ({description.source}) does not take "
+            f"the arguments of {shown(call.kind)}: {error}\nGive it the parameters of the operator."
+        ) from None
+    bound.apply_defaults()
+    names: dict[str, str] = {}
+    tensors: dict[str, Tensor] = {}
+
+    def visit(name: str, slot: str) -> Tensor:
+        names[slot] = name
+        tensors[slot] = Tensor(slot, Sizes(call.shapes[name]), call.dtypes.get(name))
+        return tensors[slot]
+
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            bound.arguments[name] = {key: _walk(item, key, visit) for key, item in value.items()}
+        else:
+            bound.arguments[name] = _walk(value, name, visit)
+    return Bound(_by_slot(signature, call), names, tensors, bound)
+
+
+def _by_slot(signature: inspect.Signature, call: Call) -> Call:
+    def visit(_: str, slot: str) -> Any:
+        return {"tensor": slot}
+
+    slots = _positional_slots(signature, len(call.args))
+    args = tuple(_walk(v, slot, visit) for v, slot in zip(call.args, slots, strict=True))
+    kwargs = {key: _walk(value, key, visit) for key, value in call.kwargs.items()}
+    return replace(call, args=args, kwargs=kwargs)
+
+
+def _positional_slots(signature: inspect.Signature, count: int) -> list[str]:
+    slots: list[str] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            slots += [f"{name}.{n}" for n in range(count - len(slots))]
+        elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            slots.append(name)
+    return slots[:count]
+
+
+def replaced(description: Description, call: Call, attributes: Mapping[str, Any]) -> Call:
+    """Return the call with some arguments changed, by parameter of the description."""
+    slots = _positional_slots(inspect.signature(description.function), len(call.args))
+    args, kwargs = list(call.args), dict(call.kwargs)
+    for name, value in attributes.items():
+        if name in slots:
+            args[slots.index(name)] = value
+        else:
+            kwargs[name] = value
+    return replace(call, args=tuple(args), kwargs=kwargs)

@@ -1,0 +1,38 @@
+"""Operators that have no description, each with its reason. They run whole, never wrong."""
+
+_DYNAMIC = "the shape of the result depends on the data"
+_NUMBER = "its result is a number of the host, no tensor"
+_STORAGE = "it addresses storage, whose order a piece does not keep"
+_FOURIER = "each output mixes all inputs along dims that the output halves; not affine"
+
+#: Operator to reason. What is in neither list is unknown, and runs whole too.
+WITHOUT: dict[str, str] = {
+    "aten._embedding_bag_backward": "bags are told by offsets, which differ for each part",
+    "aten._fft_c2r": _FOURIER,
+    "aten._fft_r2c": _FOURIER,
+    "aten._local_scalar_dense": _NUMBER,
+    "aten._pdist_forward": "pairs of rows are enumerated in a triangle; not affine",
+    "aten.as_strided": _STORAGE,
+    "aten.as_strided_scatter": _STORAGE,
+    "aten.masked_scatter": "where a value comes from depends on the mask before it",
+    "aten.masked_select": _DYNAMIC,
+    "aten.nonzero": _DYNAMIC,
+    "aten.set_": _STORAGE,
+    "aten.sym_numel": _NUMBER,
+    "aten.sym_size": _NUMBER,
+    "aten.sym_storage_offset": _NUMBER,
+    "aten.sym_stride": _NUMBER,
+    "aten.unique": _DYNAMIC,
+}
+
+
+def reason_without(kind: str) -> str | None:
+    """Return why an operator has no description, None if nothing is known about it.
+
+    Args:
+        kind: Such as "aten.nonzero.default".
+    """
+    name = ".".join(kind.replace("::", ".").split(".")[:2])
+    if name.startswith("aten._foreach_"):
+        return "one call holds tensors of many shapes; split per tensor, each can be cut"
+    return WITHOUT.get(name)

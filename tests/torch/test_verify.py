@@ -1,0 +1,44 @@
+"""Every description against its operator: inputs cut, pieces run, results compared in float64."""
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from pardnn.api.verifying import Verification, verify
+from pardnn.shard.describe import reason_without
+from pardnn.shard.registry import description_of
+from tests.torch.op_samples import SAMPLES, Draw, with_keywords
+
+LISTS = json.loads((Path(__file__).parents[1] / "data" / "aten_ops.json").read_text())
+WANTED = sorted({*LISTS["core"], *LISTS["training"]})
+
+#: Described, but every call is run whole: a number, one draw, or no argument says where to begin.
+NOTHING_TO_CUT = {
+    "aten.arange.default", "aten.empty_strided.default", "aten.randperm.default",
+    "aten.scalar_tensor.default", "aten.atan2.out",
+}  # fmt: skip
+
+
+def verified(kind: str, seed: int) -> list[Verification]:
+    found = []
+    for sampler in SAMPLES[kind]:
+        args, kwargs = with_keywords(sampler(Draw(seed)))
+        found.append(verify(kind, *args, **kwargs))
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(SAMPLES))
+def test_description_agrees_with_the_operator(kind: str) -> None:
+    base = zlib.crc32(kind.encode())
+    found = [v for seed in range(base, base + 4) for v in verified(kind, seed)]
+    assert [v.problems for v in found if v.problems] == []
+    assert {count for v in found for _, count in v.verified} >= {2, 3}
+
+
+@pytest.mark.parametrize("kind", WANTED)
+def test_every_operator_is_verified_or_has_a_reason(kind: str) -> None:
+    without = reason_without(kind) is not None
+    assert [kind in SAMPLES, kind in NOTHING_TO_CUT, without].count(True) == 1
+    assert (description_of(kind) is None) == without
