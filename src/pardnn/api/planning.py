@@ -272,7 +272,7 @@ def _measure(
 
     machine = machine_of(costs, cluster)
     timeline = simulate(graph, machine, outcome.plan)
-    bound = lower_bound_seconds(graph.arrays, machine)
+    bound = lower_bound_seconds(graph.arrays, machine, capacities(cluster, reserve))
     serial = serial_seconds(machine)
     idle = [device for device, row in enumerate(np.diff(outcome.plan.order_ptr)) if row == 0]
     notes = [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []

@@ -1,47 +1,341 @@
-"""Lower bounds on the makespan: certificates that no plan beats."""
+"""Lower bounds on the makespan: certificates that no plan beats.
+
+- *Heads and tails*: the time before an op starts and after it ends, at least. What an op reads is
+  made on its device, one op after the other, or arrives later by the fastest link; the cheapest
+  split of its inputs into these two kinds bounds its start. Tails are the same, backwards. Where
+  two ops cannot share a device, for its type or for the residual bytes of their groups, the message
+  is certain. (After Fernandez, Bussell, "Bounds on the number of processors and time for
+  multiprocessor optimal schedules", IEEE Trans. Computers 1973.)
+- *Intervals*: ops with a head of at least r and a tail of at least q do all their work in between,
+  spread over all devices: r + work / devices + q, for `GRID` values of r and of q.
+- *Cuts*: an op that comes before or after each other op splits the step in two, and the bounds of
+  the parts add up.
+
+O(ops + edges log fan-in), plus 2 `GRID` ** 2.
+"""
+
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
 
-from pardnn.graph.csr import GraphArrays
+import numba
+import numpy as np
+from jaxtyping import Bool, Float64
+from numpy import ndarray
+
+from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine, fastest_seconds
+
+#: Values of heads and of tails between which intervals are tried.
+GRID = 64
+#: Splits of the inputs of an op that are tried; the last one bounds the others.
+MOST_SPLITS = 16
+#: Bounds are sums of many durations; what rounding may add is taken off.
+ROUNDING = 1e-12
 
 
 def critical_path_seconds(arrays: GraphArrays, machine: Machine) -> float:
     """Return the longest path, every op at its fastest and communication free."""
-    free = machine._replace(
-        latency=np.zeros_like(machine.latency),
-        bandwidth=np.full_like(machine.bandwidth, np.inf),
-    )
-    return float(bottom_levels(arrays, free).max())
+    return float(bottom_levels(arrays, _without_links(machine)).max())
 
 
 def work_seconds(machine: Machine) -> float:
     """Return the time of the whole work spread perfectly over all devices.
 
-    Any weights x over the devices with sum 1 bound it by sum over ops of min over devices of
-    x * seconds (duality of the linear program that splits ops freely). Taken is the better of equal
-    weights and weights by speed; for devices that differ only in speed, the latter is work / sum
-    of speeds.
+    Shares of it, see `work_shares`, add up.
+    """
+    return float(work_shares(machine).sum(axis=1).max())
+
+
+def work_shares(machine: Machine) -> Float64[ndarray, "w n"]:
+    """Return what each op adds to the least time of any set of ops, in seconds, in two ways.
+
+    Any weights x over the devices with sum 1 bound the time of a set by the sum over its ops of the
+    minimum over devices of x * seconds (duality of the linear program that splits ops freely).
+    Taken are equal weights and weights by speed; for devices that differ only in speed, the latter
+    give work / sum of speeds.
     """
     per_class = np.bincount(machine.device_class, minlength=len(machine.seconds))
     total = np.where(np.isfinite(machine.seconds), machine.seconds, 0.0).sum(axis=1)
     speed = 1.0 / np.where(total > 0, total, 1.0)
+    return np.array(
+        [
+            (weight[:, None] * machine.seconds).min(axis=0) / (weight @ per_class)
+            for weight in (np.ones_like(speed), speed)
+        ]
+    )
+
+
+def lower_bound_seconds(
+    arrays: GraphArrays, machine: Machine, capacities: Sequence[int | None] | None = None
+) -> float:
+    """Return seconds that no plan is faster than; see the module's docstring.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        capacities: Usable bytes of each device, None for unlimited ones; None: all unlimited.
+    """
+    shares = work_shares(machine)
+    head, tail = heads_and_tails(arrays, machine, capacities)
     bounds = [
-        (weight[:, None] * machine.seconds).min(axis=0).sum() / (weight @ per_class)
-        for weight in (np.ones_like(speed), speed)
+        critical_path_seconds(arrays, machine),
+        float((head + fastest_seconds(machine) + tail).max()),
+        *(interval_seconds(head, tail, share) for share in shares),
+        *(cut_seconds(arrays, machine, share) for share in shares),
     ]
-    return float(max(bounds))
+    return max(bounds) * (1 - ROUNDING)
 
 
-def lower_bound_seconds(arrays: GraphArrays, machine: Machine) -> float:
-    """Return max(compute-only critical path, work spread over all devices), in seconds."""
-    return max(critical_path_seconds(arrays, machine), work_seconds(machine))
+def heads_and_tails(
+    arrays: GraphArrays, machine: Machine, capacities: Sequence[int | None] | None = None
+) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
+    """Return the seconds that pass before each op starts, and after it ends, in every plan.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        capacities: As in `lower_bound_seconds`.
+    """
+    n, k = arrays.num_ops, machine.num_devices
+    apart = ~np.eye(k, dtype=bool)
+    latency = float(machine.latency[apart].min(initial=np.inf))
+    per_byte = float(1.0 / machine.bandwidth[apart].max(initial=0.0)) if k > 1 else np.inf
+    reader = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
+    maker = arrays.tensor_op[arrays.input_tensor]
+    forced = np.zeros(len(reader), dtype=np.bool_)
+    if k > 1:
+        forced = _apart(arrays, machine, capacities, maker, reader)
+    way = np.full(len(reader), np.inf)
+    if k > 1:
+        way = latency + arrays.tensor_bytes[arrays.input_tensor] * per_byte
+    by_maker = np.argsort(maker, kind="stable").astype(np.int64)
+    out_ptr = np.concatenate([[0], np.cumsum(np.bincount(maker, minlength=n))]).astype(np.int64)
+    seconds = fastest_seconds(machine)
+    head, tail = np.zeros(n), np.zeros(n)
+    topological = arrays.topological.copy()
+    _heads_kernel(
+        topological, arrays.input_ptr.copy(), maker, way, forced, arrays.after_ptr.copy(),
+        arrays.after_op.copy(), seconds, head,
+    )  # fmt: skip
+    _heads_kernel(
+        topological[::-1].copy(), out_ptr, reader[by_maker], way[by_maker], forced[by_maker],
+        arrays.before_ptr.copy(), arrays.before_op.copy(), seconds, tail,
+    )  # fmt: skip
+    return head, tail
+
+
+def _apart(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: Sequence[int | None] | None,
+    maker: ndarray,
+    reader: ndarray,
+) -> Bool[ndarray, " e"]:
+    """Whether no device can run both ends of an edge and hold the residual bytes of both."""
+    limits = [None] * machine.num_devices if capacities is None else list(capacities)
+    num_groups = int(arrays.group.max()) + 1
+    residual = np.zeros(num_groups, dtype=np.int64)
+    own = (arrays.tensor_alias < 0) & (arrays.memory[arrays.tensor_op] == RESIDUAL)
+    np.add.at(residual, arrays.group[arrays.tensor_op[own]], arrays.tensor_bytes[own])
+    one, other = arrays.group[maker], arrays.group[reader]
+    both = residual[one] + residual[other]
+    shared = one == other
+    kinds = {
+        (int(row), None if limit is None else int(limit))
+        for row, limit in zip(machine.device_class, limits, strict=True)
+    }
+    for row, limit in sorted(kinds, key=str):
+        runs = np.ones(num_groups, dtype=bool)
+        runs[arrays.group[~np.isfinite(machine.seconds[row])]] = False
+        together = runs[one] & runs[other]
+        if limit is not None:
+            together &= both <= limit
+        shared |= together
+    return ~shared
+
+
+def interval_seconds(
+    head: Float64[ndarray, " n"], tail: Float64[ndarray, " n"], share: Float64[ndarray, " n"]
+) -> float:
+    """Return the largest r + work / devices + q, r and q among `GRID` quantiles of head and tail.
+
+    Args:
+        head: Seconds before each op, at least.
+        tail: Seconds after each op, at least.
+        share: A row of `work_shares`.
+    """
+    at = (np.arange(GRID) * len(head)) // GRID
+    r, q = (np.unique(np.concatenate([[0.0], np.sort(side)[at]])) for side in (head, tail))
+    # An op counts for every r up to its head: its cell, then sums from above.
+    cell = (np.searchsorted(r, head, side="right") - 1) * len(q)
+    cell += np.searchsorted(q, tail, side="right") - 1
+    work = np.bincount(cell, weights=share, minlength=len(r) * len(q)).reshape(len(r), len(q))
+    work = work[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    return float(np.where(work > 0, r[:, None] + q[None, :] + work, 0.0).max())
+
+
+def cut_seconds(arrays: GraphArrays, machine: Machine, share: Float64[ndarray, " n"]) -> float:
+    """Return the sum, over the parts between ops that cut the graph, of the bounds of the parts.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        share: A row of `work_shares`.
+    """
+    n = arrays.num_ops
+    cuts = np.zeros(n, dtype=np.bool_)
+    before = np.zeros(n, dtype=np.int64)
+    _cuts_kernel(arrays, cuts, before)
+    count = int(cuts.sum())
+    if count == 0:
+        return 0.0
+    inside = ~cuts
+    work = np.bincount(before[inside], weights=share[inside], minlength=count + 1)
+    seconds = fastest_seconds(machine)
+    path = np.zeros(count + 1)
+    _parts_kernel(arrays, inside, before, seconds, np.zeros(n), path)
+    return float(np.maximum(path, work).sum() + seconds[cuts].sum())
+
+
+def _without_links(machine: Machine) -> Machine:
+    return machine._replace(
+        latency=np.zeros_like(machine.latency),
+        bandwidth=np.full_like(machine.bandwidth, np.inf),
+    )
 
 
 def degree_of_parallelism(arrays: GraphArrays, machine: Machine) -> float:
     """Return total work / work on the compute-only critical path (thesis, Fig. 6.1)."""
     path = critical_path_seconds(arrays, machine)
     return float(fastest_seconds(machine).sum()) / path if path > 0 else 1.0
+
+
+@numba.njit(cache=True)
+def _heads_kernel(
+    topological: ndarray,
+    ptr: ndarray,
+    earlier: ndarray,
+    way: ndarray,
+    forced: ndarray,
+    after_ptr: ndarray,
+    after_op: ndarray,
+    seconds: ndarray,
+    head: ndarray,
+) -> None:
+    """Bound the starts of ops; with the graph reversed, how long the step goes on after them."""
+    for op in topological:
+        begin, end = ptr[op], ptr[op + 1]
+        least = 0.0
+        for i in range(after_ptr[op], after_ptr[op + 1]):
+            least = max(least, head[after_op[i]] + seconds[after_op[i]])
+        arrival = np.empty(end - begin)
+        for i in range(begin, end):
+            done = head[earlier[i]] + seconds[earlier[i]]
+            arrival[i - begin] = done + way[i]
+            least = max(least, done + way[i] if forced[i] else done)
+        if end - begin < 2:
+            head[op] = least
+            continue
+        # The inputs that would arrive last are made here, one after the other, the others not.
+        order = np.argsort(-arrival)
+        heads = np.empty(end - begin)
+        best, split = np.inf, 0
+        while True:
+            rest = arrival[order[split]] if split < end - begin else 0.0
+            for i in range(split):
+                heads[i] = head[earlier[begin + order[i]]]
+            local = 0.0
+            for i in np.argsort(heads[:split]):
+                local = max(local, heads[i]) + _once(order, earlier, begin, i, seconds)
+            best = min(best, max(local, rest))
+            split += 1
+            if split > end - begin or local >= best or split > MOST_SPLITS:
+                break
+        if split > MOST_SPLITS and split <= end - begin:
+            # All further splits have at least this local work.
+            best = min(best, local)
+        head[op] = max(least, best)
+
+
+@numba.njit(cache=True)
+def _once(order: ndarray, earlier: ndarray, begin: int, i: int, seconds: ndarray) -> float:
+    """Duration of an input's maker, counted for the first of its tensors alone."""
+    for j in range(i):
+        if earlier[begin + order[j]] == earlier[begin + order[i]]:
+            return 0.0
+    return seconds[earlier[begin + order[i]]]
+
+
+@numba.njit(cache=True)
+def _cuts_kernel(a: GraphArrays, cuts: ndarray, before: ndarray) -> None:
+    """Mark the ops that come before or after each other op.
+
+    `before` counts the marked ops that come before an op.
+    """
+    n = len(cuts)
+    alone = np.zeros((2, n), dtype=np.bool_)
+    order = np.empty((2, n), dtype=np.int64)
+    missing = np.zeros((2, n), dtype=np.int64)
+    for op in range(n):
+        missing[0, op] = a.input_ptr[op + 1] - a.input_ptr[op]
+        missing[0, op] += a.after_ptr[op + 1] - a.after_ptr[op]
+        missing[1, op] = a.consumer_ptr[a.output_ptr[op + 1]] - a.consumer_ptr[a.output_ptr[op]]
+        missing[1, op] += a.before_ptr[op + 1] - a.before_ptr[op]
+    for way in range(2):
+        ready = 0
+        for op in range(n):
+            if missing[way, op] == 0:
+                order[way, ready] = op
+                ready += 1
+        for at in range(n):
+            op = order[way, at]
+            alone[way, op] = ready == at + 1
+            if way == 0:
+                begin, end = a.consumer_ptr[a.output_ptr[op]], a.consumer_ptr[a.output_ptr[op + 1]]
+                near, far = a.consumer_op[begin:end], a.before_op
+                rest = (a.before_ptr[op], a.before_ptr[op + 1])
+            else:
+                near = a.tensor_op[a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]]
+                far, rest = a.after_op, (a.after_ptr[op], a.after_ptr[op + 1])
+            for i in range(len(near) + rest[1] - rest[0]):
+                other = near[i] if i < len(near) else far[rest[0] + i - len(near)]
+                missing[way, other] -= 1
+                if missing[way, other] == 0:
+                    order[way, ready] = other
+                    ready += 1
+    # Alone at position p, an op comes before all that are not ready: n - 1 - p of them.
+    rank = np.empty(n, dtype=np.int64)
+    for at in range(n):
+        rank[order[0, at]] = at
+    for at in range(n):
+        op = order[1, at]
+        cuts[op] = alone[0, op] and alone[1, op] and rank[op] + at == n - 1
+    count = 0
+    for op in order[0]:
+        before[op] = count
+        if cuts[op]:
+            count += 1
+
+
+@numba.njit(cache=True)
+def _parts_kernel(
+    a: GraphArrays, inside: ndarray, part: ndarray, seconds: ndarray, top: ndarray, path: ndarray
+) -> None:
+    """Find the longest path of each part; edges between parts lead through a cut."""
+    for op in a.topological:
+        if not inside[op]:
+            continue
+        for i in range(a.input_ptr[op], a.input_ptr[op + 1]):
+            earlier = a.tensor_op[a.input_tensor[i]]
+            if inside[earlier] and part[earlier] == part[op]:
+                top[op] = max(top[op], top[earlier] + seconds[earlier])
+        for i in range(a.after_ptr[op], a.after_ptr[op + 1]):
+            earlier = a.after_op[i]
+            if inside[earlier] and part[earlier] == part[op]:
+                top[op] = max(top[op], top[earlier] + seconds[earlier])
+        path[part[op]] = max(path[part[op]], top[op] + seconds[op])

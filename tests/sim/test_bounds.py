@@ -1,0 +1,132 @@
+"""Bounds never pass a proven optimum, and see what max(critical path, work / K) does not."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph
+from pardnn.place import exact
+from pardnn.place.baseline import closed_arrays
+from pardnn.place.exact import optimum
+from pardnn.place.solvers import cp
+from pardnn.sim.bounds import (
+    critical_path_seconds,
+    cut_seconds,
+    heads_and_tails,
+    interval_seconds,
+    lower_bound_seconds,
+    work_seconds,
+    work_shares,
+)
+from pardnn.sim.machine import fastest_seconds
+from tests.place.machines import cluster_of, machine_for
+from tests.reference.pardnn import least_makespan
+from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
+
+TYPES = ("accelerator", "cpu")
+
+
+@settings(max_examples=100)
+@given(
+    graph=graphs(max_ops=6, types=TYPES),
+    speeds=st.sampled_from([(1.0,), (1.0, 2.0)]),
+    types=st.sampled_from([TYPES[:1], TYPES]),
+    bandwidth=st.sampled_from([16.0, 64.0]),
+    closed=st.booleans(),
+)
+def test_below_the_optimum(
+    graph: Graph,
+    speeds: tuple[float, ...],
+    types: tuple[str, ...],
+    bandwidth: float,
+    closed: bool,
+) -> None:
+    machine = machine_for(graph, cluster_of(2, speeds=speeds, types=types, bandwidth=bandwidth))
+    arrays = closed_arrays(graph) if closed else graph.arrays
+    best = least_makespan(graph, machine, arrays.group.tolist())
+    assert lower_bound_seconds(arrays, machine) <= best
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="needs OR-Tools")
+@pytest.mark.parametrize("seed", range(24))
+def test_below_what_the_solver_proves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "ask", lambda _, problem, **__: cp.solve(problem))
+    graph = random_graph(seed, 10, FAMILIES[seed % len(FAMILIES)])
+    k = 2 + seed % 2
+    machine = machine_for(graph, cluster_of(k, bandwidth=[16.0, 64.0, 256.0][seed % 3]))
+    arrays = closed_arrays(graph)
+    nothing = np.empty((0, 2), dtype=np.int64)
+    residual = sum(t.bytes for op in graph.ops if op.memory == "residual" for t in op.outputs)
+    for limit in (None, residual * 2 // 3 + 1):
+        found = optimum(arrays, machine, [limit] * k, nothing, seconds=20.0)
+        if found is None:
+            continue
+        assert found.is_proven
+        bound = lower_bound_seconds(arrays, machine, [limit] * k)
+        assert bound <= found.lower_bound_s + 1e-9
+        assert bound >= max(critical_path_seconds(arrays, machine), work_seconds(machine)) - 1e-9
+
+
+@given(graph=graphs(max_ops=12, memory=False, shuffled=True))
+def test_intervals_by_hand(graph: Graph) -> None:
+    machine = machine_for(graph, cluster_of(3))
+    a = graph.arrays
+    share = work_shares(machine)[0]
+    head, tail = heads_and_tails(a, machine)
+    seconds = fastest_seconds(machine)
+    assert (head >= 0).all()
+    # By hand: all pairs of a head and a tail, for the quantiles are a part of them.
+    sums = (
+        r + q + share[(head >= r) & (tail >= q)].sum()
+        for r in [0.0, *head.tolist()]
+        for q in [0.0, *tail.tolist()]
+        if share[(head >= r) & (tail >= q)].sum() > 0
+    )
+    assert interval_seconds(head, tail, share) == pytest.approx(max(sums, default=0.0))
+    assert cut_seconds(a, machine, share) <= seconds.sum() + 1e-9  # all on one device
+
+
+def test_a_join_pays_for_work_or_for_messages() -> None:
+    # Two ops of 1 s and a third that reads both: 2 s of work before it, or a message of 0.75 s.
+    graph = build_graph("join", ops_of([Row(bytes=32), Row(bytes=32), Row(reads=(0, 1))]))
+    machine = machine_for(graph, cluster_of(2))
+    head, _ = heads_and_tails(graph.arrays, machine)
+    assert head.tolist() == [0.0, 0.0, 1.75]
+    assert lower_bound_seconds(graph.arrays, machine) == pytest.approx(2.75)
+    assert least_makespan(graph, machine, range(3)) == 2.75
+
+
+def test_parts_between_joins_add_up() -> None:
+    # Twice three ops of 1 s between joins of 1 s, on two devices without latency.
+    rows = [Row(bytes=0)]
+    for _ in range(2):
+        fork = len(rows) - 1
+        rows += [Row(reads=(fork,), bytes=0)] * 3
+        rows.append(Row(reads=(fork + 1, fork + 2, fork + 3), bytes=0))
+    graph = build_graph("twice", ops_of(rows))
+    machine = machine_for(graph, cluster_of(2, latency=0.0))
+    assert max(critical_path_seconds(graph.arrays, machine), work_seconds(machine)) == 5.0
+    assert lower_bound_seconds(graph.arrays, machine) == pytest.approx(3 + 1.5 + 1.5)
+
+
+def test_a_dangling_path_is_no_part() -> None:
+    # 10 s beside the second fork: the parts must not count it twice.
+    rows = [Row(bytes=0), Row(reads=(0,), quarters=40, bytes=0), Row(reads=(0,), bytes=0)]
+    rows += [Row(reads=(2,), quarters=8, bytes=0)] * 3
+    graph = build_graph("dangling", ops_of(rows))
+    machine = machine_for(graph, cluster_of(2, latency=0.0))
+    assert lower_bound_seconds(graph.arrays, machine) <= least_makespan(graph, machine, range(6))
+
+
+def test_residuals_that_do_not_share_a_device_pay_for_the_message() -> None:
+    rows = [Row("parameter", bytes=64), Row("parameter", bytes=64), Row(reads=(0,), bytes=32)]
+    graph = build_graph("apart", ops_of([*rows, Row(reads=(1, 2))]))
+    machine = machine_for(graph, cluster_of(2))
+    group = np.array([0, 1, 0, 1])
+    arrays = graph.arrays._replace(group=group)
+    bounds = [lower_bound_seconds(arrays, machine, [limit] * 2) for limit in (128, 127)]
+    assert bounds[1] == pytest.approx(bounds[0] + 0.75)
