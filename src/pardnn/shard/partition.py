@@ -64,11 +64,13 @@ class Piece:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
         regions: What it needs of each input, by slot.
         shares: What its results are, None for what is not computed.
+        begin: First value of the loop that is cut.
     """
 
     call: Call
     regions: Mapping[str, Region]
     shares: tuple[Share | None, ...]
+    begin: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +304,7 @@ def _piece(
     dropped = {name for name, value in attributes.items() if value is None}
     kept = {slot: region for slot, region in regions.items() if slot not in dropped}
     local = Call(call.kind, call.args, call.kwargs, inputs, outputs)
-    return Piece(local, kept, tuple(shares))
+    return Piece(local, kept, tuple(shares), ranges[axis][0])
 
 
 def partition(call: Call, axis: str, workers: int) -> tuple[Piece, ...] | None:

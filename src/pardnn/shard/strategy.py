@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from pardnn.shard.analysis import Analysis, analyse
 from pardnn.shard.call import Bound, Call
-from pardnn.shard.interval import Affine, Floor, Interval, Low
+from pardnn.shard.interval import Affine, Floor, High, Interval, Low, Ranges
 from pardnn.shard.partition import Piece, depends, extents_of, pieces_of, span_of
 from pardnn.shard.registry import description_of
 
@@ -38,7 +38,8 @@ class Cut:
         dim: Which dim.
         before: Slices needed from the neighbour below the share.
         after: Slices needed from the neighbour above it.
-        scale: Slices per index of the axis: 2 for a window that moves by two.
+        scale: Slices per index of the axis: 2 for a window that moves by two; negative where the
+            shares lie in reverse order.
     """
 
     dim: int
@@ -102,15 +103,14 @@ def _strategy(
     extents: Mapping[str, int],
     pieces: Sequence[Piece],
 ) -> Strategy:
-    middle = -(-extents[axis] // 2)
-    ranges = {name: (0, size - 1) for name, size in extents.items()}
-    ranges[axis] = (middle, middle)
+    full = {name: (0, size - 1) for name, size in extents.items()}
+    last = extents[axis] - 1
+    middle = pieces[1].begin
+    halves = full | {axis: (0, middle - 1)}, full | {axis: (middle, last)}
     inputs: dict[str, Layout] = {}
     for slot in bound.tensors:
-        layouts = [
-            _layout(a.dims, axis, ranges) for a in analysis.reads if a.slot == slot and a.content
-        ]
-        inputs[slot] = layouts[0] if layouts else Unread()
+        reads = [access for access in analysis.reads if access.slot == slot and access.content]
+        inputs[slot] = _layout(reads[0].dims, axis, *halves) if reads else Unread()
     outputs: list[Layout | None] = []
     for write, share in zip(analysis.writes, pieces[0].shares, strict=True):
         if write is None or share is None:
@@ -118,20 +118,21 @@ def _strategy(
         elif share.reducer is not None:
             outputs.append(Reduce(share.reducer.name))
         else:
-            outputs.append(_layout(write.place, axis, ranges))
+            outputs.append(_layout(write.place, axis, *halves))
     return Strategy(axis, extents[axis], inputs, tuple(outputs))
 
 
-def _layout(
-    dims: Sequence[Interval | None], axis: str, ranges: Mapping[str, tuple[int, int]]
-) -> Layout:
+def _layout(dims: Sequence[Interval | None], axis: str, lower: Ranges, upper: Ranges) -> Layout:
+    """Return the layout of a tensor from what the workers of the two halves need of it."""
     for dim, span in enumerate(dims):
         if span is None or not depends(span, axis):
             continue
-        scale = abs(_slope(span.lower, axis)) or Fraction(1)
-        begin, end = span_of(span, ranges)
-        own = int(scale * ranges[axis][0]), int(scale * (ranges[axis][1] + 1))
-        return Cut(dim, max(0, own[0] - begin), max(0, end - own[1]), scale)
+        scale = _slope(span.lower, axis)
+        if scale < 0:
+            return Cut(dim, scale=scale)
+        border = int(scale * upper[axis][0])
+        before, after = border - span_of(span, upper)[0], span_of(span, lower)[1] - border
+        return Cut(dim, max(0, before), max(0, after), scale)
     return Whole()
 
 
@@ -140,6 +141,6 @@ def _slope(bound: Affine, axis: str) -> Fraction:
     for atom, factor in bound.terms:
         if isinstance(atom, Floor):
             total += factor * _slope(atom.numerator, axis) / atom.divisor
-        elif isinstance(atom, Low) and atom.name == axis:
+        elif isinstance(atom, Low | High) and atom.name == axis:
             total += factor
     return total

@@ -1,0 +1,230 @@
+"""Strategies as data: which ways there are to cut an operator, and what each worker needs."""
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from pardnn.shard import registry
+from pardnn.shard.call import Call
+from pardnn.shard.interval import DescriptionError
+from pardnn.shard.partition import Piece, cut_points, partition
+from pardnn.shard.registry import describe, description_of
+from pardnn.shard.strategy import Cut, Reduce, Strategy, Unread, Whole, strategies
+from pardnn.shard.tdl import Local, Opaque, Sum
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", registry.described())
+
+
+def call(kind: str, *args: Any, outputs: tuple[Any, ...], **shapes: Any) -> Call:
+    """A call; strings among the arguments name tensors."""
+    data = tuple({"tensor": arg} if isinstance(arg, str) else arg for arg in args)
+    return Call(kind, data, {}, shapes, outputs)
+
+
+def by_axis(made: Call) -> dict[str, Strategy]:
+    return {strategy.axis: strategy for strategy in strategies(made)}
+
+
+def boxes(pieces: tuple[Piece, ...] | None, slot: str) -> list[Any]:
+    assert pieces is not None
+    return [piece.regions[slot].box for piece in pieces]
+
+
+MM = call("aten.mm.default", "a", "b", outputs=((8, 4),), a=(8, 6), b=(6, 4))
+
+
+def test_a_matrix_product_has_three() -> None:
+    assert strategies(MM) == (
+        Strategy("i", 8, {"self": Cut(0), "mat2": Whole()}, (Cut(0),)),
+        Strategy("j", 4, {"self": Whole(), "mat2": Cut(1)}, (Cut(1),)),
+        Strategy("k", 6, {"self": Cut(1), "mat2": Cut(0)}, (Reduce("sum"),)),
+    )
+
+
+def conv1d(stride: int = 1, padding: int = 1) -> Call:
+    length = (16 + 2 * padding - 3) // stride + 1
+    window = ([stride], [padding], [1], False, [0], 1)
+    return call(
+        "aten.convolution.default", "x", "w", None, *window, outputs=((8, 32, length),),
+        x=(8, 16, 16), w=(32, 16, 3),
+    )  # fmt: skip
+
+
+def test_a_convolution_is_cut_with_a_halo() -> None:
+    """Fig. 3: b, co and x cut the output, ci and dx leave partial sums."""
+    found = by_axis(conv1d())
+    assert list(found) == ["b", "co", "x0", "ci", "dx0"]
+    assert found["x0"].inputs == {"input": Cut(2, 1, 1), "weight": Whole()}
+    assert found["x0"].outputs == (Cut(2),)
+    assert found["ci"].outputs == found["dx0"].outputs == (Reduce("sum"),)
+    assert found["ci"].inputs == {"input": Cut(1), "weight": Cut(1)}
+    # What lies across a cut of 8 rows of 16 channels: 2 slices, 256 elements (case E).
+    halo = found["x0"].inputs["input"]
+    assert isinstance(halo, Cut)
+    assert (halo.before + halo.after) * 8 * 16 == 256
+
+
+def test_padding_sticks_out_and_the_call_pads_no_more() -> None:
+    pieces = partition(conv1d(), "x0", 2)
+    assert boxes(pieces, "input") == [
+        ((0, 8), (0, 16), (-1, 9)), ((0, 8), (0, 16), (7, 17)),
+    ]  # fmt: skip
+    assert pieces is not None
+    assert [piece.call.args[4] for piece in pieces] == [[0], [0]]
+    assert [piece.call.outputs for piece in pieces] == [((8, 32, 8),)] * 2
+    whole = partition(conv1d(), "b", 2)
+    assert whole is not None
+    assert whole[0].call.args[4] == [1]  # space is not cut, so the call pads as ever
+
+
+def test_strides_scale_the_halo() -> None:
+    halo = by_axis(conv1d(stride=2))["x0"].inputs["input"]
+    assert halo == Cut(2, 1, 0, Fraction(2))
+
+
+def test_one_loop_joins_several_outputs() -> None:
+    made = call(
+        "aten.convolution_backward.default", "g", "x", "w", [6], [1], [1], [1], False, [0], 1,
+        [True, True, True], outputs=((4, 5, 9), (6, 5, 3), (6,)), g=(4, 6, 9), x=(4, 5, 9),
+        w=(6, 5, 3),
+    )  # fmt: skip
+    found = {axis: strategy.outputs for axis, strategy in by_axis(made).items()}
+    assert found["b"] == (Cut(0), Reduce("sum"), Reduce("sum"))
+    assert found["co"] == (Reduce("sum"), Cut(0), Cut(0))
+    assert found["ci"] == (Cut(1), Cut(1), Whole())
+    assert found["x0"] == (Reduce("sum"), Reduce("sum"), Reduce("sum"))
+
+
+def test_opaque_results_are_not_cut() -> None:
+    made = call("aten._softmax.default", "x", 1, False, outputs=((4, 5, 6),), x=(4, 5, 6))
+    assert list(by_axis(made)) == ["i0", "i2"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "cut"),
+    [
+        ((4, 6), (24,), [Cut(0)]), ((24,), (4, 6), [Cut(0)]), ((6, 4), (8, 3), [Cut(0)]),
+        ((2, 3, 4), (2, 12), [Cut(0), Cut(1)]), ((4, 1, 6), (4, 6), [Cut(0), Cut(2)]),
+        ((4, 3), (3, 4), []), ((1, 7), (7,), [Cut(1)]),
+    ],
+)  # fmt: skip
+def test_views_are_cut_along_the_leading_dim_of_each_group(before, after, cut) -> None:
+    made = call("aten.view.default", "x", list(after), outputs=(after,), x=before)
+    found = strategies(made)
+    assert [s.inputs["self"].dim for s in found if isinstance(s.inputs["self"], Cut)] == [
+        layout.dim for layout in cut
+    ]
+    for strategy in found:
+        pieces = partition(made, strategy.axis, 2)
+        assert pieces is not None
+        for piece in pieces:
+            assert math.prod(piece.call.args[1]) == math.prod(piece.call.shapes["self"])
+
+
+def test_factories_read_nothing() -> None:
+    made = call("aten.new_zeros.default", "x", [6, 4], outputs=((6, 4),), x=(3, 3))
+    assert [s.inputs["self"] for s in strategies(made)] == [Unread(), Unread()]
+    pieces = partition(made, "i0", 3)
+    assert pieces is not None
+    assert [piece.call.args[1] for piece in pieces] == [[2, 4]] * 3
+
+
+def test_an_op_without_description_has_no_strategy_and_no_error() -> None:
+    made = call("mylib::unknown.default", "x", outputs=((4,),), x=(4,))
+    assert description_of(made.kind) is None
+    assert strategies(made) == ()
+    with pytest.raises(DescriptionError, match="no description.*whole"):
+        partition(made, "i", 2)
+
+
+def test_a_dim_turned_around_is_cut_in_reverse() -> None:
+    made = call("aten.flip.default", "x", [0], outputs=((7, 4),), x=(7, 4))
+    assert by_axis(made)["i0"].inputs["self"] == Cut(0, scale=Fraction(-1))
+    assert boxes(partition(made, "i0", 2), "self") == [((4, 7), (0, 4)), ((0, 4), (0, 4))]
+
+
+def test_parts_differ_by_one() -> None:
+    assert cut_points(7, 3) == (0, 2, 4, 7)
+    assert cut_points(8, 4) == (0, 2, 4, 6, 8)
+    assert cut_points(3, 4) is None
+    assert cut_points(10, 2, multiple=4) == (0, 4, 10)
+    assert boxes(partition(MM, "j", 3), "mat2") == [
+        ((0, 6), (0, 1)), ((0, 6), (1, 2)), ((0, 6), (2, 4)),
+    ]  # fmt: skip
+
+
+def test_rounded_indices_keep_cuts_to_multiples() -> None:
+    @describe("test::repeat_each")
+    def repeat_each(x: Any) -> Any:
+        return lambda i: x[i // 3]
+
+    made = call("test::repeat_each", "x", outputs=((12,),), x=(4,))
+    assert boxes(partition(made, "i", 3), "x") == [((0, 1),), ((1, 2),), ((2, 4),)]
+    assert by_axis(made)["i"].inputs["x"] == Cut(0, scale=Fraction(1, 3))
+
+
+def test_a_description_that_reads_no_size_is_run_once_for_all_sizes() -> None:
+    runs: list[int] = []
+
+    @describe("test::product")
+    def product(x: Any, y: Any) -> Any:
+        runs.append(1)
+        return lambda i, j: Sum(lambda k: x[i, k] * y[k, j])
+
+    for n in range(2, 9):
+        made = call("test::product", "x", "y", outputs=((n, 5),), x=(n, n + 1), y=(n + 1, 5))
+        assert [strategy.extent for strategy in strategies(made)] == [n, 5, n + 1]
+    assert len(runs) == 1
+
+
+def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),)) -> Any:
+    describe("test::made")(function)
+    names = "xyz"[: len(shapes)]
+    made = call("test::made", *names, outputs=outputs, **dict(zip(names, shapes, strict=True)))
+    return strategies(made)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: lambda i, j: x[i], "has 2 dims and is indexed with 1"),
+        (lambda x: lambda i: x[i, i], "output has 2 dims and is described with 1"),
+        (lambda x: lambda i, j: x[i * j, j], "multiplied by another index"),
+        (lambda x: lambda i, j: x[i if i < 2 else j, j], "is compared"),
+        (lambda x: lambda i, j: x[i + 1, j], "outside of it"),
+        (lambda x: lambda i, j: Sum(lambda k: x[i, 0 * k]), "how far variable 'k' runs"),
+        (lambda x: (lambda i, j: x[i, j], lambda i: 0), "it has 2 outputs, the call 1"),
+        (lambda: lambda i, j: 0, "does not take the arguments"),
+        (lambda x: lambda i, j: x[i:, j], "one end"),
+        (lambda x: lambda i, j: x[::2, j], "step"),
+    ],
+)  # fmt: skip
+def test_errors_teach(function: Any, message: str) -> None:
+    with pytest.raises(DescriptionError, match=message):
+        described(function, (4, 4))
+
+
+def test_a_loop_of_two_lengths_is_an_error() -> None:
+    function = lambda x: (lambda i: x[i, 0], lambda i: x[0, i])  # noqa: E731
+    with pytest.raises(DescriptionError, match=r"runs over dims of sizes \[4, 5\]"):
+        described(function, (4, 5), outputs=((4,), (5,)))
+
+
+def test_reductions_inside_of_functions_are_not_cut() -> None:
+    """A softmax written out: its sum is no partial result of the whole."""
+    exp = Opaque("exp")
+    found = described(lambda x: lambda i, j: exp(x[i, j]) / Sum(lambda k: exp(x[i, k])), (4, 4))
+    assert [strategy.axis for strategy in found] == ["i"]
+
+
+def test_attributes_become_local() -> None:
+    function = lambda x: Local(lambda i, j: x[i, j], x=None)  # noqa: E731
+    describe("test::made")(function)
+    pieces = partition(call("test::made", "x", outputs=((4, 4),), x=(4, 4)), "i", 2)
+    assert pieces is not None
+    assert [(piece.call.args, piece.regions) for piece in pieces] == [((None,), {})] * 2
