@@ -34,7 +34,7 @@ from pardnn.sim.machine import Machine, fastest_seconds
 GRID = 64
 #: Splits of the inputs of an op that are tried; the last one bounds the others.
 MOST_SPLITS = 16
-#: Bounds are sums of many durations; what rounding may add is taken off.
+#: Sums of parts may round up, which is taken off.
 ROUNDING = 1e-12
 
 
@@ -83,12 +83,12 @@ def lower_bound_seconds(
     shares = work_shares(machine)
     head, tail = heads_and_tails(arrays, machine, capacities)
     bounds = [
-        critical_path_seconds(arrays, machine),
         float((head + fastest_seconds(machine) + tail).max()),
         *(interval_seconds(head, tail, share) for share in shares),
         *(cut_seconds(arrays, machine, share) for share in shares),
     ]
-    return max(bounds) * (1 - ROUNDING)
+    simple = max(critical_path_seconds(arrays, machine), work_seconds(machine))
+    return max(simple, max(bounds) * (1 - ROUNDING))
 
 
 def heads_and_tails(
