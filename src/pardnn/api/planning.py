@@ -189,7 +189,7 @@ def make_plan(
         raise UsageError(f"objective is {objective!r:.40}; it can be seconds or bytes")
     names = algorithms_to_try(algorithm, len(graph.ops))
     started = time.perf_counter()
-    warm_up(names)
+    warm_up(names, limited=any(device.memory is not None for device in cluster.devices))
     compile_s = time.perf_counter() - started
     best = decide_best(
         graph,
@@ -310,24 +310,38 @@ def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> 
     return communication / work if work > 0 else 0.0
 
 
-def warm_up(names: Iterable[str]) -> None:
-    """Compile, or load from the cache, the kernels of these algorithms on a tiny graph."""
-    ops = [
-        Op(
+#: A tiny step whose plan overflows two devices of this many bytes each, and yet fits.
+_WARM_UP_BYTES = 80
+
+
+def _warm_up_graph() -> Graph:
+    def op(i: int) -> Op:
+        is_source = i % 6 == 0
+        return Op(
             name=f"op{i}",
-            kind="pardnn.warm_up",
-            inputs=(f"t{i - 1}",) if i % 3 else (),
-            after=(f"op{i - 2}",) if i > 2 else (),
-            outputs=(Tensor(name=f"t{i}", bytes=8),),
-            seconds={"accelerator": 1e-3},
+            kind="parameter" if is_source else "pardnn.warm_up",
+            inputs=() if is_source else (f"t{i - 1}",),
+            after=(f"op{i - 5}",) if i % 6 == 5 else (),
+            outputs=(Tensor(name=f"t{i}", bytes=32 if is_source else 8),),
+            memory="residual" if is_source else "normal",
+            seconds={"accelerator": 1e-6},
         )
-        for i in range(12)
-    ]
-    graph = build_graph("warm-up", ops)
+
+    return build_graph("warm-up", [op(i) for i in range(24)])
+
+
+def warm_up(names: Iterable[str], *, limited: bool = True) -> None:
+    """Compile, or load from the cache, the kernels of these algorithms on a tiny graph.
+
+    Args:
+        names: Of algorithms.
+        limited: Also those that resolve overflows.
+    """
     from pardnn.cost.costs import graph_costs
 
+    graph = _warm_up_graph()
     costs = graph_costs(graph)
-    for memory in (None, 40):
+    for memory in (None, _WARM_UP_BYTES) if limited else (None,):
         cluster = Cluster.uniform(2, memory=memory)
         for name in [name for name in names if name not in SOLVED]:
             try:
