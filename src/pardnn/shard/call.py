@@ -72,6 +72,22 @@ def call_of(op: Op, tensors: Mapping[str, GraphTensor]) -> Call:
     )
 
 
+def fingerprint(call: Call) -> Any:
+    """Return a key that is equal for calls that differ in the names of their tensors alone."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(map(plain, value))
+        if isinstance(value, dict):
+            if set(value) == {"tensor"}:
+                name = value["tensor"]
+                return ("tensor", call.shapes[name], call.dtypes.get(name))
+            return tuple((key, plain(item)) for key, item in value.items())
+        return (type(value), value)  # 1, 1.0 and True are different attributes
+
+    return (call.kind, plain(call.args), plain(call.kwargs), call.outputs)
+
+
 def _walk(value: Any, slot: str, visit: Callable[[str, str], Any]) -> Any:
     if isinstance(value, list | tuple):
         return [_walk(item, f"{slot}.{n}", visit) for n, item in enumerate(value)]

@@ -96,27 +96,27 @@ class Affine:
     def __rsub__(self, other: Affine | int) -> Affine:
         return affine(other) + self * -1
 
-    def __mul__(self, factor: int) -> Affine:
+    def __mul__(self, factor: object) -> Affine:
         if isinstance(factor, Affine):
             raise _refuse("is multiplied by another index", "Multiply by numbers only.")
-        factor = _whole_number(factor)
-        return _collect(((atom, n * factor) for atom, n in self.terms), self.constant * factor)
+        times = _whole_number(factor)
+        return _collect(((atom, n * times) for atom, n in self.terms), self.constant * times)
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, divisor: int) -> Affine:
+    def __floordiv__(self, divisor: object) -> Affine:
         if isinstance(divisor, Affine) or _whole_number(divisor) < 1:
             raise _refuse("is divided by what is no positive number", "Divide by numbers only.")
-        factors = {factor % divisor for _, factor in self.terms}
-        if factors <= {0}:  # then the constant alone is rounded
-            quotients = tuple((atom, factor // divisor) for atom, factor in self.terms)
-            return Affine(quotients, self.constant // divisor)
-        return Affine(((Floor(self, divisor), 1),))
+        by = _whole_number(divisor)
+        if all(factor % by == 0 for _, factor in self.terms):  # the constant alone is rounded
+            quotients = tuple((atom, factor // by) for atom, factor in self.terms)
+            return Affine(quotients, self.constant // by)
+        return Affine(((Floor(self, by), 1),))
 
-    def __truediv__(self, divisor: int) -> Affine:
+    def __truediv__(self, divisor: object) -> Affine:
         raise _refuse("is divided exactly", "Write `index // n` or `ceil_div(index, n)`.")
 
-    def __mod__(self, divisor: int) -> Affine:
+    def __mod__(self, divisor: object) -> Affine:
         raise _refuse(
             "is taken modulo a number", "Write the output index as `n * a + b` instead, see `At`."
         )

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from pardnn.shard.analysis import Analysis, analyse
-from pardnn.shard.call import Bound, Call
+from pardnn.shard.call import Bound, Call, fingerprint
 from pardnn.shard.interval import Affine, Floor, High, Interval, Low, Ranges
 from pardnn.shard.partition import Piece, depends, extents_of, pieces_of, span_of
-from pardnn.shard.registry import description_of
+from pardnn.shard.registry import Description, description_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ class Strategy:
 def strategies(call: Call) -> tuple[Strategy, ...]:
     """Return all basic strategies of a call, in the order of its loops.
 
-    An operator without description has none: it is run whole.
+    An operator without description has none: it is run whole. Equal calls are analysed once: a
+    network of many equal layers costs little more than one layer.
 
     Raises:
         DescriptionError: E220, if the description is wrong.
@@ -86,6 +88,16 @@ def strategies(call: Call) -> tuple[Strategy, ...]:
     description = description_of(call.kind)
     if description is None:
         return ()
+    key = (description.function, fingerprint(call))
+    if key not in _KEPT:
+        _KEPT[key] = _strategies(description, call)
+    return _KEPT[key]
+
+
+_KEPT: dict[Any, tuple[Strategy, ...]] = {}
+
+
+def _strategies(description: Description, call: Call) -> tuple[Strategy, ...]:
     analysis, bound = analyse(description, call)
     extents = extents_of(description, analysis, bound)
     found: list[Strategy] = []
