@@ -130,3 +130,12 @@ def test_residuals_that_do_not_share_a_device_pay_for_the_message() -> None:
     arrays = graph.arrays._replace(group=group)
     bounds = [lower_bound_seconds(arrays, machine, [limit] * 2) for limit in (128, 127)]
     assert bounds[1] == pytest.approx(bounds[0] + 0.75)
+
+
+def test_large_graphs_leave_messages_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(3, 8, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(2))
+    full = lower_bound_seconds(graph.arrays, machine)
+    monkeypatch.setattr("pardnn.sim.bounds.MANY_OPS", 1)
+    simple = max(critical_path_seconds(graph.arrays, machine), work_seconds(machine))
+    assert simple <= lower_bound_seconds(graph.arrays, machine) <= full
