@@ -87,16 +87,17 @@ def planned(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Plan,
     with progress_bar("timing ops") as progress:
         costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
     try:
-        return make_plan(
-            graph,
-            cluster,
-            costs,
-            algorithm=options.algorithm,
-            objective=options.objective,
-            reserve=options.reserve,
-            seed=options.seed,
-            time_limit=options.time_limit,
-        )
+        with status("planning; the first time on a machine, kernels are compiled: a minute or two"):
+            return make_plan(
+                graph,
+                cluster,
+                costs,
+                algorithm=options.algorithm,
+                objective=options.objective,
+                reserve=options.reserve,
+                seed=options.seed,
+                time_limit=options.time_limit,
+            )
     except InfeasibleError as error:
         tried = suggestions(graph, cluster, costs, reserve=options.reserve, seed=options.seed)
         raise InfeasibleError(
@@ -131,6 +132,20 @@ def profiled_links() -> LinksResult:
         measured=1,
         cached=0,
     )
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show what goes on, on a terminal's stderr; nothing elsewhere."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, markup=False).status(text):
+        yield
 
 
 @contextmanager
