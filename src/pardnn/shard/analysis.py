@@ -33,14 +33,13 @@ from pardnn.shard.tdl import (
     Local,
     Node,
     Once,
-    Output,
     Outside,
     Range,
     Read,
     Reducer,
     Reduction,
-    trace,
 )
+from pardnn.shard.trace import Output, trace
 
 #: A size that a variable runs over: stated, or that of a dim: ("input", slot, dim) and the like.
 Extent = int | tuple[str, str | int, int]

@@ -153,7 +153,7 @@ class Reducer:
     def __call__(self, body: Callable[..., Any], ndim: int = 0) -> Reduction:
         """Reduce `body` over its parameters; `*r` stands for `ndim` of them."""
         names, extents = parameters(body, ndim)
-        return Reduction(self, names, extents, _result(body, names))
+        return Reduction(self, names, extents, result(body, names))
 
 
 Sum = Reducer("sum")
@@ -268,7 +268,7 @@ class Tensor:
             raise DescriptionError(
                 f"input {self.slot!r} has {self.ndim} dims and is indexed with {len(listed)}"
             )
-        return Read(self.slot, tuple(map(_entry, listed)), self.outside, self.fill, self.content)
+        return Read(self.slot, tuple(map(entry, listed)), self.outside, self.fill, self.content)
 
     def broadcast(self, index: tuple[Any, ...]) -> Read:
         """Return the element at `index` of a result that this tensor is broadcast to."""
@@ -281,7 +281,8 @@ class Tensor:
         return self[tuple(slice(None) if size == 1 else i for i, size in sizes)]
 
 
-def _entry(index: Any) -> Affine | Range:
+def entry(index: Any) -> Affine | Range:
+    """Return one entry of an index: affine, or a range for a slice."""
     if not isinstance(index, slice):
         return affine(index)
     if index.step is not None:
@@ -334,25 +335,6 @@ class Loops:
         return self.body(*values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Output:
-    """One output, traced.
-
-    Attributes:
-        names: Variables that stand for positions, in the order of the lambda.
-        extents: Sizes of the variables that say theirs.
-        place: Where values stand: one entry per dim.
-        value: What is computed there.
-        bare: Whether `place` is the variables themselves.
-    """
-
-    names: tuple[str, ...]
-    extents: Mapping[str, int]
-    place: tuple[Affine | Range, ...]
-    value: Node
-    bare: bool
-
-
 def parameters(function: Callable[..., Any], ndim: int) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the variables of a lambda, and the extents that its defaults state.
 
@@ -373,32 +355,6 @@ def parameters(function: Callable[..., Any], ndim: int) -> tuple[tuple[str, ...]
     return tuple(names), {p.name: p.default for p in single if p.default is not p.empty}
 
 
-def _result(function: Callable[..., Any], names: tuple[str, ...]) -> Node:
+def result(function: Callable[..., Any], names: tuple[str, ...]) -> Node:
+    """Return the value of a lambda at the variables of these names."""
     return _node(function(*(variable(name) for name in names)))
-
-
-def _place_of(value: Node) -> At | None:
-    """Return the `At` that a value is, below any reductions."""
-    while isinstance(value, Reduction):
-        value = value.body
-    return value if isinstance(value, At) else None
-
-
-def trace(function: Callable[..., Any], ndim: int) -> Output:
-    """Run the lambda of one output on symbolic indices.
-
-    Raises:
-        DescriptionError: E220, if it is not affine, or its rank is not `ndim`.
-    """
-    names, extents = parameters(function, ndim)
-    value = _result(function, names)
-    at = _place_of(value)
-    if at is None:
-        listed: tuple[Affine | Range, ...] = tuple(variable(name) for name in names)
-    else:
-        listed = tuple(map(_entry, at.place))
-    if len(listed) != ndim:
-        raise DescriptionError(
-            f"an output has {ndim} dims and is described with {len(listed)} indices"
-        )
-    return Output(names, extents, listed, value, at is None)
