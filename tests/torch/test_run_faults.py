@@ -186,7 +186,12 @@ def test_a_hung_rank_is_found_through_those_that_wait_for_each_other() -> None:
 
 def test_a_stopped_process_is_named_too() -> None:
     """Case 60, for a rank that cannot even answer."""
-    stop = lambda: os.kill(os.getpid(), signal.SIGSTOP)  # noqa: E731
+
+    def stop() -> None:
+        # In a session of its own: a group that is orphaned while a member is stopped gets SIGHUP.
+        os.setsid()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     outcomes = run_hurt({0: at(0.3, stop)}, num_devices=2)
     assert_blamed(outcomes[1:], 0, "E701", within_s=TIMEOUT_S + MARGIN_S)
     assert "does not even answer" in outcomes[1].error["message"]
