@@ -66,8 +66,6 @@ def decide(
     Raises:
         InfeasibleError: E301, if it finds no plan that fits.
     """
-    from pardnn.place.groups import colocated
-    from pardnn.place.schedule import first_overwrites
     from pardnn.sim.engine import simulate
     from pardnn.sim.machine import machine_of
 
@@ -75,10 +73,6 @@ def decide(
     place: Callable = getattr(importlib.import_module(module), function)
     machine = machine_of(costs, cluster)
     started = time.perf_counter()
-    # A file may leave out groups that in-place writes need.
-    group = colocated(graph.arrays, first_overwrites(graph))
-    group.setflags(write=False)
-    graph = dataclasses.replace(graph, arrays=graph.arrays._replace(group=group))
     decision = place(graph, machine, capacities(cluster, reserve), seed=seed)
     planning = time.perf_counter() - started
     timeline = simulate(graph, machine, decision.plan)
