@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from pardnn.plan.mesh import cut_points
 from pardnn.shard import registry
 from pardnn.shard.call import Call
 from pardnn.shard.interval import DescriptionError
-from pardnn.shard.partition import Piece, cut_points, partition
+from pardnn.shard.partition import Piece, partition
 from pardnn.shard.registry import describe, description_of
 from pardnn.shard.strategy import Cut, Reduce, Strategy, Unread, Whole, strategies
 from pardnn.shard.tdl import Local, Opaque, Sum

@@ -19,6 +19,7 @@ from numpy import ndarray
 from pardnn.cluster import STRICT, Cluster
 from pardnn.errors import MismatchError
 from pardnn.graph.ir import Graph
+from pardnn.plan.partition import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class Plan:
         graph_fingerprint: Of the graph it was made for.
         op_digests: Eight hex digits per op of `placement`, joined, to tell what changed.
         versions: Of pardnn and what it was captured with.
+        partition: The partitioned graph, if tensors and ops are spread over devices; placement,
+            order and messages then are of its ops. None if every op runs on one device.
         cluster: What it was made for; None in a plan written by hand.
         algorithm: The one that won.
         objective: What it minimised.
@@ -82,6 +85,7 @@ class Plan:
     placement: Mapping[str, int]
     order: tuple[tuple[str, ...], ...]
     messages: tuple[Message, ...] = ()
+    partition: Partition | None = None
     graph_fingerprint: str | None = None
     op_digests: str | None = None
     versions: Mapping[str, str] | None = None

@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pardnn.errors import shown
+from pardnn.plan.mesh import Box, cut_points
 from pardnn.shard.analysis import Access, Analysis, Extent, Write, analyse
 from pardnn.shard.call import Bound, Call, replaced
 from pardnn.shard.interval import DescriptionError, Interval, evaluate, hull, variables
 from pardnn.shard.registry import Description, description_of
 from pardnn.shard.tdl import KEEP, Reducer, Shape
-
-Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +133,6 @@ def extents_of(description: Description, analysis: Analysis, bound: Bound) -> di
         if sizes:
             found[name] = sizes.pop()
     return found
-
-
-def cut_points(extent: int, workers: int, multiple: int = 1) -> tuple[int, ...] | None:
-    """Return where each worker's part of a loop begins, and the end; None if one would be empty.
-
-    Parts differ by at most `multiple`; the last one takes what is less than a multiple.
-    """
-    units = -(-extent // multiple)
-    if units < workers:
-        return None
-    return tuple(min(units * w // workers * multiple, extent) for w in range(workers + 1))
 
 
 def depends(span: Interval | None, axis: str) -> bool:
@@ -303,7 +291,8 @@ def _piece(
     call = replaced(description, bound.call, attributes)
     dropped = {name for name, value in attributes.items() if value is None}
     kept = {slot: region for slot, region in regions.items() if slot not in dropped}
-    local = Call(call.kind, call.args, call.kwargs, inputs, outputs)
+    dtypes = {slot: bound.tensors[slot].dtype for slot in inputs}
+    local = Call(call.kind, call.args, call.kwargs, inputs, outputs, dtypes)
     return Piece(local, kept, tuple(shares), ranges[axis][0])
 
 

@@ -1,0 +1,50 @@
+"""Boxes of the devices of a mesh, when several loops of one call are cut."""
+
+import itertools
+
+import pytest
+
+from pardnn.plan.mesh import make_mesh, owned_boxes, placements
+from pardnn.shard.call import Call
+from pardnn.shard.leaves import leaves, overlap, volume
+from pardnn.shard.strategy import strategies
+
+MATMUL = Call(
+    "aten.mm.default",
+    ({"tensor": "x"}, {"tensor": "w"}),
+    {},
+    {"x": (8, 12), "w": (12, 6)},
+    ((8, 6),),
+)
+LOOPS = [strategy.axis for strategy in strategies(MATMUL)]
+
+
+@pytest.mark.parametrize("axes", list(itertools.product([*LOOPS, None], repeat=2)))
+def test_the_work_is_shared_once_per_cut(axes):
+    mesh = make_mesh((2, 2))
+    found = leaves(MATMUL, axes, mesh)
+    assert found is not None
+    assert len(found) == mesh.size
+    work = sum(volume(leaf.regions["self"].box) * leaf.call.outputs[0][1] for leaf in found)
+    copies = 2 ** axes.count(None)
+    assert work == 8 * 12 * 6 * copies
+    for leaf in found:
+        share = leaf.shares[0]
+        assert volume(share.box) == leaf.call.outputs[0][0] * leaf.call.outputs[0][1]
+        assert len(share.reducers) == 2
+
+
+def test_a_loop_that_is_too_short_cannot_be_cut_again():
+    call = Call("aten.mm.default", MATMUL.args, {}, {"x": (3, 12), "w": (12, 6)}, ((3, 6),))
+    assert leaves(call, (LOOPS[0], LOOPS[0]), make_mesh((2, 2))) is None
+
+
+def test_blocks_of_a_layout_tile_the_tensor():
+    mesh = make_mesh((2, 3))
+    boxes = owned_boxes((7, 9), (1, 0), mesh)
+    assert boxes is not None
+    assert sum(map(volume, boxes)) == 63
+    assert all(volume(overlap(a, b)) == 0 for a, b in itertools.combinations(boxes, 2))
+    assert owned_boxes((1, 9), (0, 1), mesh) is None
+    assert placements((1, None)) == ("Shard(1)", "Replicate()")
+    assert [mesh.coordinates(device) for device in range(3)] == [(0, 0), (0, 1), (0, 2)]
