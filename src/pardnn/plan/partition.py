@@ -9,9 +9,20 @@ graph, and the checker, the judge, the memory proof and the runtime know nothing
 | --- | --- | --- |
 | `pardnn.slice` | tensor, box | a view: the box, in indices of the local tensor |
 | `pardnn.fetch` | shape, fill or None, [[tensor, box], ...] | new, each tensor copied to its box |
-| `pardnn.reduce` | "sum", "mean", "max", "min" or "prod", [tensors] | new, combined in this order |
+| `pardnn.reduce` | name, [tensors], weights or None | new, combined in this order |
 | `pardnn.update` | tensor, box, source | the box of the tensor is overwritten in place |
-| `pardnn.draw` | kind, args, kwargs, box of each result | of the random op on the whole, cut |
+| `pardnn.draw` | kind, args, kwargs, boxes | of the random op on the whole, cut |
+
+- Shape, dtype and strides of a new tensor are those of the op's output. Fill is a number, or
+  `{"float": "-inf"}`; what no part covers has it, or with None no meaning.
+- Reducers are "sum", "max", "min", "prod", and "mean": the sum of `weights[i] * tensors[i]`.
+- A draw calls `kind` with `args` and `kwargs`, in which `{"ones": [shape, dtype, strides or None]}`
+  is a new tensor of ones (into which an in-place kind draws), and keeps of each result the box in
+  `boxes`, None for a result that nobody needs. Draws with the same `arguments["of"]`, one per
+  device, are one draw of the generator. Its workspace is the whole.
+- `arguments["collective"]` of a fetch or a reduce names the collective that it is part of:
+  `{"collective": "all_gather", "axis": "m0", "dim": 1}`; also "reduce_scatter", "all_reduce",
+  "all_to_all", "halo" and "slice"; axis and dim are None where it is not along one axis.
 
 Sources ("w@2") carry `arguments["shard"] = {"of": "w", "box": [[0, 8], [16, 32]]}`.
 """
