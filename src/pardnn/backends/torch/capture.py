@@ -28,6 +28,7 @@ from pardnn.backends.torch.assemble import (
     name_calls,
     traces_differ,
 )
+from pardnn.backends.torch.fakes import FakeResults
 from pardnn.backends.torch.locate import Locator
 from pardnn.backends.torch.loss import loss_of as loss_of
 from pardnn.backends.torch.reach import reach
@@ -71,7 +72,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
     original = reach(step, arguments)
     batch = batch_arguments(step, args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
-    session = _Session(step, arguments, batch, mode)
+    session = _Session(step, arguments, batch, mode, FakeResults(mode))
     with generators_kept():
         try:
             return session.graph(name or getattr(step, "__name__", "step"))
@@ -123,6 +124,7 @@ class _Session:
     args: list[Any]
     batch: tuple[int, ...]
     mode: fake_tensor.FakeTensorMode
+    fakes: FakeResults
 
     def graph(self, name: str) -> Graph:
         """Run the step three times and write the second run as a graph."""
@@ -157,7 +159,7 @@ class _Session:
         kept = {source.name: source.get() for source in gradients}
         stand_ins = put(met, tensors, self.mode)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
-        tracer = Tracer(self.mode, Locator(met.modules))
+        tracer = Tracer(self.mode, Locator(met.modules), self.fakes)
         trace = _Trace(tracer, {}, {}, stand_ins, [], settings, None)
         for source in tensors:
             self._add(trace, source, stand_ins[source.name], initial)

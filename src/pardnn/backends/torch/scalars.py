@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -256,3 +256,23 @@ def node_of(number: Any) -> HostNode | None:
         node = number.node
         return node if isinstance(node, HostNode) else None
     return None
+
+
+def tests_zero(node: HostNode) -> bool:
+    """Whether a decision asks only if one input is zero, and it is not."""
+    if node.function is None:
+        return bool(node.hint)
+    literal = [p for p in node.parents if p.value is None]
+    direct = [p for p in node.parents if p.value is not None and p.function is None]
+    asks = node.function in ("eq", "ne") and len(literal) == 1 and literal[0].hint == 0
+    return asks and len(direct) == 1 and bool(direct[0].hint)
+
+
+def inputs_behind(node: HostNode) -> Iterator[Any]:
+    """Yield the trace's values of the inputs that a number was computed from."""
+    stack = [node]
+    while stack:
+        current = stack.pop()
+        if current.function is None and current.value is not None:
+            yield current.value
+        stack.extend(current.parents)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.ops import op_kind
+
 #: Ops that change these arguments although their schema does not say so, when `training` is set.
 _UNMARKED_WRITES = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
@@ -28,8 +30,18 @@ _IDENTITIES = frozenset({
 _VIEWS_IN_PLACE = frozenset({
     "as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_",
 })  # fmt: skip
+#: Their fake kernels do not know the size of the workspace that they hand to the backward pass.
+_HIDDEN_SIZES = frozenset({"aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"})
+#: Questions about a tensor, and marks for profilers: no part of what is computed.
+_NO_CALLS = frozenset({"prim", "profiler"})
+_NO_EFFECT = frozenset({
+    "aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata",
+})  # fmt: skip
 #: The size of what these make depends on their numbers.
 _SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
+#: Their results depend on a whole storage, or they change the geometry of an argument.
+_UNKEPT_PREFIXES = ("as_strided", "resize", "set_", "_resize", "swap_")
+_UNKEPT_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.inplace_view})
 _PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
 
 
@@ -42,20 +54,28 @@ class Signature:
         types: Their types as the schema writes them.
         writes: Names of the arguments that it changes in place.
         view: Whether it only describes its input's storage anew.
-        identity: Whether its result is its input.
         random: Whether it draws from a generator.
         split: Whether it does the same to each element of its lists.
         sized: Whether its numbers decide a shape.
+        kept: Whether its fake result depends on geometries and plain arguments alone.
+        kind: Its kind in a graph.
+        twin_kind: Kind of the view which it turns its argument into; "" if it does not.
+        role: How the tracer treats it; None for a call like most.
+        unmarked: Arguments that it may change although its schema does not say so.
     """
 
     names: tuple[str, ...]
     types: tuple[str, ...]
     writes: frozenset[str]
     view: bool
-    identity: bool
     random: bool
     split: bool
     sized: bool
+    kept: bool
+    kind: str
+    twin_kind: str
+    role: str | None
+    unmarked: tuple[str, ...]
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments by name."""
@@ -75,31 +95,52 @@ def signature(op: torch._ops.OpOverload) -> Signature:
         types=tuple(str(argument.type) for argument in schema.arguments),
         writes=writes,
         view=schema.name in _UNMARKED_VIEWS or (aliases and not writes),
-        identity=schema.name in _IDENTITIES,
         random=torch.Tag.nondeterministic_seeded in op.tags,
         split=schema.name.startswith(("aten::_foreach_", "aten::_fused_"))
         and str(schema.arguments[0].type) in _PER_ELEMENT,
         sized=schema.name in _SIZED_BY_SCALARS,
+        kept=_is_kept(op),
+        kind=op_kind(op),
+        twin_kind=_twin_kind(op),
+        role=_role(op),
+        unmarked=_UNMARKED_WRITES.get(schema.name, ()),
     )
 
 
-def written_names(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _is_kept(op: torch._ops.OpOverload) -> bool:
+    name = op._schema.name.partition("::")[2]
+    inside = op.namespace in ("aten", "prims") and not name.startswith(_UNKEPT_PREFIXES)
+    return inside and not _UNKEPT_TAGS.intersection(op.tags)
+
+
+def written_names(sig: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
     """Names of the arguments that this call changes in place, marked or not."""
-    sig = signature(op)
-    unmarked = _UNMARKED_WRITES.get(op._schema.name)
-    if unmarked is None:
+    if not sig.unmarked:
         return sig.writes
     bound = sig.bound(args, kwargs)
     training = bound.get("training", bound.get("train", False))
-    return sig.writes | {name for name in unmarked if training and bound.get(name) is not None}
+    return sig.writes | {name for name in sig.unmarked if training and bound.get(name) is not None}
 
 
-def view_twin(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
-    """Return the op that makes the view which `op` turns its argument into; None if it does not."""
+def _role(op: torch._ops.OpOverload) -> str | None:
+    name = op._schema.name
+    if op.namespace in _NO_CALLS:
+        return "question"
+    if name in _NO_EFFECT:
+        return "no effect"
+    if name in _HIDDEN_SIZES:
+        return "hidden size"
+    if name in _IDENTITIES:
+        return "identity"
+    return "view in place" if name.removeprefix("aten::") in _VIEWS_IN_PLACE else None
+
+
+def _twin_kind(op: torch._ops.OpOverload) -> str:
+    """Kind of the op that makes the view which `op` turns its argument into; "" if it does not."""
     name = op._schema.name.removeprefix("aten::")
     if name not in _VIEWS_IN_PLACE:
-        return None
-    return getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname)
+        return ""
+    return op_kind(getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname))
 
 
 def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:

@@ -14,7 +14,7 @@ where nobody else refers to it, and the trace must show what an eager step does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,30 +27,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardnn.backends.torch import refuse
 from pardnn.backends.torch.alias import Memory
+from pardnn.backends.torch.fakes import FakeResults
 from pardnn.backends.torch.locate import Locator
-from pardnn.backends.torch.ops import flatten_result, op_kind
-from pardnn.backends.torch.scalars import HostNode, node_of, symbol
-from pardnn.backends.torch.signature import (
-    Signature,
-    fake_result,
-    parts,
-    signature,
-    view_twin,
-    written_names,
-)
+from pardnn.backends.torch.ops import flatten_result
+from pardnn.backends.torch.scalars import HostNode, inputs_behind, node_of, symbol, tests_zero
+from pardnn.backends.torch.signature import Signature, parts, signature, written_names
 from pardnn.backends.torch.values import Call, Value, geometry_of, leaves
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
-#: Their fake kernels do not know the size of the workspace that they hand to the backward pass.
-_HIDDEN_SIZES = frozenset({"aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"})
+_DEVICE = torch.ops.prim.device.default
+_SIZES = ("List[int]", "Optional[List[int]]")
 _SMALLEST_FLOAT = 5e-324
 _FIRST_DISGUISE = 0x5EED0000
 _STAND_INS = {float: 1.0, int: 1, bool: True}
-#: Questions about a tensor, and marks for profilers: no part of what is computed.
-_NO_CALLS = frozenset({"prim", "profiler"})
-_NO_EFFECT = frozenset({
-    "aten::_assert_async", "aten::_assert_scalar", "aten::_assert_tensor_metadata",
-})  # fmt: skip
 
 
 class Tracer(TorchDispatchMode):
@@ -58,20 +47,24 @@ class Tracer(TorchDispatchMode):
 
     Args:
         fake_mode: Mode of the fake tensors that the step computes with.
-        locator: Where ops come from; None to leave it out.
+        locator: Where ops come from.
+        fakes: Fake results known from earlier steps under the same mode.
 
     Attributes:
         calls: In the order of execution, sources first.
         guards: Host scalar inputs that a decision depended on: "nonzero" or "exact".
     """
 
-    def __init__(self, fake_mode: FakeTensorMode, locator: Locator) -> None:
+    def __init__(
+        self, fake_mode: FakeTensorMode, locator: Locator, fakes: FakeResults | None = None
+    ) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.guards: dict[Value, str] = {}
         self.locator = locator
         self.memory = Memory(self.calls, locator)
         self._fake_mode = fake_mode
+        self._fakes = fakes or FakeResults(fake_mode)
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
         self._seeded = False
         self._disguised: dict[float, HostNode] = {}
@@ -126,8 +119,8 @@ class Tracer(TorchDispatchMode):
         """Note the inputs that a decision depends on, or refuse it; see `ScalarRecorder`."""
         if node.hint is None:
             raise refuse.decision_by_value(self.locator.line())
-        weak = _tests_zero(node)
-        for value in _inputs_behind(node):
+        weak = tests_zero(node)
+        for value in inputs_behind(node):
             if self.guards.get(value) != "exact":
                 self.guards[value] = "nonzero" if weak else "exact"
         return node.hint
@@ -156,97 +149,122 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Record one call and return its fake result."""
         kwargs = kwargs or {}
+        if func is _DEVICE:  # asked by autograd, as often as all else together
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._item(args[0])
         if not isinstance(func, torch._ops.OpOverload):
             raise refuse.untraceable(str(func), self.locator.line())
-        if func.namespace in _NO_CALLS:
-            return func(*args, **kwargs)
-        if func._schema.name in _NO_EFFECT:
-            return None
-        if func._schema.name in _HIDDEN_SIZES:
-            raise refuse.hidden_size(func._schema.name, self.locator.line())
         sig = signature(func)
-        if sig.identity:
+        if sig.role is None:
+            return self._call(func, sig, args, kwargs)
+        if sig.role == "question":
+            return func(*args, **kwargs)
+        if sig.role == "no effect":
+            return None
+        if sig.role == "hidden size":
+            raise refuse.hidden_size(func._schema.name, self.locator.line())
+        if sig.role == "identity":
             return self._identity(func, args[0])
-        twin = view_twin(func)
-        if twin is not None:
-            return self._view_in_place(func, twin, args, kwargs)
-        return self._call(func, sig, args, kwargs)
+        return self._view_in_place(func, sig, args, kwargs)
 
     def _call(
         self, func: torch._ops.OpOverload, sig: Signature, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        writes = written_names(func, args, kwargs)
-        fake_args, fake_kwargs, tensors = [], {}, {}
+        writes = written_names(sig, args, kwargs)
+        met = _Met(sig.kept, sig.view, sig.sized)
+        fake_args, fake_kwargs = [], {}
         traced_args, traced_kwargs = [], {}
         for name, kind, arg in zip(sig.names, sig.types, args, strict=False):
-            reads = not sig.view and name not in writes
-            fake, traced = self._argument(arg, kind, reads, sized=sig.sized)
+            fake, traced = self._argument(arg, kind, name in writes, met)
             fake_args.append(fake)
             traced_args.append(traced)
-            tensors[name] = fake
         for name, arg in kwargs.items():
-            reads = not sig.view and name not in writes
+            met.key.append(name)
             kind = sig.types[sig.names.index(name)]
-            fake, traced = self._argument(arg, kind, reads, sized=sig.sized)
+            fake, traced = self._argument(arg, kind, name in writes, met)
             fake_kwargs[name], traced_kwargs[name] = fake, traced
-            tensors[name] = fake
-        written = [t for name in sig.names if name in writes for t in _tensors(tensors.get(name))]
-        result = fake_result(func, fake_args, fake_kwargs)
+        key = tuple(met.key) if met.is_kept else None
+        result = self._fakes.result(func, fake_args, fake_kwargs, met.tensors, key)
         results = [r if isinstance(r, torch.Tensor) else None for r in flatten_result(result)]
-        if not any(r is not None for r in results) and not written and not sig.split:
+        if not writes and not sig.split and not any(r is not None for r in results):
             return result  # a question, such as is_same_size
+        written = _written(sig, writes, fake_args, fake_kwargs) if writes else []
         if sig.split:
-            self._record_parts(func, sig, (traced_args, traced_kwargs), results, written)
+            self._record_parts(sig, (traced_args, traced_kwargs), results, written)
         else:
-            self._record(op_kind(func), traced_args, traced_kwargs, results, written, sig)
+            call = Call(sig.kind, traced_args, traced_kwargs, list(dict.fromkeys(met.values)))
+            self._record(call, results, written, sig)
         return result
 
-    def _argument(self, arg: Any, kind: str, reads: bool, *, sized: bool) -> tuple[Any, Any]:
+    def _argument(self, arg: Any, kind: str, is_written: bool, met: _Met) -> tuple[Any, Any]:
         """Return an argument as the fake kernel and as the trace see it."""
         if isinstance(arg, torch.Tensor):
-            if not isinstance(arg, FakeTensor):
-                arg = self._constant(arg)
-            value = self.memory.value(arg)
-            return arg, self.memory.fresh(value) if reads else self.memory.current(value)
+            return self._tensor_argument(arg, is_written, met)
+        if isinstance(arg, list | tuple):
+            met.key.append(len(arg))
+            if kind in _SIZES and all(type(item) is int for item in arg):
+                met.key.extend(arg)
+                return arg, list(arg)
+            pairs = [self._argument(item, kind, is_written, met) for item in arg]
+            return [fake for fake, _ in pairs], [traced for _, traced in pairs]
+        fake = traced = arg
         if isinstance(arg, _SYMBOLS):
             node = node_of(arg)
-            if node is None or "int" in kind or sized:
+            if node is None or "int" in kind or met.is_sized:
                 raise refuse.decides_shape(self.locator.line())
-            stand_in = _STAND_INS[node.kind] if node.hint is None else node.hint
-            return stand_in, node.operand
-        if isinstance(arg, list | tuple):
-            pairs = [self._argument(item, kind, reads, sized=sized) for item in arg]
-            return [fake for fake, _ in pairs], [traced for _, traced in pairs]
-        if self._disguised and isinstance(arg, float) and arg in self._disguised:
+            fake = _STAND_INS[node.kind] if node.hint is None else node.hint
+            traced = node.operand
+        elif self._disguised and isinstance(arg, float) and arg in self._disguised:
             node = self._disguised[arg]
-            return _STAND_INS[float] if node.hint is None else node.hint, node.operand
-        if isinstance(arg, torch.Generator):
+            fake = _STAND_INS[float] if node.hint is None else node.hint
+            traced = node.operand
+        elif isinstance(arg, torch.Generator):
             if arg is not torch.default_generator:
                 raise refuse.own_generator(self.locator.line())
             return arg, None
-        return arg, arg
+        if isinstance(traced, Value):
+            met.values.append(traced)
+        met.key += (fake.__class__, fake)  # True == 1 == 1.0
+        return fake, traced
+
+    def _tensor_argument(
+        self, tensor: torch.Tensor, is_written: bool, met: _Met
+    ) -> tuple[FakeTensor, Value]:
+        fake = tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
+        value = self.memory.value(fake)
+        if met.is_view or is_written:
+            value = self.memory.current(value)
+        elif value.stale:
+            value = self.memory.fresh(value)
+        met.tensors.append(fake)
+        met.values.append(value)
+        if met.is_kept:
+            assert value.geometry is not None
+            part = self._fakes.tensor_key(fake, value.geometry)
+            met.is_kept = part is not None
+            met.key.append(part)
+        return fake, value
 
     def _identity(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, FakeTensor):
             return self._literal(func, tensor)
         value = self.memory.value(tensor)
-        result = func(tensor)
+        result = self._fakes.identity(func, tensor)
         self.memory.mark(result, value)
         return result
 
     def _view_in_place(
         self,
         func: torch._ops.OpOverload,
-        twin: torch._ops.OpOverload,
+        sig: Signature,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         """Record that a tensor describes its storage anew as a view of what it was."""
         old = self.memory.value(args[0])
         result = func(*args, **kwargs)
-        call = Call(op_kind(twin), [old, *args[1:]], kwargs, inputs=[old], view=True)
+        call = Call(sig.twin_kind, [old, *args[1:]], kwargs, [old], view=True)
         self.locator.place(call)
         self.calls.append(call)
         call.returns = [self.memory.new_value(call, args[0])]
@@ -256,56 +274,51 @@ class Tracer(TorchDispatchMode):
 
     def _record(
         self,
-        kind: str,
-        args: list[Any],
-        kwargs: dict[str, Any],
-        results: list[FakeTensor | None],
-        written: list[FakeTensor],
+        call: Call,
+        results: Sequence[torch.Tensor | None],
+        written: Sequence[torch.Tensor],
         sig: Signature,
     ) -> None:
-        call = Call(kind=kind, args=args, kwargs=kwargs, random=sig.random, view=sig.view)
-        call.inputs = list(dict.fromkeys(leaves([args, list(kwargs.values())], Value)))
+        call.random, call.view = sig.random, sig.view
         if sig.random and self._seeded:
             raise refuse.reseeded(self.locator.line())
-        call.mutated = list(
-            dict.fromkeys(self.memory.current(self.memory.value(t)) for t in written)
-        )
+        memory = self.memory
+        if written:
+            call.mutated = list(dict.fromkeys(memory.current(memory.value(t)) for t in written))
         if not sig.view:
             for value in call.inputs:
-                self.memory.note_read(call, value)
+                memory.note_read(call, value)
         self.locator.place(call)
         self.calls.append(call)
-        changed = {id(tensor): self.memory.write(call, tensor) for tensor in written}
+        if not written:
+            call.returns = [None if t is None else memory.new_value(call, t) for t in results]
+            return
+        changed = {id(tensor): memory.write(call, tensor) for tensor in written}
         for tensor in results:
             known = changed.get(id(tensor))
             if known is None and tensor is not None:
-                known = self.memory.new_value(call, tensor)
+                known = memory.new_value(call, tensor)
             call.returns.append(known)
-        for value in changed.values():
-            if value not in call.outputs:
-                call.outputs.append(value)
-        returned = [value for value in call.returns if value is not None]
-        rest = [value for value in call.outputs if value not in returned]
-        call.outputs = [*dict.fromkeys(returned), *rest]
+        returned = dict.fromkeys(value for value in call.returns if value is not None)
+        call.outputs = list(returned | dict.fromkeys([*call.outputs, *changed.values()]))
 
     def _record_parts(
         self,
-        func: torch._ops.OpOverload,
         sig: Signature,
         traced: tuple[list[Any], dict[str, Any]],
-        results: list[FakeTensor | None],
+        results: list[torch.Tensor | None],
         written: list[FakeTensor],
     ) -> None:
         split = parts(sig, *traced)
         if split is None:
-            raise refuse.untraceable(str(func), self.locator.line())
+            raise refuse.untraceable(sig.kind, self.locator.line())
         by_value = {self.memory.current(self.memory.value(tensor)): tensor for tensor in written}
         for i, (args, kwargs) in enumerate(split):
             # Fresh again: an earlier part may have changed what this one reads.
-            values = leaves([args, list(kwargs.values())], Value)
-            mine = [by_value[value] for value in dict.fromkeys(values) if value in by_value]
+            values = list(dict.fromkeys(leaves([args, list(kwargs.values())], Value)))
+            mine = [by_value[value] for value in values if value in by_value]
             outputs = results[i :: len(split)] if results else []
-            self._record(op_kind(func), args, kwargs, outputs, mine, sig)
+            self._record(Call(sig.kind, args, kwargs, values), outputs, mine, sig)
 
     # Tensors that are no sources.
 
@@ -331,24 +344,32 @@ class Tracer(TorchDispatchMode):
         self._seeded = True
 
 
-def _tensors(data: Any) -> list[Any]:
-    return leaves(data, torch.Tensor)
+class _Met:
+    """What the arguments of one call are made of, in order.
+
+    Attributes:
+        key: What the fake result depends on, as far as `is_kept`.
+        tensors: The fake tensors.
+        values: The values of the trace.
+        is_kept: Whether the fake result may be remembered under `key`.
+        is_view: Whether the call reads no content.
+        is_sized: Whether its numbers decide a shape.
+    """
+
+    __slots__ = ("is_kept", "is_sized", "is_view", "key", "tensors", "values")
+
+    def __init__(self, is_kept: bool, is_view: bool, is_sized: bool) -> None:
+        self.is_kept, self.is_view, self.is_sized = is_kept, is_view, is_sized
+        self.key: list[Any] = []
+        self.tensors: list[FakeTensor] = []
+        self.values: list[Value] = []
 
 
-def _tests_zero(node: HostNode) -> bool:
-    """Whether a decision asks only if one input is zero, and it is not."""
-    if node.function is None:
-        return bool(node.hint)
-    literal = [p for p in node.parents if p.value is None]
-    direct = [p for p in node.parents if p.value is not None and p.function is None]
-    asks = node.function in ("eq", "ne") and len(literal) == 1 and literal[0].hint == 0
-    return asks and len(direct) == 1 and bool(direct[0].hint)
-
-
-def _inputs_behind(node: HostNode) -> Iterator[Value]:
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current.function is None and current.value is not None:
-            yield current.value
-        stack.extend(current.parents)
+def _written(
+    sig: Signature, writes: Collection[str], args: list[Any], kwargs: dict[str, Any]
+) -> list[Any]:
+    """The tensors among the arguments that are changed in place, in the schema's order."""
+    bound = sig.bound(tuple(args), kwargs)
+    return [
+        t for name in sig.names if name in writes for t in leaves(bound.get(name), torch.Tensor)
+    ]
