@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.initialise import Recording, replay
+from pardnn.backends.torch.pieces import own_part, part_of
 from pardnn.backends.torch.reach import Found, argument_names, reach
 from pardnn.backends.torch.roots import batch_arguments, settings_of, sources
 from pardnn.errors import MismatchError, shown
@@ -40,6 +41,7 @@ class Binding:
         self._batch = batch_arguments(step, args)
         self._names = argument_names(step, len(args))
         self.sources = {source.name: source for source in sources(step, args, graph)}
+        self._whole = {op.name: op for op in graph.ops if op.is_source}
         self._check(graph)
         self._numbers = [op for op in graph.ops if op.kind == "input" and _is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not _is_number(op)]
@@ -64,25 +66,40 @@ class Binding:
     # What a rank keeps.
 
     def replayed(self, ops: Iterable[Op], recording: Recording) -> dict[str, Any]:
-        """Return the real values of sources from the recording of what made them.
+        """Return the real values of sources, or of a rank's parts, from what made them.
 
         Called once per rank, with all that it needs: the generators end where the whole
-        construction leaves them.
+        construction leaves them. Of a tensor that is cut, no more than the part stays.
         """
-        ops = list(ops)
-        live = {op.name: self.sources[op.name].get() for op in ops}
-        fakes = {name: value for name, value in live.items() if isinstance(value, torch.Tensor)}
-        reals = replay(recording, list(fakes.values()))
-        values = dict(zip(fakes, (self._placed(real) for real in reals), strict=True))
-        return {op.name: values[op.name] if op.name in values else self._made(op) for op in ops}
+        parts = [(op, *part_of(op, self._whole)) for op in ops]
+        live = {of: self.sources[of].get() for _, of, _ in parts}
+        made = [part for part in parts if isinstance(live[part[1]], torch.Tensor)]
+        reals = replay(
+            recording,
+            [live[of] for _, of, _ in made],
+            [None if box is None else (box, op.outputs[0].strides) for op, _, box in made],
+        )
+        values = {part[0].name: self._placed(real) for part, real in zip(made, reals, strict=True)}
+        return {
+            op.name: values[op.name] if op.name in values else self._made(op, of)
+            for op, of, _ in parts
+        }
 
     def held(self, ops: Iterable[Op]) -> dict[str, Any]:
-        """Return the live values of sources, made where the first step would have made them."""
+        """Return the live values of sources, made where the first step would have made them.
+
+        A part has a storage of its own; the whole stays where it is until `keep`.
+        """
         values = {}
         for op in ops:
-            live = self.sources[op.name].get()
-            is_there = isinstance(live, torch.Tensor)
-            values[op.name] = self._placed(live) if is_there else self._made(op)
+            of, box = part_of(op, self._whole)
+            live = self.sources[of].get()
+            if not isinstance(live, torch.Tensor):
+                values[op.name] = self._made(op, of)
+            elif box is None or isinstance(live, FakeTensor) or live.is_meta:
+                values[op.name] = self._placed(live)
+            else:
+                values[op.name] = self._placed(own_part(live, box, op.outputs[0].strides))
         return values
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
@@ -90,9 +107,9 @@ class Binding:
             return value  # what has no data is refused later; a step count stays on the host
         return value if value.device == self._device else value.to(self._device)
 
-    def _made(self, op: Op) -> torch.Tensor | None:
+    def _made(self, op: Op, of: str) -> torch.Tensor | None:
         """Return state that does not exist yet, as the first step would have created it."""
-        initial = (op.arguments or {}).get("initial")
+        initial = (self._whole[of].arguments or {}).get("initial")
         if initial is None:
             return None
         (output,) = op.outputs
@@ -105,12 +122,14 @@ class Binding:
     def keep(self, values: Mapping[str, Any], residents: Iterable[Op]) -> None:
         """Put a rank's share into the user's objects, and drop what other ranks keep.
 
-        What is dropped keeps its shape and reads as NaN (0 for integers), in one element.
+        What is dropped keeps its shape and reads as NaN (0 for integers), in one element. Of a
+        tensor that is cut, the part is what the user's object holds from now on: the same
+        `Parameter`, with the part's shape and storage.
         """
-        mine = {op.name for op in residents}
+        mine = {part_of(op, self._whole)[0]: op for op in residents}
         for name, source in self.sources.items():
             if name in mine:
-                source.set(values[name])
+                source.set(values[mine[name].name])
             elif source.kind != "input" and isinstance(source.get(), torch.Tensor):
                 source.set(_hollow(source.get()))
 

@@ -27,7 +27,8 @@ from pardnn.backends.torch.random import (
 from pardnn.backends.torch.signature import signature
 from pardnn.backends.torch.wire import HOST_TYPES
 from pardnn.errors import UnsupportedError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.partition import DRAW
 
 
 def random_ops(graph: Graph) -> list[Op]:
@@ -37,10 +38,22 @@ def random_ops(graph: Graph) -> list[Op]:
 
 def is_random(op: Op) -> bool:
     """Whether the op draws from a generator."""
-    if op.is_source or op.kind == LOSS_KIND or op.kind.startswith("scalar."):
+    if op.kind == DRAW:
+        return True
+    if op.is_source or op.kind.startswith(("scalar.", "pardnn.")):
         return False
     function = find_call(op.kind)
     return isinstance(function, torch._ops.OpOverload) and signature(function).random
+
+
+def drawn_once(op: Op) -> str:
+    """Return the name that the copies of one draw of the whole graph have in common."""
+    return str((op.arguments or {}).get("of", op.name))
+
+
+def _drawing(op: Op) -> Any:
+    """Return the function that draws."""
+    return find_call((op.arguments or {})["args"][0] if op.kind == DRAW else op.kind)
 
 
 def check_fixed_draws(ops: Iterable[Op]) -> None:
@@ -50,7 +63,7 @@ def check_fixed_draws(ops: Iterable[Op]) -> None:
         UnsupportedError: E822, naming the op.
     """
     for op in ops:
-        if not has_fixed_draws(find_call(op.kind)):
+        if not has_fixed_draws(_drawing(op)):
             raise UnsupportedError(
                 f"op {shown(op.name)} ({op.kind}, {op.source or 'no source'}) draws a number of "
                 "random values that depends on its input, so other devices cannot follow.\n"

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pardnn.backends.torch import random as rng
 from pardnn.backends.torch import recording as rec
 from pardnn.backends.torch import replay as player
+from pardnn.backends.torch.pieces import own_part
 from pardnn.backends.torch.recorder import Recorder
 from pardnn.backends.torch.recording import Recording
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
@@ -129,8 +130,12 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def replay(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return real tensors for those of a recorded factory's result.
+def replay(
+    recording: Recording,
+    tensors: Sequence[torch.Tensor],
+    cuts: Sequence[player.Cut | None] | None = None,
+) -> list[torch.Tensor]:
+    """Return real tensors, or parts of them, for those of a recorded factory's result.
 
     Executes what they need, frees every temporary after its last use, and leaves the generators
     as the factory leaves them. Tensors that share a storage share it again. Peak memory: the
@@ -140,6 +145,8 @@ def replay(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[torch.
         recording: From `record` or `build`. One from `build` is used up: tensors that are not
             wanted lose their storage.
         tensors: Tensors of the factory's result.
+        cuts: Box and strides of the part wanted of each, None for all of it. A part has a storage
+            of its own, and the whole lives only until it is complete.
 
     Returns:
         Plain tensors in the same order, with `requires_grad` as the given ones have it.
@@ -149,9 +156,9 @@ def replay(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[torch.
         MismatchError: E517, an op lays its result out in another way than tracing said.
     """
     if isinstance(recording, Built):
-        return _pick(recording, tensors)
+        return _pick(recording, tensors, cuts or [None] * len(tensors))
     refs = [_wanted(recording, tensor) for tensor in tensors]
-    reals = player.execute(recording, refs)
+    reals = player.execute(recording, refs, cuts)
     return [
         real.requires_grad_(tensor.requires_grad)
         for real, tensor in zip(reals, tensors, strict=True)
@@ -257,14 +264,23 @@ def _write_states(generators: list[torch.Generator], states: list[bytes]) -> Non
         rng.write_state(generator, state)
 
 
-def _pick(built: Built, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    wanted = {tensor.untyped_storage()._cdata for tensor in tensors}
+def _pick(
+    built: Built, tensors: Sequence[torch.Tensor], cuts: Sequence[player.Cut | None]
+) -> list[torch.Tensor]:
+    _write_states(built.generators, built.ends)
+    picked = [
+        tensor.detach() if cut is None else own_part(tensor, *cut)
+        for tensor, cut in zip(tensors, cuts, strict=True)
+    ]
+    kept = {tensor.untyped_storage()._cdata for tensor in picked}
     for storage in built.storages_built.alive():
-        if storage._cdata not in wanted and storage.resizable():
+        if storage._cdata not in kept and storage.resizable():
             # Models and optimizers may be held anywhere; their memory is given back here.
             storage.resize_(0)
-    _write_states(built.generators, built.ends)
-    return [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors]
+    return [
+        part.requires_grad_(tensor.requires_grad)
+        for part, tensor in zip(picked, tensors, strict=True)
+    ]
 
 
 def initialise(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:

@@ -40,6 +40,7 @@ from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, write_plan
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partition import planned_graph
 from pardnn.plan.plan import Plan, plan_arrays
 
 WORKER = "pardnn.backends.torch.worker"
@@ -165,6 +166,7 @@ def _result(
 ) -> RunResult:
     from pardnn.backends.torch.limits import ALLOWANCE_BYTES
 
+    planned = planned_graph(graph, plan)
     for rank, each in enumerate(found):
         if repr(each["losses"]) != repr(found[0]["losses"]):
             raise RankError(
@@ -179,7 +181,7 @@ def _result(
         losses=tuple(found[0]["losses"]),
         reference_losses=reference,
         step_s=tuple(max(times) for times in steps),
-        peak_bytes_predicted=tuple(peak_bytes(graph, plan_arrays(graph, plan))),
+        peak_bytes_predicted=tuple(peak_bytes(planned, plan_arrays(planned, plan))),
         peak_bytes_measured=tuple(each["peak_bytes"] for each in found),
         limit_bytes=limits,
         allowance_bytes=ALLOWANCE_BYTES,

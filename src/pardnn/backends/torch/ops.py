@@ -28,9 +28,11 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.pieces import cut_results, planned_call, with_ones
 from pardnn.backends.torch.scalars import SCALAR_FUNCTIONS
 from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Op
+from pardnn.plan.partition import DRAW
 
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]
@@ -263,12 +265,33 @@ def bind(op: Op, device: torch.device | str) -> Call:
     if arguments is None or not isinstance(arguments.get("args", []), list):
         raise FileError(f"op {op.name!r:.80} ({op.kind!r:.80}) has no argument structure")
     device = torch.device(device)
+    kind, boxes = op.kind, None
+    ones: dict[str, Any] = {}
+    if kind == DRAW:
+        kind, arguments, boxes = _drawn(op, arguments, ones)
     args = [decode(item, device) for item in arguments.get("args", [])]
     kwargs = {key: decode(item, device) for key, item in arguments.get("kwargs", {}).items()}
-    unknown = set(_references([args, *kwargs.values()])) - set(op.inputs)
+    unknown = set(_references([args, *kwargs.values()])) - {*op.inputs, *ones}
     if unknown:
         raise FileError(f"op {op.name!r:.80} refers to {min(unknown)!r:.80}, not among its inputs")
-    return _storing(_caller(find_call(op.kind), args, kwargs), op, arguments.get("returns"))
+    if kind.startswith("pardnn."):
+        return _storing(planned_call(op, args, device), op, arguments.get("returns"))
+    call = _caller(find_call(kind), args, kwargs)
+    if boxes is not None:
+        call = cut_results(call, boxes, ones, device, flatten_result)
+    return _storing(call, op, arguments.get("returns"))
+
+
+def _drawn(
+    op: Op, arguments: dict[str, Any], ones: dict[str, Any]
+) -> tuple[str, dict[str, Any], list[Any]]:
+    """Return the random call that a draw makes, its arguments, and the boxes kept."""
+    try:
+        kind, args, kwargs, boxes = arguments["args"]
+        named = {key: with_ones(item, ones) for key, item in kwargs.items()}
+        return kind, arguments | {"args": with_ones(args, ones), "kwargs": named}, boxes
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"draw {op.name!r:.80} has no arguments of one: {error}") from error
 
 
 def _references(data: Any) -> list[Reference]:

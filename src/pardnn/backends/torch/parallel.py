@@ -43,7 +43,7 @@ class Parallel:
         self._executor = executor
         self._binding = binding
         self.plan = executor.program.plan
-        self.graph = executor.program.graph
+        self.graph = executor.program.whole
         self.rank = executor.rank
 
     def __call__(self, *batch: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ from pardnn.backends.torch.wire import Wire, make_wires
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partition import planned_graph
 from pardnn.plan.plan import Plan, plan_arrays
 
 
@@ -17,8 +18,10 @@ class Program:
     """A plan for a graph, lowered.
 
     Attributes:
-        graph: The graph.
+        whole: The graph of the step.
+        graph: The graph whose ops the plan places: the same, or its partitioned form.
         plan: Valid for it.
+        sources: Sources of the step, by name.
         lowered: Messages in their global order and the actions of each rank.
         wires: What each message carries; after them, the loss to every other rank.
         loss: The op that marks the loss; None if the graph has none.
@@ -26,11 +29,13 @@ class Program:
     """
 
     def __init__(self, graph: Graph, plan: Plan, lowered: Lowered | None = None) -> None:
-        self.graph = graph
+        self.whole = graph
+        self.graph = graph = planned_graph(graph, plan)
         self.plan = plan
         self.lowered = lowered or lower(graph, plan)
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.ops = {op.name: op for op in graph.ops}
+        self.sources = {op.name: op for op in self.whole.ops if op.is_source}
         self.loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
         self.peaks = peak_bytes(graph, plan_arrays(graph, plan))
         readers = _readers(graph, plan, self.lowered)
@@ -61,8 +66,8 @@ class Program:
         ]
 
     def inputs(self) -> list[Op]:
-        """Ops of all ranks whose values are given anew at every step."""
-        return [op for op in self.graph.ops if op.kind == "input"]
+        """Ops of the whole graph whose values are given anew at every step, to every rank."""
+        return [op for op in self.whole.ops if op.kind == "input"]
 
 
 def _readers(graph: Graph, plan: Plan, lowered: Lowered) -> list[str]:

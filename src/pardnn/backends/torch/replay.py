@@ -4,14 +4,15 @@ The calls that the wanted storages need are found backwards, storage by storage.
 nothing needs only move the generator: for `uniform_`, `normal_` and their like by counted draws,
 joined into one jump, otherwise by running the call on scratch tensors of the same geometry. Each
 storage is freed after its last use, so memory is that of the wanted tensors plus the temporaries
-of one of them.
+of one of them. Of a tensor that a rank shares with others, the rank's part is cut out as soon as
+the tensor is complete.
 
 Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`mersenne.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,18 +24,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch import random as rng
 from pardnn.backends.torch import recording as rec
+from pardnn.backends.torch.pieces import own_part
+from pardnn.backends.torch.slicing import Slice, call_name, slice_events
 from pardnn.errors import MismatchError
+from pardnn.plan.mesh import Box
 
-# Calls whose draws depend on geometry alone, never on values.
 _TRUNCATED = "_no_grad_trunc_normal_"
-# fmt: off
-_GEOMETRIC = frozenset((
-    "uniform_", "normal_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_",
-    "bernoulli_", "rand", "randn", "randint", "randperm", "rand_like", "randn_like",
-    "randint_like", "native_dropout",
-    _TRUNCATED,
-))
-# fmt: on
+#: Part of a tensor, and the strides it gets.
+Cut = tuple[Box, Sequence[int] | None]
+
 # Box-Muller from 53 random bits gives at most sqrt(2 * 53 * log(2)) = 8.6 standard deviations.
 _LARGEST_SAMPLE = 9
 
@@ -54,55 +52,9 @@ def view(storage: torch.UntypedStorage, ref: rec.TensorRef) -> torch.Tensor:
         return torch._neg_view(tensor) if ref.negative else tensor
 
 
-def _needs_values(call: rec.Call) -> bool:
-    """Whether a call's draws depend on values of its arguments."""
-    return _name(call) not in _GEOMETRIC or (
-        # bernoulli_ given probabilities as a tensor checks them.
-        _name(call) == "bernoulli_" and len(call.reads) > 1
-    )
-
-
-def _name(call: rec.Call) -> str:
-    packet = getattr(call.function, "overloadpacket", call.function)
-    return str(getattr(packet, "__name__", packet))
-
-
-@dataclass(frozen=True)
-class _Slice:
-    """What to execute.
-
-    Attributes:
-        needed: Calls that run in full.
-        last_use: After which event each storage is last used.
-        owned: Storages that are written or handed out, so that constants must be copied.
-    """
-
-    needed: frozenset[int]
-    last_use: dict[int, int]
-    owned: frozenset[int]
-
-
-def _slice(recording: rec.Recording, wanted: Iterable[int]) -> _Slice:
-    live, needed = set(wanted), set()
-    owned = set(live)
-    last_use = dict.fromkeys(live, len(recording.events))
-    for index in range(len(recording.events) - 1, -1, -1):
-        call = recording.events[index]
-        if not isinstance(call, rec.Call):
-            continue
-        draws_by_value = call.generator is not None and _needs_values(call)
-        if call.writes & live or draws_by_value:
-            needed.add(index)
-            live |= call.reads
-            owned |= call.writes
-            for storage in call.reads | call.writes:
-                last_use.setdefault(storage, index)
-    return _Slice(frozenset(needed), last_use, frozenset(owned))
-
-
 def cost_elements(recording: rec.Recording, refs: Sequence[rec.TensorRef]) -> int:
     """Return how many elements `execute` would compute or draw for these tensors."""
-    part = _slice(recording, {ref.storage for ref in refs})
+    part = slice_events(recording, {ref.storage for ref in refs})
     total = 0
     for index, call in enumerate(recording.events):
         if not isinstance(call, rec.Call):
@@ -129,30 +81,41 @@ class _Player:
         live: Real storages by number.
         skipped: Per generator, calls whose draws are still to be skipped.
         marks: Generator states to come back to, by event.
+        wanted: Tensors to hand out by storage, with their numbers and the parts of them.
+        made: Those handed out so far, by their number.
     """
 
     recording: rec.Recording
-    part: _Slice
+    part: Slice
     live: dict[int, torch.UntypedStorage] = field(default_factory=dict)
     skipped: list[list[rng.Draws]] = field(default_factory=list)
     marks: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    wanted: dict[int, list[tuple[int, rec.TensorRef, Cut | None]]] = field(default_factory=dict)
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def execute(
-    recording: rec.Recording, refs: Sequence[rec.TensorRef], *, keep_generators: bool = False
+    recording: rec.Recording,
+    refs: Sequence[rec.TensorRef],
+    cuts: Sequence[Cut | None] | None = None,
+    *,
+    keep_generators: bool = False,
 ) -> list[torch.Tensor]:
     """Return real tensors for recorded ones, bit for bit as the factory would have made them.
 
     Args:
         recording: How they come to be.
         refs: The tensors wanted.
+        cuts: The part wanted of each; None for all of it.
         keep_generators: Leave the generators as they are, instead of where the factory would.
 
     Raises:
         MismatchError: E517, a real result has another layout than the recorded one.
     """
-    part = _slice(recording, {ref.storage for ref in refs})
+    part = slice_events(recording, {ref.storage for ref in refs})
     player = _Player(recording, part, skipped=[[] for _ in recording.generators])
+    for i, (ref, cut) in enumerate(zip(refs, cuts or [None] * len(refs), strict=True)):
+        player.wanted.setdefault(ref.storage, []).append((i, ref, cut))
     before = [rng.read_state(generator) for generator in recording.generators]
     with _disable_current_modes(), torch.no_grad(), _default_dtype() as set_dtype:
         try:
@@ -161,7 +124,7 @@ def execute(
             _play(player, set_dtype)
             for generator in range(len(recording.generators)):
                 _catch_up(player, generator)
-            return [view(_storage(player, ref.storage), ref) for ref in refs]
+            return [player.made[i] for i in range(len(refs))]
         except BaseException:
             keep_generators = True
             raise
@@ -169,6 +132,14 @@ def execute(
             if keep_generators:
                 for generator, state in zip(recording.generators, before, strict=True):
                     rng.write_state(generator, state)
+
+
+def _hand_out(player: _Player, storage: int) -> None:
+    """Keep what is wanted of a storage that nothing touches any more."""
+    for i, ref, cut in player.wanted.get(storage, ()):
+        whole = view(_storage(player, ref), ref)
+        player.made[i] = whole if cut is None else own_part(whole, *cut)
+    player.live.pop(storage, None)
 
 
 @contextmanager
@@ -188,14 +159,17 @@ def _default_dtype() -> Iterator[Any]:
 def _play(player: _Player, set_dtype: Any) -> None:
     events, part = player.recording.events, player.part
     ends: dict[int, list[int]] = {}
-    for storage, index in part.last_use.items():
-        ends.setdefault(index, []).append(storage)
+    for storage, place in part.last_use.items():
+        ends.setdefault(place, []).append(storage)
     returns = {
         event.state
         for event in events
         if isinstance(event, rec.Reseed) and isinstance(event.state, tuple)
     }
-    for index, event in enumerate(events):
+    for storage in ends.get(-1, ()):
+        _hand_out(player, storage)
+    for place, index in enumerate(part.order):
+        event = events[index]
         if isinstance(event, rec.Reseed):
             known = event.state
             state = known if isinstance(known, bytes) else player.marks[known]
@@ -205,8 +179,8 @@ def _play(player: _Player, set_dtype: Any) -> None:
         if index in part.needed or event.generator is not None:
             set_dtype(event.default_dtype)
             _run_or_skip(player, event, is_needed=index in part.needed)
-        for storage in ends.get(index, ()):
-            player.live.pop(storage, None)
+        for storage in ends.get(place, ()):
+            _hand_out(player, storage)
         if event.generator is not None and (event.generator, index) in returns:
             _catch_up(player, event.generator)
             generator = player.recording.generators[event.generator]
@@ -241,7 +215,7 @@ def counted_draws(call: rec.Call) -> rng.Draws | None:
     of 16) are compared with measurements of this library on first use. None if they do not hold,
     or for any other call, device or layout.
     """
-    name, ref = _name(call), call.outputs[0] if call.outputs else None
+    name, ref = call_name(call), call.outputs[0] if call.outputs else None
     if ref is None or ref.device.type != "cpu":
         return None
     size = _elements(ref)
@@ -297,12 +271,18 @@ def _normal_counts(dtype: torch.dtype) -> bool:
     )
 
 
-def _storage(player: _Player, number: int) -> torch.UntypedStorage:
+def _storage(player: _Player, ref: rec.TensorRef | rec.StorageRef) -> torch.UntypedStorage:
+    number = ref.storage
     real = player.live.get(number)
-    if real is None:
+    if real is None and number in player.recording.constants:
         constant = player.recording.constants[number]
         real = constant.clone() if number in player.part.owned else constant
-        player.live[number] = real
+    elif real is None:
+        # Nothing has filled it yet.
+        size = int(player.recording.kept[number].nbytes())
+        device = ref.device if isinstance(ref, rec.TensorRef) else "cpu"
+        real = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+    player.live[number] = real
     return real
 
 
@@ -311,7 +291,7 @@ def _scratch(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
 
 
 def _alias(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
-    return view(_storage(player, ref.storage), ref)
+    return view(_storage(player, ref), ref)
 
 
 def _rebuild(player: _Player, call: rec.Call, tensor: Any) -> tuple[Any, Any]:
@@ -319,7 +299,7 @@ def _rebuild(player: _Player, call: rec.Call, tensor: Any) -> tuple[Any, Any]:
         if isinstance(leaf, rec.TensorRef):
             return tensor(player, leaf)
         if isinstance(leaf, rec.StorageRef):
-            return _storage(player, leaf.storage)
+            return _storage(player, leaf)
         if isinstance(leaf, rec.GeneratorRef):
             return player.recording.generators[leaf.generator]
         return leaf
@@ -341,4 +321,5 @@ def _run(player: _Player, call: rec.Call) -> None:
                 "instead, and report this op.",
                 code="E517",
             )
-        player.live.setdefault(ref.storage, real.untyped_storage())
+        if ref.storage in player.part.last_use:
+            player.live.setdefault(ref.storage, real.untyped_storage())

@@ -52,8 +52,8 @@ class Source:
     def set(self, value: Any) -> None:
         """Make `value` the live value everywhere; a parameter keeps being a `Parameter`.
 
-        A real tensor of the same shape keeps its identity and takes over the storage of `value`.
-        A fake, meta or missing one is replaced, also as a key of optimizer state.
+        A real tensor keeps its identity and takes over the storage and the shape of `value`. A
+        fake, meta or missing one is replaced, also as a key of optimizer state.
         """
         old = self.get()
         if self.parameter is not None:
@@ -72,8 +72,7 @@ def _adopts(old: Any, value: Any) -> bool:
     if not isinstance(old, torch.Tensor) or not isinstance(value, torch.Tensor):
         return False
     plain = type(old) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    alike = old.shape == value.shape and old.dtype == value.dtype
-    return plain and alike and old.device == value.device
+    return plain and old.dtype == value.dtype and old.device == value.device
 
 
 def sources(

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.draws import is_random, make_stream, random_ops
+from pardnn.backends.torch.draws import drawn_once, is_random, make_stream, random_ops
 from pardnn.backends.torch.ledger import Ledger, live_bytes
 from pardnn.backends.torch.limits import is_out_of_memory
 from pardnn.backends.torch.ops import bind, constant_value
+from pardnn.backends.torch.pieces import own_part, part_of
 from pardnn.backends.torch.program import Program
 from pardnn.backends.torch.random import Draws
 from pardnn.backends.torch.wire import wire_text
@@ -77,11 +78,12 @@ class Executor:
         self._checked = [(op, *_geometry(op)) for op in program.inputs()]
 
     def _make_stream(self, draws: Mapping[str, Draws] | None) -> Any:
-        order = [op.name for op in random_ops(self.program.graph)] if self.world.size > 1 else []
-        if not order:
+        drawing = random_ops(self.program.graph) if self.world.size > 1 else []
+        if not drawing:
             return None
-        known = set(order)
-        mine = [name for name in self.program.plan.order[self.rank] if name in known]
+        known = {op.name: drawn_once(op) for op in drawing}
+        order = [drawn_once(op) for op in random_ops(self.program.whole)]
+        mine = [known[name] for name in self.program.plan.order[self.rank] if name in known]
         return make_stream(order, draws or {}, mine, self.world.device)
 
     def _resident_values(self, resident: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -129,8 +131,10 @@ class Executor:
         if stream is None or not is_random(op):
             return call
 
+        name = drawn_once(op)
+
         def draw(env: Environment) -> None:
-            stream.before(op.name)
+            stream.before(name)
             call(env)
 
         return draw
@@ -138,12 +142,17 @@ class Executor:
     def _reading(self, op: Op) -> Call:
         (output,) = op.outputs
         device = self.world.device
+        of, box = part_of(op, self.program.sources)
 
         def read(env: Environment) -> None:
-            value = self._inputs[op.name]
+            value = self._inputs[of]
             env[output.name] = _plain(value, device) if isinstance(value, torch.Tensor) else value
 
-        return read
+        def read_part(env: Environment) -> None:
+            assert box is not None
+            env[output.name] = _plain(own_part(self._inputs[of], box, output.strides), device)
+
+        return read if box is None else read_part
 
     def _noting_loss(self, name: str) -> Call:
         def note(env: Environment) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from pardnn.backends.torch import agree
 from pardnn.backends.torch.draws import (
     check_fixed_draws,
+    drawn_once,
     draws_from_data,
     draws_to_data,
     measure_draws,
@@ -32,7 +33,7 @@ def agree_with_all(program: Program, world: World) -> None:
     if world.store is None:
         return
     actions = program.lowered.ranks[world.rank]
-    facts = agree.make_facts(program.graph, program.plan, program.wires, actions, world.size)
+    facts = agree.make_facts(program.whole, program.plan, program.wires, actions, world.size)
     agree.check_agreement(world.exchange("facts", facts))
 
 
@@ -47,7 +48,8 @@ def share_draws(program: Program, world: World) -> dict[str, Draws]:
         return {}
     check_fixed_draws(ops)
     mine = [op for op in ops if program.plan.placement[op.name] == world.rank]
-    data = draws_to_data(measure_draws(mine, program.tensors, world.device))
+    found = measure_draws(mine, program.tensors, world.device)
+    data = draws_to_data({drawn_once(op): found[op.name] for op in mine})
     everyone = world.exchange("draws", data)
     return draws_from_data({name: each for said in everyone for name, each in said.items()})
 

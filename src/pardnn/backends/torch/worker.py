@@ -174,7 +174,7 @@ def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     program = Program(read_graph(directory / GRAPH_FILE), read_plan(directory / PLAN_FILE))
     _seed(job.seed)
     step, args, recording = make_step(load_factory(job.target, job.batch_size))
-    binding = Binding(step, args, program.graph, device)
+    binding = Binding(step, args, program.whole, device)
     notes = [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
     world = join(device, timeout_s=job.timeout_s)
     example: dict[str, Any] = {}
