@@ -1,0 +1,152 @@
+"""Algebra of boxes: what has to come from where."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from pardnn.graph.ir import Tensor
+from pardnn.plan.mesh import Box, Mesh
+from pardnn.shard.leaves import overlap, volume
+
+Part = tuple[int, Box]
+"""A device and what is taken from it."""
+
+
+def lengths(box: Box) -> tuple[int, ...]:
+    """Return the shape of a box."""
+    return tuple(end - begin for begin, end in box)
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """Return the box that is all of a tensor."""
+    return tuple((0, size) for size in shape)
+
+
+def clipped(box: Box, shape: Sequence[int]) -> Box:
+    """Return what of a box lies inside of a tensor."""
+    return overlap(box, whole(shape))
+
+
+def inside(box: Box, other: Box) -> bool:
+    """Whether a box lies in another one."""
+    return all(c <= a and b <= d for (a, b), (c, d) in zip(box, other, strict=True))
+
+
+def relative(box: Box, origin: Box) -> Box:
+    """Return a box in indices of another one that it lies in."""
+    return tuple((a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True))
+
+
+def minus(box: Box, hole: Box) -> list[Box]:
+    """Return disjoint boxes that make up `box` without `hole`, which lies in it."""
+    rest: list[Box] = []
+    for dim, ((a, b), (c, d)) in enumerate(zip(box, hole, strict=True)):
+        before, after = hole[:dim], box[dim + 1 :]
+        rest += [(*before, ends, *after) for ends in ((a, c), (d, b)) if ends[0] < ends[1]]
+    return rest
+
+
+def cover(
+    box: Box, held: Sequence[Box | None], order: Sequence[int]
+) -> tuple[tuple[Part, ...], bool]:
+    """Return from which devices to take which parts of a box, and whether that is all of it.
+
+    Args:
+        box: What is needed.
+        held: What each device has.
+        order: Devices, those to ask first first. O(devices x parts).
+    """
+    missing = [box] if volume(box) else []
+    parts: list[Part] = []
+    for device in order:
+        own = held[device]
+        if own is None or not missing:
+            continue
+        left: list[Box] = []
+        for each in missing:
+            common = overlap(each, own)
+            if not volume(common):
+                left.append(each)
+                continue
+            parts.append((device, common))
+            left += minus(each, common)
+        missing = left
+    return tuple(parts), not missing
+
+
+@functools.lru_cache(maxsize=256)
+def nearest(mesh_shape: tuple[int, ...], device: int) -> tuple[int, ...]:
+    """Return all devices of a mesh, those first that differ along the last axes alone.
+
+    The first axes are the slowest links. Of several that hold the same, every device asks another.
+    """
+    mesh = Mesh(shape=mesh_shape, names=tuple(map(str, range(len(mesh_shape)))))
+    at = mesh.coordinates(device)
+
+    def distance(other: int) -> tuple[int, ...]:
+        places = zip(mesh.coordinates(other), at, mesh_shape, strict=True)
+        return tuple((there - here) % size for there, here, size in places)
+
+    return tuple(
+        sorted(range(mesh.size), key=lambda d: (tuple(x > 0 for x in distance(d)), distance(d)))
+    )
+
+
+def local_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return strides of a piece of a tensor: dense, in the tensor's order; None if contiguous.
+
+    Dims that the tensor repeats without storing them (stride 0) stay so.
+    """
+    strides = tensor.strides
+    if strides is None or shape == tensor.shape:
+        return strides
+    found = [0] * len(shape)
+    step = 1
+    for dim in sorted(range(len(shape)), key=lambda d: (-strides[d], d), reverse=True):
+        if strides[dim]:
+            found[dim] = step
+            step *= max(shape[dim], 1)
+    return tuple(found)
+
+
+def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return strides of a new, dense tensor in the order of a tensor's; None if contiguous."""
+    strides = tensor.strides
+    if strides is None:
+        return None
+    found = [0] * len(shape)
+    step = 1
+    for dim in sorted(range(len(shape)), key=lambda d: (-strides[d], d), reverse=True):
+        found[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(found)
+
+
+def is_dense(tensor: Tensor, held: Box, box: Box) -> bool:
+    """Whether a box of a device's part of a tensor lies in memory without gaps."""
+    shape = lengths(held)
+    strides = local_strides(tensor, shape)
+    if strides is None:
+        strides = _contiguous(shape)
+    step = 1
+    for stride, size in sorted(zip(strides, lengths(box), strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    steps = [1]
+    for size in reversed(shape[1:]):
+        steps.append(steps[-1] * max(size, 1))
+    return tuple(reversed(steps)) if shape else ()
+
+
+def bytes_of(tensor: Tensor, shape: Sequence[int]) -> int:
+    """Return what a piece of a tensor takes."""
+    number = volume(whole(tensor.shape or ()))
+    return tensor.bytes * volume(whole(shape)) // number if number else 0

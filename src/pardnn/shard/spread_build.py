@@ -1,0 +1,184 @@
+"""What the spreading writes into: ops of all devices, their order, and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, final
+
+from pardnn.errors import InvalidPlanError, shown
+from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor, storage_owners, writes
+from pardnn.plan.mesh import Box, owned_boxes
+from pardnn.plan.plan import Message
+from pardnn.shard.boxes import bytes_of, lengths, local_strides, new_strides
+from pardnn.shard.sharding import Sharding
+
+
+class Held(NamedTuple):
+    """A tensor as the devices hold it.
+
+    Attributes:
+        tensor: The whole one.
+        names: Of each device's part, None where there is none.
+        boxes: What it is of the whole, may stick out.
+    """
+
+    tensor: Tensor
+    names: tuple[str | None, ...]
+    boxes: tuple[Box | None, ...]
+
+
+class Want(NamedTuple):
+    """What a device needs of a tensor: a box, the value outside of it, whether values matter."""
+
+    box: Box
+    fill: float | None = None
+    content: bool = True
+
+
+class At(NamedTuple):
+    """Where in the step helpers stand: beside which op of the graph, and until when sends last.
+
+    Attributes:
+        op: The op of the graph.
+        hold: Per device the op after which it waits for what it sent; None: the sent piece's own.
+    """
+
+    op: Op
+    hold: tuple[str | None, ...]
+
+
+@final
+class Builder:
+    """The plan while it is being written.
+
+    Args:
+        graph: The graph.
+        sharding: The decision.
+
+    Raises:
+        InvalidPlanError: E410, if a layout cannot be.
+    """
+
+    def __init__(self, graph: Graph, sharding: Sharding) -> None:
+        self.graph = graph
+        self.sharding = sharding
+        self.mesh = sharding.mesh
+        self.devices = range(self.mesh.size)
+        self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+        self.owners = storage_owners(graph.ops)
+        self.written = {self.owners[name] for op in graph.ops for name in writes(op)}
+        self.boxes = {name: self._boxes(tensor) for name, tensor in self.tensors.items()}
+        self.ops: list[Op] = []
+        self.names: set[str] = set()
+        self.rows: list[list[str]] = [[] for _ in self.devices]
+        self.messages: list[Message] = []
+        self.whole_kinds: dict[str, int] = {}
+        self.helpers: dict[tuple[str, int], list[str]] = {}
+        self._taken = {op.name for op in graph.ops} | self.tensors.keys()
+
+    def _boxes(self, tensor: Tensor) -> tuple[Box, ...]:
+        shape = tensor.shape or ()
+        layout = self.sharding.layouts.get(tensor.name, ())
+        axes = len(self.mesh.shape)
+        found = owned_boxes(shape, layout if shape and layout else (None,) * axes, self.mesh)
+        if found is None:
+            raise InvalidPlanError(
+                f"tensor {shown(tensor.name)} of shape {list(shape)} cannot have the layout "
+                f"{layout} on a mesh {self.mesh.shape}: some device would hold nothing of it.\n"
+                "Leave it whole (None) along that axis."
+            )
+        return found
+
+    def fresh(self, base: str) -> str:
+        """Return a name that nothing in the graph has, without its device."""
+        while base in self._taken:
+            base += "'"
+        self._taken.add(base)
+        return base
+
+    def own(self, name: str) -> Held:
+        """Return a tensor of the graph as its owners hold it."""
+        names = tuple(f"{name}@{device}" for device in self.devices)
+        return Held(self.tensors[name], names, self.boxes[name])
+
+    def emit(self, device: int, op: Op) -> None:
+        """Append an op to the list of its device."""
+        self.ops.append(op)
+        self.names.add(op.name)
+        self.rows[device].append(op.name)
+
+    def helper(
+        self,
+        device: int,
+        name: str,
+        kind: str,
+        args: list[Any],
+        inputs: Sequence[str],
+        output: Tensor,
+        at: At,
+        *,
+        memory: MemoryKind = "normal",
+        workspace: int = 0,
+        more: dict[str, Any] | None = None,
+    ) -> str:
+        """Append an op that moves a tensor of the graph; return the name of its output.
+
+        Where the storage is written in place, it comes after whatever its reader comes after, and
+        before the write (see `after`).
+        """
+        op = at.op
+        is_written = self.owners.get(output.name.rpartition("@")[0], None) in self.written
+        after = self.after(op, device) if is_written or op.after else ()
+        self.emit(
+            device,
+            Op(
+                name=name, kind=kind, inputs=tuple(dict.fromkeys(inputs)), outputs=(output,),
+                after=after, memory=memory, workspace=workspace, source=op.source,
+                module=op.module, step=op.step, arguments={"args": args, **(more or {})},
+            ),
+        )  # fmt: skip
+        self.helpers.setdefault((op.name, device), []).append(name)
+        return output.name
+
+    def after(self, op: Op, device: int) -> tuple[str, ...]:
+        """Return what must come before a device's part of an op without being read."""
+        found: list[str] = []
+        for name in op.after:
+            found += self.helpers.get((name, device), [])
+            if f"{name}@{device}" in self.names:
+                found.append(f"{name}@{device}")
+        return tuple(found)
+
+    def send(self, tensor: str, source: int, target: int, before: str, hold: str) -> None:
+        """Let a tensor go to another device."""
+        self.messages.append(
+            Message(
+                tensor=tensor, source=source, target=target, post_before=before, hold_until=hold
+            )
+        )
+
+
+def part(tensor: Tensor, name: str, box: Box, alias: str | None = None) -> Tensor:
+    """Return a device's part of a tensor: a new one, or a view of `alias`."""
+    shape = lengths(box)
+    strides = (new_strides if alias is None else local_strides)(tensor, shape)
+    return Tensor(
+        name=name,
+        bytes=tensor.bytes if tensor.shape is None else bytes_of(tensor, shape),
+        shape=None if tensor.shape is None else shape,
+        dtype=tensor.dtype,
+        strides=strides,
+        alias_of=alias,
+    )
+
+
+def box_list(box: Box) -> list[list[int]]:
+    """Return a box as data."""
+    return [[begin, end] for begin, end in box]
+
+
+def number(value: float | None) -> Any:
+    """Return a number as data: JSON has no infinities."""
+    if value is None or value - value == 0:
+        return value
+    return {"float": "nan" if value != value else "inf" if value > 0 else "-inf"}

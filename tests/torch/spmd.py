@@ -1,0 +1,229 @@
+"""All devices of a sharded plan in one process: the interpreter that certifies the spreading.
+
+It knows the table of `plan.partition` and nothing of `pardnn.shard`: ops run in the order of each
+device, messages carry copies, and every block is compared with the one-device run.
+"""
+
+import zlib
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.ops import bind, constant_value, decode, find_call, flatten_result
+from pardnn.backends.torch.roots import sources
+from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.plan.partition import DRAW, FETCH, REDUCE, SLICE, UPDATE
+from pardnn.plan.plan import Plan
+
+CPU = torch.device("cpu")
+RANDOM = ("bernoulli", "dropout", "rand", "normal", "uniform", "exponential", "multinomial")
+
+
+def source_values(step: Any, args: Any, graph: Graph) -> dict[str, Any]:
+    """Values of all sources of a captured step."""
+    live = {source.name: source for source in sources(step, args, graph)}
+    values: dict[str, Any] = {}
+    for op in graph.ops:
+        if not op.is_source:
+            continue
+        (output,) = op.outputs
+        if op.kind == "constant":
+            values[op.name] = constant_value(op)
+        elif (op.arguments or {}).get("initial") is not None:
+            dtype = getattr(torch, output.dtype or "float64")
+            values[op.name] = torch.full(output.shape or (), op.arguments["initial"], dtype=dtype)
+        else:
+            value = live[op.name].get()
+            values[op.name] = value.detach() if isinstance(value, torch.Tensor) else value
+    return values
+
+
+def is_random(kind: str) -> bool:
+    return any(word in kind for word in RANDOM)
+
+
+def seed(name: str) -> None:
+    torch.manual_seed(zlib.crc32(name.encode()))
+
+
+def copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def run_whole(graph: Graph, values: dict[str, Any]) -> dict[str, Any]:
+    """Every tensor of the graph, as it was when its op had run."""
+    env = {name: copied(value) for name, value in values.items()}
+    seen = {name: copied(value) for name, value in values.items()}
+    with torch.no_grad():
+        for number in graph.arrays.topological.tolist():
+            op = graph.ops[number]
+            if op.is_source or op.kind == LOSS_KIND:
+                continue
+            if is_random(op.kind):
+                seed(op.name)
+            bind(op, CPU)(env)
+            seen |= {t.name: copied(env[t.name]) for t in op.outputs}
+    return seen
+
+
+def narrowed(value: Any, box: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    for dim, (begin, end) in enumerate(box):
+        assert 0 <= begin <= end <= value.shape[dim], (box, value.shape)
+        value = value.narrow(dim, begin, end - begin)
+    return value
+
+
+def _number(data: Any) -> float:
+    return decode(data, CPU)
+
+
+def _fetch(op: Op, env: dict[str, Any]) -> None:
+    shape, fill, parts = op.arguments["args"]
+    (output,) = op.outputs
+    dtype = getattr(torch, output.dtype)
+    strides = output.strides or torch.empty(shape, device="meta").stride()
+    made = torch.empty_strided(shape, strides, dtype=dtype)
+    # What no part covers and nothing fills must never be read.
+    made.fill_((float("nan") if dtype.is_floating_point else 77) if fill is None else _number(fill))
+    if dtype == torch.bool and fill is None:
+        made.fill_(True)
+    for reference, box in parts:
+        value = env[reference["tensor"]]
+        target = narrowed(made, box)
+        assert target.shape == value.shape
+        target.copy_(value)
+    env[output.name] = made
+
+
+def _reduce(op: Op, env: dict[str, Any]) -> None:
+    name, parts, weights = op.arguments["args"]
+    values = [env[part["tensor"]] for part in parts]
+    if name == "mean":
+        values = [value * weight for value, weight in zip(values, weights, strict=True)]
+    add = {
+        "sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum,
+        "prod": torch.mul,
+    }[name]  # fmt: skip
+    total = values[0].clone()
+    for value in values[1:]:
+        if total.dtype == torch.bool:
+            total = total | value if name in ("sum", "max") else total & value
+        else:
+            total = add(total, value)
+    env[op.outputs[0].name] = total
+
+
+def _draw(op: Op, env: dict[str, Any]) -> None:
+    kind, args, kwargs, boxes = op.arguments["args"]
+
+    def filled(data: Any) -> Any:
+        if isinstance(data, list):
+            return [filled(item) for item in data]
+        if isinstance(data, dict) and "ones" in data:
+            shape, dtype, strides = data["ones"]
+            strides = strides or torch.empty(shape, device="meta").stride()
+            return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype)).fill_(1)
+        if isinstance(data, dict) and "tensor" in data:
+            return env[data["tensor"]]
+        return decode(data, CPU)
+
+    seed(op.arguments["of"])
+    results = find_call(kind)(*map(filled, args), **{k: filled(v) for k, v in kwargs.items()})
+    for name, box, value in zip(
+        op.arguments["returns"], boxes, flatten_result(results), strict=True
+    ):
+        if name is not None:
+            env[name] = narrowed(value, box).clone()
+
+
+def step_of(op: Op, env: dict[str, Any]) -> None:
+    """Run one op of a partitioned graph."""
+    if op.kind == SLICE:
+        reference, box = op.arguments["args"]
+        env[op.outputs[0].name] = narrowed(env[reference["tensor"]], box)
+    elif op.kind == FETCH:
+        _fetch(op, env)
+    elif op.kind == REDUCE:
+        _reduce(op, env)
+    elif op.kind == UPDATE:
+        target, box, source = op.arguments["args"]
+        narrowed(env[target["tensor"]], box).copy_(env[source["tensor"]])
+        env[op.outputs[0].name] = env[target["tensor"]]
+    elif op.kind == DRAW:
+        _draw(op, env)
+    elif op.kind != LOSS_KIND:
+        bind(op, CPU)(env)
+
+
+def run_spread(
+    graph: Graph, plan: Plan, values: dict[str, Any], expected: dict[str, Any]
+) -> list[str]:
+    """Run a sharded plan; return what differs from the one-device run."""
+    envs: list[dict[str, Any]] = [{} for _ in plan.order]
+    carried: dict[str, list[int]] = {}
+    for message in plan.messages:
+        carried.setdefault(message.tensor, []).append(message.target)
+    tensors = {t.name for op in graph.ops for t in op.outputs}
+    problems: list[str] = []
+    assert plan.partition is not None
+    with torch.no_grad():
+        for op in plan.partition.ops:
+            device = plan.placement[op.name]
+            env = envs[device]
+            if op.is_source:
+                shard = op.arguments["shard"]
+                env[op.outputs[0].name] = copied(narrowed(values[shard["of"]], shard["box"]))
+            else:
+                step_of(op, env)
+            for tensor in op.outputs:
+                value = env[tensor.name]
+                if isinstance(value, torch.Tensor) and tuple(value.shape) != tensor.shape:
+                    problems.append(f"{tensor.name}: {tuple(value.shape)}, not {tensor.shape}")
+                for target in carried.get(tensor.name, []):
+                    envs[target][tensor.name] = copied(value)
+                name, _, at = tensor.name.rpartition("@")
+                if name in tensors and at == str(device):
+                    problems += compared(tensor.name, value, expected[name], plan, name, device)
+            if len(problems) > 5:
+                break
+    return problems
+
+
+def compared(
+    what: str, value: Any, whole: Any, plan: Plan, name: str, device: int
+) -> list[str]:
+    """Compare a device's block with that of the whole tensor."""
+    if not isinstance(whole, torch.Tensor):
+        return [] if value == whole else [f"{what}: {value} and not {whole}"]
+    block = narrowed(whole, block_of(whole.shape, plan.partition.sharding[name], plan, device))
+    if block.shape != value.shape or block.dtype != value.dtype:
+        return [f"{what}: {value.dtype}{value.shape} and not {block.dtype}{block.shape}"]
+    if not block.is_floating_point():
+        return [] if torch.equal(block, value) else [f"{what}: other values"]
+    if not block.numel() or "empty" in what:
+        return []
+    regular = torch.isfinite(block)
+    if not torch.equal(regular, torch.isfinite(value)):
+        return [f"{what}: other infinities"]
+    scale = torch.where(torch.isfinite(whole), whole, 0.0).abs().max().clamp(min=1.0)
+    error = float((torch.where(regular, block - value, 0.0).abs().max() / scale))
+    return [] if error <= 1e-10 else [f"{what}: off by {error:.2g}"]
+
+
+def block_of(shape: Any, words: Any, plan: Plan, device: int) -> list[tuple[int, int]]:
+    """A device's block, from the layout in DTensor's words: written anew for this test."""
+    box = [(0, size) for size in shape]
+    sizes, at = plan.partition.mesh.shape, device
+    coordinates = []
+    for size in reversed(sizes):
+        coordinates.insert(0, at % size)
+        at //= size
+    for word, size, here in zip(words, sizes, coordinates, strict=True):
+        if word.startswith("Shard("):
+            dim = int(word[6:-1])
+            begin, end = box[dim]
+            length = end - begin
+            box[dim] = (begin + length * here // size, begin + length * (here + 1) // size)
+    return box
