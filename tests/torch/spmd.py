@@ -191,9 +191,7 @@ def run_spread(
     return problems
 
 
-def compared(
-    what: str, value: Any, whole: Any, plan: Plan, name: str, device: int
-) -> list[str]:
+def compared(what: str, value: Any, whole: Any, plan: Plan, name: str, device: int) -> list[str]:
     """Compare a device's block with that of the whole tensor."""
     if not isinstance(whole, torch.Tensor):
         return [] if value == whole else [f"{what}: {value} and not {whole}"]
@@ -208,7 +206,7 @@ def compared(
     if not torch.equal(regular, torch.isfinite(value)):
         return [f"{what}: other infinities"]
     scale = torch.where(torch.isfinite(whole), whole, 0.0).abs().max().clamp(min=1.0)
-    error = float((torch.where(regular, block - value, 0.0).abs().max() / scale))
+    error = float(torch.where(regular, block - value, 0.0).abs().max() / scale)
     return [] if error <= 1e-10 else [f"{what}: off by {error:.2g}"]
 
 

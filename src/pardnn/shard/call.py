@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from pardnn.errors import shown
@@ -88,12 +89,18 @@ def fingerprint(call: Call) -> Any:
     return (call.kind, plain(call.args), plain(call.kwargs), call.outputs)
 
 
-def _walk(value: Any, slot: str, visit: Callable[[str, str], Any]) -> Any:
+def walk(value: Any, slot: str, visit: Callable[[str, str], Any]) -> Any:
+    """Return an argument with `visit(name, slot)` in the place of every tensor."""
     if isinstance(value, list | tuple):
-        return [_walk(item, f"{slot}.{n}", visit) for n, item in enumerate(value)]
+        return [walk(item, f"{slot}.{n}", visit) for n, item in enumerate(value)]
     if isinstance(value, dict) and set(value) == {"tensor"}:
         return visit(value["tensor"], slot)
     return value
+
+
+@lru_cache(maxsize=4096)
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)  # 40 us each time
 
 
 def bind_call(description: Description, call: Call) -> Bound:
@@ -102,7 +109,7 @@ def bind_call(description: Description, call: Call) -> Bound:
     Raises:
         DescriptionError: E220, if the description does not take what the op takes.
     """
-    signature = inspect.signature(description.function)
+    signature = _signature_of(description.function)
     try:
         bound = signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
@@ -122,9 +129,9 @@ def bind_call(description: Description, call: Call) -> Bound:
     for name, value in bound.arguments.items():
         kind = signature.parameters[name].kind
         if kind is inspect.Parameter.VAR_KEYWORD:
-            bound.arguments[name] = {key: _walk(item, key, visit) for key, item in value.items()}
+            bound.arguments[name] = {key: walk(item, key, visit) for key, item in value.items()}
         else:
-            bound.arguments[name] = _walk(value, name, visit)
+            bound.arguments[name] = walk(value, name, visit)
     return Bound(_by_slot(signature, call), names, tensors, bound)
 
 
@@ -133,8 +140,8 @@ def _by_slot(signature: inspect.Signature, call: Call) -> Call:
         return {"tensor": slot}
 
     slots = _positional_slots(signature, len(call.args))
-    args = tuple(_walk(v, slot, visit) for v, slot in zip(call.args, slots, strict=True))
-    kwargs = {key: _walk(value, key, visit) for key, value in call.kwargs.items()}
+    args = tuple(walk(v, slot, visit) for v, slot in zip(call.args, slots, strict=True))
+    kwargs = {key: walk(value, key, visit) for key, value in call.kwargs.items()}
     return replace(call, args=args, kwargs=kwargs)
 
 
@@ -150,7 +157,7 @@ def _positional_slots(signature: inspect.Signature, count: int) -> list[str]:
 
 def replaced(description: Description, call: Call, attributes: Mapping[str, Any]) -> Call:
     """Return the call with some arguments changed, by parameter of the description."""
-    slots = _positional_slots(inspect.signature(description.function), len(call.args))
+    slots = _positional_slots(_signature_of(description.function), len(call.args))
     args, kwargs = list(call.args), dict(call.kwargs)
     for name, value in attributes.items():
         if name in slots:

@@ -72,8 +72,10 @@ class Builder:
         self.names: set[str] = set()
         self.rows: list[list[str]] = [[] for _ in self.devices]
         self.messages: list[Message] = []
-        self.whole_kinds: dict[str, int] = {}
         self.helpers: dict[tuple[str, int], list[str]] = {}
+        # Local tensors that lie in memory with gaps, though they are dense in the graph.
+        self.gaps: set[str] = set()
+        self._counts: dict[str, int] = {}
         self._taken = {op.name for op in graph.ops} | self.tensors.keys()
 
     def _boxes(self, tensor: Tensor) -> tuple[Box, ...]:
@@ -91,10 +93,12 @@ class Builder:
 
     def fresh(self, base: str) -> str:
         """Return a name that nothing in the graph has, without its device."""
-        while base in self._taken:
-            base += "'"
-        self._taken.add(base)
-        return base
+        name = base
+        while name in self._taken:
+            self._counts[base] = self._counts.get(base, 1) + 1
+            name = f"{base}.{self._counts[base]}"
+        self._taken.add(name)
+        return name
 
     def own(self, name: str) -> Held:
         """Return a tensor of the graph as its owners hold it."""
@@ -127,13 +131,11 @@ class Builder:
         before the write (see `after`).
         """
         op = at.op
-        is_written = self.owners.get(output.name.rpartition("@")[0], None) in self.written
-        after = self.after(op, device) if is_written or op.after else ()
         self.emit(
             device,
             Op(
                 name=name, kind=kind, inputs=tuple(dict.fromkeys(inputs)), outputs=(output,),
-                after=after, memory=memory, workspace=workspace, source=op.source,
+                after=self.after(op, device), memory=memory, workspace=workspace, source=op.source,
                 module=op.module, step=op.step, arguments={"args": args, **(more or {})},
             ),
         )  # fmt: skip

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import LOSS_KIND, Op, Tensor, alias_of, writes
 from pardnn.plan.mesh import Mesh
-from pardnn.shard.boxes import clipped, whole
+from pardnn.shard.boxes import is_dense, whole
 from pardnn.shard.call import Call, call_of, fingerprint
 from pardnn.shard.leaves import Axes, Leaf, LeafShare, input_names, leaves
 from pardnn.shard.partition import Region
 from pardnn.shard.registry import description_of
 from pardnn.shard.spread_build import At, Builder, Held, Want, part
-from pardnn.shard.spread_moves import provide, settle
+from pardnn.shard.spread_moves import packed, provide, settle
 
 
 class Work(NamedTuple):
@@ -184,7 +184,32 @@ def _inputs(b: Builder, op: Op, work: Work, at: At) -> list[dict[str, str]]:
         for device, found in enumerate(provided[key]):
             if found is not None:
                 local[device][slot] = found
+    if not _takes_gaps(op):
+        _close_gaps(b, op, work, local, at)
     return local
+
+
+#: Rooms of descriptions whose kernels look at strides. Others may take a dense tensor for granted,
+#: as the backward pass of layer norm does, and be wrong without a word.
+_STRIDED = ("elementwise", "matmul", "view")
+
+
+def _takes_gaps(op: Op) -> bool:
+    description = description_of(op.kind) if "." in op.kind else None
+    return description is not None and description.function.__module__.endswith(_STRIDED)
+
+
+def _close_gaps(b: Builder, op: Op, work: Work, local: Sequence[dict[str, str]], at: At) -> None:
+    """Copy inputs that have gaps here and none in the graph, but for those that are changed."""
+    changed = writes(op)
+    for device, here in enumerate(local):
+        for slot, name in here.items():
+            tensor, region = b.tensors[work.names[slot]], work.leaves[device].regions[slot]
+            if name not in b.gaps or tensor.name in changed:
+                continue
+            everything = whole(tensor.shape or ())
+            if is_dense(tensor, everything, everything):
+                here[slot] = packed(b, tensor, device, region.box, name, at)
 
 
 def _raw(b: Builder, op: Op, work: Work, tensor: Tensor) -> Held:
@@ -221,6 +246,8 @@ def _emit(
         alias = None
         if source is not None:
             alias = next(local[slot] for slot, n in work.names.items() if n == source)
+            if alias in b.gaps:
+                b.gaps.add(name)
         outputs.append(part(tensor, name, box, alias))
     share = fraction(leaf)
     inputs = tuple(dict.fromkeys(local.values()))
@@ -275,6 +302,3 @@ def localised(value: Any, local: Mapping[str, str]) -> Any:
             return {"tensor": local[value["tensor"]]}
         return {key: localised(item, local) for key, item in value.items()}
     return value
-
-
-__all__ = ["Work", "clipped", "cut_work", "misplaced", "run", "whole_work"]

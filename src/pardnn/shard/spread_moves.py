@@ -73,6 +73,8 @@ def view(b: Builder, held: Held, device: int, box: Box, at: At, name: str | None
     helper = b.fresh(f"{held.tensor.name}:{at.op.name}:part") + f"@{device}"
     output = part(held.tensor, name or helper, box, source)
     args = [{"tensor": source}, box_list(relative(box, own))]
+    if source in b.gaps or not is_dense(held.tensor, own, box):
+        b.gaps.add(output.name)
     return b.helper(device, helper, SLICE, args, (source,), output, at, memory="reference")
 
 
@@ -97,8 +99,8 @@ def _pieces(
             names[owner, box] = name
             continue
         piece = view(b, held, owner, box, at)
-        if readers != [owner] and not is_dense(held.tensor, own, box):
-            piece = _packed(b, held.tensor, owner, box, piece, at)
+        if readers != [owner] and piece in b.gaps:
+            piece = packed(b, held.tensor, owner, box, piece, at)
         names[owner, box] = piece
     for (owner, box), readers in targets.items():
         for device in readers:
@@ -108,7 +110,8 @@ def _pieces(
     return names
 
 
-def _packed(b: Builder, tensor: Tensor, device: int, box: Box, piece: str, at: At) -> str:
+def packed(b: Builder, tensor: Tensor, device: int, box: Box, piece: str, at: At) -> str:
+    """Copy a device's part of a tensor without its gaps; return the name of the copy."""
     name = b.fresh(f"{tensor.name}:{at.op.name}:packed") + f"@{device}"
     shape = list(lengths(box))
     args = [shape, None, [[{"tensor": piece}, box_list(whole(shape))]]]
