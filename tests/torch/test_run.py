@@ -77,7 +77,7 @@ def executor_of(
 ) -> tuple[Executor, Binding, tuple[Any, ...]]:
     step, args = factory()
     world = connect(rank, program.plan.num_devices, store, timeout_s, headers=headers)
-    binding = Binding(step, args, program.graph, torch.device("cpu"))
+    binding = Binding(step, args, program.whole, torch.device("cpu"))
     mine = program.residents(rank)
     executor = start(program, world, lambda: binding.held(mine), **kw)
     return executor, binding, args

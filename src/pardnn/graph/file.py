@@ -31,8 +31,8 @@ _NOT_IN_FINGERPRINT = ("seconds", "source", "module", "backward_of", "step")
 _sorted_json = json.JSONEncoder(allow_nan=False, sort_keys=True).encode
 
 
-def _compact(value: Op | Tensor) -> dict[str, Any]:
-    """Return the fields that differ from their default."""
+def op_to_dict(value: Op | Tensor) -> dict[str, Any]:
+    """Return an op, or one of its outputs, as JSON types: the fields that differ from default."""
     data: dict[str, Any] = {}
     for name, default in _FIELDS[type(value)]:
         found = getattr(value, name)
@@ -40,7 +40,7 @@ def _compact(value: Op | Tensor) -> dict[str, Any]:
             data[name] = found
     if isinstance(value, Op):
         if value.outputs:
-            data["outputs"] = [_compact(tensor) for tensor in value.outputs]
+            data["outputs"] = [op_to_dict(tensor) for tensor in value.outputs]
         if value.seconds is not None:
             data["seconds"] = dict(value.seconds)
     return data
@@ -48,7 +48,7 @@ def _compact(value: Op | Tensor) -> dict[str, Any]:
 
 def graph_to_json(graph: Graph) -> bytes:
     """Return the content of the graph's file."""
-    ops = [_compact(op) for op in graph.ops]
+    ops = [op_to_dict(op) for op in graph.ops]
     return files.dump_json({"format": GraphFile.format, "name": graph.name, "ops": ops})
 
 
@@ -80,7 +80,7 @@ def op_digests(graph: Graph) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     for op in graph.ops:
-        data = _compact(op)
+        data = op_to_dict(op)
         for name in _NOT_IN_FINGERPRINT:
             data.pop(name, None)
         data |= {"inputs": list(dict.fromkeys(op.inputs)), "after": sorted(set(op.after))}

@@ -12,8 +12,9 @@ from typing import Any
 from pardnn import files
 from pardnn.cluster import cluster_to_dict
 from pardnn.errors import FileError, MismatchError
-from pardnn.graph.file import fingerprint, op_digests
+from pardnn.graph.file import fingerprint, op_digests, op_to_dict
 from pardnn.graph.ir import Graph
+from pardnn.plan.partition import Partition
 from pardnn.plan.plan import Message, Plan
 
 
@@ -27,6 +28,15 @@ def _message_to_dict(message: Message) -> dict[str, Any]:
     }
 
 
+def _partition_to_dict(partition: Partition) -> dict[str, Any]:
+    mesh = partition.mesh
+    return {
+        "mesh": {"shape": list(mesh.shape), "names": list(mesh.names)},
+        "sharding": {name: list(words) for name, words in partition.sharding.items()},
+        "ops": [op_to_dict(op) for op in partition.ops],
+    }
+
+
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON types, without fields that are not set and without a checksum."""
     data = {f.name: getattr(plan, f.name) for f in fields(plan)}
@@ -35,6 +45,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     data["messages"] = [_message_to_dict(message) for message in plan.messages]
     data["notes"] = list(plan.notes)
     data["cluster"] = None if plan.cluster is None else cluster_to_dict(plan.cluster)
+    if plan.partition is not None:
+        data["partition"] = _partition_to_dict(plan.partition)
     if plan.predicted is not None:
         data["predicted"] = dataclasses.asdict(plan.predicted)
         data["predicted"]["peak_bytes"] = list(plan.predicted.peak_bytes)
@@ -81,12 +93,24 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 def stamped(plan: Plan, graph: Graph) -> Plan:
     """Return the plan with the graph's fingerprint and digests."""
-    digests = op_digests(graph)
+    digests = _digests(plan, graph)
     return dataclasses.replace(
         plan,
         graph_fingerprint=fingerprint(graph),
-        op_digests="".join(digests[name] for name in plan.placement),
+        op_digests="".join(digests[name] for name in _digested(plan)),
     )
+
+
+def _digested(plan: Plan) -> list[str]:
+    """Return of what a plan keeps digests: its ops, or the tensors of a graph that it cuts."""
+    return list(plan.placement if plan.partition is None else plan.partition.sharding)
+
+
+def _digests(plan: Plan, graph: Graph) -> dict[str, str]:
+    found = op_digests(graph)
+    if plan.partition is None:
+        return found
+    return {tensor.name: found[op.name] for op in graph.ops for tensor in op.outputs}
 
 
 def check_fingerprint(plan: Plan, graph: Graph) -> None:
@@ -97,9 +121,9 @@ def check_fingerprint(plan: Plan, graph: Graph) -> None:
     """
     if plan.graph_fingerprint is None or plan.graph_fingerprint == fingerprint(graph):
         return
-    now = op_digests(graph)
+    now = _digests(plan, graph)
     text = plan.op_digests or ""
-    then = {name: text[8 * i : 8 * i + 8] for i, name in enumerate(plan.placement)}
+    then = {name: text[8 * i : 8 * i + 8] for i, name in enumerate(_digested(plan))}
     differences = {
         "added": [name for name in now if name not in then],
         "removed": [name for name in then if name not in now],

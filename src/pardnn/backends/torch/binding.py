@@ -41,7 +41,10 @@ class Binding:
         self._batch = batch_arguments(step, args)
         self._names = argument_names(step, len(args))
         self.sources = {source.name: source for source in sources(step, args, graph)}
-        self._whole = {op.name: op for op in graph.ops if op.is_source}
+        self._whole = {op.outputs[0].name: op for op in graph.ops if op.is_source}
+        self._initial = {
+            op.name: (op.arguments or {}).get("initial") for op in graph.ops if op.is_source
+        }
         self._check(graph)
         self._numbers = [op for op in graph.ops if op.kind == "input" and _is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not _is_number(op)]
@@ -109,7 +112,7 @@ class Binding:
 
     def _made(self, op: Op, of: str) -> torch.Tensor | None:
         """Return state that does not exist yet, as the first step would have created it."""
-        initial = (self._whole[of].arguments or {}).get("initial")
+        initial = self._initial[of]
         if initial is None:
             return None
         (output,) = op.outputs

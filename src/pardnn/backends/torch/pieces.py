@@ -33,14 +33,15 @@ def part_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
 
     Args:
         op: A source of a planned graph.
-        whole: The sources of the graph itself, by name.
+        whole: The sources of the graph itself, by the names of their values.
     """
     shard = (op.arguments or {}).get("shard")
     if shard is None:
         return op.name, None
     box = tuple((low, high) for low, high in shard["box"])
-    shape = whole[shard["of"]].outputs[0].shape or ()
-    return shard["of"], None if box == tuple((0, n) for n in shape) else box
+    source = whole[shard["of"]]
+    shape = source.outputs[0].shape or ()
+    return source.name, None if box == tuple((0, n) for n in shape) else box
 
 
 def cut_out(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:

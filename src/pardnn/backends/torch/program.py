@@ -21,7 +21,7 @@ class Program:
         whole: The graph of the step.
         graph: The graph whose ops the plan places: the same, or its partitioned form.
         plan: Valid for it.
-        sources: Sources of the step, by name.
+        sources: Sources of the step, by the names of their values.
         lowered: Messages in their global order and the actions of each rank.
         wires: What each message carries; after them, the loss to every other rank.
         loss: The op that marks the loss; None if the graph has none.
@@ -35,7 +35,7 @@ class Program:
         self.lowered = lowered or lower(graph, plan)
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.ops = {op.name: op for op in graph.ops}
-        self.sources = {op.name: op for op in self.whole.ops if op.is_source}
+        self.sources = {op.outputs[0].name: op for op in self.whole.ops if op.is_source}
         self.loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
         self.peaks = peak_bytes(graph, plan_arrays(graph, plan))
         readers = _readers(graph, plan, self.lowered)
