@@ -287,9 +287,23 @@ def profile(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="Plan file, or `op device` lines.")],
-    graph_file: opt.GraphOption,
-    output: opt.Output,
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Graph, plan or placement.")],
+    output: Annotated[Path | None, typer.Argument(metavar="OUT", help="File to write.")] = None,
+    output_option: opt.OptionalOutput = None,
+    graph_file: Annotated[
+        Path | None, typer.Option("--graph", help="Graph file of a plan, placement or split.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            help="Format, where IN can become several: pardnn.plan/1, placement, msr-fiddle-split.",
+        ),
+    ] = None,
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option("--write-cluster", help="Where to write an msr-fiddle input's cluster."),
+    ] = None,
     devices: opt.Devices = None,
     max_memory: opt.MaxMemory = None,
     bandwidth: opt.Bandwidth = None,
@@ -300,17 +314,26 @@ def convert(
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Turn a plan into a placement file, or a placement file into a plan."""
-    from pardnn.api.converting import placement_to_plan, plan_to_placement
-    from pardnn.graph.file import read_graph
+    """Read and write graphs, plans and placements in the formats of others."""
+    from pardnn.api.converting import ConvertOptions
+    from pardnn.api.converting import convert as convert_file
 
-    graph = read_graph(graph_file)
-    if cluster is None and devices is None:
-        result = plan_to_placement(source, graph, output)
-    else:
+    if (output is None) == (output_option is None):
+        raise UsageError("name one file to write: pardnn convert IN OUT")
+    machine = None
+    if cluster is not None or devices is not None:
         machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
-        result = placement_to_plan(source, graph, machine, output, reserve=reserve, costs=costs)
-    show(result, as_json, None)
+    options = ConvertOptions(
+        to=to,
+        graph_file=graph_file,
+        cluster=machine,
+        cluster_file=cluster_file,
+        reserve=reserve,
+        costs=costs,
+    )
+    target = output or output_option
+    assert target is not None
+    show(convert_file(source, target, options), as_json, None)
 
 
 @app.command()

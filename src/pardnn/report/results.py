@@ -165,10 +165,12 @@ class LinksResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertResult:
-    """What `convert` wrote."""
+    """What `convert` read and wrote."""
 
     __pydantic_config__ = STRICT
 
+    format_in: str
+    format_out: str
     ops: int
     output: str
 
