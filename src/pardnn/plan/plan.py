@@ -65,8 +65,8 @@ class Plan:
         messages: Every tensor that crosses devices. Their order is the planner's wish for the
             global total order of messages; `plan.lower` keeps to it where that cannot deadlock.
         graph_fingerprint: Of the graph it was made for.
-        op_digests: Eight hex digits per op of `placement`, or tensor of `partition.sharding`, joined,
-            to tell what changed.
+        op_digests: Eight hex digits per op of `placement`, or tensor of `partition.sharding`,
+            joined, to tell what changed.
         versions: Of pardnn and what it was captured with.
         partition: The partitioned graph, if tensors and ops are spread over devices; placement,
             order and messages then are of its ops. None if every op runs on one device.
