@@ -1,0 +1,201 @@
+"""Bytes that a sharding moves, exactly: counted box by box, device by device.
+
+    sum over ops, inputs, devices of |needed - owned|
+    + sum over ops, outputs, devices of the partial results of the owned block that others hold
+
+times the size of an element. A region that two ops need counts twice: each has its own fetch.
+An output whose share is no partial result but lies elsewhere is exchanged: |owned - computed|.
+Reference: Tofu (EuroSys 2019), section 5.1 and Lemma 1, with ghost regions carried along exactly.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
+from pardnn.plan.mesh import Layout
+from pardnn.shard.call import call_of, fingerprint
+from pardnn.shard.cutting import Cutting, cutting_of, owned_array
+from pardnn.shard.leaves import input_names
+from pardnn.shard.registry import description_of
+from pardnn.shard.sharding import Sharding
+
+
+def volumes(boxes: Int64[ndarray, "*b rank 2"]) -> Int64[ndarray, "*b"]:
+    """Return the number of elements of each box; 0 where it is empty."""
+    return np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
+
+
+def overlaps(
+    one: Int64[ndarray, "*b rank 2"], other: Int64[ndarray, "*c rank 2"]
+) -> Int64[ndarray, "*d rank 2"]:
+    """Return what boxes have in common, broadcast against each other."""
+    low = np.maximum(one[..., 0], other[..., 0])
+    return np.stack([low, np.minimum(one[..., 1], other[..., 1])], axis=-1)
+
+
+def clipped(boxes: Int64[ndarray, "*b rank 2"], shape: Sequence[int]) -> ndarray:
+    """Return boxes without what sticks out of the tensor."""
+    return np.clip(boxes, 0, np.array(shape, dtype=np.int64)[:, None])
+
+
+def fetched(
+    regions: Int64[ndarray, "a n rank 2"], owned: Int64[ndarray, "l n rank 2"]
+) -> Int64[ndarray, "a l n"]:
+    """Return the elements that each device fetches, for each way to compute and to own.
+
+    Args:
+        regions: What each of n devices needs, inside of the tensor, in a ways.
+        owned: What each owns, in l layouts.
+    """
+    common = volumes(overlaps(regions[:, None], owned[None]))
+    return volumes(regions)[:, None] - common
+
+
+def combined(
+    share: Int64[ndarray, "n rank 2"],
+    reduced: Sequence[bool],
+    parts: Sequence[int],
+    owned: Int64[ndarray, "l n rank 2"],
+) -> Int64[ndarray, "l n"]:
+    """Return the elements that each device gets of others to have what it owns of an output.
+
+    Args:
+        share: Where the result of each of n devices lies, inside of the output.
+        reduced: For each mesh axis, whether results along it are partial ones.
+        parts: Devices along each mesh axis.
+        owned: What each device owns, in l layouts.
+    """
+    missing = volumes(owned) - volumes(overlaps(owned, share[None]))
+    if not any(reduced):
+        return missing
+    group = _groups(reduced, parts)
+    total = np.zeros(owned.shape[:2], dtype=np.int64)
+    for number in range(int(group.max()) + 1):
+        distinct = np.unique(share[group == number], axis=0)
+        held = volumes(overlaps(owned[:, :, None], distinct[None, None])).sum(axis=-1)
+        own = volumes(overlaps(owned, share[None]))
+        total += np.where(group[None] == number, held - own, held)
+    return total
+
+
+def _groups(reduced: Sequence[bool], parts: Sequence[int]) -> ndarray:
+    """Number per device the coordinates along the axes of partial results."""
+    number = np.zeros(tuple(parts), dtype=np.int64)
+    for axis, (flag, size) in enumerate(zip(reduced, parts, strict=True)):
+        if flag:
+            shape = [1] * len(parts)
+            shape[axis] = size
+            number = number * size + np.arange(size).reshape(shape)
+    return number.reshape(-1)
+
+
+def element_bytes(tensor: Tensor) -> int:
+    """Bytes of one element."""
+    count = int(np.prod(tensor.shape or (), dtype=np.int64))
+    return tensor.bytes // count if count else 0
+
+
+def is_call(op: Op) -> bool:
+    """Whether an op is a call on tensors: no source, no mark of the loss, no host arithmetic."""
+    return not op.is_source and op.kind != LOSS_KIND and not op.kind.startswith("scalar.")
+
+
+def slots_of(call: Any) -> dict[str, str]:
+    """Return the name of the tensor in each slot; without description slots are the names."""
+    if description_of(call.kind) is None:
+        return {name: name for name in call.shapes}
+    return input_names(call)
+
+
+def sharding_bytes(graph: Graph, sharding: Sharding) -> dict[str, int]:
+    """Return the bytes that each op moves between devices, by its name; sums to the objective.
+
+    Args:
+        graph: The graph.
+        sharding: Of all its tensors and calls.
+
+    Raises:
+        ValueError: If an op's axes cannot be cut, or a tensor's layout leaves a device nothing.
+    """
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    kept: dict[Any, int] = {}
+    found: dict[str, int] = {}
+    for op in graph.ops:
+        if not is_call(op):
+            continue
+        call = call_of(op, tensors)
+        names = list(dict.fromkeys([*call.shapes, *(t.name for t in op.outputs)]))
+        key = (
+            fingerprint(call),
+            tuple(names.index(n) for n in op.inputs),
+            tuple((sharding.layouts[n], element_bytes(tensors[n])) for n in names),
+            sharding.axes[op.name],
+        )
+        if key not in kept:
+            kept[key] = _op_bytes(op, call, tensors, sharding)
+        found[op.name] = kept[key]
+    return found
+
+
+def _op_bytes(op: Op, call: Any, tensors: Mapping[str, Tensor], sharding: Sharding) -> int:
+    cutting = cutting_of(call, sharding.axes[op.name], sharding.mesh)
+    if cutting is None:
+        raise ValueError(f"op {op.name!r} cannot be cut along {sharding.axes[op.name]}")
+    parts = sharding.mesh.shape
+    total = 0
+    for name, regions in needed(cutting, slots_of(call), call.shapes).items():
+        owned = _owned(tensors[name], sharding.layouts[name], parts)
+        total += int(fetched(regions, owned[None]).sum()) * element_bytes(tensors[name])
+    for name, share, flags in produced(op, cutting):
+        shape = tensors[name].shape or ()
+        owned = _owned(tensors[name], sharding.layouts[name], parts)
+        moved = combined(clipped(share, shape), flags, parts, owned[None])
+        total += int(moved.sum()) * element_bytes(tensors[name])
+    return total
+
+
+def needed(
+    cutting: Cutting, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Int64[ndarray, "r n rank 2"]]:
+    """Return the distinct regions that an op fetches of each input, one or several, by name."""
+    found: dict[str, list[ndarray]] = {}
+    for slot, boxes in cutting.regions.items():
+        name = names[slot]
+        if not cutting.contents[slot] or not shapes[name]:
+            continue
+        inside = clipped(boxes, shapes[name])
+        known = found.setdefault(name, [])
+        if not any(np.array_equal(inside, other) for other in known):
+            known.append(inside)
+    return {name: np.stack(boxes) for name, boxes in found.items() if boxes}
+
+
+def produced(op: Op, cutting: Cutting) -> list[tuple[str, ndarray, tuple[bool, ...]]]:
+    """Return name, shares and partial axes of each tensor that an op computes."""
+    returned = (op.arguments or {}).get("returns") or [tensor.name for tensor in op.outputs]
+    rows = zip(returned, cutting.shares, cutting.reduced, strict=True)
+    return [(name, share, flags) for name, share, flags in rows if name and share is not None]
+
+
+def _owned(tensor: Tensor, layout: Layout, parts: tuple[int, ...]) -> ndarray:
+    owned = owned_array(tensor.shape or (), layout, parts)
+    if owned is None:
+        raise ValueError(f"tensor {tensor.name!r} cannot be laid out as {layout}")
+    return owned
+
+
+def total_bytes(graph: Graph, sharding: Sharding) -> int:
+    """Return the bytes that a step moves between devices: the objective `bytes`."""
+    return sum(sharding_bytes(graph, sharding).values())
+
+
+def all_axes(loops: Sequence[str | None], count: int) -> list[tuple[str | None, ...]]:
+    """Return every choice of a loop per mesh axis."""
+    return list(itertools.product(loops, repeat=count))

@@ -1,0 +1,215 @@
+"""The choice of a sharding as a sum of small tables: decisions for tensors, terms for ops.
+
+Each class of tied tensors is a *decision*: a layout. Each op of the coarse graph is a *term*: the
+least cost, over the loops it may cut, of what it fetches and combines, given the layouts of its
+tensors. For fixed loops that cost is a sum over the tensors, so a term is made of one table per
+tensor, loops by layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pardnn.graph.ir import Graph, Tensor, storage_owners, writes
+from pardnn.shard.aligned import alignment_of, free_loop
+from pardnn.shard.coarsen import OpCall, coarsened, op_calls
+from pardnn.shard.cost import element_bytes
+from pardnn.shard.ties import Dims, Ties, composed
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tensor of an op.
+
+    Attributes:
+        decision: Whose layout it has.
+        dims: Its dim for each dim of the decision's root.
+        shape: Of the tensor.
+        item: Bytes of an element.
+        slots: Where the op reads it.
+        outputs: Which of its outputs it is.
+        is_local: Whether the op must find or leave it where it is owned: it is written in place,
+            or a view of what is.
+    """
+
+    decision: int
+    dims: Dims
+    shape: tuple[int, ...]
+    item: int
+    slots: tuple[str, ...]
+    outputs: tuple[int, ...]
+    is_local: bool
+
+
+@dataclass(slots=True)
+class Term:
+    """Equal ops on equal decisions.
+
+    Attributes:
+        number: Of the call.
+        uses: Tensors that have dims, or are partial results.
+        ops: The ops by name; their number is the weight of the term.
+    """
+
+    number: int
+    uses: tuple[Use, ...]
+    ops: list[OpCall] = field(default_factory=list)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether some tensor must be where it is owned."""
+        return any(use.is_local for use in self.uses)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One class of tensors.
+
+    Attributes:
+        root: The tensor whose dims layouts are of.
+        dims: Dims of the root that may be cut.
+        forms: Distinct (shape, dims) of the members, the root's first.
+        is_written: Whether some member is written in place.
+        bytes: Of all members together.
+    """
+
+    root: str
+    dims: tuple[int, ...]
+    forms: tuple[tuple[tuple[int, ...], Dims], ...]
+    is_written: bool
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What has to be decided.
+
+    Attributes:
+        decisions: One per class.
+        terms: One per distinct op whose cost depends on them.
+        free: Ops that follow their tensors at no cost.
+        ties: The classes.
+        number: Of the decision of each class, by root.
+        tensors: Of the graph, by name.
+    """
+
+    decisions: tuple[Decision, ...]
+    terms: tuple[Term, ...]
+    free: tuple[OpCall, ...]
+    ties: Ties
+    number: Mapping[str, int]
+    tensors: Mapping[str, Tensor]
+
+    def layout(self, name: str, layouts: Sequence[tuple[int | None, ...]]) -> tuple[Any, ...]:
+        """Return a tensor's own layout, given one for each decision."""
+        dims = self.ties.dims[name]
+        chosen = layouts[self.number[self.ties.root[name]]]
+        return tuple(None if d is None else dims[d] for d in chosen)
+
+
+def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None) -> Problem:
+    """Return the problem of a graph, coarsened to a level of `coarsen`. O(tensors + arguments)."""
+    calls = op_calls(graph) if calls is None else calls
+    ties = coarsened(graph, calls, level)
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    owners = storage_owners(graph.ops)
+    written = {owners[name] for op in graph.ops for name in writes(op)}
+    number = {root: i for i, root in enumerate(ties.members)}
+    terms: dict[Any, Term] = {}
+    free: list[OpCall] = []
+    for op_call in calls:
+        if _is_free(op_call, ties):
+            free.append(op_call)
+            continue
+        local = _local_names(op_call, owners, written)
+        uses = _uses(op_call, ties, number, tensors, local)
+        key = (op_call.number, uses)
+        terms.setdefault(key, Term(op_call.number, uses)).ops.append(op_call)
+    decisions = tuple(_decision(root, ties, tensors, owners, written) for root in ties.members)
+    return Problem(decisions, tuple(terms.values()), tuple(free), ties, number, tensors)
+
+
+def _is_free(op_call: OpCall, ties: Ties) -> bool:
+    alignment = alignment_of(op_call.call)
+    if not alignment.is_total:
+        return False
+    output = op_call.places[0]
+    root = ties.root[output]
+    sizes = ties.shapes[root]
+    for place, pair in alignment.pairs.items():
+        name = op_call.places[place]
+        if ties.root[name] != root:
+            return False
+        through = composed(ties.dims[output], pair)
+        if any(a != b for a, b, n in zip(through, ties.dims[name], sizes, strict=True) if n > 1):
+            return False
+    return all(
+        free_loop(op_call.call, d) is not None
+        for d, n in zip(ties.dims[output], sizes, strict=True)
+        if d is not None and n > 1
+    )
+
+
+def _local_names(
+    op_call: OpCall, owners: Mapping[str, str | None], written: set[str | None]
+) -> set[str]:
+    """Names that an op must find or leave where they are owned."""
+    local = set(writes(op_call.op))
+    outputs = {name for place, name in op_call.places.items() if isinstance(place, int)}
+    inputs = set(op_call.op.inputs)
+    for name in outputs:
+        if owners[name] in written and owners[name] not in outputs:
+            local.add(name)
+            local.update(other for other in inputs if owners[other] == owners[name])
+    return local
+
+
+def _uses(
+    op_call: OpCall,
+    ties: Ties,
+    number: Mapping[str, int],
+    tensors: Mapping[str, Tensor],
+    local: set[str],
+) -> tuple[Use, ...]:
+    found: dict[str, tuple[list[str], list[int]]] = {}
+    for place, name in op_call.places.items():
+        slots, outputs = found.setdefault(name, ([], []))
+        if isinstance(place, int):
+            outputs.append(place)
+        else:
+            slots.append(place)
+    return tuple(
+        Use(
+            number[ties.root[name]],
+            ties.dims[name],
+            ties.shapes[name],
+            element_bytes(tensors[name]),
+            tuple(slots),
+            tuple(outputs),
+            name in local,
+        )
+        for name, (slots, outputs) in found.items()
+        if ties.shapes[name] or outputs
+    )
+
+
+def _decision(
+    root: str,
+    ties: Ties,
+    tensors: Mapping[str, Tensor],
+    owners: Mapping[str, str | None],
+    written: set[str | None],
+) -> Decision:
+    members = ties.members[root]
+    forms = dict.fromkeys((ties.shapes[name], ties.dims[name]) for name in members)
+    blocked = ties.blocked.get(root, set())
+    dims = tuple(d for d, n in enumerate(ties.shapes[root]) if n > 1 and d not in blocked)
+    return Decision(
+        root,
+        dims,
+        tuple(forms),
+        any(owners[name] in written for name in members),
+        sum(tensors[name].bytes for name in members if owners[name] == name),
+    )

@@ -1,0 +1,104 @@
+"""Tensors tied to one decision: union-find that remembers which dim of one is which of another.
+
+Idea: a class has a root tensor; every member says which of its dims each dim of the root is. So
+`w` and `w.t()` can be one decision, and so can a tensor and what an in-place write makes of it.
+Complexity: O(tensors log tensors), smaller classes move into larger ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Dims = tuple[int | None, ...]
+"""For each dim of a root the dim of a member, None if the member has none."""
+
+
+@dataclass
+class Ties:
+    """Classes of tensors under construction.
+
+    Attributes:
+        shapes: Of all tensors, by name.
+        root: Class of each tensor, named by its root.
+        dims: Of each tensor, by dim of its root.
+        members: Of each class.
+        blocked: Of each class, dims of the root that no layout may cut.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    root: dict[str, str] = field(default_factory=dict)
+    dims: dict[str, Dims] = field(default_factory=dict)
+    members: dict[str, list[str]] = field(default_factory=dict)
+    blocked: dict[str, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Every tensor is a class of its own."""
+        for name, shape in self.shapes.items():
+            self.root[name] = name
+            self.dims[name] = tuple(range(len(shape)))
+            self.members[name] = [name]
+
+    def tie(self, one: str, other: str, dims: Dims | None = None, *, hard: bool = False) -> bool:
+        """Tie two tensors.
+
+        Args:
+            one: A tensor.
+            other: A tensor.
+            dims: For each dim of `one` that of `other`; the same if not given.
+            hard: Whether they must be one decision, even if some dims are lost by it.
+
+        Returns:
+            Whether they are one class now.
+        """
+        if dims is None:
+            dims = tuple(range(len(self.shapes[one])))
+        if self.root[one] == self.root[other]:
+            return self._agree(one, other, dims, hard)
+        if len(self.members[self.root[one]]) < len(self.members[self.root[other]]):
+            one, other, dims = other, one, inverse(dims, len(self.shapes[other]))
+        kept, moved = self.root[one], self.root[other]
+        back = inverse(self.dims[other], len(self.shapes[moved]))
+        # dim of the kept root -> of one -> of other -> of the moved root
+        through = composed(composed(self.dims[one], dims), back)
+        if not hard and not self._covers(kept, moved, through):
+            return False
+        for name in self.members.pop(moved):
+            self.root[name] = kept
+            self.dims[name] = composed(through, self.dims[name])
+            self.members[kept].append(name)
+        lost = self.blocked.pop(moved, set())
+        self._block(kept, {d for d, m in enumerate(through) if m is None or m in lost})
+        return True
+
+    def _agree(self, one: str, other: str, dims: Dims, hard: bool) -> bool:
+        expected = composed(self.dims[one], dims)
+        differ = {d for d, found in enumerate(self.dims[other]) if found != expected[d]}
+        differ = {d for d in differ if self.shapes[self.root[one]][d] > 1}
+        if differ and hard:
+            self._block(self.root[one], differ)
+        return hard or not differ
+
+    def _covers(self, kept: str, moved: str, through: Dims) -> bool:
+        """Whether no dim that could be cut is lost."""
+        large = {d for d, size in enumerate(self.shapes[kept]) if size > 1}
+        others = {d for d, size in enumerate(self.shapes[moved]) if size > 1}
+        return {through[d] for d in large} == others
+
+    def _block(self, root: str, dims: set[int]) -> None:
+        if dims:
+            self.blocked.setdefault(root, set()).update(dims)
+
+
+def composed(first: Dims, second: Dims) -> Dims:
+    """Return the dims reached by one map after the other."""
+    return tuple(None if d is None else second[d] for d in first)
+
+
+def inverse(dims: Dims, rank: int) -> Dims:
+    """Return the map back, of a tensor with `rank` dims."""
+    found: list[int | None] = [None] * rank
+    for one, other in enumerate(dims):
+        if other is not None:
+            found[other] = one
+    return tuple(found)
