@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pardnn.plan.mesh import Box, Mesh
+from pardnn.shard.analysis import analyse
 from pardnn.shard.call import Call, bind_call
-from pardnn.shard.partition import Piece, Region, Share, partition
+from pardnn.shard.partition import Piece, Region, Share, pieces_of
 from pardnn.shard.registry import description_of
 from pardnn.shard.tdl import Reducer
 
@@ -72,7 +73,7 @@ def leaves(call: Call, axes: Axes, mesh: Mesh) -> tuple[Leaf, ...] | None:
     for axis, parts in zip(axes, mesh.shape, strict=True):
         cut: list[Leaf] = []
         for leaf in found:
-            pieces = partition(leaf.call, axis, parts) if axis is not None else None
+            pieces = _pieces(leaf.call, axis, parts) if axis is not None else None
             if axis is None:
                 cut += [_widened(leaf)] * parts
             elif pieces is None:
@@ -81,6 +82,15 @@ def leaves(call: Call, axes: Axes, mesh: Mesh) -> tuple[Leaf, ...] | None:
                 cut += [_inside(leaf, piece) for piece in pieces]
         found = cut
     return tuple(found)
+
+
+def _pieces(call: Call, axis: str, parts: int) -> tuple[Piece, ...] | None:
+    """As `partition`, and None if a piece of a cut call has lost the loop."""
+    description = description_of(call.kind)
+    if description is None:
+        return None
+    analysis, bound = analyse(description, call)
+    return pieces_of(description, analysis, bound, axis, parts) if axis in analysis.axes else None
 
 
 def input_names(call: Call) -> dict[str, str]:

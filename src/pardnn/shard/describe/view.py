@@ -56,7 +56,8 @@ def view(self: Tensor, size: Sequence[int], *strides: Any) -> Any:
         return lambda *i: taken(self[(ALL,) * self.ndim])[i]
     found = groups(before, after)
     leads = [math.gcd(before[ins[0]], after[outs[0]]) for ins, outs in found]
-    names = tuple(f"g{n}" for n in range(len(found)))
+    # By the last dim, which stays where it is when the leading one is cut down to a single slice.
+    names = tuple(f"g{outs[-1]}" for _, outs in found)
 
     def place(*g: Any) -> At:
         read: list[Any] = [ALL] * len(before)
