@@ -14,6 +14,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partition import planned_graph
 from pardnn.plan.plan import Plan, plan_arrays
 from pardnn.report.results import EstimateResult, SimulateResult
 
@@ -119,6 +120,7 @@ def simulate(
         )
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
+    graph = planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
     machine = machine_of(costs_for(graph, plan.cluster, costs), plan.cluster)
     timeline = judge(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]

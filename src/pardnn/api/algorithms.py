@@ -19,6 +19,11 @@ ALGORITHMS: dict[str, tuple[str, str]] = {
     "exact": ("pardnn.place.exact", "place_exact"),
 }
 
+#: Those that cut every op over all devices, on captured graphs: (module, function).
+SHARDED: dict[str, tuple[str, str]] = {
+    "tofu": ("pardnn.shard.search", "search"),
+}
+
 #: Those that ask a solver in a child process, which may not be installed.
 SOLVED = frozenset({"m-sct", "metis", "exact"})
 
@@ -35,8 +40,8 @@ def check_algorithm(name: str) -> None:
     Raises:
         UsageError: E210, listing the algorithms.
     """
-    if name != "auto" and name not in ALGORITHMS:
-        known = ", ".join(["auto", *ALGORITHMS])
+    if name not in ("auto", *ALGORITHMS, *SHARDED):
+        known = ", ".join(["auto", *ALGORITHMS, *SHARDED])
         raise UsageError(f"no algorithm {name!r:.40}; there are {known}", code="E210")
 
 

@@ -52,3 +52,18 @@ def costs_for(
         return measured_costs(graph, tables)
     assert choice is not None
     return preset_costs(graph, choice, types, threads=threads)
+
+
+def part_costs(parts: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1) -> Costs:
+    """Return the costs of a partitioned graph, made the way those of the graph were.
+
+    Args:
+        parts: The partitioned graph.
+        cluster: Tells the device types.
+        costs: Of the graph that it was made from.
+        threads: That an op may use on a CPU.
+    """
+    if costs.source == "graph":
+        return graph_costs(parts)
+    names = [name for name in costs.source.split(", ") if name != "cpu"]
+    return costs_for(parts, cluster, names[0] if names else "cpu", threads=threads)

@@ -12,11 +12,13 @@ import numpy as np
 
 from pardnn.api.algorithms import (
     ALGORITHMS,
+    SHARDED,
     SOLVED,
     algorithms_to_try,
     check_algorithm,
     is_polished,
 )
+from pardnn.api.sharding import Spread, decide_sharded
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, StuckError, UsageError
@@ -32,7 +34,7 @@ Objective = Literal["seconds", "bytes"]
 
 
 class Outcome(NamedTuple):
-    """One algorithm's decision, judged."""
+    """One algorithm's decision, judged; `plan` is of the partitioned graph if ops are cut."""
 
     algorithm: str
     plan: PlanArrays
@@ -40,6 +42,7 @@ class Outcome(NamedTuple):
     makespan_s: float
     transfer_bytes: int
     planning_s: float
+    spread: Spread | None = None
 
 
 def check_reserve(reserve: float) -> None:
@@ -60,6 +63,7 @@ def decide(
     algorithm: str,
     reserve: float,
     seed: int,
+    objective: Objective = "seconds",
 ) -> Outcome:
     """Run one algorithm and judge its plan under the plan's own order.
 
@@ -69,6 +73,12 @@ def decide(
     from pardnn.sim.engine import simulate
     from pardnn.sim.machine import machine_of
 
+    if algorithm in SHARDED:
+        found = decide_sharded(
+            graph, cluster, costs, algorithm=algorithm, objective=objective, reserve=reserve
+        )
+        judged = (found.makespan_s, found.transfer_bytes, found.planning_s)
+        return Outcome(algorithm, found.arrays, 0, *judged, spread=found)
     module, function = ALGORITHMS[algorithm]
     place: Callable = getattr(importlib.import_module(module), function)
     machine = machine_of(costs, cluster)
@@ -113,7 +123,8 @@ def decide_best(
         if best is not None and time_limit is not None and spent > time_limit:
             break
         try:
-            found = decide(graph, cluster, costs, algorithm=name, reserve=reserve, seed=seed)
+            options = {"reserve": reserve, "seed": seed, "objective": objective}
+            found = decide(graph, cluster, costs, algorithm=name, **options)
         except InfeasibleError as error:
             failure = failure or error
             continue
@@ -123,7 +134,7 @@ def decide_best(
         assert failure is not None
         raise failure
     spent = time.perf_counter() - started
-    if improve and (time_limit is None or spent < time_limit):
+    if improve and best.spread is None and (time_limit is None or spent < time_limit):
         best = _polished(graph, cluster, costs, best, reserve, seed)
     return best._replace(planning_s=time.perf_counter() - started)
 
@@ -225,8 +236,9 @@ def finished(
         InvalidPlanError: E410, if it breaks a rule.
     """
     result = _measure(graph, cluster, costs, outcome, reserve, compile_s)
+    spread = outcome.spread
     plan = dataclasses.replace(
-        plan_from_arrays(graph, outcome.plan),
+        plan_from_arrays(graph, outcome.plan) if spread is None else spread.plan,
         versions={"pardnn": _version()},
         cluster=cluster,
         algorithm=outcome.algorithm,
@@ -265,11 +277,17 @@ def _measure(
     from pardnn.sim.peak import peaks
 
     machine = machine_of(costs, cluster)
-    timeline = simulate(graph, machine, outcome.plan)
-    bound = lower_bound_seconds(graph.arrays, machine, capacities(cluster, reserve))
     serial = serial_seconds(machine)
+    if outcome.spread is None:
+        bound = lower_bound_seconds(graph.arrays, machine, capacities(cluster, reserve))
+    else:  # a cut op may take a k-th part of its time
+        bound = serial / cluster.num_devices
+        graph, costs = outcome.spread.graph, outcome.spread.costs
+        machine = machine_of(costs, cluster)
+    timeline = simulate(graph, machine, outcome.plan)
     idle = [device for device, row in enumerate(np.diff(outcome.plan.order_ptr)) if row == 0]
-    notes = [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
+    notes = list(outcome.spread.plan.notes) if outcome.spread else []
+    notes += [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
     return PlanResult(
         algorithm=outcome.algorithm,
         num_devices=cluster.num_devices,
@@ -337,7 +355,7 @@ def warm_up(names: Iterable[str], *, limited: bool = True) -> None:
     costs = graph_costs(graph)
     for memory in (None, _WARM_UP_BYTES) if limited else (None,):
         cluster = Cluster.uniform(2, memory=memory)
-        for name in [name for name in names if name not in SOLVED]:
+        for name in [name for name in names if name not in SOLVED and name in ALGORITHMS]:
             try:
                 decide(graph, cluster, costs, algorithm=name, reserve=0.0, seed=0)
             except InfeasibleError:
@@ -359,25 +377,18 @@ def compare(
         try:
             _, result = make_plan(graph, cluster, costs, algorithm=name, reserve=reserve, seed=seed)
         except (InfeasibleError, StuckError, UsageError) as error:
-            rows.append(
-                CompareRow(
-                    algorithm=name,
-                    makespan_s=None,
-                    peak_bytes=None,
-                    planning_s=None,
-                    fits=False,
-                    error=str(error),
-                )
-            )
-            continue
-        rows.append(
-            CompareRow(
-                algorithm=name,
-                makespan_s=result.makespan_s,
-                peak_bytes=result.peak_bytes,
-                planning_s=result.planning_s,
-                fits=True,
-                error=None,
-            )
-        )
+            rows.append(_compared(name, None, str(error)))
+        else:
+            rows.append(_compared(name, result, None))
     return tuple(rows)
+
+
+def _compared(name: str, result: PlanResult | None, error: str | None) -> CompareRow:
+    return CompareRow(
+        algorithm=name,
+        makespan_s=result and result.makespan_s,
+        peak_bytes=result and result.peak_bytes,
+        planning_s=result and result.planning_s,
+        fits=result is not None,
+        error=error,
+    )

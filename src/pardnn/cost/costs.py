@@ -23,6 +23,10 @@ from pardnn.graph.ir import Graph, Op, Tensor
 #: Seconds of an op at speed 1; None if this model does not know.
 CostModel = Callable[[Op, Mapping[str, Tensor]], float | None]
 
+#: Bytes per second at which a sharded plan's own ops move tensors, where the graph states the
+#: seconds of all others: copying reads and writes. Assumed, of an accelerator's memory.
+MOVING = 1e12
+
 #: Signatures under which a table keeps what views and host arithmetic cost.
 VIEW_SIGNATURE = "pardnn.view"
 HOST_SIGNATURE = "pardnn.host"
@@ -143,6 +147,8 @@ def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
                 value = op.seconds.get(kind, np.inf)
             elif is_free(op):
                 value = 0.0
+            elif not models and op.kind.startswith("pardnn."):
+                value = 0.0 if is_view(op) else _moving(op, tensors)
             else:
                 value = models[kind](op, tensors) if kind in models else None
                 if value is None and (kind in models or not models):
@@ -152,6 +158,12 @@ def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
     for array in seconds.values():
         array.setflags(write=False)
     return Costs(seconds=seconds, source=source)
+
+
+def _moving(op: Op, tensors: Mapping[str, Tensor]) -> float:
+    """Return the seconds of an op that puts together what others computed."""
+    moved = sum(tensors[name].bytes for name in op.inputs) + sum(t.bytes for t in op.outputs)
+    return moved / MOVING
 
 
 def _stated_types(graph: Graph) -> list[str]:

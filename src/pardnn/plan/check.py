@@ -2,21 +2,25 @@
 
 It proves that a plan runs every op once on a device that can run it, that every tensor is where it
 is read, that in-place writes disturb nobody, that no schedule of the ranks deadlocks, and that no
-device exceeds its memory. O(ops + edges + messages).
+device exceeds its memory. Of a sharded plan it checks the partitioned graph, and then that as any
+other (`check_partition`). O(ops + edges + messages).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import Cluster
-from pardnn.errors import InvalidPlanError, MismatchError
+from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, writes
 from pardnn.plan.actions import Action, Receive, Send, Wait
+from pardnn.plan.check_partition import partition_problems
 from pardnn.plan.lower import Lowered, lower
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partition import planned_graph
 from pardnn.plan.plan import Message, Plan, plan_arrays
 
 MAX_PROBLEMS = 20
@@ -52,6 +56,11 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
     if plan.graph_fingerprint not in (None, fingerprint(graph)):
         return ["graph_fingerprint: the plan was made for another graph"]
     problems: list[str] = []
+    if plan.partition is not None:
+        problems += itertools.islice(_partition(graph, plan), MAX_PROBLEMS)
+        if problems:
+            return problems
+        graph = planned_graph(graph, plan)
     for rule in (_placement, _order, _groups, _messages, _deliveries, _writes):
         # Later rules assume that every op has one device and one position.
         context = _Context(
@@ -66,6 +75,15 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
         if problems and rule in (_placement, _order, _messages):
             return problems[:MAX_PROBLEMS]
     return problems[:MAX_PROBLEMS] or [*_schedule(graph, plan), *_memory(graph, plan, cluster)]
+
+
+def _partition(graph: Graph, plan: Plan) -> Iterator[str]:
+    try:
+        planned_graph(graph, plan)
+    except PardnnError as error:
+        yield f"partition: {error.message}"
+        return
+    yield from partition_problems(graph, plan)
 
 
 def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None:

@@ -29,6 +29,7 @@ Sources ("w@2") carry `arguments["shard"] = {"of": "w", "box": [[0, 8], [16, 32]
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -62,6 +63,10 @@ class Partition:
     sharding: Mapping[str, tuple[str, ...]]
     ops: tuple[Op, ...]
 
+    def __hash__(self) -> int:
+        """Hash by mesh and size: hashing the ops would cost as much as reading them."""
+        return hash((self.mesh, len(self.ops)))
+
 
 def planned_graph(graph: Graph, plan: Plan) -> Graph:
     """Return the graph whose ops a plan places: the graph itself, or its partitioned form.
@@ -71,4 +76,9 @@ def planned_graph(graph: Graph, plan: Plan) -> Graph:
     """
     if plan.partition is None:
         return graph
-    return build_graph(graph.name, plan.partition.ops)
+    return _built(graph.name, plan.partition)
+
+
+@functools.lru_cache(maxsize=1)
+def _built(name: str, partition: Partition) -> Graph:
+    return build_graph(name, partition.ops)

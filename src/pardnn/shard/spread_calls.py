@@ -176,8 +176,10 @@ def _inputs(b: Builder, op: Op, work: Work, at: At) -> list[dict[str, str]]:
         wants: list[Want | None] = []
         for device, leaf in enumerate(work.leaves):
             region = leaf.regions.get(slot)
-            is_idle = region is None or (op.kind == LOSS_KIND and device > 0)
-            wants.append(None if is_idle else Want(region.box, region.fill, region.content))
+            if region is None or (op.kind == LOSS_KIND and device > 0):
+                wants.append(None)
+            else:
+                wants.append(Want(region.box, region.fill, region.content))
         key = (name, tuple(wants))
         if key not in provided:
             provided[key] = provide(b, b.own(name), wants, at)

@@ -1,0 +1,222 @@
+"""The checker of partitioned graphs: independent of the code that spreads a graph.
+
+It proves that every op of the graph has its copy on every device, that the blocks of every tensor
+are those that its layout names, and, following each element from its owner through slices,
+messages and fetches, that what is put together is the right part of one tensor. What an op needs
+of its inputs, only its description knows; the numeric tests certify that. O(ops + parts).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
+from pardnn.plan.mesh import Box, Layout, Mesh, owned_boxes
+from pardnn.plan.partition import DRAW, FETCH, REDUCE, SLICE, UPDATE, Partition
+from pardnn.plan.plan import Plan
+
+_WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
+
+
+class _Place(NamedTuple):
+    """What a local tensor is: a box of a tensor, or of a result that has yet to be placed."""
+
+    of: str
+    box: Box
+
+
+def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Yield what is wrong with the partitioned graph of a plan, which has one."""
+    partition = plan.partition
+    assert partition is not None
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    size = partition.mesh.size
+    if size != plan.num_devices or min(partition.mesh.shape, default=0) < 1:
+        yield f"partition: the mesh has {size} devices, order {plan.num_devices}"
+        return
+    if partition.sharding.keys() != tensors.keys():
+        name = min(partition.sharding.keys() ^ tensors.keys())
+        yield f"partition.sharding: {name!r:.60} is not a tensor of both graph and plan"
+        return
+    boxes: dict[str, tuple[Box, ...]] = {}
+    for name, words in partition.sharding.items():
+        found = boxes_of(tensors[name], words, partition.mesh)
+        if found is None:
+            yield (
+                f"partition.sharding: {name!r:.60} of shape {list(tensors[name].shape or ())} "
+                f"cannot be {list(words)} on a mesh {list(partition.mesh.shape)}"
+            )
+            return
+        boxes[name] = found
+    yield from _copies(graph, plan, partition)
+    yield from _parts(plan, partition, tensors, boxes)
+
+
+def layout_of(words: tuple[str, ...]) -> Layout | None:
+    """Return the layout that DTensor's words say, one per mesh axis; None if they say none."""
+    found: list[int | None] = []
+    for word in words:
+        match = _WORD.fullmatch(word)
+        if match is None:
+            return None
+        found.append(None if match[1] is None else int(match[1]))
+    return tuple(found)
+
+
+def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, ...] | None:
+    """Return what each device owns of a tensor; None if it cannot be laid out so."""
+    layout, shape = layout_of(words), tensor.shape or ()
+    if layout is None or len(layout) != len(mesh.shape):
+        return None
+    if any(dim is not None and dim >= len(shape) for dim in layout):
+        return None
+    return owned_boxes(shape, layout, mesh)
+
+
+def _copies(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
+    """Check that every op runs on every device, the mark of the loss on one, and nothing else."""
+    parts = {op.name: op for op in partition.ops}
+    expected: set[str] = set()
+    for op in graph.ops:
+        names = [f"{op.name}@{device}" for device in range(plan.num_devices)]
+        there = [name for name in names if name in parts]
+        expected |= set(there)
+        if len(there) != (1 if op.kind == LOSS_KIND else len(names)):
+            yield f"partition: op {op.name!r:.60} has {len(there)} copies on {len(names)} devices"
+        for device, name in enumerate(names):
+            if name in parts and plan.placement.get(name) != device:
+                yield f"partition: op {name!r:.60} is not placed on device {device}"
+            if name in parts and not _is_copy(op, parts[name]):
+                yield f"partition: op {name!r:.60} is {parts[name].kind}, no part of {op.kind}"
+    for name, op in parts.items():
+        if name not in expected and not op.kind.startswith("pardnn."):
+            yield f"partition: op {name!r:.60} ({op.kind}) is part of no op of the graph"
+
+
+def _is_copy(op: Op, part: Op) -> bool:
+    if part.kind == op.kind:
+        return True
+    is_random = part.kind == DRAW and _arguments(part)[:1] == [op.kind]
+    return is_random or part.kind == UPDATE or "dropout" in op.kind
+
+
+def _arguments(op: Op) -> list[Any]:
+    return (op.arguments or {}).get("args", [])
+
+
+def _parts(
+    plan: Plan,
+    partition: Partition,
+    tensors: Mapping[str, Tensor],
+    boxes: Mapping[str, tuple[Box, ...]],
+) -> Iterator[str]:
+    """Follow what each local tensor is of the whole ones."""
+    local = {tensor.name: tensor for op in partition.ops for tensor in op.outputs}
+    places: dict[str, _Place] = {}
+    for op in partition.ops:
+        device = plan.placement.get(op.name, 0)
+        try:
+            found = _moved(op, local, places)
+            problem = None
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            found, problem = None, f"its arguments make no sense ({error!s:.60})"
+        if isinstance(found, str):
+            found, problem = None, found
+        for tensor in op.outputs:
+            name, _, at = tensor.name.rpartition("@")
+            if name in tensors and at == str(device):
+                box = boxes[name][device]
+                problem = problem or _block_problem(op, tensor, box, found, name)
+                places[tensor.name] = _Place(name, box)
+            elif found is not None:
+                places[tensor.name] = found
+        if problem is not None:
+            yield f"partition: op {op.name!r:.60}: {problem}"
+
+
+def _block_problem(op: Op, tensor: Tensor, box: Box, found: Any, name: str) -> str | None:
+    """Return why a tensor is not the block that its device owns."""
+    lengths = tuple(end - begin for begin, end in box)
+    if (tensor.shape or ()) != lengths:
+        return f"{tensor.name!r:.60} has shape {list(tensor.shape or ())}, owned is {list(lengths)}"
+    if op.is_source:
+        shard = (op.arguments or {}).get("shard")
+        stated = [list(ends) for ends in box]
+        if shard is None or shard != {"of": name, "box": stated}:
+            return f"its shard is {shard!r:.80}, owned is {stated} of {name!r:.60}"
+    elif found is not None and found.of == name and found.box != box:
+        return f"{tensor.name!r:.60} is made of {list(found.box)}, owned is {list(box)}"
+    return None
+
+
+def _moved(op: Op, local: Mapping[str, Tensor], places: dict[str, _Place]) -> _Place | str | None:
+    """Return what a moved tensor is of the whole; a sentence if it cannot be what it says."""
+    if op.kind == SLICE:
+        reference, ends = _arguments(op)
+        return _cut(reference["tensor"], ends, local, places)
+    if op.kind == FETCH:
+        shape, fill, rows = _arguments(op)
+        if tuple(shape) != (op.outputs[0].shape or ()):
+            return f"it makes {list(shape)}, its output has {op.outputs[0].shape}"
+        return _put_together(shape, fill, rows, local, places)
+    if op.kind == REDUCE:
+        _, addends, weights = _arguments(op)
+        if not addends or (weights is not None and len(weights) != len(addends)):
+            return "it has no addends, or not as many weights"
+        shape = op.outputs[0].shape
+        if any(local[each["tensor"]].shape != shape for each in addends):
+            return f"its addends are not all of shape {list(shape or ())}"
+    return None
+
+
+def _cut(
+    name: str, ends: Any, local: Mapping[str, Tensor], places: dict[str, _Place]
+) -> _Place | str:
+    shape = local[name].shape or ()
+    box = tuple((int(a), int(b)) for a, b in ends)
+    if len(box) != len(shape) or any(
+        not 0 <= a <= b <= size for (a, b), size in zip(box, shape, strict=True)
+    ):
+        return f"it cuts {ends!r:.80} out of {name!r:.60} of shape {list(shape)}"
+    own = places.get(name) or _Place(name, tuple((0, size) for size in shape))
+    low = [begin for begin, _ in own.box]
+    return _Place(own.of, tuple((c + a, c + b) for c, (a, b) in zip(low, box, strict=True)))
+
+
+def _put_together(
+    shape: Any, fill: Any, rows: Any, local: Mapping[str, Tensor], places: dict[str, _Place]
+) -> _Place | str | None:
+    origins: set[tuple[str, tuple[int, ...]]] = set()
+    filled = 0
+    for reference, ends in rows:
+        name = reference["tensor"]
+        box = tuple((int(a), int(b)) for a, b in ends)
+        lengths = tuple(b - a for a, b in box)
+        is_inside = all(0 <= a <= b <= n for (a, b), n in zip(box, shape, strict=True))
+        if lengths != (local[name].shape or ()) or not is_inside:
+            return f"{name!r:.60} of shape {local[name].shape} does not fit {ends!r:.80}"
+        filled += _volume(lengths)
+        place = places.get(name)
+        if place is None:
+            origins.add((name, ()))
+        else:
+            low = zip(place.box, box, strict=True)
+            origins.add((place.of, tuple(begin - a for (begin, _), (a, _) in low)))
+    needed = _volume(shape)
+    if rows and fill is None and filled != needed:
+        return f"its parts hold {filled} of {needed} elements"
+    if len({of for of, _ in origins}) == 1 and len(origins) > 1:
+        return "its parts do not lie beside each other as they do in the tensor"
+    if len(origins) != 1 or not next(iter(origins))[1]:
+        return None
+    ((of, low),) = origins
+    return _Place(of, tuple((a, a + n) for a, n in zip(low, shape, strict=True)))
+
+
+def _volume(shape: Any) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
