@@ -262,6 +262,8 @@ def run(
         batch_size=batch_size,
     )
     show(result, as_json, None)
+    if result.verified is False:
+        raise typer.Exit(5)
 
 
 @app.command()

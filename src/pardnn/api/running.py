@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pardnn.api.targets import PlanOptions, captured, planned
 from pardnn.backends.entry_point import load_factory
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
-from pardnn.graph.ir import Graph
+from pardnn.graph.ir import LOSS_KIND, Graph
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint, read_plan
 from pardnn.plan.plan import Plan
@@ -17,6 +19,11 @@ from pardnn.report.results import RunResult
 from pardnn.report.text import bytes_text
 
 Tell = Callable[[str], None]
+
+#: By the dtype of the loss: what spreading sums over devices may change of it, relative.
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
+#: In every other dtype (half precision).
+LOW_TOLERANCE = 1e-2
 
 
 def run_target(
@@ -113,14 +120,10 @@ def run_checked(
         batch_size=batch_size,
         progress=tell,
     )
-    over = [
-        f"rank {rank} was limited to {bytes_text(limit)}, below its predicted peak"
-        for rank, (limit, peak) in enumerate(zip(limits, found.peak_bytes_predicted, strict=True))
-        if limit is not None and limit < peak
-    ]
     return RunResult(
         losses=found.losses,
         reference_losses=found.reference_losses,
+        **_compared(graph, plan, found.losses, found.reference_losses),
         step_s=found.step_s,
         makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
         peak_bytes_predicted=found.peak_bytes_predicted,
@@ -128,5 +131,41 @@ def run_checked(
         limit_bytes=found.limit_bytes,
         allowance_bytes=found.allowance_bytes,
         algorithm=plan.algorithm,
-        notes=(*found.notes, *over),
+        notes=(*found.notes, *_over(limits, found.peak_bytes_predicted)),
     )
+
+
+def _over(limits: Sequence[int | None], peaks: Sequence[int]) -> list[str]:
+    return [
+        f"rank {rank} was limited to {bytes_text(limit)}, below its predicted peak"
+        for rank, (limit, peak) in enumerate(zip(limits, peaks, strict=True))
+        if limit is not None and limit < peak
+    ]
+
+
+def _compared(
+    graph: Graph, plan: Plan, losses: Sequence[float], reference: Sequence[float] | None
+) -> dict[str, Any]:
+    """Compare losses with those of one device: bit by bit where each op ran on one device."""
+    if reference is None:
+        return {}
+    tolerance = 0.0 if plan.partition is None else _tolerance(graph)
+    found = [_difference(a, b) for a, b in zip(losses, reference, strict=True)]
+    is_equal = all(each is not None and each <= tolerance for each in found)
+    largest = None if None in found else max((each for each in found if each), default=0.0)
+    return {"verified": is_equal, "tolerance": tolerance, "largest_difference": largest}
+
+
+def _tolerance(graph: Graph) -> float:
+    dtypes = {tensor.name: tensor.dtype or "" for op in graph.ops for tensor in op.outputs}
+    loss = next((op.inputs[0] for op in graph.ops if op.kind == LOSS_KIND), None)
+    return TOLERANCES.get(dtypes[loss] if loss else "", LOW_TOLERANCE)
+
+
+def _difference(found: float, expected: float) -> float | None:
+    """Return the relative difference of two losses; None if one alone is no finite number."""
+    if found == expected or (math.isnan(found) and math.isnan(expected)):
+        return 0.0
+    if not math.isfinite(found) or not math.isfinite(expected):
+        return None
+    return abs(found - expected) / max(abs(expected), abs(found))

@@ -180,13 +180,18 @@ class RunResult:
     """What `run` measured and what was predicted. Lists of bytes are per device.
 
     `step_s` is the slowest rank's time of each step, measured; `makespan_s` is simulated. A limit
-    is null where the device has none.
+    is null where the device has none. With `--verify`, `verified` tells whether no loss differs
+    from one device's by more than `tolerance`, relative: 0, every bit, where each op runs on one
+    device; where sums are spread over devices, 1e-10 in double and 1e-4 in single precision.
     """
 
     __pydantic_config__ = STRICT
 
     losses: tuple[float, ...]
     reference_losses: tuple[float, ...] | None
+    verified: bool | None = None
+    tolerance: float | None = None
+    largest_difference: float | None = None
     step_s: tuple[float, ...]
     makespan_s: float | None
     peak_bytes_predicted: tuple[int, ...]

@@ -231,17 +231,27 @@ def _run(result: results.RunResult) -> RenderableType:
             )
         )
     ]
-    verdict = []
-    if reference is not None:
-        same = tuple(reference) == tuple(result.losses)
-        verdict = [
-            "losses bitwise equal to one device" if same else "losses DIFFER from one device"
-        ]
     return Group(
         table("", columns, losses),
         table("", ("rank", "peak (predicted)", "peak (measured)", "limit"), memory),
         f"step {seconds_text(result.makespan_s)} simulated; allowance for what is not tensors: "
         f"{bytes_text(result.allowance_bytes)} per rank",
-        *verdict,
+        *_verdict(result),
         *(f"note: {note}" for note in result.notes),
     )
+
+
+def _verdict(result: results.RunResult) -> list[str]:
+    """Say how the losses compare with those of one device, if they were compared."""
+    if result.verified is None:
+        return []
+    if result.tolerance == 0:
+        same = "bitwise equal to" if result.verified else "DIFFER from"
+        return [f"losses {same} one device"]
+    within = (
+        "equal to one device within" if result.verified else "DIFFER from one device by more than"
+    )
+    largest = result.largest_difference
+    found = "no number" if largest is None else f"{largest:.2g}"
+    how = f"{within} {result.tolerance:g} relative; the largest difference is {found}"
+    return [f"losses {how} (cut ops add up in another order)"]

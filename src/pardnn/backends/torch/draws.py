@@ -46,9 +46,33 @@ def is_random(op: Op) -> bool:
     return isinstance(function, torch._ops.OpOverload) and signature(function).random
 
 
-def drawn_once(op: Op) -> str:
-    """Return the name that the copies of one draw of the whole graph have in common."""
-    return str((op.arguments or {}).get("of", op.name))
+def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
+    """Return the op of the whole graph whose numbers an op of a planned graph draws.
+
+    The copies of one draw, one per device, are one draw of the generator.
+    """
+    of = (op.arguments or {}).get("of")
+    if of is not None:
+        return str(of)
+    copied = op.name.rpartition("@")[0]
+    return op.name if op.name in whole or copied not in whole else copied
+
+
+def check_one_draw(op: Op, whole: Op, draws: Draws) -> None:
+    """Refuse a cut op that draws by itself: its numbers would not be those of one device.
+
+    Raises:
+        UnsupportedError: E822, naming the op.
+    """
+    shapes = [[tensor.shape for tensor in each.outputs] for each in (op, whole)]
+    if draws.without_spare.count and op.kind != DRAW and shapes[0] != shapes[1]:
+        raise UnsupportedError(
+            f"op {shown(whole.name)} ({whole.kind}, {whole.source or 'no source'}) draws random "
+            "numbers, and this plan cuts it: they would be others than on one device.\nPlan again "
+            "with a placement (--algorithm pardnn), or without dropout in this op.",
+            code="E822",
+            details={"op": whole.name},
+        )
 
 
 def _drawing(op: Op) -> Any:

@@ -81,8 +81,9 @@ class Executor:
         drawing = random_ops(self.program.graph) if self.world.size > 1 else []
         if not drawing:
             return None
-        known = {op.name: drawn_once(op) for op in drawing}
-        order = [drawn_once(op) for op in random_ops(self.program.whole)]
+        whole = {op.name: op for op in random_ops(self.program.whole)}
+        self._drawn = known = {op.name: drawn_once(op, whole) for op in drawing}
+        order = list(whole)
         mine = [known[name] for name in self.program.plan.order[self.rank] if name in known]
         return make_stream(order, draws or {}, mine, self.world.device)
 
@@ -131,7 +132,7 @@ class Executor:
         if stream is None or not is_random(op):
             return call
 
-        name = drawn_once(op)
+        name = self._drawn[op.name]
 
         def draw(env: Environment) -> None:
             stream.before(name)

@@ -8,6 +8,7 @@ from typing import Any
 from pardnn.backends.torch import agree
 from pardnn.backends.torch.draws import (
     check_fixed_draws,
+    check_one_draw,
     drawn_once,
     draws_from_data,
     draws_to_data,
@@ -49,7 +50,13 @@ def share_draws(program: Program, world: World) -> dict[str, Draws]:
     check_fixed_draws(ops)
     mine = [op for op in ops if program.plan.placement[op.name] == world.rank]
     found = measure_draws(mine, program.tensors, world.device)
-    data = draws_to_data({drawn_once(op): found[op.name] for op in mine})
+    whole = {op.name: op for op in program.whole.ops}
+    named: dict[str, Draws] = {}
+    for op in mine:
+        name = drawn_once(op, whole)
+        check_one_draw(op, whole[name], found[op.name])
+        named[name] = found[op.name]
+    data = draws_to_data(named)
     everyone = world.exchange("draws", data)
     return draws_from_data({name: each for said in everyone for name, each in said.items()})
 
