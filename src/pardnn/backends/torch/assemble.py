@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops import encode
-from pardnn.backends.torch.values import Call, Storage, Value, leaves
+from pardnn.backends.torch.values import Call, Storage, Value
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor
 
@@ -226,34 +226,30 @@ def _is_in_place(call: Call) -> bool:
     return "::" not in call.kind and len(parts) == 3 and parts[1].endswith("_")
 
 
-def traces_differ(one: Sequence[Call], other: Sequence[Call]) -> Call | None:
-    """Return the first call of `other` that is not the same as its twin in `one`."""
+def traces_differ(one: Sequence[Call], other: Sequence[Call]) -> int | None:
+    """Return the index of the first call that is not the same in both; None if there is none."""
     numbers: dict[Value, int] = {}
     twins: dict[Value, int] = {}
-    for a, b in zip(one, other, strict=False):
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
         for value in a.outputs:
             numbers[value] = len(numbers)
         for value in b.outputs:
             twins[value] = len(twins)
         if _shape_of_call(a, numbers) != _shape_of_call(b, twins):
-            return b
-    longer = other if len(other) > len(one) else one
-    return longer[min(len(one), len(other))] if len(one) != len(other) else None
+            return index
+    return min(len(one), len(other)) if len(one) != len(other) else None
 
 
 def _shape_of_call(call: Call, numbers: dict[Value, int]) -> Any:
-    def number(data: Any) -> Any:
-        if isinstance(data, Value):
-            return ("value", numbers.get(data, -1))
-        if isinstance(data, list | tuple):
-            return [number(item) for item in data]
-        return repr(data)
-
-    arguments = [number(call.args), [(k, number(v)) for k, v in call.kwargs.items()]]
+    arguments = _numbered(call.args, numbers), _numbered(list(call.kwargs.items()), numbers)
     content = call.arguments if call.kind == "constant" else None
     return call.kind, arguments, [value.geometry for value in call.outputs], content
 
 
-def storages_of(data: Any) -> list[Storage]:
-    """Return the storages of the values inside lists and tuples."""
-    return [value.storage for value in leaves(data, Value) if value.storage is not None]
+def _numbered(data: Any, numbers: dict[Value, int]) -> Any:
+    """Return data that is equal for equal arguments of two traces."""
+    if isinstance(data, Value):
+        return ("value", numbers.get(data, -1))
+    if isinstance(data, list | tuple):
+        return [_numbered(item, numbers) for item in data]
+    return repr(data)  # nan is the same twice, and 1 is not True

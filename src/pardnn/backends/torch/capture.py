@@ -39,7 +39,7 @@ from pardnn.backends.torch.roots import (
     settings_of,
     sources_of,
 )
-from pardnn.backends.torch.running import generators_kept, run_traced
+from pardnn.backends.torch.running import collector_paused, generators_kept, run_traced
 from pardnn.backends.torch.standins import fake_mode_of, put, stand_in
 from pardnn.backends.torch.trace import Tracer
 from pardnn.backends.torch.undo import changes, restore
@@ -73,7 +73,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
     batch = batch_arguments(step, args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     session = _Session(step, arguments, batch, mode, FakeResults(mode))
-    with generators_kept():
+    with generators_kept(), collector_paused():
         try:
             return session.graph(name or getattr(step, "__name__", "step"))
         finally:
@@ -130,7 +130,7 @@ class _Session:
         """Run the step three times and write the second run as a graph."""
         live = sources_of(reach(self.step, self.args), self.batch)
         existing, sharing = {source.name for source in live}, _sharing(live)
-        first = self._trace(live_numbers=False)
+        first = self._trace(live_numbers=False, locate=False)
         initial, odd = self._initial_values(first, existing)
         del first
         trace = self._trace(initial=initial)
@@ -140,15 +140,20 @@ class _Session:
         updated = _follow_replaced(trace)
         calls = _written_out(trace, loss, updated, odd)
         _check_sharing(trace, calls, sharing)
-        again = self._trace(initial=initial)
-        _compare(trace, again)
+        _compare(trace, self._trace(initial=initial, locate=False))
         return graph_of(name, calls, loss, trace.settings, self._accelerator(trace))
 
     def _accelerator(self, trace: _Trace) -> str:
         kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
         return kinds[0] if kinds else "cpu"
 
-    def _trace(self, *, live_numbers: bool = True, initial: dict[str, Any] | None = None) -> _Trace:
+    def _trace(
+        self,
+        *,
+        live_numbers: bool = True,
+        initial: dict[str, Any] | None = None,
+        locate: bool = True,
+    ) -> _Trace:
         """Run the step once over new stand-ins and record it."""
         met = reach(self.step, self.args)
         found = sources_of(met, self.batch)
@@ -159,7 +164,7 @@ class _Session:
         kept = {source.name: source.get() for source in gradients}
         stand_ins = put(met, tensors, self.mode)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
-        tracer = Tracer(self.mode, Locator(met.modules), self.fakes)
+        tracer = Tracer(self.mode, Locator(met.modules, is_silent=not locate), self.fakes)
         trace = _Trace(tracer, {}, {}, stand_ins, [], settings, None)
         for source in tensors:
             self._add(trace, source, stand_ins[source.name], initial)
@@ -251,23 +256,21 @@ def put_gradients(
 def _follow_replaced(trace: _Trace) -> list[Call]:
     """Copy what the step put in a source's place into the source; return the calls of updates."""
     calls: list[Call] = []
+    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
     for name, source in trace.sources.items():
         value = trace.values[name]
         if source.kind == "input" or value.storage is None:
             continue
         live = source.get()
-        if isinstance(live, torch.Tensor) and not _is_read_first(trace, source, value):
+        # What a source holds at the end matters to the next step only if that reads it.
+        matters = source.kind == "parameter" or _is_registered(source) or value.storage in read
+        if isinstance(live, torch.Tensor) and not matters:
             continue
-        calls += _copied_back(trace, source, value, live)
+        copies = _copied_back(trace, source, value, live)
+        read.update(storage for call in copies for storage, _ in call.reads)
+        calls += copies
         calls += value.storage.writes
     return calls
-
-
-def _is_read_first(trace: _Trace, source: Source, value: Value) -> bool:
-    """Whether what a source holds at the end of the step matters to the next one."""
-    if source.kind == "parameter" or _is_registered(source):
-        return True
-    return any(value.storage is s for call in trace.tracer.calls for s, _ in call.reads)
 
 
 def _is_registered(source: Source) -> bool:
@@ -342,7 +345,11 @@ def _refuse_numbers_of_activations(calls: list[Call]) -> None:
 
 
 def _compare(one: _Trace, other: _Trace) -> None:
-    call = traces_differ(one.tracer.calls[: one.length], other.tracer.calls)
-    if call is not None:
-        what = f"{call.kind} has other arguments the second time"
-        raise refuse.changing_constant(what, call.source)
+    index = traces_differ(one.tracer.calls[: one.length], other.tracer.calls)
+    if index is None:
+        return
+    calls = other.tracer.calls if index < len(other.tracer.calls) else one.tracer.calls
+    # Only the first of the two traces knows where its calls come from.
+    twin = one.tracer.calls[min(index, one.length - 1)]
+    what = f"{calls[index].kind} has other arguments the second time"
+    raise refuse.changing_constant(what, twin.source)

@@ -8,7 +8,8 @@ the argument itself. Measured on torch 2.13: 95 us and more for a call through `
 
 A recipe is kept only if the tensor it makes has been compared with what the fake kernel made.
 Calls whose result depends on more than geometries are never kept: custom ops, tensors that carry
-their value, lazily conjugated or negated ones, ops that resize or look at a whole storage.
+their value, lazily conjugated or negated ones, ops that resize or look at a whole storage. A
+result whose shape depends on data has no geometry of plain numbers, and the tracer refuses it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,6 @@ class FakeResults:
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._known: dict[Hashable, Recipes | None] = {}
-        self._is_usable = mode.shape_env is None
         guard = "warn_deprecated" if mode._allow_unsafe_data_ptr_access else "throw"
         self._guard_data = getattr(torch._C, f"_set_{guard}_on_mutable_data_ptr")
 
@@ -109,7 +109,6 @@ class FakeResults:
             or tensor.fake_mode is not self._mode
             or geometry[3].is_complex
             or tensor.is_neg()
-            or not self._is_usable
         ):
             return None
         return geometry, tensor.fake_device

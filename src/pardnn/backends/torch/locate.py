@@ -51,10 +51,12 @@ class Locator:
 
     Args:
         modules: Names of modules by id.
+        is_silent: Whether to leave out where ops come from; errors name their line all the same.
     """
 
-    def __init__(self, modules: dict[int, str]) -> None:
+    def __init__(self, modules: dict[int, str], *, is_silent: bool = False) -> None:
         self._modules = modules
+        self._is_silent = is_silent
         self._stack: list[str | None] = []
         self._shown: dict[CodeType, str | None] = {}
         self._forward: dict[int, Call] = {}
@@ -90,6 +92,8 @@ class Locator:
 
     def place(self, call: Call) -> None:
         """Fill in a call's source, module and forward op."""
+        if self._is_silent:
+            return
         node = torch._C._current_autograd_node()
         # A module is entered during a backward pass only where it recomputes a forward pass.
         if node is not None and not self._stack:
