@@ -167,6 +167,7 @@ def run_spread(
         carried.setdefault(message.tensor, []).append(message.target)
     tensors = {t.name for op in graph.ops for t in op.outputs}
     problems: list[str] = []
+    copies: dict[Any, Any] = {}
     assert plan.partition is not None
     with torch.no_grad():
         for op in plan.partition.ops:
@@ -186,9 +187,22 @@ def run_spread(
                 name, _, at = tensor.name.rpartition("@")
                 if name in tensors and at == str(device):
                     problems += compared(tensor.name, value, expected[name], plan, name, device)
+                    problems += unequal(copies, tensor.name, value, plan, device)
             if len(problems) > 5:
                 break
     return problems
+
+
+def unequal(copies: dict[Any, Any], name: str, value: Any, plan: Plan, device: int) -> list[str]:
+    """All devices that own the same block hold the same bits."""
+    if not isinstance(value, torch.Tensor) or "empty" in name:
+        return []
+    of = name.rpartition("@")[0]
+    here = plan.partition.mesh.coordinates(device)
+    words = zip(here, plan.partition.sharding[of], strict=True)
+    key = (of, tuple(at for at, word in words if word != "Replicate()"))
+    other = copies.setdefault(key, value.clone())
+    return [] if other.equal(value) or value.isnan().any() else [f"{name}: copies differ"]
 
 
 def compared(what: str, value: Any, whole: Any, plan: Plan, name: str, device: int) -> list[str]:
