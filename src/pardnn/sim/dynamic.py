@@ -20,10 +20,12 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
+from pardnn.sim.flow import Flow, later_edges
 from pardnn.sim.heap import heap_pop, heap_push
+from pardnn.sim.levels import placed_seconds
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
-from pardnn.sim.transfers import Transfers, transfers_of
+from pardnn.sim.transfers import transfers_of
 
 
 def emulate(
@@ -31,6 +33,7 @@ def emulate(
     machine: Machine,
     place: Int64[ndarray, " n"],
     key: Float64[ndarray, " n"] | None = None,
+    flow: Flow | None = None,
 ) -> Timeline:
     """Run a placement under a dynamic scheduler.
 
@@ -39,26 +42,37 @@ def emulate(
         machine: Durations and links.
         place: Device of each op, one that can run it.
         key: Smallest first among ready ops; None for `fifo`.
+        flow: The graph's edges, if they are known.
 
     Returns:
         The timeline; it is complete, since the graph has no cycle.
     """
-    n = arrays.num_ops
-    place = np.ascontiguousarray(place, dtype=np.int64)
-    transfers = transfers_of(arrays, place, machine.num_devices)
-    m = len(transfers.tensor)
+    n, k = arrays.num_ops, machine.num_devices
+    place = np.array(place, dtype=np.int64)
+    later = flow.later if flow else later_edges(arrays)
+    transfers = transfers_of(arrays, place, k)
+    source, target = place[arrays.tensor_op[transfers.tensor]], transfers.target
+    m = len(target)
+    sizes = arrays.tensor_bytes[transfers.tensor]
+    delay = machine.latency[source, target] + sizes / machine.bandwidth[source, target]
     start, finish = np.full(n, np.nan), np.full(n, np.nan)
     sent, arrived = np.full(m, np.nan), np.full(m, np.nan)
     dispatch = np.full(n, -1, dtype=np.int64)
-    keys = np.empty(0) if key is None else np.ascontiguousarray(key, dtype=np.float64)
-    _emulate_kernel(arrays, machine, transfers, place, keys, start, finish, dispatch, sent, arrived)
+    _emulate_kernel(
+        later.ptr, later.edge, place, placed_seconds(machine, place),
+        np.empty(0) if key is None else np.array(key, dtype=np.float64),
+        np.diff(arrays.input_ptr) + np.diff(arrays.after_ptr), machine.latency,
+        transfers.of_tensor[arrays.output_ptr], transfers.reader_ptr, transfers.reader, delay,
+        source * k + target if machine.serial else np.empty(0, dtype=np.int64),
+        start, finish, dispatch, sent, arrived,
+    )  # fmt: skip
     return Timeline(
         start=start,
         finish=finish,
         dispatch=dispatch,
         message_tensor=transfers.tensor,
-        message_source=place[arrays.tensor_op[transfers.tensor]],
-        message_target=transfers.target,
+        message_source=source,
+        message_target=target,
         message_start=sent,
         message_finish=arrived,
     )
@@ -66,146 +80,85 @@ def emulate(
 
 @numba.njit(cache=True)
 def _emulate_kernel(
-    a: GraphArrays,
-    machine: Machine,
-    transfers: Transfers,
+    later_ptr: ndarray,
+    later: ndarray,
     place: ndarray,
+    seconds: ndarray,
     keys: ndarray,
+    missing: ndarray,
+    latency: ndarray,
+    message_ptr: ndarray,
+    reader_ptr: ndarray,
+    reader: ndarray,
+    delay: ndarray,
+    link: ndarray,
     start: ndarray,
     finish: ndarray,
     dispatch: ndarray,
     sent: ndarray,
     arrived: ndarray,
 ) -> None:
-    n, m, k = len(place), len(transfers.tensor), len(machine.device_class)
-    missing = np.empty(n, dtype=np.int64)
+    n, m, k = len(place), len(sent), len(latency)
     # Events: ops finish (id < n), messages arrive (< n + m), order edges arrive (>= n + m).
-    event_key = np.empty(n + m + len(a.before_op) + 1)
-    event_id = np.empty(n + m + len(a.before_op) + 1, dtype=np.int64)
-    events = 0
-    # One heap of ready ops per device, side by side.
-    base = np.zeros(k + 1, dtype=np.int64)
+    event_key = np.empty(k + m + len(later) + 1)
+    event_id = np.empty(len(event_key), dtype=np.int64)
+    ready_key, ready_id = np.empty(n), np.empty(n, dtype=np.int64)  # a heap per device
+    base, ready = np.zeros(k + 1, dtype=np.int64), np.zeros(k, dtype=np.int64)
+    idle, link_free = np.ones(k, dtype=np.bool_), np.zeros(k * k)
+    released = np.empty(n, dtype=np.int64)  # ops for which one event has come
+    events, now, count, size = 0, 0.0, 0, 0
     for op in range(n):
         base[place[op] + 1] += 1
-        missing[op] = a.input_ptr[op + 1] - a.input_ptr[op] + a.after_ptr[op + 1] - a.after_ptr[op]
-    base = np.cumsum(base)
-    ready_key, ready_id = np.empty(n), np.empty(n, dtype=np.int64)
-    ready = np.zeros(k, dtype=np.int64)
-    idle = np.ones(k, dtype=np.bool_)
-    link_free = np.zeros((k, k))
-    for op in range(n):
         if missing[op] == 0:
-            _make_ready(op, 0.0, place, keys, base, ready_key, ready_id, ready)
-    now, count = 0.0, 0
+            missing[op] = 1
+            released[size] = op
+            size += 1
+    base = np.cumsum(base)
     while True:
-        for d in range(k):
-            if idle[d] and ready[d] > 0:
-                op = ready_id[base[d]]
-                view_key, view_id = (
-                    ready_key[base[d] : base[d + 1]],
-                    ready_id[base[d] : base[d + 1]],
+        for i in range(size):
+            op = released[i]
+            missing[op] -= 1
+            if missing[op] == 0:
+                a, b = base[place[op]], base[place[op] + 1]
+                key = keys[op] if len(keys) > 0 else now
+                ready[place[op]] = heap_push(
+                    ready_key[a:b], ready_id[a:b], ready[place[op]], key, op
                 )
-                ready[d] = heap_pop(view_key, view_id, ready[d])
-                idle[d] = False
-                start[op] = now
-                finish[op] = now + machine.seconds[machine.device_class[d], op]
-                dispatch[op] = count
-                count += 1
-                events = heap_push(event_key, event_id, events, finish[op], op)
+        if events == 0 or event_key[0] != now:
+            for d in range(k):
+                if idle[d] and ready[d] > 0:
+                    op = ready_id[base[d]]
+                    a, b = base[d], base[d + 1]
+                    ready[d] = heap_pop(ready_key[a:b], ready_id[a:b], ready[d])
+                    idle[d], start[op], dispatch[op] = False, now, count
+                    finish[op] = now + seconds[op]
+                    count += 1
+                    events = heap_push(event_key, event_id, events, finish[op], op)
         if events == 0:
             break
-        now = event_key[0]
-        while events > 0 and event_key[0] == now:
-            event = event_id[0]
-            events = heap_pop(event_key, event_id, events)
-            if event < n:
-                idle[place[event]] = True
-                events = _finish_op(
-                    event, now, a, machine, transfers, place, missing, link_free, sent, arrived,
-                    keys, base, ready_key, ready_id, ready, event_key, event_id, events,
-                )  # fmt: skip
-            elif event < n + m:
-                for i in range(
-                    transfers.reader_ptr[event - n], transfers.reader_ptr[event - n + 1]
-                ):
-                    op = transfers.reader[i]
-                    missing[op] -= 1
-                    if missing[op] == 0:
-                        _make_ready(op, now, place, keys, base, ready_key, ready_id, ready)
-            else:
-                op = a.before_op[event - n - m]
-                missing[op] -= 1
-                if missing[op] == 0:
-                    _make_ready(op, now, place, keys, base, ready_key, ready_id, ready)
-
-
-@numba.njit(cache=True)
-def _make_ready(
-    op: int,
-    now: float,
-    place: ndarray,
-    keys: ndarray,
-    base: ndarray,
-    ready_key: ndarray,
-    ready_id: ndarray,
-    ready: ndarray,
-) -> None:
-    d = place[op]
-    key = keys[op] if len(keys) > 0 else now
-    ready[d] = heap_push(
-        ready_key[base[d] : base[d + 1]], ready_id[base[d] : base[d + 1]], ready[d], key, op
-    )
-
-
-@numba.njit(cache=True)
-def _finish_op(
-    op: int,
-    now: float,
-    a: GraphArrays,
-    machine: Machine,
-    transfers: Transfers,
-    place: ndarray,
-    missing: ndarray,
-    link_free: ndarray,
-    sent: ndarray,
-    arrived: ndarray,
-    keys: ndarray,
-    base: ndarray,
-    ready_key: ndarray,
-    ready_id: ndarray,
-    ready: ndarray,
-    event_key: ndarray,
-    event_id: ndarray,
-    events: int,
-) -> int:
-    n, m = len(place), len(transfers.tensor)
-    d = place[op]
-    for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-        for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-            if transfers.local[edge] == 1:
-                reader = a.consumer_op[edge]
-                missing[reader] -= 1
-                if missing[reader] == 0:
-                    _make_ready(reader, now, place, keys, base, ready_key, ready_id, ready)
-        for i in range(transfers.of_tensor[t], transfers.of_tensor[t + 1]):
-            q = transfers.target[i]
-            begin = now
-            if machine.serial == 1:
-                begin = max(now, link_free[d, q])
-            sent[i] = begin
-            arrived[i] = begin + (
-                machine.latency[d, q] + a.tensor_bytes[t] / machine.bandwidth[d, q]
-            )
-            link_free[d, q] = arrived[i]
-            events = heap_push(event_key, event_id, events, arrived[i], n + i)
-    for i in range(a.before_ptr[op], a.before_ptr[op + 1]):
-        later = a.before_op[i]
-        q = place[later]
-        if q != d:
-            at = now + machine.latency[d, q]
-            events = heap_push(event_key, event_id, events, at, n + m + i)
+        now, event, size = event_key[0], event_id[0], 0
+        events = heap_pop(event_key, event_id, events)
+        if event >= n + m:
+            released[0], size = later[event - n - m, 0], 1
+        elif event >= n:
+            for i in range(reader_ptr[event - n], reader_ptr[event - n + 1]):
+                released[size] = reader[i]
+                size += 1
         else:
-            missing[later] -= 1
-            if missing[later] == 0:
-                _make_ready(later, now, place, keys, base, ready_key, ready_id, ready)
-    return events
+            d = place[event]
+            idle[d] = True
+            for e in range(later_ptr[event], later_ptr[event + 1]):
+                q = place[later[e, 0]]
+                if q == d:
+                    released[size] = later[e, 0]
+                    size += 1
+                elif later[e, 1] < 0:
+                    at = now + latency[d, q]
+                    events = heap_push(event_key, event_id, events, at, n + m + e)
+            for i in range(message_ptr[event], message_ptr[event + 1]):
+                sent[i] = now
+                if len(link) > 0:
+                    sent[i] = max(now, link_free[link[i]])
+                    link_free[link[i]] = sent[i] + delay[i]
+                arrived[i] = sent[i] + delay[i]
+                events = heap_push(event_key, event_id, events, arrived[i], n + i)

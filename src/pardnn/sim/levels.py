@@ -15,11 +15,15 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
+from pardnn.sim.flow import BYTES, Edges, Flow, earlier_edges, later_edges
 from pardnn.sim.machine import Machine, fastest_seconds
 
 
 def bottom_levels(
-    arrays: GraphArrays, machine: Machine, place: Int64[ndarray, " n"] | None = None
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"] | None = None,
+    flow: Flow | None = None,
 ) -> Float64[ndarray, " n"]:
     """Return bottom levels.
 
@@ -28,29 +32,87 @@ def bottom_levels(
         machine: Durations and links.
         place: Device of each op: durations and links are those used, and edges within a device
             cost 0. None: fastest durations, and every edge costs the slowest link.
+        flow: The graph's edges, if they are known.
     """
-    levels = np.zeros(arrays.num_ops)
-    _bottom_kernel(arrays, machine, *_placed(arrays, machine, place), slowest_link(machine), levels)
-    return levels
+    edges = flow.later if flow else later_edges(arrays)
+    reverse = flow.reverse if flow else arrays.topological[::-1].copy()
+    if place is None:
+        seconds, way = fastest_seconds(machine), slowest_ways(edges, machine)
+    else:
+        seconds = placed_seconds(machine, place)
+        way = placed_ways(edges, place, machine.latency, machine.bandwidth)
+    return longest_paths(reverse, edges, way, seconds)[1]
 
 
 def top_levels(
-    arrays: GraphArrays, machine: Machine, place: Int64[ndarray, " n"] | None = None
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"] | None = None,
+    flow: Flow | None = None,
 ) -> Float64[ndarray, " n"]:
     """Return top levels, with the arguments of `bottom_levels`."""
-    levels = np.zeros(arrays.num_ops)
-    _top_kernel(arrays, machine, *_placed(arrays, machine, place), slowest_link(machine), levels)
-    return levels
-
-
-def _placed(
-    arrays: GraphArrays, machine: Machine, place: ndarray | None
-) -> tuple[ndarray, ndarray]:
-    """Seconds of each op, and its place; an empty place stands for none."""
+    edges = flow.earlier if flow else earlier_edges(arrays)
+    order = flow.order if flow else arrays.topological.copy()
     if place is None:
-        return fastest_seconds(machine), np.empty(0, dtype=np.int64)
+        seconds, way = fastest_seconds(machine), slowest_ways(edges, machine)
+    else:
+        seconds = placed_seconds(machine, place)
+        latency, bandwidth = machine.latency.T.copy(), machine.bandwidth.T.copy()
+        way = placed_ways(edges, place, latency, bandwidth)
+    return longest_paths(order, edges, way, seconds)[0]
+
+
+def longest_paths(
+    order: Int64[ndarray, " n"],
+    edges: Edges,
+    way: Float64[ndarray, " x"],
+    seconds: Float64[ndarray, " n"],
+) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
+    """Return the longest path over `edges` from each op: without the op, and with it.
+
+    Args:
+        order: Ops, each after those its edges lead to.
+        edges: In one direction.
+        way: Seconds of each edge.
+        seconds: Of each op; minus infinity takes an op out of the graph.
+    """
+    without, with_op = np.empty(len(order)), np.empty(len(order))
+    _longest_kernel(order, edges.ptr, edges.edge, way, seconds, without, with_op)
+    return without, with_op
+
+
+def slowest_ways(edges: Edges, machine: Machine) -> Float64[ndarray, " x"]:
+    """Return the seconds of each edge over the slowest link; order edges cost nothing."""
+    latency, byte_seconds = slowest_link(machine)
+    size = edges.edge[:, BYTES]
+    return np.where(size >= 0, latency + size * byte_seconds, 0.0)
+
+
+def placed_ways(
+    edges: Edges,
+    place: Int64[ndarray, " n"],
+    latency: Float64[ndarray, "k k"],
+    bandwidth: Float64[ndarray, "k k"],
+) -> Float64[ndarray, " x"]:
+    """Return the seconds of each edge of a placement; an order edge costs the latency alone.
+
+    Args:
+        edges: In one direction.
+        place: Device of each op.
+        latency: From the device of the op to that of the other end.
+        bandwidth: The same.
+    """
+    way = np.empty(len(edges.edge))
     place = np.ascontiguousarray(place, dtype=np.int64)
-    return machine.seconds[machine.device_class[place], np.arange(arrays.num_ops)], place
+    _placed_ways_kernel(edges.ptr, edges.edge, place, latency, bandwidth, way)
+    return way
+
+
+def placed_seconds(machine: Machine, place: Int64[ndarray, " n"]) -> Float64[ndarray, " n"]:
+    """Return the seconds of each op on its device."""
+    if len(machine.seconds) == 1:
+        return machine.seconds[0]
+    return machine.seconds[machine.device_class[place], np.arange(len(place))]
 
 
 def slowest_link(machine: Machine) -> tuple[float, float]:
@@ -65,73 +127,36 @@ def slowest_link(machine: Machine) -> tuple[float, float]:
 
 
 @numba.njit(cache=True)
-def _edge_seconds(
-    machine: Machine,
-    place: ndarray,
-    slowest: tuple[float, float],
-    earlier: int,
-    later: int,
-    num_bytes: int,
-) -> float:
-    """Seconds of an edge; an order edge (num_bytes < 0) costs the latency alone."""
-    size = max(num_bytes, 0)
-    if len(place) == 0:
-        return slowest[0] + size * slowest[1] if num_bytes >= 0 else 0.0
-    d, q = place[earlier], place[later]
-    if d == q:
-        return 0.0
-    return machine.latency[d, q] + size / machine.bandwidth[d, q]
+def _longest_kernel(
+    order: ndarray,
+    ptr: ndarray,
+    edge: ndarray,
+    way: ndarray,
+    seconds: ndarray,
+    without: ndarray,
+    with_op: ndarray,
+) -> None:
+    for op in order:
+        longest = 0.0
+        for e in range(ptr[op], ptr[op + 1]):
+            longest = max(longest, with_op[edge[e, 0]] + way[e])
+        without[op] = longest
+        with_op[op] = longest + seconds[op]
 
 
 @numba.njit(cache=True)
-def _bottom_kernel(
-    a: GraphArrays,
-    machine: Machine,
-    seconds: ndarray,
+def _placed_ways_kernel(
+    ptr: ndarray,
+    edge: ndarray,
     place: ndarray,
-    slowest: tuple[float, float],
-    levels: ndarray,
+    latency: ndarray,
+    bandwidth: ndarray,
+    way: ndarray,
 ) -> None:
-    for i in range(len(levels) - 1, -1, -1):
-        op = a.topological[i]
-        longest = 0.0
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                later = a.consumer_op[edge]
-                path = levels[later] + _edge_seconds(
-                    machine, place, slowest, op, later, a.tensor_bytes[t]
-                )
-                longest = max(longest, path)
-        for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-            later = a.before_op[edge]
-            path = levels[later] + _edge_seconds(machine, place, slowest, op, later, -1)
-            longest = max(longest, path)
-        levels[op] = longest + seconds[op]
-
-
-@numba.njit(cache=True)
-def _top_kernel(
-    a: GraphArrays,
-    machine: Machine,
-    seconds: ndarray,
-    place: ndarray,
-    slowest: tuple[float, float],
-    levels: ndarray,
-) -> None:
-    for i in range(len(levels)):
-        op = a.topological[i]
-        longest = 0.0
-        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            t = a.input_tensor[edge]
-            earlier = a.tensor_op[t]
-            path = (levels[earlier] + seconds[earlier]) + _edge_seconds(
-                machine, place, slowest, earlier, op, a.tensor_bytes[t]
-            )
-            longest = max(longest, path)
-        for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-            earlier = a.after_op[edge]
-            path = (levels[earlier] + seconds[earlier]) + _edge_seconds(
-                machine, place, slowest, earlier, op, -1
-            )
-            longest = max(longest, path)
-        levels[op] = longest
+    for op in range(len(place)):
+        d = place[op]
+        for e in range(ptr[op], ptr[op + 1]):
+            q = place[edge[e, 0]]
+            way[e] = 0.0
+            if q != d:
+                way[e] = latency[d, q] + max(edge[e, 2], 0) / bandwidth[d, q]

@@ -20,35 +20,32 @@ class Transfers(NamedTuple):
     of_tensor: Int64[ndarray, " t+1"]  # messages of tensor i are of_tensor[i]:of_tensor[i + 1]
     reader_ptr: Int64[ndarray, " m+1"]
     reader: Int64[ndarray, " r"]  # ops of the target that read it
-    local: Int64[ndarray, " e"]  # per consumer edge: 1 if producer and reader share a device
 
 
 def transfers_of(arrays: GraphArrays, place: Int64[ndarray, " n"], num_devices: int) -> Transfers:
     """Return the transfers that `place` (device of each op) causes. O(edges)."""
     edges = len(arrays.consumer_op)
     message = np.empty(edges, dtype=np.int64)
-    tensor, target, of_tensor = (
-        np.empty(edges, dtype=np.int64),
-        np.empty(edges, dtype=np.int64),
-        np.zeros(arrays.num_tensors + 1, dtype=np.int64),
-    )
-    count = _number_kernel(arrays, place, num_devices, message, tensor, target, of_tensor)
-    remote = np.flatnonzero(message >= 0)
-    by_message = remote[np.argsort(message[remote], kind="stable")]
-    counts = np.bincount(message[remote], minlength=count)
-    return Transfers(
-        tensor=tensor[:count].copy(),
-        target=target[:count].copy(),
-        of_tensor=of_tensor,
-        reader_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        reader=np.ascontiguousarray(arrays.consumer_op[by_message]),
-        local=(message < 0).astype(np.int64),
-    )
+    tensor, target = np.empty(edges, dtype=np.int64), np.empty(edges, dtype=np.int64)
+    of_tensor = np.zeros(arrays.num_tensors + 1, dtype=np.int64)
+    place = np.array(place, dtype=np.int64)
+    count = _number_kernel(
+        arrays.consumer_ptr, arrays.consumer_op, arrays.tensor_op, place, num_devices, message,
+        tensor, target, of_tensor,
+    )  # fmt: skip
+    reader_ptr = np.zeros(count + 1, dtype=np.int64)
+    remote = message >= 0
+    np.cumsum(np.bincount(message[remote], minlength=count), out=reader_ptr[1:])
+    reader = np.empty(int(reader_ptr[-1]), dtype=np.int64)
+    _readers_kernel(arrays.consumer_op, message, reader_ptr[:-1].copy(), reader)
+    return Transfers(tensor[:count].copy(), target[:count].copy(), of_tensor, reader_ptr, reader)
 
 
 @numba.njit(cache=True)
 def _number_kernel(
-    a: GraphArrays,
+    consumer_ptr: ndarray,
+    consumer_op: ndarray,
+    tensor_op: ndarray,
     place: ndarray,
     num_devices: int,
     message: ndarray,
@@ -56,13 +53,14 @@ def _number_kernel(
     target: ndarray,
     of_tensor: ndarray,
 ) -> int:
+    """Number the messages; `message` is that of each consumer edge, -1 within a device."""
     last_tensor = np.full(num_devices, -1, dtype=np.int64)
     number = np.empty(num_devices, dtype=np.int64)
     count = 0
-    for t in range(len(a.tensor_op)):
-        home = place[a.tensor_op[t]]
-        for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-            device = place[a.consumer_op[edge]]
+    for t in range(len(tensor_op)):
+        home = place[tensor_op[t]]
+        for edge in range(consumer_ptr[t], consumer_ptr[t + 1]):
+            device = place[consumer_op[edge]]
             if device == home:
                 message[edge] = -1
                 continue
@@ -75,3 +73,11 @@ def _number_kernel(
             message[edge] = number[device]
         of_tensor[t + 1] = count
     return count
+
+
+@numba.njit(cache=True)
+def _readers_kernel(consumer_op: ndarray, message: ndarray, at: ndarray, reader: ndarray) -> None:
+    for edge in range(len(message)):
+        if message[edge] >= 0:
+            reader[at[message[edge]]] = consumer_op[edge]
+            at[message[edge]] += 1

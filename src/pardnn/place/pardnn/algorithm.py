@@ -18,7 +18,7 @@ from pardnn.place.fitting import fits
 from pardnn.place.groups import colocated
 from pardnn.place.pardnn.clusters import Problem, problem_of
 from pardnn.place.pardnn.memory import Task, fit_memory, nearest
-from pardnn.place.pardnn.partition import partition
+from pardnn.place.pardnn.partition import partition, timeline_of
 from pardnn.place.schedule import first_overwrites, ordered_plan
 from pardnn.place.witness import infeasible
 from pardnn.sim.machine import Machine
@@ -48,7 +48,9 @@ def place_pardnn(
     candidates, by_step = partition(problem)
     seconds |= by_step
     best = candidates[0]
-    plan = ordered_plan(graph.arrays, machine.num_devices, best.place, best.timeline, overwrites)
+    plan = ordered_plan(
+        graph.arrays, machine.num_devices, best.place, timeline_of(problem, best), overwrites
+    )
     if fits(graph.arrays, plan, capacities):
         return Decision(plan, 0, seconds)
     begin = time.perf_counter()

@@ -15,7 +15,8 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.place.baseline import runnable
-from pardnn.sim.levels import slowest_link
+from pardnn.sim.flow import OTHER, Edges, Flow, flow_of
+from pardnn.sim.levels import longest_paths, slowest_link, slowest_ways
 from pardnn.sim.machine import Machine, fastest_seconds
 
 
@@ -24,7 +25,9 @@ class Problem(NamedTuple):
 
     arrays: GraphArrays  # `group` holds the closed co-location groups
     machine: Machine
+    flow: Flow
     seconds: Float64[ndarray, " n"]  # on the fastest device
+    way: Float64[ndarray, " x"]  # seconds of each edge of `flow.later` over the slowest link
     latency: float  # of the slowest link
     byte_seconds: float  # of the slowest link
     runs: Bool[ndarray, "g k"]  # devices that can run all of a group
@@ -44,24 +47,32 @@ class Clusters(NamedTuple):
     tail: Int64[ndarray, " c"]  # last op of the path
 
 
-def problem_of(arrays: GraphArrays, machine: Machine) -> Problem:
+def problem_of(arrays: GraphArrays, machine: Machine, flow: Flow | None = None) -> Problem:
     """Return the problem; `arrays.group` must be closed, see `place.groups.colocated`.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        flow: The graph's edges, if they are known.
 
     Raises:
         InfeasibleError: E302, if a group can run nowhere.
     """
     runs = runnable(arrays, machine)
-    counts = np.bincount(arrays.group, minlength=len(runs))
+    flow = flow or flow_of(arrays)
     latency, byte_seconds = slowest_link(machine)
+    member_ptr, member = cluster_rows(arrays.group, len(runs))
     return Problem(
         arrays=arrays,
         machine=machine,
+        flow=flow,
         seconds=fastest_seconds(machine),
+        way=slowest_ways(flow.later, machine),
         latency=latency,
         byte_seconds=byte_seconds,
         runs=runs,
-        member_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        member=np.argsort(arrays.group, kind="stable").astype(np.int64),
+        member_ptr=member_ptr,
+        member=member,
     )
 
 
@@ -69,10 +80,11 @@ def cluster_rows(
     of: Int64[ndarray, " n"], num_clusters: int
 ) -> tuple[Int64[ndarray, " p"], Int64[ndarray, " m"]]:
     """Return the ops of each cluster as compressed sparse rows; ops with a negative one are out."""
-    inside = np.flatnonzero(of >= 0)
-    counts = np.bincount(of[inside], minlength=num_clusters)
-    ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return ptr, inside[np.argsort(of[inside], kind="stable")].astype(np.int64)
+    counts = np.bincount(of + 1, minlength=num_clusters + 1)
+    ptr = np.cumsum(counts) - counts[0]
+    member = np.empty(int(ptr[-1]), dtype=np.int64)
+    _rows_kernel(of, ptr[:-1].copy(), member)
+    return ptr, member
 
 
 def clustered_levels(
@@ -84,50 +96,22 @@ def clustered_levels(
         problem: The problem.
         of: Cluster of each op; ops with a negative one stand alone.
     """
-    top, bottom = np.zeros(len(of)), np.zeros(len(of))
-    levels_kernel(problem, of, np.zeros(len(of), dtype=np.bool_), top, bottom)
-    return top, bottom
+    flow = problem.flow
+    earlier_way = slowest_ways(flow.earlier, problem.machine)
+    before = _clustered_ways(flow.earlier, earlier_way, of)
+    after = _clustered_ways(flow.later, problem.way, of)
+    top = longest_paths(flow.order, flow.earlier, before, problem.seconds)[0]
+    return top, longest_paths(flow.reverse, flow.later, after, problem.seconds)[1]
+
+
+def _clustered_ways(edges: Edges, way: ndarray, of: ndarray) -> ndarray:
+    mine = np.repeat(of, np.diff(edges.ptr))
+    return np.where((mine >= 0) & (mine == of[edges.edge[:, OTHER]]), 0.0, way)
 
 
 @numba.njit(cache=True)
-def levels_kernel(
-    problem: Problem, of: ndarray, peeled: ndarray, top: ndarray, bottom: ndarray
-) -> None:
-    """Fill the levels of the ops that are not peeled, on the graph without the peeled ones."""
-    a, seconds = problem.arrays, problem.seconds
-    for i in range(len(of)):
-        op = a.topological[i]
-        if peeled[op]:
-            continue
-        longest = 0.0
-        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            t = a.input_tensor[edge]
-            earlier = a.tensor_op[t]
-            if peeled[earlier]:
-                continue
-            path = top[earlier] + seconds[earlier]
-            if of[op] < 0 or of[op] != of[earlier]:
-                path += problem.latency + a.tensor_bytes[t] * problem.byte_seconds
-            longest = max(longest, path)
-        for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-            earlier = a.after_op[edge]
-            if not peeled[earlier]:
-                longest = max(longest, top[earlier] + seconds[earlier])
-        top[op] = longest
-    for i in range(len(of) - 1, -1, -1):
-        op = a.topological[i]
-        if peeled[op]:
-            continue
-        longest = 0.0
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            cost = problem.latency + a.tensor_bytes[t] * problem.byte_seconds
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                later = a.consumer_op[edge]
-                if not peeled[later]:
-                    apart = of[op] < 0 or of[op] != of[later]
-                    longest = max(longest, bottom[later] + (cost if apart else 0.0))
-        for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-            later = a.before_op[edge]
-            if not peeled[later]:
-                longest = max(longest, bottom[later])
-        bottom[op] = longest + seconds[op]
+def _rows_kernel(of: ndarray, at: ndarray, member: ndarray) -> None:
+    for op in range(len(of)):
+        if of[op] >= 0:
+            member[at[of[op]]] = op
+            at[of[op]] += 1

@@ -1,4 +1,6 @@
-"""Fenwick's binary indexed tree: prefix sums under updates, O(log n) each.
+"""Fenwick's binary indexed tree: range sums under updates, O(log n) each.
+
+One tree per column, row by row in memory: the sums of all columns are read together.
 
 Reference: Fenwick, "A new data structure for cumulative frequency tables", SP&E 1994.
 """
@@ -11,19 +13,25 @@ from numpy import ndarray
 
 
 @numba.njit(cache=True)
-def fenwick_add(tree: Float64[ndarray, " m"], index: int, amount: float) -> None:
-    """Add `amount` to element `index`."""
+def fenwick_add(tree: Float64[ndarray, "m k"], index: int, column: int, amount: float) -> None:
+    """Add `amount` to element `index` of a column."""
     at = index + 1
     while at < len(tree):
-        tree[at] += amount
+        tree[at, column] += amount
         at += at & -at
 
 
 @numba.njit(cache=True)
-def fenwick_sum(tree: Float64[ndarray, " m"], end: int) -> float:
-    """Return the sum of elements 0 to end - 1."""
-    total = 0.0
-    while end > 0:
-        total += tree[end]
+def fenwick_sums(
+    tree: Float64[ndarray, "m k"], begin: int, end: int, sums: Float64[ndarray, " k"]
+) -> None:
+    """Fill the sum of elements begin to end - 1 of each column."""
+    sums[:] = 0.0
+    while end > begin:
+        for column in range(len(sums)):
+            sums[column] += tree[end, column]
         end -= end & -end
-    return total
+    while begin > end:
+        for column in range(len(sums)):
+            sums[column] -= tree[begin, column]
+        begin -= begin & -begin

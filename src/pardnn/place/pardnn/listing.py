@@ -19,7 +19,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.place.pardnn.clusters import Problem
-from pardnn.sim.heap import heap_pop, heap_push
+from pardnn.sim.sorting import stable_order
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
 
@@ -39,31 +39,47 @@ class Homes(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """A schedule under construction."""
+    """A schedule.
+
+    Attributes:
+        place: Device of each op.
+        start: Seconds.
+        finish: Seconds.
+        order: Ops in the order in which they were placed, a topological one.
+    """
 
     place: Int64[ndarray, " n"]
     start: Float64[ndarray, " n"]
     finish: Float64[ndarray, " n"]
-    dispatch: Int64[ndarray, " n"]
+    order: Int64[ndarray, " n"]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last op has finished."""
+        return float(self.finish.max())
 
 
-def list_schedule(
-    problem: Problem, key: Float64[ndarray, " n"], homes: Homes
-) -> tuple[Int64[ndarray, " n"], Timeline]:
+def list_schedule(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -> Listing:
     """Return a placement and its schedule.
 
     Args:
         problem: The problem.
-        key: Of each op; among ready ops the smallest is placed first.
+        key: Of each op; the smallest is placed first. It never decreases along an edge.
         homes: What the pass starts from.
     """
-    n = problem.arrays.num_ops
-    made = Listing(
-        np.full(n, -1, dtype=np.int64), np.zeros(n), np.zeros(n), np.empty(n, dtype=np.int64)
-    )
-    key = np.ascontiguousarray(key, dtype=np.float64)
-    _list_kernel(problem, key, homes, homes.fixed.copy(), made)
-    return made.place, listed_timeline(problem, made)
+    n, flow, machine = problem.arrays.num_ops, problem.flow, problem.machine
+    order = flow.order[stable_order(key[flow.order])]
+    made = Listing(np.empty(n, dtype=np.int64), np.empty(n), np.empty(n), order)
+    latency, byte_seconds = machine.latency.copy(), 1 / machine.bandwidth
+    for within in (latency, byte_seconds):
+        np.fill_diagonal(within, 0.0)
+    _list_kernel(
+        order, flow.earlier.ptr, flow.earlier.edge, flow.later.ptr, flow.later.edge,
+        machine.seconds, machine.device_class, latency, byte_seconds, latency.T.copy(),
+        byte_seconds.T.copy(), problem.arrays.group, problem.runs, homes.place, homes.bottom,
+        homes.fixed.copy(), made.place, made.start, made.finish,
+    )  # fmt: skip
+    return made
 
 
 def listed_timeline(problem: Problem, made: Listing) -> Timeline:
@@ -75,10 +91,12 @@ def listed_timeline(problem: Problem, made: Listing) -> Timeline:
     seconds = machine.latency[source, target] + (
         a.tensor_bytes[transfers.tensor] / machine.bandwidth[source, target]
     )
+    dispatch = np.empty(len(made.order), dtype=np.int64)
+    dispatch[made.order] = np.arange(len(made.order))
     return Timeline(
         start=made.start,
         finish=made.finish,
-        dispatch=made.dispatch,
+        dispatch=dispatch,
         message_tensor=transfers.tensor,
         message_source=source,
         message_target=target,
@@ -89,108 +107,55 @@ def listed_timeline(problem: Problem, made: Listing) -> Timeline:
 
 @numba.njit(cache=True)
 def _list_kernel(
-    problem: Problem, key: ndarray, homes: Homes, fixed: ndarray, made: Listing
+    order: ndarray,
+    earlier_ptr: ndarray,
+    earlier: ndarray,
+    later_ptr: ndarray,
+    later: ndarray,
+    seconds: ndarray,
+    device_class: ndarray,
+    latency: ndarray,
+    byte_seconds: ndarray,
+    latency_to: ndarray,
+    byte_seconds_to: ndarray,
+    group: ndarray,
+    runs: ndarray,
+    home: ndarray,
+    bottom: ndarray,
+    fixed: ndarray,
+    place: ndarray,
+    start: ndarray,
+    finish: ndarray,
 ) -> None:
-    a, machine = problem.arrays, problem.machine
-    n, k = len(key), len(machine.device_class)
-    missing = np.empty(n, dtype=np.int64)
-    heap_key, heap_op = np.empty(n), np.empty(n, dtype=np.int64)
-    free, ready, downstream = np.zeros(k), np.empty(k), np.empty(k)
-    size = 0
-    for op in range(n):
-        missing[op] = a.input_ptr[op + 1] - a.input_ptr[op] + a.after_ptr[op + 1] - a.after_ptr[op]
-        if missing[op] == 0:
-            size = heap_push(heap_key, heap_op, size, key[op], op)
-    count = 0
-    while size > 0:
-        op = heap_op[0]
-        size = heap_pop(heap_key, heap_op, size)
-        group = a.group[op]
-        _ready_times(problem, op, made, free, ready)
-        best = fixed[group]
+    k = len(device_class)
+    free, ready, score, end = np.zeros(k), np.empty(k), np.empty(k), np.empty(k)
+    for op in order:
+        g = group[op]
+        best = fixed[g]
+        begin, stop = (0, k) if best < 0 else (best, best + 1)
+        ready[begin:stop] = free[begin:stop]
+        for e in range(earlier_ptr[op], earlier_ptr[op + 1]):
+            p, done, size = place[earlier[e, 0]], finish[earlier[e, 0]], max(earlier[e, 2], 0)
+            for d in range(begin, stop):
+                ready[d] = max(ready[d], done + (latency[p, d] + size * byte_seconds[p, d]))
         if best < 0:
-            _downstream(problem, op, homes, downstream)
-            best = _best_device(problem, op, homes, ready, downstream)
-            fixed[group] = best
-        made.place[op] = best
-        made.start[op] = ready[best]
-        made.finish[op] = ready[best] + machine.seconds[machine.device_class[best], op]
-        made.dispatch[op] = count
-        free[best] = made.finish[op]
-        count += 1
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                later = a.consumer_op[edge]
-                missing[later] -= 1
-                if missing[later] == 0:
-                    size = heap_push(heap_key, heap_op, size, key[later], later)
-        for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-            later = a.before_op[edge]
-            missing[later] -= 1
-            if missing[later] == 0:
-                size = heap_push(heap_key, heap_op, size, key[later], later)
-
-
-@numba.njit(cache=True)
-def _ready_times(problem: Problem, op: int, made: Listing, free: ndarray, ready: ndarray) -> None:
-    """Fill when each device could start the op: it is free and all inputs have arrived."""
-    a, machine, k = problem.arrays, problem.machine, len(free)
-    ready[:] = free
-    for i in range(a.input_ptr[op], a.input_ptr[op + 1]):
-        t = a.input_tensor[i]
-        earlier = a.tensor_op[t]
-        p, done = made.place[earlier], made.finish[earlier]
-        for d in range(k):
-            at = done
-            if d != p:
-                at += machine.latency[p, d] + a.tensor_bytes[t] / machine.bandwidth[p, d]
-            ready[d] = max(ready[d], at)
-    for i in range(a.after_ptr[op], a.after_ptr[op + 1]):
-        earlier = a.after_op[i]
-        p, done = made.place[earlier], made.finish[earlier]
-        for d in range(k):
-            ready[d] = max(ready[d], done + (machine.latency[p, d] if d != p else 0.0))
-
-
-@numba.njit(cache=True)
-def _downstream(problem: Problem, op: int, homes: Homes, downstream: ndarray) -> None:
-    """Fill the longest way from the op's end on each device to the end of the step."""
-    a, machine, k = problem.arrays, problem.machine, len(downstream)
-    downstream[:] = 0.0
-    if len(homes.place) == 0:
-        return
-    for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-        for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-            later = a.consumer_op[edge]
-            q = homes.place[later]
+            score[:] = 0.0
+            if len(home) > 0:
+                for e in range(later_ptr[op], later_ptr[op + 1]):
+                    q, left, size = home[later[e, 0]], bottom[later[e, 0]], max(later[e, 2], 0)
+                    for d in range(k):
+                        way = latency_to[q, d] + size * byte_seconds_to[q, d]
+                        score[d] = max(score[d], left + way)
             for d in range(k):
-                way = homes.bottom[later]
-                if d != q:
-                    way += machine.latency[d, q] + a.tensor_bytes[t] / machine.bandwidth[d, q]
-                downstream[d] = max(downstream[d], way)
-    for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-        later = a.before_op[edge]
-        q = homes.place[later]
-        for d in range(k):
-            way = homes.bottom[later] + (machine.latency[d, q] if d != q else 0.0)
-            downstream[d] = max(downstream[d], way)
-
-
-@numba.njit(cache=True)
-def _best_device(
-    problem: Problem, op: int, homes: Homes, ready: ndarray, downstream: ndarray
-) -> int:
-    machine, group = problem.machine, problem.arrays.group[op]
-    home = homes.place[op] if len(homes.place) > 0 else -1
-    best, best_score, best_finish = -1, np.inf, np.inf
-    for d in range(len(ready)):
-        if not problem.runs[group, d]:
-            continue
-        finish = ready[d] + machine.seconds[machine.device_class[d], op]
-        score = finish + downstream[d]
-        tie = score == best_score and (
-            finish < best_finish or (finish == best_finish and d == home)
-        )
-        if best < 0 or score < best_score or tie:
-            best, best_score, best_finish = d, score, finish
-    return best
+                end[d] = ready[d] + seconds[device_class[d], op]
+                score[d] += end[d]
+            for d in range(k):
+                if (best >= 0 and score[d] > score[best]) or not runs[g, d]:
+                    continue
+                better = best < 0 or score[d] < score[best] or end[d] < end[best]
+                if better or (end[d] == end[best] and len(home) > 0 and d == home[op]):
+                    best = d
+            fixed[g] = best
+        place[op], start[op] = best, ready[best]
+        finish[op] = ready[best] + seconds[device_class[best], op]
+        free[best] = finish[op]

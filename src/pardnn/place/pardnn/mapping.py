@@ -6,14 +6,16 @@ and joins the primary that it communicates with most.
 
 *LALB* (Eq. 4.2): the others, heaviest first, each go to the device with the least sum of work
 already there within the cluster's span and communication with the other devices. Work by level is
-kept in one Fenwick tree per device over the top levels. O(V log V + K S log V) for S secondaries.
+kept in one Fenwick tree per device over the top levels. O(V log V + S (K log V + K D)) for S
+secondaries that communicate with D devices each.
 
 Reference: thesis, section 4.1.1.
 
 Deviations: clusters are merged heaviest first; a tensor is counted once, however many ops of the
 cluster read it; communication costs what the link of the two devices costs; a device that cannot
 run all of a cluster is not chosen while another can. Where none can, its groups are sent, one by
-one, to a device that can run them.
+one, to a device that can run them. Above `MOST_LEVELS` distinct top levels, neighbours are counted
+as one, so that the trees stay in the cache.
 """
 
 from __future__ import annotations
@@ -26,53 +28,144 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.place.pardnn.clusters import Clusters, Problem, cluster_rows, clustered_levels
-from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sum
-from pardnn.sim.machine import Machine
+from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sums
+from pardnn.sim.flow import Edges
+
+#: Distinct top levels that are told apart, and bins where there are more: the trees of 16 devices
+#: then take 512 KiB.
+MOST_LEVELS, LEVEL_BINS = 1 << 14, 1 << 12
 
 
 class Spans(NamedTuple):
-    """When clusters could run, by the levels of the clustered graph."""
+    """Clusters as nodes: when they could run, by the levels of the clustered graph, and edges.
 
-    level: Int64[ndarray, " n"]  # rank of each op's top level among the distinct ones
-    levels: Float64[ndarray, " l"]  # the distinct top levels, in seconds
-    begin: Int64[ndarray, " c"]  # first level of the span
-    end: Int64[ndarray, " c"]  # after its last level
-    weight: Float64[ndarray, " c"]  # seconds of work
+    Attributes:
+        level: Rank of each op's top level among `levels`.
+        levels: The distinct top levels, in seconds, or where their bins begin.
+        begin: First level of a cluster's span.
+        end: After its last level.
+        weight: Seconds of work.
+        inside: Seconds per device class within the span; 0 for what a class cannot run.
+        ptr: Where the ops of a cluster begin in `op`.
+        op: Ops, cluster by cluster.
+        into: What a cluster reads from others, each tensor once: other cluster, tensor, bytes.
+        out: What others read of it, in the order of its tensors.
+    """
+
+    level: Int64[ndarray, " n"]
+    levels: Float64[ndarray, " l"]
+    begin: Int64[ndarray, " c"]
+    end: Int64[ndarray, " c"]
+    weight: Float64[ndarray, " c"]
+    inside: Float64[ndarray, "f c"]
     ptr: Int64[ndarray, " c+1"]
-    op: Int64[ndarray, " n"]  # ops of each cluster
+    op: Int64[ndarray, " n"]
+    into: Edges
+    out: Edges
+
+
+class Loads(NamedTuple):
+    """Scratch for what devices do and send.
+
+    Attributes:
+        work: Fenwick trees of each device's seconds by level.
+        load: Seconds of each device in all.
+        count: For each device, and for none: transfers into a cluster, their bytes, transfers out
+            of it, their bytes.
+        last: A tensor for each device, and for none.
+    """
+
+    work: Float64[ndarray, "l+1 k"]
+    load: Float64[ndarray, " k"]
+    count: Int64[ndarray, "4 k+1"]
+    last: Int64[ndarray, " k+1"]
 
 
 def map_clusters(problem: Problem, clusters: Clusters) -> tuple[Int64[ndarray, " c"], Spans]:
     """Return the device of each cluster, and the spans by which they were chosen."""
-    k = problem.machine.num_devices
+    k, machine = problem.machine.num_devices, problem.machine
     spans = spans_of(problem, clusters)
     device = np.full(len(clusters.head), -1, dtype=np.int64)
     device[:k] = _devices_of_primaries(problem)
     heaviest = k + np.argsort(-spans.weight[k:], kind="stable")
-    allowed = _allowed(problem, clusters)
-    place = device[clusters.of]
-    work = np.zeros((k, len(spans.levels) + 1))
-    _merge_kernel(problem, clusters, spans, heaviest, allowed, device, place)
-    _balance_kernel(problem, clusters, spans, heaviest, allowed, device, place, work)
+    allowed = can_run(problem, clusters)
+    allowed[~allowed.any(axis=1)] = True
+    slowest = (problem.latency, problem.byte_seconds)
+    _merge_kernel(
+        problem.seconds, slowest, spans, heaviest, allowed, loads_of(problem, spans, 1), device
+    )
+    _balance_kernel(
+        able_seconds(problem), machine.device_class, machine.latency, 1 / machine.bandwidth,
+        slowest, spans, heaviest, allowed, loads_of(problem, spans, k), device,
+    )  # fmt: skip
     return device, spans
 
 
+def loads_of(problem: Problem, spans: Spans, columns: int) -> Loads:
+    """Return empty loads, with one tree per column."""
+    k = problem.machine.num_devices
+    return Loads(
+        work=np.zeros((len(spans.levels) + 1, columns)),
+        load=np.zeros(columns),
+        count=np.zeros((4, k + 1), dtype=np.int64),
+        last=np.empty(k + 1, dtype=np.int64),
+    )
+
+
+def able_seconds(problem: Problem) -> Float64[ndarray, "f n"]:
+    """Return seconds per device class, 0 for what it cannot run."""
+    seconds = problem.machine.seconds
+    return np.where(np.isfinite(seconds), seconds, 0.0)
+
+
+def can_run(problem: Problem, clusters: Clusters) -> Bool[ndarray, "c k"]:
+    """Return whether a device can run every op of a cluster."""
+    can = np.ones((len(clusters.head), problem.machine.num_devices), dtype=np.bool_)
+    if not problem.runs.all():
+        for d in range(problem.machine.num_devices):
+            can[clusters.of[~problem.runs[problem.arrays.group, d]], d] = False
+    return can
+
+
 def spans_of(problem: Problem, clusters: Clusters) -> Spans:
-    """Return spans and weights of the clusters. O((V + E) + V log V)."""
-    ptr, op = cluster_rows(clusters.of, len(clusters.head))
-    top, bottom = clustered_levels(problem, clusters.of)
-    levels, level = np.unique(top, return_inverse=True)
+    """Return the clusters as nodes. O((V + E) + V log V)."""
     c = len(clusters.head)
-    start, end = np.zeros(c), np.zeros(c)
-    _span_kernel(problem, clusters, top, float((top + bottom).max()), start, end)
+    ptr, op = cluster_rows(clusters.of, c)
+    top, bottom = clustered_levels(problem, clusters.of)
+    levels = np.unique(top)
+    start, end = np.zeros(c), np.full(c, float((top + bottom).max()))
+    flow, of = problem.flow, clusters.of
+    _span_kernel(
+        flow.earlier.ptr, flow.earlier.edge, flow.later.ptr, flow.later.edge, problem.seconds,
+        clusters.head, clusters.tail, top, start, end,
+    )  # fmt: skip
+    begins = np.searchsorted(levels, start)
+    if len(levels) > MOST_LEVELS:
+        levels = levels[np.arange(LEVEL_BINS) * len(levels) // LEVEL_BINS]
+        begins = np.searchsorted(levels, start, side="right") - 1  # the bin that it lies in
+    level = np.searchsorted(levels, top, side="right") - 1
+    ends = np.searchsorted(levels, end)
+    within = (begins[of] <= level) & (level < ends[of])
+    inside = [
+        np.bincount(of, weights=np.where(within, row, 0.0), minlength=c)
+        for row in able_seconds(problem)
+    ]
+    into, out = np.empty_like(flow.earlier.edge), np.empty_like(flow.later.edge)
+    into_ptr, out_ptr = np.zeros(c + 1, dtype=np.int64), np.zeros(c + 1, dtype=np.int64)
+    seen = np.full(problem.arrays.num_tensors, -1, dtype=np.int64)
+    _contract_kernel(flow.earlier.ptr, flow.earlier.edge, of, ptr, op, seen, into_ptr, into)
+    _contract_kernel(flow.later.ptr, flow.later.edge, of, ptr, op, seen[:0], out_ptr, out)
     return Spans(
         level=level.astype(np.int64),
         levels=levels,
-        begin=np.searchsorted(levels, start).astype(np.int64),
-        end=np.searchsorted(levels, end).astype(np.int64),
-        weight=np.bincount(clusters.of, weights=problem.seconds, minlength=c),
+        begin=begins.astype(np.int64),
+        end=ends.astype(np.int64),
+        weight=np.bincount(of, weights=problem.seconds, minlength=c),
+        inside=np.array(inside),
         ptr=ptr,
         op=op,
+        into=Edges(into_ptr, into),
+        out=Edges(out_ptr, out),
     )
 
 
@@ -98,201 +191,200 @@ def _devices_of_primaries(problem: Problem) -> Int64[ndarray, " k"]:
     return np.lexsort((total[classes], -able[classes])).astype(np.int64)
 
 
-def _allowed(problem: Problem, clusters: Clusters) -> Bool[ndarray, "c k"]:
-    allowed = np.ones((len(clusters.head), problem.machine.num_devices), dtype=np.bool_)
-    for d in range(problem.machine.num_devices):
-        allowed[clusters.of[~problem.runs[problem.arrays.group, d]], d] = False
-    allowed[~allowed.any(axis=1)] = True
-    return allowed
-
-
 @numba.njit(cache=True)
 def _span_kernel(
-    problem: Problem,
-    clusters: Clusters,
+    earlier_ptr: ndarray,
+    earlier: ndarray,
+    later_ptr: ndarray,
+    later: ndarray,
+    seconds: ndarray,
+    head: ndarray,
+    tail: ndarray,
     top: ndarray,
-    makespan: float,
     start: ndarray,
     end: ndarray,
 ) -> None:
-    a, seconds = problem.arrays, problem.seconds
+    """Raise starts from 0 and lower ends from the makespan."""
     for c in range(len(start)):
-        op = clusters.head[c]
-        if op < 0:
+        if head[c] < 0:
+            end[c] = 0.0
             continue
-        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            earlier = a.tensor_op[a.input_tensor[edge]]
-            start[c] = max(start[c], top[earlier] + seconds[earlier])
-        for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-            earlier = a.after_op[edge]
-            start[c] = max(start[c], top[earlier] + seconds[earlier])
-        op = clusters.tail[c]
-        end[c] = makespan
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                end[c] = min(end[c], top[a.consumer_op[edge]])
-        for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-            end[c] = min(end[c], top[a.before_op[edge]])
+        for e in range(earlier_ptr[head[c]], earlier_ptr[head[c] + 1]):
+            start[c] = max(start[c], top[earlier[e, 0]] + seconds[earlier[e, 0]])
+        for e in range(later_ptr[tail[c]], later_ptr[tail[c] + 1]):
+            end[c] = min(end[c], top[later[e, 0]])
         end[c] = max(end[c], start[c])
 
 
 @numba.njit(cache=True)
-def traffic(
-    problem: Problem,
-    clusters: Clusters,
-    spans: Spans,
-    c: int,
-    place: ndarray,
+def _contract_kernel(
+    ptr: ndarray,
+    edge: ndarray,
+    of: ndarray,
+    member_ptr: ndarray,
+    member: ndarray,
     seen: ndarray,
-    stamp: int,
-    count_in: ndarray,
-    bytes_in: ndarray,
-    count_out: ndarray,
-    bytes_out: ndarray,
+    cluster_ptr: ndarray,
+    row: ndarray,
 ) -> None:
-    """Count the transfers between cluster c and each device.
+    """Fill the edges between clusters that carry tensors; with `seen`, each tensor once."""
+    count = 0
+    for c in range(len(cluster_ptr) - 1):
+        for i in range(member_ptr[c], member_ptr[c + 1]):
+            for e in range(ptr[member[i]], ptr[member[i] + 1]):
+                other, t = of[edge[e, 0]], edge[e, 1]
+                if t < 0 or other == c or (len(seen) > 0 and seen[t] == c):
+                    continue
+                if len(seen) > 0:
+                    seen[t] = c
+                row[count, 0], row[count, 1], row[count, 2] = other, t, edge[e, 2]
+                count += 1
+        cluster_ptr[c + 1] = count
+
+
+@numba.njit(cache=True)
+def traffic(
+    c: int,
+    into_ptr: Int64[ndarray, " p"],
+    into: Int64[ndarray, "x 3"],
+    out_ptr: Int64[ndarray, " p"],
+    out: Int64[ndarray, "y 3"],
+    device: Int64[ndarray, " c"],
+    last: Int64[ndarray, " q"],
+    count: Int64[ndarray, "4 q"],
+) -> None:
+    """Count the transfers between a cluster and each device.
 
     Args:
-        problem: The problem.
-        clusters: The clusters.
-        spans: Their ops.
-        c: A cluster.
-        place: Device of each op, -1 where there is none yet; those count for device K.
-        seen: Scratch, one number per tensor.
-        stamp: A number that `seen` does not hold.
-        count_in: Filled with the transfers from each device (K + 1), and so on.
-        bytes_in: Filled.
-        count_out: Filled.
-        bytes_out: Filled.
+        c: The cluster.
+        into_ptr: Its edges, see `Spans`.
+        into: The same.
+        out_ptr: The same.
+        out: The same.
+        device: Of each cluster, -1 where there is none yet; those count for device K.
+        last: Scratch.
+        count: Filled, see `Loads`.
     """
-    a, k = problem.arrays, len(count_in) - 1
-    count_in[:], bytes_in[:], count_out[:], bytes_out[:] = 0, 0, 0, 0
-    last = np.full(k + 1, -1, dtype=np.int64)
-    for i in range(spans.ptr[c], spans.ptr[c + 1]):
-        op = spans.op[i]
-        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            t = a.input_tensor[edge]
-            earlier = a.tensor_op[t]
-            if clusters.of[earlier] != c and seen[t] != stamp:
-                seen[t] = stamp
-                count_in[place[earlier]] += 1
-                bytes_in[place[earlier]] += a.tensor_bytes[t]
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                later = a.consumer_op[edge]
-                if clusters.of[later] != c and last[place[later]] != t:
-                    last[place[later]] = t
-                    count_out[place[later]] += 1
-                    bytes_out[place[later]] += a.tensor_bytes[t]
+    count[:, :] = 0
+    for e in range(into_ptr[c], into_ptr[c + 1]):
+        d = device[into[e, 0]]
+        count[0, d] += 1
+        count[1, d] += into[e, 2]
+    last[:] = -1
+    for e in range(out_ptr[c], out_ptr[c + 1]):
+        d = device[out[e, 0]]
+        if last[d] != out[e, 1]:
+            last[d] = out[e, 1]
+            count[2, d] += 1
+            count[3, d] += out[e, 2]
 
 
 @numba.njit(cache=True)
 def _merge_kernel(
-    problem: Problem,
-    clusters: Clusters,
+    seconds: ndarray,
+    slowest: tuple[float, float],
     spans: Spans,
     heaviest: ndarray,
     allowed: ndarray,
+    loads: Loads,
     device: ndarray,
-    place: ndarray,
 ) -> None:
-    n, k = len(place), problem.runs.shape[1]
-    tree = np.zeros(len(spans.levels) + 1)
-    for op in range(n):
-        fenwick_add(tree, spans.level[op], problem.seconds[op])
-    seen = np.full(len(problem.arrays.tensor_op), -1, dtype=np.int64)
-    count_in, bytes_in = np.zeros(k + 1, dtype=np.int64), np.zeros(k + 1, dtype=np.int64)
-    count_out, bytes_out = np.zeros(k + 1, dtype=np.int64), np.zeros(k + 1, dtype=np.int64)
+    count, potential = loads.count, np.zeros(1)
+    for op in range(len(seconds)):
+        fenwick_add(loads.work, spans.level[op], 0, seconds[op])
+    into, out = spans.into, spans.out
     for c in heaviest:
-        begin, end = spans.begin[c], spans.end[c]
-        potential = fenwick_sum(tree, end) - fenwick_sum(tree, begin)
+        fenwick_sums(loads.work, spans.begin[c], spans.end[c], potential)
         for i in range(spans.ptr[c], spans.ptr[c + 1]):
-            op = spans.op[i]
-            if begin <= spans.level[op] < end:
-                potential -= problem.seconds[op]
-        traffic(
-            problem, clusters, spans, c, place, seen, c, count_in, bytes_in, count_out, bytes_out
-        )
+            if spans.begin[c] <= spans.level[spans.op[i]] < spans.end[c]:
+                potential[0] -= seconds[spans.op[i]]
+        traffic(c, into.ptr, into.edge, out.ptr, out.edge, device, loads.last, count)
         total, best, most = 0.0, -1, 0.0
-        for d in range(k + 1):
-            cost = (count_in[d] + count_out[d]) * problem.latency
-            cost += (bytes_in[d] + bytes_out[d]) * problem.byte_seconds
+        for d in range(count.shape[1]):
+            cost = (count[0, d] + count[2, d]) * slowest[0]
+            cost += (count[1, d] + count[3, d]) * slowest[1]
             total += cost
-            if d < k and allowed[c, d] and cost > most:
+            if cost > most and d < allowed.shape[1] and allowed[c, d]:
                 best, most = d, cost
-        if total - potential > 0 and best >= 0:
+        if total > potential[0] and best >= 0:
             device[c] = best
-            for i in range(spans.ptr[c], spans.ptr[c + 1]):
-                place[spans.op[i]] = best
 
 
 @numba.njit(cache=True)
 def _balance_kernel(
-    problem: Problem,
-    clusters: Clusters,
+    seconds: ndarray,
+    device_class: ndarray,
+    latency: ndarray,
+    byte_seconds: ndarray,
+    slowest: tuple[float, float],
     spans: Spans,
     heaviest: ndarray,
     allowed: ndarray,
+    loads: Loads,
     device: ndarray,
-    place: ndarray,
-    work: ndarray,
 ) -> None:
-    machine, k = problem.machine, problem.runs.shape[1]
-    load = np.zeros(k)
-    for op in range(len(place)):
-        if place[op] >= 0:
-            add_work(problem, spans, op, place[op], 1.0, work, load)
-    seen = np.full(len(problem.arrays.tensor_op), -1, dtype=np.int64)
-    count_in, bytes_in = np.zeros(k + 1, dtype=np.int64), np.zeros(k + 1, dtype=np.int64)
-    count_out, bytes_out = np.zeros(k + 1, dtype=np.int64), np.zeros(k + 1, dtype=np.int64)
+    work, load, count = loads.work, loads.load, loads.count
+    cost = np.empty(len(load))
+    for c in range(len(device)):
+        if device[c] >= 0:
+            add_work(
+                c, device[c], 1.0, spans.ptr, spans.op, spans.level, seconds, device_class, work,
+                load,
+            )  # fmt: skip
+    into, out = spans.into, spans.out
     for c in heaviest:
         if device[c] >= 0:
             continue
-        traffic(
-            problem, clusters, spans, c, place, seen, c, count_in, bytes_in, count_out, bytes_out
-        )
-        best, best_cost, best_comm = -1, 0.0, 0.0
-        for p in range(k):
-            if not allowed[c, p]:
+        traffic(c, into.ptr, into.edge, out.ptr, out.edge, device, loads.last, count)
+        fenwick_sums(work, spans.begin[c], spans.end[c], cost)
+        add_transfers(count, latency, byte_seconds, cost)
+        best, best_comm = -1, 0.0
+        for p in range(len(cost)):
+            comm = (count[0, p] + count[2, p]) * slowest[0]
+            comm += (count[1, p] + count[3, p]) * slowest[1]
+            if not allowed[c, p] or (best >= 0 and cost[p] > cost[best]):
                 continue
-            cost = fenwick_sum(work[p], spans.end[c]) - fenwick_sum(work[p], spans.begin[c])
-            for q in range(k):
-                if q != p:
-                    cost += transfer_seconds(machine, q, p, count_in[q], bytes_in[q])
-                    cost += transfer_seconds(machine, p, q, count_out[q], bytes_out[q])
-            comm = (count_in[p] + count_out[p]) * problem.latency
-            comm += (bytes_in[p] + bytes_out[p]) * problem.byte_seconds
-            tie = cost == best_cost and (
-                comm > best_comm or (comm == best_comm and load[p] < load[best])
-            )
-            if best < 0 or cost < best_cost or tie:
-                best, best_cost, best_comm = p, cost, comm
+            lower = best < 0 or cost[p] < cost[best] or comm > best_comm
+            if lower or (comm == best_comm and load[p] < load[best]):
+                best, best_comm = p, comm
         device[c] = best
-        for i in range(spans.ptr[c], spans.ptr[c + 1]):
-            place[spans.op[i]] = best
-            add_work(problem, spans, spans.op[i], best, 1.0, work, load)
+        add_work(c, best, 1.0, spans.ptr, spans.op, spans.level, seconds, device_class, work, load)
 
 
 @numba.njit(cache=True)
-def transfer_seconds(machine: Machine, source: int, target: int, count: int, size: int) -> float:
-    """Seconds of `count` messages with `size` bytes in all."""
-    if count == 0:
-        return 0.0
-    return count * machine.latency[source, target] + size / machine.bandwidth[source, target]
+def add_transfers(
+    count: Int64[ndarray, "4 q"],
+    latency: Float64[ndarray, "k k"],
+    byte_seconds: Float64[ndarray, "k k"],
+    cost: Float64[ndarray, " k"],
+) -> None:
+    """Add to each device's cost what the transfers take if the cluster is there."""
+    for q in range(len(cost)):
+        if count[0, q] > 0:
+            for p in range(len(cost)):
+                if p != q:
+                    cost[p] += count[0, q] * latency[q, p] + count[1, q] * byte_seconds[q, p]
+        if count[2, q] > 0:
+            for p in range(len(cost)):
+                if p != q:
+                    cost[p] += count[2, q] * latency[p, q] + count[3, q] * byte_seconds[p, q]
 
 
 @numba.njit(cache=True)
 def add_work(
-    problem: Problem,
-    spans: Spans,
-    op: int,
+    c: int,
     d: int,
     sign: float,
-    work: ndarray,
-    load: ndarray,
+    ptr: Int64[ndarray, " p"],
+    op: Int64[ndarray, " n"],
+    level: Int64[ndarray, " n"],
+    seconds: Float64[ndarray, "f n"],
+    device_class: Int64[ndarray, " k"],
+    work: Float64[ndarray, "m k"],
+    load: Float64[ndarray, " k"],
 ) -> None:
-    """Add an op's seconds to the tree and the load of a device, or take them away."""
-    seconds = problem.machine.seconds[problem.machine.device_class[d], op]
-    if np.isfinite(seconds):
-        fenwick_add(work[d], spans.level[op], sign * seconds)
-        load[d] += sign * seconds
+    """Add a cluster's seconds to the tree and the load of a device, or take them away."""
+    for i in range(ptr[c], ptr[c + 1]):
+        amount = sign * seconds[device_class[d], op[i]]
+        fenwick_add(work, level[op[i]], d, amount)
+        load[d] += amount

@@ -27,7 +27,12 @@ from pardnn.place.pardnn.packing import (
     packed_place,
     residual_pins,
 )
-from pardnn.place.pardnn.partition import Candidate, emulated, improved
+from pardnn.place.pardnn.partition import (
+    Candidate,
+    improved,
+    judged,
+    timeline_of,
+)
 from pardnn.place.squeeze import limits, tight_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
@@ -71,8 +76,8 @@ def fit_memory(task: Task, candidates: list[Candidate]) -> Fitting | None:
     attempts = max(1, ATTEMPT_OPS // task.problem.arrays.num_ops)
     for candidate in candidates[:attempts]:
         _keep(task, found, fit_candidate(
-            task.problem.arrays, task.problem.machine, candidate.place, candidate.timeline,
-            task.capacities, task.overwrites,
+            task.problem.arrays, task.problem.machine, candidate.place,
+            timeline_of(task.problem, candidate), task.capacities, task.overwrites,
         ))  # fmt: skip
     starts = ((start, rank) for start in _starts(task, candidates) for rank in _frugal_ranks(task))
     for number, (start, rank) in enumerate(starts):
@@ -92,7 +97,7 @@ def _attempt(task: Task, found: list[Fitting], start: ndarray, rank: ndarray) ->
     if place is None:
         return
     _schedule(task, found, place, rank)
-    pinned = improved(task.units, emulated(task.units, place), residual_pins(task.units, place))
+    pinned = improved(task.units, judged(task.units, place), residual_pins(task.units, place))
     again = repaired(task, pinned.place, rank)
     if again is not None:
         _schedule(task, found, again, rank)
@@ -107,7 +112,7 @@ def _keep(task: Task, found: list[Fitting], plan: PlanArrays | None) -> None:
 
 def _schedule(task: Task, found: list[Fitting], place: ndarray, rank: ndarray) -> None:
     machine = task.problem.machine
-    timeline = emulated(task.problem, place).timeline
+    timeline = timeline_of(task.problem, judged(task.problem, place))
     _keep(task, found, fit_order(
         task.problem.arrays, machine, place, timeline, rank, task.capacities, task.overwrites
     ))  # fmt: skip

@@ -4,12 +4,15 @@ Slicing, mapping and refinement as in the thesis; then list scheduling from thei
 is the emulator under `priority`, and the best placement seen is kept, one device included, so no
 step makes the result worse.
 
-Deviations: the last refinement. From three starts, the clusters, plain HEFT and a
-pipeline's stages (`packing`), list scheduling is
-repeated with its own result as the homes (see `listing`). In turns, what comes after an op is
-estimated by bottom levels, and by the time left in a schedule in which every op starts as late as
-it can without delaying the end (Li and Willis's forward-backward passes, EJOR 1992): that counts
-the queues of the devices too. The number of passes is bounded by work, not by time.
+Deviations: the last refinement. From three starts, the clusters, plain HEFT and a pipeline's stages
+(`packing`), list scheduling is repeated with its own result as the homes (see `listing`). In turns,
+what comes after an op is estimated by bottom levels, and by the time left in a schedule in which
+every op starts as late as it can without delaying the end (Li and Willis's forward-backward passes,
+EJOR 1992): that counts the queues of the devices too.
+
+The number of passes is bounded by work, not by time. Above `MANY_OPS` it is constant, so that the
+time is that of a fixed number of walks over the graph: list scheduling with the placement fixed
+stands for the emulator, and the best start alone is improved.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from numpy import ndarray
 
 from pardnn.place.orders import file_rank
 from pardnn.place.pardnn.clusters import Problem
-from pardnn.place.pardnn.listing import Homes, list_schedule
+from pardnn.place.pardnn.listing import Homes, Listing, list_schedule, listed_timeline
 from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.packing import packed_place
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
@@ -37,8 +40,10 @@ from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.timeline import Timeline
 
-#: Ops times passes of list scheduling that one start may cost; and the most and fewest passes.
-PASS_OPS, MOST_PASSES, FEWEST_PASSES = 600_000, 40, 3
+#: Ops times passes of list scheduling that one start may cost, and the most passes.
+PASS_OPS, MOST_PASSES = 600_000, 40
+#: Ops above which the number of walks over the graph is constant, and the passes there.
+MANY_OPS, FEWEST_PASSES = 50_000, 2
 #: A start is given up after this many passes without a better schedule.
 PATIENCE = 6
 #: Passes before the estimate of what comes after an op changes.
@@ -48,11 +53,19 @@ SWITCH_PATIENCE = 3
 
 
 class Candidate(NamedTuple):
-    """A placement and the timeline that judges it."""
+    """A placement and the schedule that judges it.
+
+    Attributes:
+        place: Device of each op.
+        order: Ops in the order of their starts, a topological one.
+        makespan: Seconds.
+        schedule: Times; of messages too, unless `timeline_of` has yet to add them.
+    """
 
     place: Int64[ndarray, " n"]
-    timeline: Timeline
+    order: Int64[ndarray, " n"]
     makespan: float
+    schedule: Timeline | Listing
 
 
 def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
@@ -70,11 +83,32 @@ def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
     return sorted(found, key=lambda candidate: candidate.makespan), seconds
 
 
+def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
+    """Return the complete timeline of a candidate."""
+    schedule = candidate.schedule
+    return listed_timeline(problem, schedule) if isinstance(schedule, Listing) else schedule
+
+
 def emulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
     """Judge a placement under the emulator's `priority`."""
-    key = -bottom_levels(problem.arrays, problem.machine, place)
-    timeline = emulate(problem.arrays, problem.machine, place, key)
-    return Candidate(place, timeline, timeline.makespan)
+    key = -bottom_levels(problem.arrays, problem.machine, place, problem.flow)
+    return _timed(place, emulate(problem.arrays, problem.machine, place, key, problem.flow))
+
+
+def judged(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
+    """Judge a placement by the emulator, or in a large graph by list scheduling."""
+    if problem.arrays.num_ops <= MANY_OPS:
+        return emulated(problem, place)
+    fixed = np.empty(len(problem.runs), dtype=np.int64)
+    fixed[problem.arrays.group] = place
+    key = -bottom_levels(problem.arrays, problem.machine, place, problem.flow)
+    return _listed_once(problem, key, Homes(np.empty(0, dtype=np.int64), np.empty(0), fixed))
+
+
+def _timed(place: ndarray, timeline: Timeline) -> Candidate:
+    order = np.empty(len(place), dtype=np.int64)
+    order[timeline.dispatch] = np.arange(len(place))
+    return Candidate(place, order, timeline.makespan, timeline)
 
 
 def _single(
@@ -84,7 +118,7 @@ def _single(
     totals = problem.machine.seconds.sum(axis=1)[problem.machine.device_class]
     device = int(totals.argmin())
     if np.isfinite(totals[device]):
-        yield emulated(problem, np.full(problem.arrays.num_ops, device, dtype=np.int64))
+        yield judged(problem, np.full(problem.arrays.num_ops, device, dtype=np.int64))
 
 
 def _clustered(
@@ -97,16 +131,16 @@ def _clustered(
     clock.lap("slicing")
     device, spans = map_clusters(problem, clusters)
     clock.lap("mapping")
-    best = emulated(problem, placement(problem, clusters, device))
+    best = judged(problem, placement(problem, clusters, device))
     swapped = swap_clusters(problem, clusters, spans, device)
-    other = emulated(problem, placement(problem, clusters, swapped))
+    other = judged(problem, placement(problem, clusters, swapped))
     best = min(best, other, key=lambda candidate: candidate.makespan)
     place, idle = best.place, 0
-    for _ in range(k):
+    for _ in range(k if problem.arrays.num_ops <= MANY_OPS else 1):
         place, switched = switch_critical_path(problem, place)
         if switched == 0 or idle == SWITCH_PATIENCE:
             break
-        other = emulated(problem, place)
+        other = judged(problem, place)
         idle += 1
         if other.makespan < best.makespan:
             best, idle = other, 0
@@ -122,9 +156,12 @@ def _listed(
     clustered = found[-1]  # now: the list grows while this generator runs
     anywhere = np.full(len(problem.runs), -1, dtype=np.int64)
     nothing = Homes(np.empty(0, dtype=np.int64), np.empty(0), anywhere)
-    key = -bottom_levels(problem.arrays, problem.machine)
+    key = -bottom_levels(problem.arrays, problem.machine, flow=problem.flow)
     heft = _listed_once(problem, key, nothing)
     yield heft
+    if problem.arrays.num_ops > MANY_OPS:
+        yield improved(problem, min(clustered, heft, key=lambda start: start.makespan), anywhere)
+        return
     unlimited = limits([None] * problem.machine.num_devices)
     packed = packed_place(problem, file_rank(problem.arrays), unlimited)
     for start in (clustered, heft, emulated(problem, packed)):
@@ -139,7 +176,8 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
         start: Any candidate.
         fixed: Device of each group, -1 where it is free.
     """
-    passes = int(np.clip(PASS_OPS // problem.arrays.num_ops, FEWEST_PASSES, MOST_PASSES))
+    few = problem.arrays.num_ops > MANY_OPS
+    passes = FEWEST_PASSES if few else min(PASS_OPS // problem.arrays.num_ops, MOST_PASSES)
     best = current = start
     shortest, idle = np.inf, 0  # of the passes alone: the first may be worse than the start
     for number in range(passes):
@@ -152,7 +190,7 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
             best = current
         if idle == PATIENCE:
             break
-    other = emulated(problem, best.place)
+    other = best if few else emulated(problem, best.place)
     return other if other.makespan < best.makespan else best
 
 
@@ -160,22 +198,27 @@ def _time_left(
     problem: Problem, current: Candidate, *, by_queue: bool
 ) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
     """Return the next pass's keys, and the seconds from each op's start to the end of the step."""
+    machine, later = problem.machine, problem.flow.later
     if not by_queue:
-        left = bottom_levels(problem.arrays, problem.machine, current.place)
+        left = bottom_levels(problem.arrays, machine, current.place, problem.flow)
         return -left, left
-    order = np.argsort(current.timeline.dispatch).astype(np.int64)
-    late = np.empty(len(order))
-    _latest_starts_kernel(problem, current.place, order, current.makespan, late)
+    late = np.empty(len(current.order))
+    _latest_starts_kernel(
+        current.order, later.ptr, later.edge, machine.seconds, machine.device_class,
+        machine.latency, machine.bandwidth, current.place, current.makespan, late,
+    )  # fmt: skip
     return late, current.makespan - late
 
 
 def _listed_once(problem: Problem, key: ndarray, homes: Homes) -> Candidate:
-    place, timeline = list_schedule(problem, key, homes)
-    if problem.machine.serial:
-        # The pass ignores contention on the links; the judge does not.
-        plan = free_plan(problem.arrays, problem.machine.num_devices, place, timeline.dispatch)
-        timeline = run_lists(problem.arrays, problem.machine, plan)
-    return Candidate(place, timeline, timeline.makespan)
+    made = list_schedule(problem, key, homes)
+    if not problem.machine.serial:
+        return Candidate(made.place, made.order, made.makespan, made)
+    # The pass ignores contention on the links; the judge does not.
+    rank = np.empty(len(made.order), dtype=np.int64)
+    rank[made.order] = np.arange(len(made.order))
+    plan = free_plan(problem.arrays, problem.machine.num_devices, made.place, rank)
+    return _timed(made.place, run_lists(problem.arrays, problem.machine, plan))
 
 
 class _Clock:
@@ -193,25 +236,27 @@ class _Clock:
 
 @numba.njit(cache=True)
 def _latest_starts_kernel(
-    problem: Problem, place: ndarray, order: ndarray, end: float, late: ndarray
+    order: ndarray,
+    later_ptr: ndarray,
+    later: ndarray,
+    seconds: ndarray,
+    device_class: ndarray,
+    latency: ndarray,
+    bandwidth: ndarray,
+    place: ndarray,
+    makespan: float,
+    late: ndarray,
 ) -> None:
     """Fill the latest starts that keep each device's order and the end of the step."""
-    a, machine = problem.arrays, problem.machine
-    free = np.full(len(machine.device_class), end)
+    free = np.full(len(device_class), makespan)
     for i in range(len(order) - 1, -1, -1):
         op = order[i]
         d = place[op]
         finish = free[d]
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                later = a.consumer_op[edge]
-                q, way = place[later], 0.0
-                if q != d:
-                    way = machine.latency[d, q] + a.tensor_bytes[t] / machine.bandwidth[d, q]
-                finish = min(finish, late[later] - way)
-        for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-            later = a.before_op[edge]
-            q = place[later]
-            finish = min(finish, late[later] - (machine.latency[d, q] if q != d else 0.0))
-        late[op] = finish - machine.seconds[machine.device_class[d], op]
+        for e in range(later_ptr[op], later_ptr[op + 1]):
+            q, way = place[later[e, 0]], 0.0
+            if q != d:
+                way = latency[d, q] + max(later[e, 2], 0) / bandwidth[d, q]
+            finish = min(finish, late[later[e, 0]] - way)
+        late[op] = finish - seconds[device_class[d], op]
         free[d] = late[op]
