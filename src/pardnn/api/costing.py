@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from pardnn.cluster import Cluster
+from pardnn.cost.call import tensors_by_name
 from pardnn.cost.costs import Costs, graph_costs, measured_costs, preset_costs
+from pardnn.cost.presets import device_model
+from pardnn.cost.roofline import op_seconds
 from pardnn.graph.ir import Graph
 
 Progress = Callable[[int, int], None]
@@ -67,3 +72,29 @@ def part_costs(parts: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1
         return graph_costs(parts)
     names = [name for name in costs.source.split(", ") if name != "cpu"]
     return costs_for(parts, cluster, names[0] if names else "cpu", threads=threads)
+
+
+def scaled_costs(graph: Graph, costs: Costs, parts: Graph) -> Costs:
+    """Return an estimate of the costs of a partitioned graph, without measuring.
+
+    A part takes of its op's time the share that a roofline gives it, at most all of it.
+
+    Args:
+        graph: The graph.
+        costs: Of its ops.
+        parts: Its partitioned graph; op "h@0" is a part of op "h".
+    """
+    model = device_model("a100")
+    tensors, local = tensors_by_name(graph), tensors_by_name(parts)
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    whole = [op_seconds(op, tensors, model) for op in graph.ops]
+    seconds = {kind: np.zeros(len(parts.ops)) for kind in costs.seconds}
+    for i, op in enumerate(parts.ops):
+        of = number.get(op.name.rpartition("@")[0])
+        own = op_seconds(op, local, model)
+        for kind, values in costs.seconds.items():
+            if of is None:
+                seconds[kind][i] = own
+            else:
+                seconds[kind][i] = values[of] * min(1.0, own / whole[of] if whole[of] else 1.0)
+    return Costs(seconds=seconds, source=costs.source)

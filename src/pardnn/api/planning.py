@@ -13,18 +13,17 @@ import numpy as np
 from pardnn.api.algorithms import (
     ALGORITHMS,
     SHARDED,
-    SOLVED,
     algorithms_to_try,
     check_algorithm,
     is_polished,
 )
-from pardnn.api.sharding import Spread, decide_sharded
+from pardnn.api.sharding import Spread, decide_sharded, may_shard
+from pardnn.api.warming import warm_up
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, StuckError, UsageError
-from pardnn.graph.build import build_graph
+from pardnn.errors import InfeasibleError, PardnnError, StuckError, UsageError
 from pardnn.graph.csr import GraphArrays
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities, check_plan
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
@@ -43,6 +42,7 @@ class Outcome(NamedTuple):
     transfer_bytes: int
     planning_s: float
     spread: Spread | None = None
+    notes: tuple[str, ...] = ()
 
 
 def check_reserve(reserve: float) -> None:
@@ -64,8 +64,11 @@ def decide(
     reserve: float,
     seed: int,
     objective: Objective = "seconds",
+    best: Outcome | None = None,
 ) -> Outcome:
     """Run one algorithm and judge its plan under the plan's own order.
+
+    With `best`, a plan that cuts ops is given up where a quick estimate is worse than that.
 
     Raises:
         InfeasibleError: E301, if it finds no plan that fits.
@@ -75,7 +78,13 @@ def decide(
 
     if algorithm in SHARDED:
         found = decide_sharded(
-            graph, cluster, costs, algorithm=algorithm, objective=objective, reserve=reserve
+            graph,
+            cluster,
+            costs,
+            algorithm=algorithm,
+            objective=objective,
+            reserve=reserve,
+            unless_above=best.makespan_s if best and objective == "seconds" else None,
         )
         judged = (found.makespan_s, found.transfer_bytes, found.planning_s)
         return Outcome(algorithm, found.arrays, 0, *judged, spread=found)
@@ -117,16 +126,23 @@ def decide_best(
     """
     best: Outcome | None = None
     failure: InfeasibleError | None = None
+    notes: list[str] = []
     started = time.perf_counter()
+    names = tuple(names)
     for name in names:
         spent = time.perf_counter() - started
         if best is not None and time_limit is not None and spent > time_limit:
             break
+        options = {"reserve": reserve, "seed": seed, "objective": objective, "best": best}
         try:
-            options = {"reserve": reserve, "seed": seed, "objective": objective}
             found = decide(graph, cluster, costs, algorithm=name, **options)
         except InfeasibleError as error:
             failure = failure or error
+            continue
+        except PardnnError as error:
+            if best is None or name not in SHARDED:
+                raise
+            notes.append(f"{name} was not considered: {error.message}")
             continue
         if best is None or _score(found, objective) < _score(best, objective):
             best = found
@@ -136,7 +152,7 @@ def decide_best(
     spent = time.perf_counter() - started
     if improve and best.spread is None and (time_limit is None or spent < time_limit):
         best = _polished(graph, cluster, costs, best, reserve, seed)
-    return best._replace(planning_s=time.perf_counter() - started)
+    return best._replace(planning_s=time.perf_counter() - started, notes=tuple(notes))
 
 
 def _polished(
@@ -193,6 +209,8 @@ def make_plan(
     if objective not in ("seconds", "bytes"):
         raise UsageError(f"objective is {objective!r:.40}; it can be seconds or bytes")
     names = algorithms_to_try(algorithm, len(graph.ops))
+    if algorithm == "auto" and may_shard(graph, cluster):
+        names = (*names, "tofu")
     started = time.perf_counter()
     warm_up(names, limited=any(device.memory is not None for device in cluster.devices))
     compile_s = time.perf_counter() - started
@@ -286,7 +304,7 @@ def _measure(
         machine = machine_of(costs, cluster)
     timeline = simulate(graph, machine, outcome.plan)
     idle = [device for device, row in enumerate(np.diff(outcome.plan.order_ptr)) if row == 0]
-    notes = list(outcome.spread.plan.notes) if outcome.spread else []
+    notes = [*outcome.notes, *(outcome.spread.plan.notes if outcome.spread else ())]
     notes += [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
     return PlanResult(
         algorithm=outcome.algorithm,
@@ -320,46 +338,6 @@ def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> 
     edges = np.diff(arrays.consumer_ptr)
     communication = float((edges * (latency + arrays.tensor_bytes * per_byte)).sum())
     return communication / work if work > 0 else 0.0
-
-
-#: A tiny step whose plan overflows two devices of this many bytes each, and yet fits.
-_WARM_UP_BYTES = 80
-
-
-def _warm_up_graph() -> Graph:
-    def op(i: int) -> Op:
-        is_source = i % 6 == 0
-        return Op(
-            name=f"op{i}",
-            kind="parameter" if is_source else "pardnn.warm_up",
-            inputs=() if is_source else (f"t{i - 1}",),
-            after=(f"op{i - 5}",) if i % 6 == 5 else (),
-            outputs=(Tensor(name=f"t{i}", bytes=32 if is_source else 8),),
-            memory="residual" if is_source else "normal",
-            seconds={"accelerator": 1e-6},
-        )
-
-    return build_graph("warm-up", [op(i) for i in range(24)])
-
-
-def warm_up(names: Iterable[str], *, limited: bool = True) -> None:
-    """Compile, or load from the cache, the kernels of these algorithms on a tiny graph.
-
-    Args:
-        names: Of algorithms.
-        limited: Also those that resolve overflows.
-    """
-    from pardnn.cost.costs import graph_costs
-
-    graph = _warm_up_graph()
-    costs = graph_costs(graph)
-    for memory in (None, _WARM_UP_BYTES) if limited else (None,):
-        cluster = Cluster.uniform(2, memory=memory)
-        for name in [name for name in names if name not in SOLVED and name in ALGORITHMS]:
-            try:
-                decide(graph, cluster, costs, algorithm=name, reserve=0.0, seed=0)
-            except InfeasibleError:
-                continue
 
 
 def compare(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pardnn.api.algorithms import SHARDED
-from pardnn.api.costing import part_costs
+from pardnn.api.costing import part_costs, scaled_costs
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, UsageError, shown
@@ -53,6 +53,12 @@ def can_shard(graph: Graph) -> bool:
     )
 
 
+def may_shard(graph: Graph, cluster: Cluster) -> bool:
+    """Whether `auto` also considers cutting the ops of a graph."""
+    parts = len(graph.ops) * cluster.num_devices
+    return cluster.num_devices > 1 and parts <= AUTO_PARTS and can_shard(graph)
+
+
 def decide_sharded(
     graph: Graph,
     cluster: Cluster,
@@ -61,12 +67,23 @@ def decide_sharded(
     algorithm: str,
     objective: str,
     reserve: float,
+    unless_above: float | None = None,
 ) -> Spread:
     """Search a sharding, spread it, and judge the plan in its own order.
 
+    Args:
+        graph: A captured graph.
+        cluster: What it runs on.
+        costs: Of the graph.
+        algorithm: A key of `SHARDED`.
+        objective: "seconds" or "bytes".
+        reserve: Fraction of each device's memory to leave unused.
+        unless_above: Give up where an estimate of the makespan is not below this: measuring the
+            parts takes longer than planning.
+
     Raises:
         UsageError: E213, if the graph does not say what its calls are.
-        InfeasibleError: E301, if the plan does not fit.
+        InfeasibleError: E301, if the plan does not fit, or was given up.
     """
     if not can_shard(graph):
         raise UsageError(
@@ -77,8 +94,15 @@ def decide_sharded(
     module, function = SHARDED[algorithm]
     search: Callable[..., Sharding] = getattr(importlib.import_module(module), function)
     started = time.perf_counter()
+    sharding = search(graph, cluster, "bytes")
     return spread_sharding(
-        graph, cluster, costs, search(graph, cluster, "bytes"), reserve=reserve, started=started
+        graph,
+        cluster,
+        costs,
+        sharding,
+        reserve=reserve,
+        started=started,
+        unless_above=unless_above,
     )
 
 
@@ -90,6 +114,7 @@ def spread_sharding(
     *,
     reserve: float = 0.0,
     started: float | None = None,
+    unless_above: float | None = None,
 ) -> Spread:
     """Complete a sharding to a judged plan.
 
@@ -100,6 +125,7 @@ def spread_sharding(
         sharding: What cannot be cut as it says is left whole.
         reserve: Fraction of each device's memory to leave unused.
         started: When planning began, by `time.perf_counter`; None for now.
+        unless_above: As for `decide_sharded`.
 
     Raises:
         InfeasibleError: E301, if the plan does not fit.
@@ -114,8 +140,12 @@ def spread_sharding(
     planning = time.perf_counter() - started
     parts = planned_graph(graph, plan)
     arrays = plan_arrays(parts, plan)
-    chosen = part_costs(parts, cluster, costs)
     _check_memory(parts, arrays, cluster, reserve)
+    if unless_above is not None and costs.source == "measured":
+        guess = machine_of(scaled_costs(graph, costs, parts), cluster)
+        if simulate(parts, guess, arrays).makespan >= unless_above:
+            raise InfeasibleError("cutting every op is slower by an estimate")
+    chosen = part_costs(parts, cluster, costs)
     timeline = simulate(parts, machine_of(chosen, cluster), arrays)
     return Spread(
         plan=plan,
