@@ -1,11 +1,17 @@
-"""The quick benchmarks, a few minutes on one core; `capture-zoo` captures the zoo's graphs."""
+"""The quick benchmarks, a few minutes on one core; others by their names.
 
+`capture-zoo` captures the zoo's graphs, `tofu-equality` compares sharded training with one device.
+"""
+
+import importlib
 import sys
 
-from bench import placement, zoo_graphs
+NAMED = {"capture-zoo": "bench.zoo_graphs", "tofu-equality": "bench.equality"}
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["capture-zoo"]:
-        zoo_graphs.main(sys.argv[2:])
+    if sys.argv[1:2] and sys.argv[1] in NAMED:
+        importlib.import_module(NAMED[sys.argv[1]]).main(sys.argv[2:])
     else:
+        from bench import placement
+
         placement.main(["--ops", "1000", "--devices", "4,16", "--scale", "1000,10000"])
