@@ -1,4 +1,12 @@
-"""The search of `polish`: changes of a placement and a global order, simulated one by one."""
+"""The search of `polish`: ops of longest paths go where the longest path through them is shorter.
+
+A plan is a device per op and one global order; the ops of a device run in it. Known for each op are
+its finish and `left`, the seconds from its start to the end of the step, both along the longest
+path of inputs, messages and queues. An op taken out of its queue makes no path longer; put between
+two other ops, it adds only paths through itself, whose length both numbers tell at once. So every
+device and many places in its queue are judged without a simulation, and the change that is made
+costs a simulation of what it changes alone.
+"""
 
 # Kernels: an element of an array is a number, which pyright cannot see.
 # pyright: reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
@@ -12,235 +20,377 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import GraphArrays
-from pardnn.sim.machine import Machine
+#: Places tried in a queue, before and after where the op runs now.
+REACH = 12
+#: Positions of the order looked at for the op before on each device, per device.
+LOOK = 12
+#: What judging an op's slots costs, in ops computed again, plus half an op per device (measured).
+EVALUATION = 20
 
 
 class Task(NamedTuple):
     """What stays as it is during a search. Members of a group g: member[member_ptr[g]:...]."""
 
+    in_ptr: Int64[ndarray, " n+1"]
+    in_op: Int64[ndarray, " e"]
+    in_bytes: Float64[ndarray, " e"]
+    out_ptr: Int64[ndarray, " n+1"]
+    out_op: Int64[ndarray, " e"]
+    out_bytes: Float64[ndarray, " e"]
+    seconds: Float64[ndarray, "c n"]
+    device_class: Int64[ndarray, " k"]
+    latency: Float64[ndarray, "k k"]
+    bandwidth: Float64[ndarray, "k k"]
+    group: Int64[ndarray, " n"]
     runs: Bool[ndarray, "g k"]
     member_ptr: Int64[ndarray, " g+1"]
     member: Int64[ndarray, " n"]
-    tail: Float64[ndarray, " n"]  # seconds that no plan can save after an op
+
+
+class State(NamedTuple):
+    """A plan under change. Queues are linked lists; -1 is no op."""
+
+    place: Int64[ndarray, " n"]
+    order: Int64[ndarray, " n"]
+    position: Int64[ndarray, " n"]
+    before: Int64[ndarray, " n"]  # the op before on the same device
+    behind: Int64[ndarray, " n"]
+    first: Int64[ndarray, " k"]
+    last: Int64[ndarray, " k"]
+    finish: Float64[ndarray, " n"]
+    left: Float64[ndarray, " n"]
+    dirty: Bool[ndarray, " n"]
+    near: Int64[ndarray, " k"]  # scratch of one evaluation
+    ready: Float64[ndarray, " k"]
+    follow: Float64[ndarray, " k"]
 
 
 @numba.njit(cache=True)
-def _start(
-    a: GraphArrays, machine: Machine, place: ndarray, finish: ndarray, op: int, begin: float
-) -> float:
-    """When the inputs of an op have arrived on its device, but not before `begin`."""
-    d = place[op]
-    for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-        t = a.input_tensor[edge]
-        earlier = a.tensor_op[t]
-        p = place[earlier]
-        at = finish[earlier]
+def _finish(t: Task, s: State, op: int) -> float:
+    """When an op ends: its device is free and its inputs have arrived."""
+    d, begin = s.place[op], 0.0
+    if s.before[op] >= 0:
+        begin = s.finish[s.before[op]]
+    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+        earlier = t.in_op[edge]
+        at, p = s.finish[earlier], s.place[earlier]
         if p != d:
-            at += machine.latency[p, d] + a.tensor_bytes[t] / machine.bandwidth[p, d]
+            at += t.latency[p, d] + t.in_bytes[edge] / t.bandwidth[p, d]
         begin = max(begin, at)
-    for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-        earlier = a.after_op[edge]
-        begin = max(begin, finish[earlier] + machine.latency[place[earlier], d])
-    return begin
+    return begin + t.seconds[t.device_class[d], op]
 
 
 @numba.njit(cache=True)
-def times_kernel(
-    a: GraphArrays,
-    machine: Machine,
-    place: ndarray,
-    order: ndarray,
-    start: ndarray,
-    finish: ndarray,
-) -> None:
-    """Fill `start` and `finish` for ops that run in a global order."""
-    free = np.zeros(len(machine.device_class))
-    for op in order:
-        d = place[op]
-        start[op] = _start(a, machine, place, finish, op, free[d])
-        finish[op] = start[op] + machine.seconds[machine.device_class[d], op]
-        free[d] = finish[op]
+def _left(t: Task, s: State, op: int) -> float:
+    """Seconds from the start of an op to the end of the step, by the longest path."""
+    d, rest = s.place[op], 0.0
+    if s.behind[op] >= 0:
+        rest = s.left[s.behind[op]]
+    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+        later = t.out_op[edge]
+        left, q = s.left[later], s.place[later]
+        if q != d:
+            left += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
+        rest = max(rest, left)
+    return rest + t.seconds[t.device_class[d], op]
 
 
 @numba.njit(cache=True)
-def _run_from(
-    a: GraphArrays,
-    machine: Machine,
-    place: ndarray,
-    order: ndarray,
-    begin: int,
-    tail: ndarray,
-    limit: float,
-    free: ndarray,
-    finish: ndarray,
-) -> float:
-    """Simulate from position `begin`, times before which stand; infinite if `limit` is passed."""
-    free[:] = 0.0
-    for p in range(begin):
-        free[place[order[p]]] = finish[order[p]]
-    for p in range(begin, len(order)):
-        op = order[p]
-        d = place[op]
-        end = _start(a, machine, place, finish, op, free[d])
-        end += machine.seconds[machine.device_class[d], op]
-        if end + tail[op] > limit:
-            return np.inf
-        finish[op] = end
-        free[d] = end
-    return free.max()
+def fill_kernel(t: Task, s: State) -> None:
+    """Fill everything but `place` and `order`, from these two."""
+    s.first[:] = -1
+    s.last[:] = -1
+    for p in range(len(s.order)):
+        op = s.order[p]
+        d = s.place[op]
+        s.position[op] = p
+        s.before[op], s.behind[op] = s.last[d], -1
+        if s.last[d] >= 0:
+            s.behind[s.last[d]] = op
+        else:
+            s.first[d] = op
+        s.last[d] = op
+        s.finish[op] = _finish(t, s, op)
+    for p in range(len(s.order) - 1, -1, -1):
+        s.left[s.order[p]] = _left(t, s, s.order[p])
+    s.dirty[:] = False
 
 
 @numba.njit(cache=True)
-def _critical(
-    a: GraphArrays,
-    machine: Machine,
-    place: ndarray,
-    order: ndarray,
-    finish: ndarray,
-    chain: ndarray,
-) -> int:
-    """Fill `chain` with the ops of the critical path, last first; return how many."""
-    n, k = len(order), len(machine.device_class)
-    before = np.empty(n, dtype=np.int64)  # the op before it on its device
-    last = np.full(k, -1, dtype=np.int64)
-    op = order[0]
-    for other in order:
-        before[other] = last[place[other]]
-        last[place[other]] = other
-        if finish[other] > finish[op]:
-            op = other
-    count = 0
-    while op >= 0:
-        chain[count] = op
-        count += 1
-        d = place[op]
-        free = finish[before[op]] if before[op] >= 0 else 0.0
-        latest, follower = free, before[op]
-        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            t = a.input_tensor[edge]
-            earlier = a.tensor_op[t]
-            p = place[earlier]
-            at = finish[earlier]
-            if p != d:
-                at += machine.latency[p, d] + a.tensor_bytes[t] / machine.bandwidth[p, d]
-            if at > latest:
-                latest, follower = at, earlier
-        for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-            earlier = a.after_op[edge]
-            at = finish[earlier] + machine.latency[place[earlier], d]
-            if at > latest:
-                latest, follower = at, earlier
-        op = follower
-    return count
+def _makespan(s: State) -> float:
+    end = 0.0
+    for op in s.last:
+        if op >= 0:
+            end = max(end, s.finish[op])
+    return end
 
 
 @numba.njit(cache=True)
-def _give(a: GraphArrays, task: Task, place: ndarray, position: ndarray, op: int, d: int) -> int:
-    """Put the group of an op on a device; return the first position concerned."""
-    group, first = a.group[op], len(place)
-    for i in range(task.member_ptr[group], task.member_ptr[group + 1]):
-        place[task.member[i]] = d
-        first = min(first, position[task.member[i]])
-    return first
-
-
-@numba.njit(cache=True)
-def _window(a: GraphArrays, position: ndarray, op: int) -> tuple[int, int]:
+def _window(t: Task, s: State, op: int) -> tuple[int, int]:
     """First and last position where an op may stand, the other ops as they are."""
-    first, last = 0, len(position) - 1
-    for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-        first = max(first, position[a.tensor_op[a.input_tensor[edge]]] + 1)
-    for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-        first = max(first, position[a.after_op[edge]] + 1)
-    for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-        for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-            last = min(last, position[a.consumer_op[edge]] - 1)
-    for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-        last = min(last, position[a.before_op[edge]] - 1)
+    first, last = 0, len(s.order) - 1
+    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+        first = max(first, s.position[t.in_op[edge]] + 1)
+    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+        last = min(last, s.position[t.out_op[edge]] - 1)
     return first, last
 
 
 @numba.njit(cache=True)
-def _shift(order: ndarray, position: ndarray, op: int, to: int) -> None:
-    """Move an op to a position of the order; those between move up."""
-    at = position[op]
+def _move(s: State, op: int, d: int, x: int, to: int) -> None:
+    """Put an op behind op x in the queue of device d (x = -1: first), at a position `to`."""
+    at, p, n = s.before[op], s.place[op], s.behind[op]
+    if at >= 0:
+        s.behind[at] = n
+    else:
+        s.first[p] = n
+    if n >= 0:
+        s.before[n] = at
+    else:
+        s.last[p] = at
+    s.place[op], s.before[op] = d, x
+    if x >= 0:
+        s.behind[op] = s.behind[x]
+        s.behind[x] = op
+    else:
+        s.behind[op] = s.first[d]
+        s.first[d] = op
+    if s.behind[op] >= 0:
+        s.before[s.behind[op]] = op
+    else:
+        s.last[d] = op
+    at = s.position[op]
     step = 1 if to > at else -1
     while at != to:
-        order[at] = order[at + step]
-        position[order[at]] = at
+        s.order[at] = s.order[at + step]
+        s.position[s.order[at]] = at
         at += step
-    order[to] = op
-    position[op] = to
+    s.order[to] = op
+    s.position[op] = to
 
 
 @numba.njit(cache=True)
-def search_kernel(
-    a: GraphArrays,
-    machine: Machine,
-    task: Task,
-    place: ndarray,
-    order: ndarray,
-    changes: int,
-    tolerance: float,
-    state: int,
-) -> int:
-    """Leave the best plan found in `place` and `order`; return the state of the generator."""
-    n, k = len(order), len(machine.device_class)
-    free, chain = np.zeros(k), np.empty(n, dtype=np.int64)
-    finish, trial = np.zeros(n), np.zeros(n)
-    position = np.empty(n, dtype=np.int64)
-    for p in range(n):
-        position[order[p]] = p
-    now = _run_from(a, machine, place, order, 0, task.tail, np.inf, free, finish)
-    best, best_place, best_order = now, place.copy(), order.copy()
-    length = 0
-    for change in range(changes):
-        if length == 0:
-            length = _critical(a, machine, place, order, finish, chain)
-        state = state * 48271 % 2147483647
-        op = chain[state % length]
-        state = state * 48271 % 2147483647
-        kind = state % 4
-        state = state * 48271 % 2147483647
-        old, other, other_old, at = place[op], -1, -1, position[op]
-        first, to, d = n, at, old
-        if kind < 3:
-            d = state % k if kind == 0 else place[chain[state % length]]
-            if kind == 2:
-                other = order[min(max(at + state % 33 - 16, 0), n - 1)]
-                d = place[other]
-                other_old = d
-                if a.group[other] == a.group[op] or not task.runs[a.group[other], old]:
-                    continue
-            if d == old or not task.runs[a.group[op], d]:
-                continue
-            first = _give(a, task, place, position, op, d)
-            if other >= 0:
-                first = min(first, _give(a, task, place, position, other, old))
-        state = state * 48271 % 2147483647
-        if kind == 3 or state % 2 == 0:
-            low, high = _window(a, position, op)
-            state = state * 48271 % 2147483647
-            low, high = max(low, at - 64), min(high, at + 64)
-            to = low + state % (high - low + 1)
-            first = min(first, at, to)
-            _shift(order, position, op, to)
-        trial[:] = finish
-        limit = best * (1 + tolerance * (1 - change / changes))
-        time = _run_from(a, machine, place, order, first, task.tail, limit, free, trial)
-        if time <= limit:
-            now, length = time, 0
-            finish, trial = trial, finish
-            if now < best * (1 - 1e-12):
-                best = now
-                best_place[:] = place
-                best_order[:] = order
+def _mark(s: State, op: int, count: int) -> int:
+    if op < 0 or s.dirty[op]:
+        return count
+    s.dirty[op] = True
+    return count + 1
+
+
+@numba.njit(cache=True)
+def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
+    """Compute again what a move of `op` changed; return how many ops were looked at.
+
+    `was` and `then` are the ops that were before and behind it.
+    """
+    work = 0
+    count = _mark(s, then, _mark(s, s.behind[op], _mark(s, op, 0)))
+    at = s.position[op] if then < 0 else min(s.position[op], s.position[then])
+    while count > 0:
+        now = s.order[at]
+        at += 1
+        if not s.dirty[now]:
             continue
-        _shift(order, position, op, at)
-        _give(a, task, place, position, op, old)
+        s.dirty[now] = False
+        count, work = count - 1, work + 1
+        end = _finish(t, s, now)
+        if end == s.finish[now] and now != op:
+            continue
+        s.finish[now] = end
+        count = _mark(s, s.behind[now], count)
+        for edge in range(t.out_ptr[now], t.out_ptr[now + 1]):
+            count = _mark(s, t.out_op[edge], count)
+    count = _mark(s, was, _mark(s, s.before[op], _mark(s, op, 0)))
+    at = s.position[op] if was < 0 else max(s.position[op], s.position[was])
+    while count > 0:
+        now = s.order[at]
+        at -= 1
+        if not s.dirty[now]:
+            continue
+        s.dirty[now] = False
+        count, work = count - 1, work + 1
+        left = _left(t, s, now)
+        if left == s.left[now] and now != op:
+            continue
+        s.left[now] = left
+        count = _mark(s, s.before[now], count)
+        for edge in range(t.in_ptr[now], t.in_ptr[now + 1]):
+            count = _mark(s, t.in_op[edge], count)
+    return work
+
+
+@numba.njit(cache=True)
+def _changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
+    was, then = s.before[op], s.behind[op]
+    _move(s, op, d, x, to)
+    return _update(t, s, op, was, then)
+
+
+@numba.njit(cache=True)
+def _neighbours(s: State, op: int) -> None:
+    """Fill `near` with the op before on each device: -1 none, -2 not found nearby."""
+    k = len(s.near)
+    s.near[:] = -2
+    s.near[s.place[op]] = s.before[op]
+    found, at = 1, s.position[op] - 1
+    least = max(-1, at - LOOK * k)
+    while found < k and at > least:
+        d = s.place[s.order[at]]
+        if s.near[d] == -2:
+            s.near[d] = s.order[at]
+            found += 1
+        at -= 1
+    for d in range(k):
+        if s.near[d] == -2 and (at < 0 or s.first[d] < 0):
+            s.near[d] = -1
+
+
+@numba.njit(cache=True)
+def _paths(t: Task, s: State, op: int) -> None:
+    """Fill, per device, when the inputs have arrived and how long the step goes on after."""
+    k = len(s.near)
+    s.ready[:] = 0.0
+    s.follow[:] = 0.0
+    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+        earlier = t.in_op[edge]
+        p, at, size = s.place[earlier], s.finish[earlier], t.in_bytes[edge]
+        for d in range(k):
+            way = 0.0 if d == p else t.latency[p, d] + size / t.bandwidth[p, d]
+            s.ready[d] = max(s.ready[d], at + way)
+    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+        later = t.out_op[edge]
+        q, left, size = s.place[later], s.left[later], t.out_bytes[edge]
+        for d in range(k):
+            way = 0.0 if d == q else t.latency[d, q] + size / t.bandwidth[d, q]
+            s.follow[d] = max(s.follow[d], left + way)
+
+
+@numba.njit(cache=True)
+def _best_slot(
+    t: Task, s: State, op: int, noise: float, seed: int
+) -> tuple[float, int, int, int, int]:
+    """Return the longest path through the op at the best other slot, and the slot.
+
+    That is: seconds, device, the op before it, its position, and the state of the generator.
+    """
+    low, high = _window(t, s, op)
+    _neighbours(s, op)
+    _paths(t, s, op)
+    best, path, where, behind, to = np.inf, np.inf, -1, -1, -1
+    here = s.place[op]
+    for d in range(len(s.near)):
+        if not t.runs[t.group[op], d] or s.near[d] == -2:
+            continue
+        base = t.seconds[t.device_class[d], op]
+        for way in range(2):
+            x, at = s.near[d], s.position[op]
+            y = s.behind[op] if d == here else (s.behind[x] if x >= 0 else s.first[d])
+            for step in range(REACH):
+                if step > 0 or (way == 0 and d != here):
+                    start = s.ready[d] if x < 0 else max(s.ready[d], s.finish[x])
+                    now = start + base + (s.follow[d] if y < 0 else max(s.follow[d], s.left[y]))
+                    seed = seed * 48271 % 2147483647
+                    if now + noise * seed < best:
+                        best, path = now + noise * seed, now
+                        where, behind, to = d, x, at
+                # Only while an earlier start, or a shorter queue after it, is to be had.
+                if way == 0:
+                    if x < 0 or s.finish[x] <= s.ready[d] or s.position[x] < low:
+                        break
+                    x, y, at = s.before[x], x, s.position[x]
+                else:
+                    if y < 0 or s.left[y] <= s.follow[d] or s.position[y] > high:
+                        break
+                    x, y, at = y, s.behind[y], s.position[y]
+    return path, where, behind, to, seed
+
+
+@numba.njit(cache=True)
+def _critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
+    """Return the first op from a position on that lies on a path so long, and the steps to it."""
+    n = len(s.order)
+    for step in range(n):
+        op = s.order[(begin + step) % n]
+        if s.finish[op] + s.left[op] - t.seconds[t.device_class[s.place[op]], op] >= length:
+            return op, step
+    return s.order[begin], n
+
+
+@numba.njit(cache=True)
+def _queued_after(s: State, op: int, d: int) -> int:
+    """Return the op on device d after which an op stands in the global order; -1 for none."""
+    if s.last[d] < 0 or s.position[s.last[d]] < s.position[op]:
+        return s.last[d]
+    for at in range(s.position[op] - 1, -1, -1):
+        if s.place[s.order[at]] == d:
+            return s.order[at]
+    return -1
+
+
+@numba.njit(cache=True)
+def _give(t: Task, s: State, op: int, d: int) -> int:
+    """Put the group of an op on a device, every op at its position; return the work."""
+    group, work = t.group[op], 0
+    for i in range(t.member_ptr[group], t.member_ptr[group + 1]):
+        member = t.member[i]
+        if s.place[member] != d:
+            x = _queued_after(s, member, d)
+            work += _changed(t, s, member, d, x, s.position[member])
+    return work
+
+
+@numba.njit(cache=True)
+def _tried(t: Task, s: State, op: int, d: int, other: int, limit: float) -> int:
+    """Give a group another device, and another group (-1: none) its own; undo it above a limit."""
+    old, mine = s.place[op], t.group[op]
+    if d == old or not t.runs[mine, d]:
+        return 1
+    if other >= 0 and (t.group[other] == mine or not t.runs[t.group[other], old]):
+        return 1
+    work = _give(t, s, op, d)
+    if other >= 0:
+        work += _give(t, s, other, old)
+    if _makespan(s) > limit:
+        work += _give(t, s, op, old)
         if other >= 0:
-            _give(a, task, place, position, other, other_old)
-    place[:] = best_place
-    order[:] = best_order
-    return state
+            work += _give(t, s, other, d)
+    return work
+
+
+@numba.njit(cache=True)
+def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int) -> int:
+    """Leave the best plan found in `place` and `order`; return the state of the generator.
+
+    `most_work` counts ops whose times are computed again.
+    """
+    n, k = len(s.order), len(s.near)
+    fill_kernel(t, s)
+    now = best = _makespan(s)
+    best_place, best_order = s.place.copy(), s.order.copy()
+    work = 0
+    while work < most_work:
+        limit = max(best * (1 + tolerance * (1 - work / most_work)), now * (1 - 1e-9))
+        seed = seed * 48271 % 2147483647
+        op, steps = _critical(t, s, seed % n, now * (1 - 1e-9))
+        seed = seed * 48271 % 2147483647
+        kind, group = seed % 8, t.group[op]
+        work += EVALUATION + k // 2 + steps // 8
+        if kind > 0 and t.member_ptr[group + 1] - t.member_ptr[group] == 1:
+            noise = tolerance * now / 2147483647 * (kind % 2)
+            path, d, x, to, seed = _best_slot(t, s, op, noise, seed)
+            if d >= 0 and path <= limit:
+                work += _changed(t, s, op, d, x, to)
+        else:
+            seed = seed * 48271 % 2147483647
+            other = s.order[min(max(s.position[op] + seed % 33 - 16, 0), n - 1)]
+            seed = seed * 48271 % 2147483647
+            d = s.place[other] if kind % 2 == 0 else seed % k
+            work += _tried(t, s, op, d, other if kind % 4 == 0 else -1, limit)
+        now = _makespan(s)
+        if now < best * (1 - 1e-12):
+            best = now
+            best_place[:] = s.place
+            best_order[:] = s.order
+    s.place[:] = best_place
+    s.order[:] = best_order
+    return seed
