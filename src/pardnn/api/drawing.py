@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pardnn.api.costing import part_costs
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
+from pardnn.plan.partition import planned_graph
 from pardnn.plan.plan import Plan, order_rows, plan_arrays
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
@@ -22,6 +24,9 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
     from pardnn.sim.machine import machine_of
 
     assert plan.cluster is not None
+    if plan.partition is not None:
+        graph = planned_graph(graph, plan)
+        costs = part_costs(graph, plan.cluster, costs)
     arrays = plan_arrays(graph, plan)
     timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
     phase = phases(graph)
