@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from pardnn import cli_options as opt
+from pardnn.cli_batch import max_batch
 from pardnn.cli_output import fail, print_text, show
 from pardnn.errors import PardnnError, UsageError
 
@@ -264,6 +265,9 @@ def run(
     show(result, as_json, None)
     if result.verified is False:
         raise typer.Exit(5)
+
+
+app.command(name="max-batch")(max_batch)
 
 
 @app.command()

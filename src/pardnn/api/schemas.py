@@ -20,6 +20,7 @@ _VALUES: dict[str, type] = {
     "compare": results.CompareResult,
     "estimate": results.EstimateResult,
     "run": results.RunResult,
+    "max-batch": results.MaxBatchResult,
     "profile": results.ProfileResult,
     "profile --links": results.LinksResult,
     "convert": results.ConvertResult,

@@ -203,6 +203,36 @@ class RunResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TriedBatch:
+    """One batch size that was tried; `captured` tells a capture of its own from a prediction."""
+
+    __pydantic_config__ = STRICT
+
+    batch_size: int
+    fits: bool
+    peak_bytes: tuple[int, ...] | None
+    captured: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxBatchResult:
+    """The largest batch size that fits; `batch_size + step` was captured, and does not.
+
+    `peak_bytes` and `makespan_s` are those of its plan. `tried` is in the order of trying.
+    """
+
+    __pydantic_config__ = STRICT
+
+    batch_size: int
+    step: int
+    peak_bytes: tuple[int, ...]
+    capacity_bytes: tuple[int | None, ...]
+    makespan_s: float
+    algorithm: str
+    tried: tuple[TriedBatch, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class DoctorResult:
     """What a machine has; `problems` are what will not work."""
 

@@ -76,6 +76,8 @@ def result_text(result: object) -> RenderableType:
         return _simulate(result)
     if isinstance(result, results.RunResult):
         return _run(result)
+    if isinstance(result, results.MaxBatchResult):
+        return _max_batch(result)
     if isinstance(result, results.CheckResult):
         return "valid" if result.valid else "\n".join(["not valid:", *result.problems])
     return _fields(result)
@@ -94,6 +96,26 @@ def _fields(result: object) -> RenderableType:
         elif isinstance(value, tuple | list):
             text = "\n".join(map(str, value)) or "none"
         rows.append((key.removesuffix("_s").removesuffix("_bytes").replace("_", " "), text))
+    return table("", ("", ""), rows)
+
+
+def _max_batch(result: results.MaxBatchResult) -> RenderableType:
+    peaks = ", ".join(bytes_text(peak) for peak in result.peak_bytes)
+    captures = ", ".join(
+        f"{tried.batch_size} ({'fits' if tried.fits else 'does not fit'})"
+        for tried in result.tried
+        if tried.captured
+    )
+    rows = (
+        ("largest batch size", result.batch_size),
+        ("does not fit", result.batch_size + result.step),
+        ("algorithm", result.algorithm),
+        ("step time, simulated", seconds_text(result.makespan_s)),
+        ("peak memory", peaks),
+        ("usable memory", ", ".join(bytes_text(size) for size in result.capacity_bytes)),
+        ("captured and planned", captures),
+        ("predicted", sum(not tried.captured for tried in result.tried)),
+    )
     return table("", ("", ""), rows)
 
 

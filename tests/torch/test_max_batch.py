@@ -1,0 +1,73 @@
+"""max-batch on captured steps: its answer fits, the next size does not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pardnn import cli
+from pardnn.api.costing import costs_for
+from pardnn.api.planning import make_plan
+from pardnn.api.scaling import family_of, graph_at
+from pardnn.backends.torch.capture import capture
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError
+from tests.torch import entry_points, models
+
+ENTRY = str(Path(entry_points.__file__).resolve())
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    with pytest.raises(SystemExit) as end:
+        cli.main([*arguments, "--json"])
+    return int(str(end.value.code)), json.loads(capsys.readouterr().out)
+
+
+def _fits(batch_size: int, memory: str) -> bool:
+    step, args = entry_points.training(batch_size=batch_size)
+    graph = capture(step, *args)
+    cluster = Cluster.uniform(2, memory=memory)
+    costs = costs_for(graph, cluster, "v100")
+    try:
+        make_plan(graph, cluster, costs, algorithm="pardnn", reserve=0.0)
+    except InfeasibleError:
+        return False
+    return True
+
+
+def test_the_answer_fits_and_the_next_size_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = _run(
+        capsys, "max-batch", f"{ENTRY}:training", "--devices", "2", "--max-memory", "40KiB",
+        "--algorithm", "pardnn", "--reserve", "0", "--costs", "v100",
+    )  # fmt: skip
+    assert status == 0
+    assert found["batch_size"] > 4
+    assert max(found["peak_bytes"]) <= 40 * 1024
+    assert found["makespan_s"] > 0
+    assert _fits(found["batch_size"], "40KiB")
+    assert not _fits(found["batch_size"] + found["step"], "40KiB")
+    assert sum(tried["captured"] for tried in found["tried"]) <= 6
+
+
+def test_an_entry_point_without_batch_size(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = f"{ENTRY}:leaving_while_building"
+    status, found = _run(capsys, "max-batch", entry, "--devices", "2", "--max-memory", "1MiB")
+    assert status == 2
+    assert found["error"]["code"] == "E223"
+
+
+def _resnet(batch_size: int) -> Any:
+    import torch
+
+    step, (model, optimizer, _, _) = models.resnet()
+    x, y = torch.randn(batch_size, 3, 8, 8), torch.randint(10, (batch_size,))
+    return capture(step, model, optimizer, x, y)
+
+
+def test_predicted_sizes_are_captured_sizes() -> None:
+    low, high, real = map(_resnet, (2, 4, 7))
+    family = family_of(low, 2, high, 4)
+    assert family is not None
+    found = graph_at(family, 7).arrays
+    assert found.tensor_bytes.tolist() == real.arrays.tensor_bytes.tolist()
