@@ -1,0 +1,187 @@
+"""Ranks that run partitioned graphs train as one device does, and hold no more than planned."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bench.zoo import rnn, wresnet
+from pardnn.backends.torch.binding import Binding
+from pardnn.backends.torch.capture import loss_of
+from pardnn.backends.torch.draws import check_one_draw, drawn_once
+from pardnn.backends.torch.entry import make_step
+from pardnn.backends.torch.pieces import cut_out, part_of
+from pardnn.backends.torch.program import Program
+from pardnn.backends.torch.random import fixed
+from pardnn.backends.torch.session import start
+from pardnn.errors import PardnnError, UnsupportedError
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.file import plan_from_json, plan_to_json, stamped
+from pardnn.plan.mesh import make_mesh
+from pardnn.plan.plan import Plan
+from pardnn.shard.call import call_of
+from pardnn.shard.search import search
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.spread import spread
+from pardnn.shard.strategy import strategies
+from pardnn.shard.valid import valid_sharding
+from tests.torch import models
+from tests.torch.ranks import connect, run_ranks
+from tests.torch.test_run import captured, perceptron
+
+STEPS = 5
+
+
+def in_double(factory: Callable[[], models.Entry]) -> models.Entry:
+    step, (model, optimizer, *batch) = factory()
+    model.double()
+    return step, (model, optimizer, *(x.double() if x.is_floating_point() else x for x in batch))
+
+
+def double_perceptron() -> models.Entry:
+    return in_double(perceptron)
+
+
+def double_convolutions() -> models.Entry:
+    return in_double(lambda: wresnet.small(norm=True))
+
+
+def double_recurrent() -> models.Entry:
+    return in_double(rnn.small)
+
+
+def random_sharding(graph: Graph, shape: tuple[int, ...], seed: int) -> Sharding:
+    """Cut tensors along any dim and ops along any loop, where that can be."""
+    rng = random.Random(seed)
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    layouts = {
+        name: tuple(rng.choice([None, *range(len(t.shape or ()))]) for _ in shape)
+        for name, t in tensors.items()
+    }
+    axes: dict[str, Any] = {}
+    for op in graph.ops:
+        if op.is_source:
+            continue
+        try:
+            found = [strategy.axis for strategy in strategies(call_of(op, tensors))]
+        except PardnnError:
+            found = []
+        axes[op.name] = tuple(rng.choice([None, *found]) for _ in shape)
+    return valid_sharding(graph, Sharding(make_mesh(shape), layouts, axes))
+
+
+def sharded_plan(graph: Graph, shape: tuple[int, ...], seed: int | None = None) -> Plan:
+    if seed is None:
+        sharding = valid_sharding(graph, search(graph, make_mesh(shape)))
+    else:
+        sharding = random_sharding(graph, shape, seed)
+    plan = stamped(spread(graph, sharding), graph)
+    # Ranks read a file.
+    return plan_from_json(plan_to_json(plan))
+
+
+def one_device(factory: Callable[[], models.Entry]) -> list[Any]:
+    """Losses, final parameters and generator of the user's own step."""
+
+    def body(_rank: int, _store: str) -> list[Any]:
+        step, args = factory()
+        torch.manual_seed(99)
+        losses = [loss_of(step(*args)).item() for _ in range(STEPS)]
+        held = {f"model.{k}": v.tolist() for k, v in args[0].named_parameters()}
+        return [losses, held, int(torch.get_rng_state().sum())]
+
+    (outcome,) = run_ranks(1, body)
+    assert outcome.status == 0, outcome.error
+    return outcome.value
+
+
+CASES: list[Any] = [
+    (double_perceptron, (2,), 1, 1e-10),
+    (double_perceptron, (2, 2), 2, 1e-10),
+    (double_convolutions, (2,), None, 1e-10),
+    (double_recurrent, (3,), None, 1e-10),
+    (models.MODELS["gpt2"], (2,), None, 1e-4),
+]
+
+
+@pytest.mark.parametrize(("factory", "shape", "seed", "tolerance"), CASES)
+def test_cut_steps_train_as_one_device(
+    factory: Callable[[], models.Entry], shape: tuple[int, ...], seed: int | None, tolerance: float
+) -> None:
+    graph = captured(factory)
+    plan = sharded_plan(graph, shape, seed)
+    program = Program(graph, plan)
+    losses, parameters, generator = one_device(factory)
+
+    def body(rank: int, store: str) -> list[Any]:
+        step, args = factory()
+        world = connect(rank, plan.num_devices, store, 20.0)
+        binding = Binding(step, args, program.whole, torch.device("cpu"))
+        values = binding.held(program.residents(rank))
+        executor = start(program, world, lambda: values)
+        torch.manual_seed(99)
+        batch = binding.example()
+        found = [executor.step(binding.batch_inputs(batch)).item() for _ in range(STEPS)]
+        executor.world.close()
+        worst = 0.0
+        for op in program.residents(rank):
+            of, box = part_of(op, program.sources)
+            if of in parameters:
+                part = values[op.name].detach()
+                expected = torch.tensor(parameters[of], dtype=part.dtype)
+                expected = expected if box is None else cut_out(expected, box)
+                worst = max(worst, float((part - expected).abs().max()))
+                assert part.untyped_storage().nbytes() == part.numel() * part.itemsize
+        state = int(torch.get_rng_state().sum())
+        return [found, worst, state, executor.peak_bytes, program.peaks[rank]]
+
+    host = sum(8 for op in graph.ops for t in op.outputs if (t.dtype or "").startswith("host"))
+    for outcome in run_ranks(plan.num_devices, body):
+        assert outcome.status == 0, outcome.error
+        found, worst, state, measured, predicted = outcome.value
+        assert found == pytest.approx(losses, rel=tolerance)
+        assert worst <= tolerance
+        assert state == generator, "the generator ends elsewhere"
+        assert predicted - host <= measured <= 1.01 * predicted
+
+
+def test_a_rank_makes_its_parts_from_the_factory_alone() -> None:
+    """As `run` does: the construction is recorded, and replayed in parts."""
+    graph = captured(perceptron)
+    program = Program(graph, sharded_plan(graph, (2,)))
+    expected = dict(perceptron()[1][0].named_parameters())
+    for rank in range(2):
+        step, args, recording = make_step(perceptron)
+        binding = Binding(step, args, graph, torch.device("cpu"))
+        values = binding.replayed(program.residents(rank), recording)
+        cut = 0
+        for op in program.residents(rank):
+            of, box = part_of(op, program.sources)
+            assert values[op.name].shape == op.outputs[0].shape
+            if of.removeprefix("model.") in expected and box is not None:
+                whole = expected[of.removeprefix("model.")]
+                assert torch.equal(values[op.name], cut_out(whole, box))
+                cut += 1
+        assert cut >= 2
+
+
+def test_an_op_that_draws_and_is_cut_is_refused() -> None:
+    """Dropout inside of an attention kernel cannot be drawn apart from it."""
+    whole = Op(name="a", kind="aten.rrelu_with_noise.default", outputs=(part("a", 8),))
+    draws = fixed(8)
+    check_one_draw(dataclasses.replace(whole, name="a@0"), whole, draws)
+    cut = dataclasses.replace(whole, name="a@1", outputs=(part("a@1", 4),))
+    check_one_draw(cut, whole, fixed(0))
+    assert drawn_once(cut, {"a": whole}) == "a"
+    with pytest.raises(UnsupportedError, match="this plan cuts it") as caught:
+        check_one_draw(cut, whole, draws)
+    assert caught.value.code == "E822"
+
+
+def part(name: str, size: int) -> Tensor:
+    return Tensor(name=name, bytes=4 * size, shape=(size,), dtype="float32")
