@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pardnn.errors import PardnnError
 from pardnn.shard.analysis import analyse
 from pardnn.shard.call import Call
-from pardnn.shard.cutting import intern_call, interned, loops_of
+from pardnn.shard.cutting import interned, loops_of
 from pardnn.shard.registry import description_of
 from pardnn.shard.strategy import Cut, Strategy, Unread, strategies
 
@@ -43,12 +43,11 @@ _NOTHING = Alignment({}, {}, False)
 _KEPT: dict[int, tuple[Call, Alignment]] = {}
 
 
-def alignment_of(call: Call) -> Alignment:
-    """Return what a call wants cut alike; equal calls are looked at once."""
-    number = intern_call(call)
-    kept = _KEPT.get(number)
-    if kept is None or kept[0] is not interned(number):
-        kept = _KEPT[number] = (interned(number), _alignment(interned(number), number))
+def alignment_of(number: int) -> Alignment:
+    """Return what a call wants cut alike, by its number; equal calls are looked at once."""
+    call, kept = interned(number), _KEPT.get(number)
+    if kept is None or kept[0] is not call:
+        kept = _KEPT[number] = (call, _alignment(call, number))
     return kept[1]
 
 
@@ -108,9 +107,9 @@ def _pairing(
     return tuple(dims) if is_whole and others <= set(dims) and others else None
 
 
-def free_loop(call: Call, dim: int) -> str | None:
+def free_loop(number: int, dim: int) -> str | None:
     """Return the loop that cuts the first output of a wholly aligned call along a dim."""
-    for axis, cuts in alignment_of(call).loops.items():
+    for axis, cuts in alignment_of(number).loops.items():
         if cuts.get(0) == dim:
             return axis
     return None

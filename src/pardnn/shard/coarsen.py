@@ -121,7 +121,7 @@ def coarsened(graph: Graph, calls: Sequence[OpCall], level: int) -> Ties:
         _tie_repeated(graph, calls, ties)
     if level >= TRAINING:
         for op_call in calls:
-            _tie_aligned(op_call, alignment_of(op_call.call), ties)
+            _tie_aligned(op_call, alignment_of(op_call.number), ties)
         _tie_gradients(calls, ties)
     return ties
 
@@ -145,7 +145,7 @@ def _tie_written(graph: Graph, calls: Sequence[OpCall], ties: Ties) -> None:
 def view_dims(op_call: OpCall, slot: Place, output: int) -> Dims:
     """Return which dim of an output each dim of an input becomes, if one loop cuts both."""
     dims: list[int | None] = [None] * len(op_call.call.shapes[op_call.places[slot]])
-    for cuts in alignment_of(op_call.call).loops.values():
+    for cuts in alignment_of(op_call.number).loops.values():
         if slot in cuts and output in cuts:
             dims[cuts[slot]] = cuts[output]
     return tuple(dims)

@@ -25,6 +25,7 @@ class Use:
 
     Attributes:
         decision: Whose layout it has.
+        kind: Number of all the rest: uses that differ in their decision alone have the same.
         dims: Its dim for each dim of the decision's root.
         shape: Of the tensor.
         item: Bytes of an element.
@@ -35,6 +36,7 @@ class Use:
     """
 
     decision: int
+    kind: int
     dims: Dims
     shape: tuple[int, ...]
     item: int
@@ -73,6 +75,7 @@ class Decision:
         forms: Distinct (shape, dims) of the members, the root's first.
         is_written: Whether some member is written in place.
         bytes: Of all members together.
+        kind: Number of dims, forms and `is_written`.
     """
 
     root: str
@@ -80,6 +83,7 @@ class Decision:
     forms: tuple[tuple[tuple[int, ...], Dims], ...]
     is_written: bool
     bytes: int
+    kind: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Problem:
     """What has to be decided.
 
     Attributes:
-        decisions: One per class.
+        decisions: One per class; the first stands for all tensors without dims.
         terms: One per distinct op whose cost depends on them.
         free: Ops that follow their tensors at no cost.
         ties: The classes.
@@ -116,7 +120,9 @@ def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     owners = storage_owners(graph.ops)
     written = {owners[name] for op in graph.ops for name in writes(op)}
-    number = {root: i for i, root in enumerate(ties.members)}
+    roots = [root for root in ties.members if ties.shapes[root]]
+    number = dict.fromkeys(ties.members, 0) | {root: i for i, root in enumerate(roots, 1)}
+    kinds: dict[Any, int] = {}
     terms: dict[Any, Term] = {}
     free: list[OpCall] = []
     for op_call in calls:
@@ -124,15 +130,16 @@ def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None
             free.append(op_call)
             continue
         local = _local_names(op_call, owners, written)
-        uses = _uses(op_call, ties, number, tensors, local)
+        uses = _uses(op_call, ties, number, tensors, local, kinds)
         key = (op_call.number, uses)
         terms.setdefault(key, Term(op_call.number, uses)).ops.append(op_call)
-    decisions = tuple(_decision(root, ties, tensors, owners, written) for root in ties.members)
-    return Problem(decisions, tuple(terms.values()), tuple(free), ties, number, tensors)
+    scalars = Decision("", (), (((), ()),), False, 0, -1)
+    others = [_decision(root, ties, tensors, owners, written, kinds) for root in roots]
+    return Problem((scalars, *others), tuple(terms.values()), tuple(free), ties, number, tensors)
 
 
 def _is_free(op_call: OpCall, ties: Ties) -> bool:
-    alignment = alignment_of(op_call.call)
+    alignment = alignment_of(op_call.number)
     if not alignment.is_total:
         return False
     output = op_call.places[0]
@@ -146,7 +153,7 @@ def _is_free(op_call: OpCall, ties: Ties) -> bool:
         if any(a != b for a, b, n in zip(through, ties.dims[name], sizes, strict=True) if n > 1):
             return False
     return all(
-        free_loop(op_call.call, d) is not None
+        free_loop(op_call.number, d) is not None
         for d, n in zip(ties.dims[output], sizes, strict=True)
         if d is not None and n > 1
     )
@@ -172,6 +179,7 @@ def _uses(
     number: Mapping[str, int],
     tensors: Mapping[str, Tensor],
     local: set[str],
+    kinds: dict[Any, int],
 ) -> tuple[Use, ...]:
     found: dict[str, tuple[list[str], list[int]]] = {}
     for place, name in op_call.places.items():
@@ -180,19 +188,20 @@ def _uses(
             outputs.append(place)
         else:
             slots.append(place)
-    return tuple(
-        Use(
-            number[ties.root[name]],
-            ties.dims[name],
-            ties.shapes[name],
-            element_bytes(tensors[name]),
-            tuple(slots),
-            tuple(outputs),
-            name in local,
-        )
-        for name, (slots, outputs) in found.items()
-        if ties.shapes[name] or outputs
-    )
+    uses: list[Use] = []
+    for name, (slots, outputs) in found.items():
+        if ties.shapes[name] or outputs:
+            rest = (
+                ties.dims[name],
+                ties.shapes[name],
+                element_bytes(tensors[name]),
+                tuple(slots),
+                tuple(outputs),
+                name in local,
+            )
+            kind = kinds.setdefault(rest, len(kinds))
+            uses.append(Use(number[ties.root[name]], kind, *rest))
+    return tuple(uses)
 
 
 def _decision(
@@ -201,15 +210,18 @@ def _decision(
     tensors: Mapping[str, Tensor],
     owners: Mapping[str, str | None],
     written: set[str | None],
+    kinds: dict[Any, int],
 ) -> Decision:
     members = ties.members[root]
     forms = dict.fromkeys((ties.shapes[name], ties.dims[name]) for name in members)
     blocked = ties.blocked.get(root, set())
     dims = tuple(d for d, n in enumerate(ties.shapes[root]) if n > 1 and d not in blocked)
+    is_written = any(owners[name] in written for name in members)
     return Decision(
         root,
         dims,
         tuple(forms),
-        any(owners[name] in written for name in members),
+        is_written,
         sum(tensors[name].bytes for name in members if owners[name] == name),
+        kinds.setdefault((dims, tuple(forms), is_written), len(kinds)),
     )

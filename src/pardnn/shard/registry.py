@@ -29,6 +29,7 @@ class Description:
 
 
 _REGISTRY: dict[str, Description] = {}
+_FOUND: dict[str, Description | None] = {}
 
 
 def canonical_name(name: str) -> str:
@@ -63,6 +64,7 @@ def describe(
             load_descriptions()  # first, or they would replace this one
         for name in map(canonical_name, names):
             _REGISTRY[name] = Description(name, function, is_random, is_exact, source)
+        _FOUND.clear()
         return function
 
     return register
@@ -85,7 +87,10 @@ def description_of(kind: str) -> Description | None:
     The overload's own comes first, then the operator's, then that of the out-of-place form.
     """
     load_descriptions()
-    return next((_REGISTRY[name] for name in _spellings(kind) if name in _REGISTRY), None)
+    if kind not in _FOUND:
+        names = (name for name in _spellings(kind) if name in _REGISTRY)
+        _FOUND[kind] = next((_REGISTRY[name] for name in names), None)
+    return _FOUND[kind]
 
 
 def load_descriptions() -> None:

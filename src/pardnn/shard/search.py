@@ -12,6 +12,8 @@ Reference: Tofu (EuroSys 2019), section 5. Deviations: see docs/algorithms/tofu.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,13 +23,20 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.aligned import free_loop
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, OpCall, op_calls
+from pardnn.shard.cutting import loops_of
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Problem, make_problem
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.tables import ByBytes, Solved, State, Tables, solve
+from pardnn.shard.tables import ByBytes, Solved, State, Tables, solve, solve_many
 
 #: Distinct ops up to which no tensors are tied but those that must be.
 FEW_TERMS = 40
+#: Plans that are kept from one mesh axis to the next, and disturbances that others come from.
+BEAM = 2
+NOISES = (0.0, 0.02)
+#: Table entries, and calls to cut, up to which several mesh axes are chosen together.
+SMALL_ENTRIES = 2e6
+SMALL_WAYS = 1500
 
 
 class Found(NamedTuple):
@@ -87,7 +96,7 @@ def find_sharding(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     calls = op_calls(graph)
     level, problem = _coarsened(graph, calls)
     tables = Tables(problem, ByBytes(), mesh.shape)
-    best = _best(tables)
+    best = best_state(tables)
     return Found(
         completed(problem, best.state, mesh, graph),
         best.cost,
@@ -104,34 +113,64 @@ def _coarsened(graph: Graph, calls: Sequence[OpCall]) -> tuple[int, Problem]:
     return level, make_problem(graph, level, calls)
 
 
-def _best(tables: Tables) -> Solved:
+def best_state(tables: Tables) -> Solved:
+    """Return the best choice that is found for all mesh axes.
+
+    It is exact, for the ties of the problem, if all axes could be chosen together.
+    """
     problem, count = tables.problem, len(tables.parts)
     empty = State(((),) * len(problem.decisions), ((),) * len(problem.terms))
+    if is_small(tables, count):
+        solved = solve(tables, _longer(empty, count), range(count))
+        if solved.is_exact:
+            return solved
     kept = [Solved(empty, 0.0, True)]
     for axis in range(count):
         found: dict[State, Solved] = {}
         for solved in kept:
-            longer = State(
-                tuple((*layout, None) for layout in solved.state.layouts),
-                tuple((*axes, None) for axes in solved.state.axes),
-            )
-            for seed in range(2):
-                new = solve(tables, longer, [axis], noise=0.02 * seed, seed=seed)
+            for new in solve_many(tables, _longer(solved.state, 1), [axis], NOISES):
                 found.setdefault(new.state, new)
-        kept = sorted(found.values(), key=lambda s: s.cost)[:3]
-    return polished(tables, kept[0])
+        kept = sorted(found.values(), key=lambda s: s.cost)[:BEAM]
+    return min((polished(tables, solved) for solved in kept[:1]), key=lambda s: s.cost)
+
+
+def _longer(state: State, count: int) -> State:
+    more = (None,) * count
+    return State(
+        tuple((*layout, *more) for layout in state.layouts),
+        tuple((*axes, *more) for axes in state.axes),
+    )
+
+
+def is_small(tables: Tables, count: int) -> bool:
+    """Return whether so many mesh axes can be chosen together in little time."""
+    problem = tables.problem
+    entries, ways = 0.0, {}
+    for term in problem.terms:
+        loops = len(loops_of(term.number)) or 1
+        ways[term.number] = loops**count
+        sizes = {use.decision: len(problem.decisions[use.decision].dims) for use in term.uses}
+        entries += ways[term.number] * math.prod(max(1, n) ** count for n in sizes.values())
+    return entries <= SMALL_ENTRIES and sum(ways.values()) <= SMALL_WAYS
 
 
 def polished(tables: Tables, solved: Solved) -> Solved:
-    """Choose each mesh axis once more, the others fixed, until nothing gets better."""
-    better = len(tables.parts) > 1
+    """Choose mesh axes once more, the others fixed, until nothing gets better.
+
+    Two axes are chosen at a time where that is little work, else one.
+    """
+    count = len(tables.parts)
+    if count == 1:
+        return solved
+    width = 2 if count > 2 and is_small(tables, 2) else 1
+    better = True
     while better:
         better = False
-        for axis in range(len(tables.parts)):
-            new = solve(tables, solved.state, [axis])
+        for window in itertools.combinations(range(count), width):
+            new = solve(tables, solved.state, window)
             if new.cost < solved.cost * (1 - 1e-12):
-                solved, better = new._replace(is_exact=False), True
-    return solved
+                solved, better = new, True
+    return solved._replace(is_exact=False)
 
 
 def completed(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Sharding:
@@ -139,6 +178,8 @@ def completed(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Shard
     layouts: dict[str, Layout] = {}
     for root, members in problem.ties.members.items():
         chosen = state.layouts[problem.number[root]]
+        if not problem.ties.shapes[root]:
+            chosen = (None,) * len(mesh.shape)
         for name in members:
             dims = problem.ties.dims[name]
             layouts[name] = tuple(None if d is None else dims[d] for d in chosen)
@@ -153,6 +194,6 @@ def completed(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Shard
     for op_call in problem.free:
         layout = layouts[op_call.places[0]]
         axes[op_call.op.name] = tuple(
-            None if d is None else free_loop(op_call.call, d) for d in layout
+            None if d is None else free_loop(op_call.number, d) for d in layout
         )
     return Sharding(mesh, layouts, axes)

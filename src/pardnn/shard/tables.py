@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
@@ -18,7 +18,7 @@ from numpy import ndarray
 from pardnn.plan.mesh import Layout
 from pardnn.shard.cost import clipped, combined, fetched
 from pardnn.shard.cutting import Cutting, extended, interned, loops_of, owned_array, whole
-from pardnn.shard.eliminate import Table, minimise
+from pardnn.shard.eliminate import Minimum, Table, minimise
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Problem, Term, Use
 
@@ -42,6 +42,7 @@ class State(NamedTuple):
     axes: tuple[Axes, ...]
 
 
+@runtime_checkable
 class Objective(Protocol):
     """What is minimised."""
 
@@ -149,7 +150,7 @@ class Tables:
 
     def layouts(self, decision: Decision, fixed: Layout, open_axes: Sequence[int]) -> list[Layout]:
         """Return the layouts that a decision may have, given those of the other mesh axes."""
-        key = (decision.dims, decision.forms, decision.is_written, fixed, tuple(open_axes))
+        key = (decision.kind, decision.root if self.is_allowed else None, fixed, tuple(open_axes))
         if key not in self._layouts:
             self._layouts[key] = self._find_layouts(decision, fixed, open_axes)
         return self._layouts[key]
@@ -201,8 +202,7 @@ class Tables:
         self, term: Term, use: Use, fixed: Axes, ways: Any, layouts: list[Layout], key: Any
     ) -> ndarray:
         """Return the table of one tensor of a term: ways by layouts."""
-        key = (term.number, term.is_local, fixed, use.dims, use.shape, use.item, *key)
-        key = (*key, use.slots, use.outputs, use.is_local)
+        key = (term.number, term.is_local, fixed, use.kind, *key)
         if key not in self._moved:
             parts = self.parts[: len(fixed)]
             own = [_own(use.dims, layout) for layout in layouts]
@@ -247,27 +247,41 @@ class Solved(NamedTuple):
     is_exact: bool
 
 
-def solve(
-    tables: Tables, fixed: State, open_axes: Sequence[int], *, noise: float = 0.0, seed: int = 0
-) -> Solved:
+def solve(tables: Tables, fixed: State, open_axes: Sequence[int]) -> Solved:
     """Return the best choice of the open mesh axes.
 
     Args:
         tables: Of the problem.
         fixed: A state; entries at open axes do not count.
         open_axes: Mesh axes to choose, below the length of the state.
-        noise: Relative disturbance, to get other near-tied plans.
-        seed: Of the noise.
+    """
+    return solve_many(tables, fixed, open_axes, (0.0,))[0]
+
+
+def solve_many(
+    tables: Tables, fixed: State, open_axes: Sequence[int], noises: Sequence[float]
+) -> list[Solved]:
+    """Return a choice of the open mesh axes for each disturbance of the tables.
+
+    Args:
+        tables: Of the problem.
+        fixed: A state; entries at open axes do not count.
+        open_axes: Mesh axes to choose, below the length of the state.
+        noises: Relative: 0 gives the best choice, others give choices that are nearly as good.
     """
     opened = _opened_problem(tables, fixed, tuple(open_axes))
-    options, sizes = opened.options, [len(layouts) for layouts in opened.options]
-    found = _held_tables(tables, opened)
+    sizes = [len(layouts) for layouts in opened.options]
+    found = _held_tables(opened)
     found += _term_tables(tables.problem.terms, opened.parcels, sizes)
-    minimum = minimise(sizes, _disturbed(found, noise, seed))
-    chosen = minimum.assignment[: len(options)]
-    cost = sum(
-        float(held[choice]) for held, choice in zip(opened.held, chosen, strict=True) if len(held)
-    )
+    return [
+        _chosen(tables, opened, minimise(sizes, _disturbed(found, noise, seed)))
+        for seed, noise in enumerate(noises)
+    ]
+
+
+def _chosen(tables: Tables, opened: _Opened, minimum: Minimum) -> Solved:
+    chosen = minimum.assignment[: len(opened.options)]
+    cost = sum(float(held[choice]) for held, choice in zip(opened.held, chosen, strict=True))
     axes: list[Axes] = []
     for term, parcel in zip(tables.problem.terms, opened.parcels, strict=True):
         total = parcel.computed
@@ -276,8 +290,8 @@ def solve(
         best = int(total.argmin())
         cost += float(total[best]) * len(term.ops)
         axes.append(parcel.ways[best][0])
-    state = State(tuple(o[c] for o, c in zip(options, chosen, strict=True)), tuple(axes))
-    return Solved(state, cost, minimum.is_exact)
+    layouts = tuple(o[c] for o, c in zip(opened.options, chosen, strict=True))
+    return Solved(State(layouts, tuple(axes)), cost, minimum.is_exact)
 
 
 class _Parcel(NamedTuple):
@@ -304,7 +318,7 @@ def _opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) ->
         for decision, layout in zip(problem.decisions, bare, strict=True)
     ]
     keys = [
-        (decision.dims, decision.forms, decision.is_written, layout, open_axes)
+        (decision.kind, decision.root if tables.is_allowed else None, layout, open_axes)
         for decision, layout in zip(problem.decisions, bare, strict=True)
     ]
     held = [
@@ -335,7 +349,7 @@ def _held(tables: Tables, decision: Decision, layouts: list[Layout]) -> ndarray:
     return held
 
 
-def _held_tables(tables: Tables, opened: _Opened) -> list[Table]:
+def _held_tables(opened: _Opened) -> list[Table]:
     return [
         Table((number,), held)
         for number, held in enumerate(opened.held)
