@@ -1,0 +1,154 @@
+"""Faults planted in a sharded plan, each of which the checker must name."""
+
+import copy
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.check import plan_problems
+from pardnn.plan.mesh import make_mesh
+from pardnn.plan.plan import Plan
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.spread import spread
+
+
+def tensor(name: str, *shape: int) -> Tensor:
+    size = 4
+    for length in shape:
+        size *= length
+    return Tensor(name=name, bytes=size, shape=shape, dtype="float32")
+
+
+def sharded() -> tuple[Graph, Plan]:
+    """x w1 = h cut along the reduction, h w2 = y with h gathered by columns."""
+    args = [{"tensor": "x"}, {"tensor": "w1"}], [{"tensor": "h"}, {"tensor": "w2"}]
+    kind = "aten.mm.default"
+    graph = build_graph(
+        "chain",
+        [
+            Op(name="x", kind="input", outputs=(tensor("x", 4, 6),)),
+            Op(name="w1", kind="parameter", outputs=(tensor("w1", 6, 8),), memory="residual"),
+            Op(name="w2", kind="parameter", outputs=(tensor("w2", 8, 2),), memory="residual"),
+            Op(name="a", kind=kind, inputs=("x", "w1"), outputs=(tensor("h", 4, 8),),
+               arguments={"args": args[0]}),
+            Op(name="b", kind=kind, inputs=("h", "w2"), outputs=(tensor("y", 4, 2),),
+               arguments={"args": args[1]}),
+        ],
+    )  # fmt: skip
+    layouts = {"x": (1,), "w1": (0,), "w2": (1,), "h": (0,), "y": (1,)}
+    return graph, spread(graph, Sharding(make_mesh((2,)), layouts, {"a": ("k",), "b": ("j",)}))
+
+
+def changed(plan: Plan, name: str, change: Callable[[Op], Op]) -> Plan:
+    """The plan with the op whose name begins so changed."""
+    assert plan.partition is not None
+    ops = list(plan.partition.ops)
+    number = next(i for i, op in enumerate(ops) if op.name.startswith(name))
+    ops[number] = change(ops[number])
+    return dataclasses.replace(plan, partition=dataclasses.replace(plan.partition, ops=tuple(ops)))
+
+
+def arguments(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Op], Op]:
+    def change(op: Op) -> Op:
+        data = copy.deepcopy(op.arguments)
+        assert data is not None
+        edit(data)
+        return dataclasses.replace(op, arguments=data)
+
+    return change
+
+
+def laid_out(plan: Plan, name: str, *words: str) -> Plan:
+    assert plan.partition is not None
+    sharding = dict(plan.partition.sharding) | {name: words}
+    return dataclasses.replace(
+        plan, partition=dataclasses.replace(plan.partition, sharding=sharding)
+    )
+
+
+def swap_parts(data: dict[str, Any]) -> None:
+    rows = data["args"][2]
+    rows[0][1], rows[1][1] = rows[1][1], rows[0][1]
+
+
+FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "words": (lambda p: laid_out(p, "h", "Partial()"), "'h' of shape .4, 8. cannot be"),
+    "dim": (lambda p: laid_out(p, "h", "Shard(2)"), "'h' of shape .4, 8. cannot be"),
+    "other layout": (lambda p: laid_out(p, "h", "Shard(1)"), "'h@0' has shape"),
+    "source": (
+        lambda p: changed(p, "w1@1", arguments(lambda d: d["shard"].update(box=[[0, 3], [0, 8]]))),
+        "its shard is",
+    ),
+    "kind": (
+        lambda p: changed(p, "a@1", lambda op: dataclasses.replace(op, kind="aten.sub.Tensor")),
+        "'a@1' is aten.sub.Tensor, no part of aten.mm.default",
+    ),
+    "slice": (
+        lambda p: changed(p, "h:a:part@0", arguments(lambda d: d["args"][1][0].reverse())),
+        "it cuts",
+    ),
+    "outside": (
+        lambda p: changed(
+            p, "h:a:part@0", arguments(lambda d: d["args"][1].__setitem__(0, [3, 5]))
+        ),
+        r"it cuts .*\[3, 5\].* of shape \[4, 8\]",
+    ),
+    "swapped": (lambda p: changed(p, "h:b@0", arguments(swap_parts)), "do not lie beside"),
+    "missing": (
+        lambda p: changed(p, "h:b@1", arguments(lambda d: d["args"][2].pop())),
+        "its parts hold 16 of 32 elements",
+    ),
+    "shape": (
+        lambda p: changed(p, "h:b@1", arguments(lambda d: d["args"].__setitem__(0, [8, 4]))),
+        "it makes .8, 4.",
+    ),
+    "addends": (
+        lambda p: changed(p, "h:sum@0", arguments(lambda d: d["args"].__setitem__(1, []))),
+        "no addends",
+    ),
+    "nonsense": (
+        lambda p: changed(p, "h:sum@0", arguments(lambda d: d.update(args=[1]))),
+        "make no sense",
+    ),
+}
+
+
+def test_the_plan_without_faults_is_valid() -> None:
+    graph, plan = sharded()
+    assert plan_problems(graph, plan) == []
+    assert plan.partition is not None
+    kinds = [op.kind for op in plan.partition.ops if op.kind.startswith("pardnn.")]
+    assert {"pardnn.slice", "pardnn.fetch", "pardnn.reduce"} == set(kinds)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(fault: str) -> None:
+    graph, plan = sharded()
+    spoil, message = FAULTS[fault]
+    problems = plan_problems(graph, spoil(plan))
+    assert problems
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+def test_an_op_without_a_copy_and_one_too_many() -> None:
+    graph, plan = sharded()
+    assert plan.partition is not None
+    renamed = changed(plan, "b@1", lambda op: dataclasses.replace(op, name="c@1"))
+    problems = plan_problems(graph, renamed)
+    assert any("op 'b' has 1 copies on 2 devices" in problem for problem in problems)
+    assert any("'c@1'" in problem and "part of no op" in problem for problem in problems)
+
+
+def test_a_graph_that_is_none_is_told() -> None:
+    graph, plan = sharded()
+    assert plan.partition is not None
+    ops = plan.partition.ops
+    double = dataclasses.replace(
+        plan, partition=dataclasses.replace(plan.partition, ops=(*ops, ops[-1]))
+    )
+    assert "two ops are named" in plan_problems(graph, double)[0]
