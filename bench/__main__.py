@@ -1,12 +1,17 @@
 """The quick benchmarks, a few minutes on one core; others by their names.
 
-`capture-zoo` captures the zoo's graphs, `tofu-equality` compares sharded training with one device.
+`capture-zoo` captures the zoo's graphs, `thesis` regenerates the tables of the ParDNN thesis,
+`tofu-equality` compares sharded training with one device.
 """
 
 import importlib
 import sys
 
-NAMED = {"capture-zoo": "bench.zoo_graphs", "tofu-equality": "bench.equality"}
+NAMED = {
+    "capture-zoo": "bench.zoo_graphs",
+    "thesis": "bench.thesis",
+    "tofu-equality": "bench.equality",
+}
 
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] in NAMED:
