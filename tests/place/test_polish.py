@@ -14,7 +14,7 @@ from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.baseline import closed_arrays
 from pardnn.place.pardnn import place_pardnn
-from pardnn.place.polish import polish, state_of, task_of
+from pardnn.place.polish import polish, polish_best, state_of, task_of
 from pardnn.place.polish_kernel import State, _best_slot, _changed, fill_kernel, search_kernel
 from pardnn.place.round_robin import place_round_robin
 from pardnn.plan.check import plan_problems
@@ -192,3 +192,15 @@ def test_compare_has_a_row_for_what_cannot_run() -> None:
     assert [row.fits for row in rows] == [False, True]
     assert "refuses more than 30" in (rows[0].error or "")
     assert "exact" in ALGORITHMS
+
+
+@pytest.mark.jit
+def test_the_best_of_two_starts() -> None:
+    graph = random_graph(1, 80, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(3))
+    plans = [place(graph, machine, [None] * 3).plan for place in (place_pardnn, place_round_robin)]
+    better, origin = polish_best(graph, machine, plans, [None] * 3, work=40_000)
+    assert origin in (0, 1)
+    assert plan_problems(graph, plan_from_arrays(graph, better), cluster_of(3)) == []
+    times = [simulate(graph, machine, p).makespan for p in (*plans, better)]
+    assert times[2] <= min(times)

@@ -27,11 +27,12 @@ SHARDED: dict[str, tuple[str, str]] = {
 #: Those that ask a solver in a child process, which may not be installed.
 SOLVED = frozenset({"m-sct", "metis", "exact"})
 
-#: What `auto` tries, the most promising first; the last two only where they are cheap.
+#: What `auto` tries, the most promising first: all that need no solver, the last four only where
+#: they are cheap.
 AUTO = ("pardnn", "heft", "contiguous", "single")
-AUTO_SMALL = (*AUTO, "m-etf", "linear-clustering")
-#: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best plan.
-SMALL_OPS = 20_000
+AUTO_SMALL = (*AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo")
+#: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best two plans.
+SMALL_OPS = 50_000
 
 
 def check_algorithm(name: str) -> None:
@@ -53,5 +54,5 @@ def algorithms_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
 
 
 def is_polished(algorithm: str, num_ops: int) -> bool:
-    """Return whether the best plan of `algorithm` is polished, on a graph of this size."""
+    """Return whether the best plans of `algorithm` are polished, on a graph of this size."""
     return algorithm == "auto" and num_ops <= SMALL_OPS

@@ -22,19 +22,21 @@ O(K (fan-in + fan-out)) per op judged, O(ops + edges) per change at worst, mostl
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import GraphArrays, transposed
+from pardnn.graph.csr import RESIDUAL, GraphArrays, transposed
 from pardnn.graph.ir import Graph
 from pardnn.place.baseline import closed_arrays, runnable
 from pardnn.place.fitting import fit_candidate, fits
 from pardnn.place.heft import heft_kernel, static_timeline
 from pardnn.place.polish_kernel import State, Task, fill_kernel, search_kernel
 from pardnn.place.schedule import first_overwrites, ordered_plan
+from pardnn.place.squeeze import limits
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import run_lists
@@ -47,13 +49,15 @@ WORK = 20_000_000
 WORK_PER_PAIR = 20
 #: The work is spent in so many rounds; the judge looks at the plan after each.
 ROUNDS = 8
+#: Passes of HEFT by the bottom levels of the placement so far.
+PASSES = 8
+#: Above this many ops, half as many of both: completing a plan then takes as long as a round.
+MANY_OPS = 20_000
 #: Tolerance at the start of a round: at most this fraction of the makespan, and at most this many
 #: average ops. Measured, layered, fork-join and recurrent graphs at CCR 10: best at 0.005 to 0.02
 #: for 1,000 ops, at 0 for 10,000. On 74 graphs of up to 20 ops the mean gap to the optimum fell
 #: from 1.6 % with at most 0.01 to 0.4 % with at most 0.25.
 TOLERANCE, TOLERANCE_OPS = 0.25, 5.0
-#: Passes of HEFT by the bottom levels of the placement so far.
-PASSES = 8
 #: Serial links: by what message times are multiplied in turn.
 SLOWER = (1.0, 2.0, 1.4, 3.0)
 
@@ -90,20 +94,63 @@ def polish(
     bound = lower_bound_seconds(arrays, machine) * (1 + 1e-9)
     timeline = run_lists(arrays, machine, plan)
     best = _Found(plan, timeline.makespan, np.argsort(timeline.dispatch, kind="stable"))
-    each = (work_for(arrays.num_ops) if work is None else work) // ROUNDS
+    half = 2 if arrays.num_ops > MANY_OPS else 1
+    passes, rounds = PASSES // half, ROUNDS // half
+    each = (work_for(arrays.num_ops) if work is None else work) // rounds
     tolerance = min(TOLERANCE, TOLERANCE_OPS / arrays.num_ops)
     place, state = plan.place, 1 + seed % 2147483646
-    for step in range(PASSES + ROUNDS if machine.num_devices > 1 else 0):
+    for step in range(passes + rounds if machine.num_devices > 1 else 0):
         late = time_limit is not None and time.perf_counter() - begin > time_limit
         if late or best.makespan <= bound:
             break
-        if step < PASSES:
+        if step < passes:
             place, order = ranked_by(job, place)
         else:
             slower = SLOWER[step % len(SLOWER)] if machine.serial else 1.0
             place, order, state = _searched(job, best, slower, each, tolerance, state)
         best = _better(job, best, place, order)
     return best.plan
+
+
+def polish_best(
+    graph: Graph,
+    machine: Machine,
+    plans: Sequence[PlanArrays],
+    capacities: list[int | None],
+    *,
+    seed: int = 0,
+    work: int | None = None,
+    time_limit: float | None = None,
+) -> tuple[PlanArrays, int]:
+    """Polish several plans, each with an equal share of half the work, and then the best alone.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        plans: Valid plans, the best first.
+        capacities: As in `polish`.
+        seed: As in `polish`.
+        work: In all; None for `work_for`.
+        time_limit: Seconds in all after which no further round starts; None for no limit.
+
+    Returns:
+        The best plan found, and which of `plans` it came from.
+    """
+    begin = time.perf_counter()
+    whole = work_for(len(graph.ops)) if work is None else work
+
+    def better(plan: PlanArrays, part: int, seed: int) -> tuple[float, PlanArrays]:
+        rest = None if time_limit is None else time_limit - (time.perf_counter() - begin)
+        plan = polish(
+            graph, machine, plan, capacities, seed=seed, work=whole // part, time_limit=rest
+        )
+        return run_lists(graph.arrays, machine, plan).makespan, plan
+
+    if len(plans) == 1:
+        return better(plans[0], 1, seed)[1], 0
+    found = [better(plan, 2 * len(plans), seed) for plan in plans]
+    origin = min(range(len(plans)), key=lambda i: found[i][0])
+    return better(found[origin][1], 2, seed + 1)[1], origin
 
 
 class _Job(NamedTuple):
@@ -122,11 +169,32 @@ class _Found(NamedTuple):
 
 def _better(job: _Job, best: _Found, place: ndarray, order: ndarray) -> _Found:
     """Return the better of what was known and a placement with an order, if that fits."""
-    plan = _planned(job, place, order)
-    if plan is None:
+    a, machine = job.arrays, job.machine
+    state = state_of(place, order, machine.num_devices)
+    fill_kernel(task_of(a, machine), state)
+    # Neither contention nor memory makes it any faster.
+    if state.finish.max() >= best.makespan or not _holds_residuals(job, place):
         return best
-    makespan = run_lists(job.arrays, job.machine, plan).makespan
+    seconds = machine.seconds[machine.device_class[place], np.arange(a.num_ops)]
+    timeline = static_timeline(
+        a, machine, place, state.finish - seconds, state.finish, state.position
+    )
+    plan = ordered_plan(a, machine.num_devices, place, timeline, job.overwrites)
+    if not fits(a, plan, job.capacities):
+        fitted = fit_candidate(a, machine, place, timeline, job.capacities, job.overwrites)
+        if fitted is None:
+            return best
+        plan = fitted
+    makespan = run_lists(a, machine, plan).makespan
     return _Found(plan, makespan, order) if makespan < best.makespan else best
+
+
+def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
+    a = job.arrays
+    own = (a.memory[a.tensor_op] == RESIDUAL) & (a.tensor_alias < 0)
+    held = np.zeros(job.machine.num_devices, dtype=np.int64)
+    np.add.at(held, place[a.tensor_op[own]], a.tensor_bytes[own])
+    return bool((held <= limits(job.capacities)).all())
 
 
 def ranked_by(job: _Job, place: Int64[ndarray, " n"]) -> tuple[ndarray, ndarray]:
@@ -205,17 +273,3 @@ def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devic
         ready=np.zeros(k),
         follow=np.zeros(k),
     )
-
-
-def _planned(job: _Job, place: ndarray, order: ndarray) -> PlanArrays | None:
-    a, machine = job.arrays, job.machine
-    state = state_of(place, order, machine.num_devices)
-    fill_kernel(task_of(a, machine), state)
-    seconds = machine.seconds[machine.device_class[place], np.arange(len(order))]
-    timeline = static_timeline(
-        a, machine, place, state.finish - seconds, state.finish, state.position
-    )
-    plan = ordered_plan(a, machine.num_devices, place, timeline, job.overwrites)
-    if fits(a, plan, job.capacities):
-        return plan
-    return fit_candidate(a, machine, place, timeline, job.capacities, job.overwrites)
