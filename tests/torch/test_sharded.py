@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from bench.zoo import rnn, wresnet
 from pardnn.backends.torch.binding import Binding
 from pardnn.backends.torch.capture import loss_of
 from pardnn.backends.torch.draws import check_one_draw, drawn_once
 from pardnn.backends.torch.entry import make_step
+from pardnn.backends.torch.parallel import parallelize
 from pardnn.backends.torch.pieces import cut_out, part_of
 from pardnn.backends.torch.program import Program
 from pardnn.backends.torch.random import fixed
 from pardnn.backends.torch.session import start
-from pardnn.errors import PardnnError, UnsupportedError
+from pardnn.errors import PardnnError, UnsupportedError, UsageError
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.mesh import make_mesh
@@ -168,6 +173,55 @@ def test_a_rank_makes_its_parts_from_the_factory_alone() -> None:
                 assert torch.equal(values[op.name], cut_out(whole, box))
                 cut += 1
         assert cut >= 2
+
+
+def test_a_script_reads_its_parts_and_the_whole() -> None:
+    graph = captured(perceptron)
+    plan = sharded_plan(graph, (2,))
+    losses, parameters, _ = one_device(perceptron)
+
+    def body(rank: int, store: str) -> list[Any]:
+        shared = dist.FileStore(store, 2)
+        dist.init_process_group("gloo", store=shared, rank=rank, world_size=2)
+        step, args = perceptron()
+        before = list(args[0].parameters())
+        whole_shapes = [list(p.shape) for p in before]
+        fast = parallelize(step, *args, plan=plan, timeout=20, device="cpu")
+        torch.manual_seed(99)
+        found = [fast(*args[2:]).item() for _ in range(STEPS)]
+        same = [p is q for p, q in zip(args[0].parameters(), before, strict=True)]
+        shapes = [list(p.shape) for p in before]
+        state = [list(args[1].state[p]["exp_avg"].shape) for p in before]
+        whole = {name: fast.whole(name).tolist() for name in fast.names}
+        with pytest.raises(UsageError, match="Did you mean model.0.weight"):
+            fast.whole("0.weight")
+        fast.close()
+        return [found, all(same), whole_shapes, shapes, state, whole]
+
+    outcomes = run_ranks(2, body)
+    for outcome in outcomes:
+        assert outcome.status == 0, outcome.error
+        found, is_same, whole_shapes, shapes, state, whole = outcome.value
+        assert found == pytest.approx(losses, rel=1e-4)
+        assert is_same
+        assert shapes == state != whole_shapes
+        for name, value in parameters.items():
+            assert torch.allclose(torch.tensor(whole[name]), torch.tensor(value), atol=1e-5)
+    assert outcomes[0].value[5] == outcomes[1].value[5]
+
+
+def test_ranks_load_no_search_and_no_compiler() -> None:
+    """What a rank imports to run a sharded plan."""
+    names = ("worker", "run", "session", "binding", "program", "entry", "gather", "parallel")
+    text = "import sys\n" + "".join(f"import pardnn.backends.torch.{name}\n" for name in names)
+    text += "rooms = ('numba', 'pardnn.shard', 'pardnn.place')\n"
+    text += "bad = [m for m in sys.modules if m.startswith(rooms)]"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{text}\nsys.exit(str(bad) if bad else 0)"],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_an_op_that_draws_and_is_cut_is_refused() -> None:

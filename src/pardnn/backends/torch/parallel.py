@@ -13,6 +13,7 @@ from pardnn.backends.torch.agree import check_world, wait_for
 from pardnn.backends.torch.binding import Binding
 from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.device import this_device
+from pardnn.backends.torch.gather import resident_names, whole_value
 from pardnn.backends.torch.program import Program
 from pardnn.backends.torch.run import Executor
 from pardnn.backends.torch.session import start
@@ -37,6 +38,7 @@ class Parallel:
         plan: What runs.
         graph: The step.
         rank: This rank.
+        names: Of all parameters, buffers and optimizer states, for `whole`.
     """
 
     def __init__(self, executor: Executor, binding: Binding) -> None:
@@ -45,6 +47,7 @@ class Parallel:
         self.plan = executor.program.plan
         self.graph = executor.program.whole
         self.rank = executor.rank
+        self.names = resident_names(executor.program)
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         """Run one step on all ranks; every rank must call it, with the same (global) batch.
@@ -59,6 +62,22 @@ class Parallel:
             StuckError: E7xx, naming the rank that hangs.
         """
         return self._executor.step(lambda: self._binding.batch_inputs(batch))
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a parameter, buffer or optimizer state as one device would hold it.
+
+        Every rank must call it, with the same name, between steps. A state dict of the whole model
+        is `{name: fast.whole(name) for name in fast.names}`; on ranks with little memory, take one
+        at a time.
+
+        Args:
+            name: One of `names`, such as "model.h.0.weight".
+
+        Raises:
+            UsageError: E215, if there is no such name.
+        """
+        executor = self._executor
+        return whole_value(executor.program, executor.world, executor.held, name)
 
     @property
     def peak_bytes(self) -> int:
@@ -86,8 +105,11 @@ def parallelize(
     """Return the step as a function that runs on all ranks.
 
     Rank 0 captures the step and plans it; all ranks receive the graph and the plan. Each rank
-    keeps the parameters and states of its own ops; the rest of the models reads as NaN afterwards
-    and takes no memory.
+    keeps the parameters and states of its own ops, and the optimizers' and models' own objects
+    hold them: between steps they may be read and changed. Where the plan places whole ops, the
+    rest of the models reads as NaN and takes no memory. Where it cuts them (`tofu`), a parameter
+    or state is this rank's part of it from now on, with the part's shape: so are the entries of
+    `state_dict()`. `Parallel.whole` puts the parts together.
 
     Args:
         step: The user's step.

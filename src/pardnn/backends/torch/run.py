@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.draws import drawn_once, is_random, make_stream, random_ops
+from pardnn.backends.torch.geometry import check_resident, geometry, other_batch
 from pardnn.backends.torch.ledger import Ledger, live_bytes
 from pardnn.backends.torch.limits import is_out_of_memory
 from pardnn.backends.torch.ops import bind, constant_value
@@ -75,7 +76,7 @@ class Executor:
         self._env: Environment = dict(self._resident_values(resident))
         self._names = frozenset(self._env)
         self._calls = [self._compiled(action) for action in self._actions]
-        self._checked = [(op, *_geometry(op)) for op in program.inputs()]
+        self._checked = [(op, *geometry(op)) for op in program.inputs()]
 
     def _make_stream(self, draws: Mapping[str, Draws] | None) -> Any:
         drawing = random_ops(self.program.graph) if self.world.size > 1 else []
@@ -90,7 +91,7 @@ class Executor:
     def _resident_values(self, resident: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for op in self.program.residents(self.rank):
             value = resident.get(op.name)
-            _check_resident(op, value)
+            check_resident(op, value)
             yield op.outputs[0].name, _plain(value)
         for name in self.program.plan.order[self.rank]:
             op = self.program.ops[name]
@@ -164,6 +165,11 @@ class Executor:
         return note
 
     # Running.
+
+    @property
+    def held(self) -> Mapping[str, Any]:
+        """This rank's live values between steps, by name."""
+        return self._env
 
     def step(self, inputs: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> Any:
         """Run one step.
@@ -255,7 +261,7 @@ class Executor:
             value = inputs[op.name]
             is_checked = isinstance(value, torch.Tensor) and dtype is not None
             if is_checked and (value.shape != shape or value.dtype != dtype):
-                raise _other_batch(op, value, self.rank)
+                raise other_batch(op, value, self.rank)
 
     # Failing.
 
@@ -352,46 +358,3 @@ def _plain(value: Any, device: torch.device | None = None) -> Any:
         return value
     value = value.detach()
     return value if device is None or value.device == device else value.to(device)
-
-
-def _geometry(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
-    (output,) = op.outputs
-    dtype = getattr(torch, output.dtype or "", None)
-    return output.shape, dtype if isinstance(dtype, torch.dtype) else None
-
-
-def _check_resident(op: Op, value: Any) -> None:
-    shape, dtype = _geometry(op)
-    if isinstance(value, torch.Tensor):
-        is_real = not value.is_meta and value.untyped_storage().nbytes() >= op.outputs[0].bytes
-        if dtype is None or (is_real and value.shape == shape and value.dtype == dtype):
-            return
-        found = (
-            f"{_name(value.dtype)} {list(value.shape)}" if is_real else "uninitialised (no data)"
-        )
-    elif value is not None and dtype is None:
-        return
-    else:
-        found = "missing" if value is None else f"a {type(value).__name__}"
-    raise MismatchError(
-        f"{op.kind} {shown(op.name)} is {found}; the graph needs {op.outputs[0].dtype} "
-        f"{list(shape or ())}.\nInitialise the model before it runs, or capture it again as it is.",
-        code="E514",
-        details={"source": op.name},
-    )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
-    shape, _ = _geometry(op)
-    return MismatchError(
-        f"input {shown(op.name)} is {_name(value.dtype)} "
-        f"{list(value.shape)} on rank {rank}; captured was {op.outputs[0].dtype} "
-        f"{list(shape or ())}.\nEvery rank is given the whole (global) batch, in the captured "
-        "size: pad or drop a short last batch, or plan for its size too.",
-        code="E512",
-        details={"input": op.name, "given": list(value.shape), "captured": list(shape or ())},
-    )

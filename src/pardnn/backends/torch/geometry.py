@@ -1,0 +1,60 @@
+"""Whether the values that a step is given are those that it was captured with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import Op
+
+
+def geometry(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
+    """Return shape and dtype of a source; None for what the graph does not know."""
+    (output,) = op.outputs
+    dtype = getattr(torch, output.dtype or "", None)
+    return output.shape, dtype if isinstance(dtype, torch.dtype) else None
+
+
+def check_resident(op: Op, value: Any) -> None:
+    """Refuse a resident value that is missing, has no data, or is not what the graph needs.
+
+    Raises:
+        MismatchError: E514.
+    """
+    shape, dtype = geometry(op)
+    if isinstance(value, torch.Tensor):
+        is_real = not value.is_meta and value.untyped_storage().nbytes() >= op.outputs[0].bytes
+        if dtype is None or (is_real and value.shape == shape and value.dtype == dtype):
+            return
+        found = (
+            f"{_name(value.dtype)} {list(value.shape)}" if is_real else "uninitialised (no data)"
+        )
+    elif value is not None and dtype is None:
+        return
+    else:
+        found = "missing" if value is None else f"a {type(value).__name__}"
+    raise MismatchError(
+        f"{op.kind} {shown(op.name)} is {found}; the graph needs {op.outputs[0].dtype} "
+        f"{list(shape or ())}.\nInitialise the model before it runs, or capture it again as it is.",
+        code="E514",
+        details={"source": op.name},
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
+    """Return the error of an input of another shape or type than was captured: E512."""
+    shape, _ = geometry(op)
+    return MismatchError(
+        f"input {shown(op.name)} is {_name(value.dtype)} "
+        f"{list(value.shape)} on rank {rank}; captured was {op.outputs[0].dtype} "
+        f"{list(shape or ())}.\nEvery rank is given the whole (global) batch, in the captured "
+        "size: pad or drop a short last batch, or plan for its size too.",
+        code="E512",
+        details={"input": op.name, "given": list(value.shape), "captured": list(shape or ())},
+    )
