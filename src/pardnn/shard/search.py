@@ -27,7 +27,8 @@ from pardnn.shard.cutting import loops_of
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Problem, make_problem
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.tables import ByBytes, Solved, State, Tables, solve, solve_many
+from pardnn.shard.steps import Solved, solve, solve_many
+from pardnn.shard.tables import ByBytes, State, Tables
 
 #: Distinct ops up to which no tensors are tied but those that must be.
 FEW_TERMS = 40
@@ -124,14 +125,27 @@ def best_state(tables: Tables) -> Solved:
         solved = solve(tables, _longer(empty, count), range(count))
         if solved.is_exact:
             return solved
+    return polished(tables, stepwise(tables, BEAM, NOISES))
+
+
+def stepwise(tables: Tables, beam: int = 1, noises: Sequence[float] = (0.0,)) -> Solved:
+    """Choose one mesh axis after the other: the recursion of the paper.
+
+    Args:
+        tables: Of the problem.
+        beam: Plans that are kept from one axis to the next.
+        noises: Disturbances of the tables that further plans come from.
+    """
+    problem = tables.problem
+    empty = State(((),) * len(problem.decisions), ((),) * len(problem.terms))
     kept = [Solved(empty, 0.0, True)]
-    for axis in range(count):
+    for axis in range(len(tables.parts)):
         found: dict[State, Solved] = {}
         for solved in kept:
-            for new in solve_many(tables, _longer(solved.state, 1), [axis], NOISES):
+            for new in solve_many(tables, _longer(solved.state, 1), [axis], noises):
                 found.setdefault(new.state, new)
-        kept = sorted(found.values(), key=lambda s: s.cost)[:BEAM]
-    return min((polished(tables, solved) for solved in kept[:1]), key=lambda s: s.cost)
+        kept = sorted(found.values(), key=lambda s: s.cost)[:beam]
+    return kept[0]
 
 
 def _longer(state: State, count: int) -> State:

@@ -1,0 +1,202 @@
+"""The partitioning algorithms that Tofu is compared with, each as a `Sharding`.
+
+All move what `cost` counts, cut every tensor at every mesh axis that can, and keep to the same
+rules of what is valid, so only the choice differs.
+
+| name | choice |
+| --- | --- |
+| `allrow-greedy` | every tensor by its first dim, each op then as is best |
+| `spartan` | the largest tensor first, along the dim that is best for the ops at it, and so on |
+| `equal-chop` | search, but each tensor is cut along one dim only, into k parts |
+| `icml18` | search, but no op is cut along a loop whose partial results would be added up |
+| `data-parallel` | every op along the batch, whose dims are followed from the inputs on |
+
+References: Tofu (EuroSys 2019), section 7.3; Spartan: Huang et al., USENIX ATC 2015; ICML18: Jia,
+Lin, Qi, Aiken, "Exploring hidden dimensions in parallelizing CNNs", ICML 2018.
+Deviations: data parallelism under the objective `bytes` has its weights and optimizer state cut,
+so that memory is 1/k as for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from pardnn.cluster import Cluster
+from pardnn.graph.ir import Graph
+from pardnn.plan.mesh import Layout, Mesh, make_mesh
+from pardnn.shard.coarsen import NEEDED, TRAINING, op_calls
+from pardnn.shard.cutting import Cutting, interned
+from pardnn.shard.leaves import Axes
+from pardnn.shard.problem import Decision, Problem, Term, make_problem
+from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, stepwise
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.steps import solve
+from pardnn.shard.strategy import Cut, strategies
+from pardnn.shard.tables import ByBytes, State, Tables
+
+
+def _mesh(target: Mesh | Cluster) -> Mesh:
+    return mesh_of(target) if isinstance(target, Cluster) else target
+
+
+def allrow_greedy(graph: Graph, target: Mesh | Cluster) -> Sharding:
+    """Return every tensor cut along its first dim that can be cut, each op as is best then.
+
+    A gradient or a transposed view is cut as the tensor that it belongs to.
+    """
+    mesh = _mesh(target)
+    problem = make_problem(graph, TRAINING)
+    position = {name: i for i, name in enumerate(problem.tensors)}
+    first: dict[str, int | None] = {}
+    for root, members in problem.ties.members.items():
+        dims = problem.ties.dims[min(members, key=position.__getitem__)]
+        decision = problem.decisions[problem.number[root]]
+        if decision.dims:
+            own = {dims[d]: d for d in decision.dims}
+            first[decision.root] = own[min(dim for dim in own if dim is not None)]
+
+    def allows(decision: Decision, layout: Layout) -> bool:
+        return layout[-1] == first.get(decision.root)
+
+    tables = Tables(problem, ByBytes(), mesh.shape, allows_layout=allows)
+    return completed(problem, stepwise(tables).state, mesh, graph)
+
+
+def spartan(graph: Graph, target: Mesh | Cluster) -> Sharding:
+    """Return tensors cut in the order of their size, each as is best for the ops at it.
+
+    A tensor counts with its gradient and its optimizer state.
+    """
+    mesh = _mesh(target)
+    problem = make_problem(graph, TRAINING)
+    at: list[list[Term]] = [[] for _ in problem.decisions]
+    for term in problem.terms:
+        for number in {use.decision for use in term.uses}:
+            at[number].append(term)
+    order = sorted(range(len(at)), key=lambda n: -problem.decisions[n].bytes)
+    tables = Tables(problem, ByBytes(), mesh.shape)
+    state = State(((),) * len(problem.decisions), ((),) * len(problem.terms))
+    place = {id(term): i for i, term in enumerate(problem.terms)}
+    for axis in range(len(mesh.shape)):
+        chosen: dict[int, Layout] = {}
+        for number in order:
+            chosen[number] = _greedy(tables, state, axis, number, at[number], chosen, place)
+        layouts = tuple(chosen[n] for n in range(len(at)))
+        state = State(layouts, tuple((*axes, None) for axes in state.axes))
+        fixed = Tables(problem, ByBytes(), mesh.shape, allows_layout=_among(problem, layouts))
+        state = solve(fixed, state, [axis]).state
+    return completed(problem, state, mesh, graph)
+
+
+def _among(problem: Problem, layouts: tuple[Layout, ...]) -> Callable[[Decision, Layout], bool]:
+    wanted = {d.root: layout for d, layout in zip(problem.decisions, layouts, strict=True)}
+    return lambda decision, layout: wanted[decision.root][: len(layout)] == layout
+
+
+def _greedy(
+    tables: Tables,
+    state: State,
+    axis: int,
+    number: int,
+    terms: list[Term],
+    chosen: Mapping[int, Layout],
+    place: Mapping[int, int],
+) -> Layout:
+    """Return the layout of one decision that is best for its ops; undecided tensors are free."""
+    decision = tables.problem.decisions[number]
+    options = tables.layouts(decision, (*state.layouts[number], None), [axis])
+    total = np.zeros(len(options))
+    for term in terms:
+        axes = (*state.axes[place[id(term)]], None)
+        ways = tables.ways(term, axes, [axis])
+        rows = np.zeros((len(ways), len(options)))
+        for use in term.uses:
+            if use.decision != number and use.decision not in chosen:
+                continue
+            other = tables.problem.decisions[use.decision]
+            layouts = options if use.decision == number else [chosen[use.decision]]
+            key = (other.root, state.layouts[use.decision], tuple(layouts))
+            rows = rows + tables.moved(term, use, axes, ways, layouts, key)
+        total += rows.min(axis=0) * len(term.ops)
+    return options[int(total.argmin())]
+
+
+def equal_chop(graph: Graph, target: Mesh | Cluster) -> Sharding:
+    """Return the best sharding that cuts each tensor along one dim only, into k parts.
+
+    Its mesh has one axis.
+    """
+    return find_sharding(graph, make_mesh((_mesh(target).size,))).sharding
+
+
+def _keeps_outputs(term: Term, axes: Axes, cutting: Cutting) -> bool:
+    return not any(flag for flags in cutting.reduced for flag in flags)
+
+
+def icml18(graph: Graph, target: Mesh | Cluster) -> Sharding:
+    """Return the best sharding that is found if no partial results are ever combined."""
+    mesh = _mesh(target)
+    problem = make_problem(graph, TRAINING)
+    tables = Tables(problem, ByBytes(), mesh.shape, allows_way=_keeps_outputs)
+    return completed(problem, best_state(tables).state, mesh, graph)
+
+
+def batch_dims(graph: Graph) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the dim of each tensor that runs over the batch, and the loop of each op that does.
+
+    Dim 0 of every input that has dims is one; an op hands it on through the loop that cuts it.
+    """
+    dims: dict[str, int] = {
+        tensor.name: 0
+        for op in graph.ops
+        if op.kind == "input"
+        for tensor in op.outputs
+        if tensor.shape
+    }
+    loops: dict[str, str] = {}
+    for op_call in op_calls(graph):
+        marked = {p: dims[n] for p, n in op_call.places.items() if isinstance(p, str) and n in dims}
+        if not marked:
+            continue
+        for strategy in strategies(interned(op_call.number)):
+            cuts = {p: strategy.inputs.get(str(p)) for p in marked}
+            if all(isinstance(c, Cut) and c.dim == marked[p] for p, c in cuts.items()):
+                loops[op_call.op.name] = strategy.axis
+                for place, name in op_call.places.items():
+                    layout = strategy.outputs[place] if isinstance(place, int) else None
+                    if isinstance(layout, Cut):
+                        dims[name] = layout.dim
+                break
+    return dims, loops
+
+
+def data_parallel(graph: Graph, target: Mesh | Cluster) -> Sharding:
+    """Return every op that sees the batch cut along it; tensors that do not by their first dim."""
+    mesh = _mesh(target)
+    dims, loops = batch_dims(graph)
+    problem = make_problem(graph, NEEDED)
+
+    def allows_layout(decision: Decision, layout: Layout) -> bool:
+        wanted = dims.get(decision.root, min(decision.dims, default=None))
+        return layout[-1] == wanted
+
+    def allows_way(term: Term, axes: Axes, cutting: Cutting) -> bool:
+        wanted = loops.get(term.ops[0].op.name)
+        return wanted is None or axes[-1] == wanted
+
+    tables = Tables(
+        problem, ByBytes(), mesh.shape, allows_layout=allows_layout, allows_way=allows_way
+    )
+    return completed(problem, stepwise(tables).state, mesh, graph)
+
+
+#: The baselines by name.
+BASELINES: Mapping[str, Callable[[Graph, Mesh | Cluster], Sharding]] = {
+    "allrow-greedy": allrow_greedy,
+    "spartan": spartan,
+    "equal-chop": equal_chop,
+    "icml18": icml18,
+    "data-parallel": data_parallel,
+}

@@ -1,0 +1,43 @@
+"""Baselines: the figures that are known of them, and that search beats them all."""
+
+import pytest
+
+from pardnn.plan.mesh import make_mesh
+from pardnn.shard.baselines import BASELINES
+from pardnn.shard.cost import total_bytes
+from pardnn.shard.search import search
+from tests.shard.hand import mlp
+from tests.shard.test_search import assert_valid
+
+pytestmark = pytest.mark.jit
+
+MESH = make_mesh((2, 2))
+SIZES = {
+    "B": (32, 256, 512, 128),
+    "C": (4096, 128, 128, 128),
+    "D": (256, 256, 1024, 64),
+    "F": (64, 128, 512, 512),
+}
+KNOWN = {
+    "icml18": (172_032, 3_293_184, 884_736, 540_672),
+    "allrow-greedy": (184_320, 245_760, 1_769_472, 557_056),
+    "data-parallel": (1_376_256, 245_760, 2_162_688, 2_752_512),
+    "equal-chop": (86_016, 245_760, 540_672, 344_064),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_figures(name):
+    found = [
+        total_bytes(mlp(*size), BASELINES[name](mlp(*size), MESH)) // 4 for size in SIZES.values()
+    ]
+    assert tuple(found) == KNOWN[name]
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("sizes", [*SIZES.values(), (6, 10, 7, 9)])
+def test_search_moves_no_more_than_any_baseline(name, sizes):
+    graph = mlp(*sizes)
+    baseline = BASELINES[name](graph, MESH)
+    assert_valid(graph, baseline)
+    assert total_bytes(graph, search(graph, MESH)) <= total_bytes(graph, baseline)
