@@ -1,6 +1,7 @@
 """The quick benchmarks, a few minutes on one core; others by their names.
 
-`capture-zoo` captures the zoo's graphs, `thesis` regenerates the tables of the ParDNN thesis,
+`capture` times capturing, `capture-zoo` captures the zoo's graphs,
+`thesis` regenerates the tables of the ParDNN thesis,
 `tofu-equality` compares sharded training with one device.
 """
 
@@ -8,7 +9,9 @@ import importlib
 import sys
 
 NAMED = {
+    "capture": "bench.capture",
     "capture-zoo": "bench.zoo_graphs",
+    "fidelity": "bench.fidelity",
     "thesis": "bench.thesis",
     "tofu-equality": "bench.equality",
 }
