@@ -2,7 +2,7 @@
 
 `capture` times capturing, `capture-zoo` captures the zoo's graphs,
 `thesis` regenerates the tables of the ParDNN thesis,
-`tofu-equality` compares sharded training with one device.
+`tofu-equality` compares sharded training with one device, `steps` step times with DDP and FSDP2.
 """
 
 import importlib
@@ -13,6 +13,7 @@ NAMED = {
     "capture-zoo": "bench.zoo_graphs",
     "fidelity": "bench.fidelity",
     "thesis": "bench.thesis",
+    "steps": "bench.steps",
     "tofu-equality": "bench.equality",
 }
 
