@@ -5,6 +5,7 @@ device, messages carry copies, and every block is compared with the one-device r
 """
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -170,8 +171,7 @@ def run_spread(
     copies: dict[Any, Any] = {}
     assert plan.partition is not None
     with torch.no_grad():
-        for op in plan.partition.ops:
-            device = plan.placement[op.name]
+        for device, op in in_order(plan, envs):
             env = envs[device]
             if op.is_source:
                 shard = op.arguments["shard"]
@@ -191,6 +191,23 @@ def run_spread(
             if len(problems) > 5:
                 break
     return problems
+
+
+def in_order(plan: Plan, envs: list[dict[str, Any]]) -> Iterator[tuple[int, Op]]:
+    """Yield devices and ops, each device in its own order, as soon as what an op reads is there."""
+    ops = {op.name: op for op in plan.partition.ops}
+    at = [0] * len(plan.order)
+    moved = True
+    while moved:
+        moved = False
+        for device, row in enumerate(plan.order):
+            while at[device] < len(row) and all(
+                name in envs[device] for name in ops[row[at[device]]].inputs
+            ):
+                yield device, ops[row[at[device]]]
+                at[device] += 1
+                moved = True
+    assert at == [len(row) for row in plan.order], "some device waits for ever"
 
 
 def unequal(copies: dict[Any, Any], name: str, value: Any, plan: Plan, device: int) -> list[str]:
