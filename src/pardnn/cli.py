@@ -18,6 +18,7 @@ import typer
 
 from pardnn import cli_options as opt
 from pardnn.cli_batch import max_batch
+from pardnn.cli_layout import layout
 from pardnn.cli_output import fail, print_text, show
 from pardnn.errors import PardnnError, UsageError
 
@@ -268,6 +269,7 @@ def run(
 
 
 app.command(name="max-batch")(max_batch)
+app.command()(layout)
 
 
 @app.command()

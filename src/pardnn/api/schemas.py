@@ -8,6 +8,7 @@ from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
 from pardnn.report import results
+from pardnn.report.shards import LayoutResult
 
 _VALUES: dict[str, type] = {
     "pardnn.graph/1": GraphFile,
@@ -21,6 +22,7 @@ _VALUES: dict[str, type] = {
     "estimate": results.EstimateResult,
     "run": results.RunResult,
     "max-batch": results.MaxBatchResult,
+    "layout": LayoutResult,
     "profile": results.ProfileResult,
     "profile --links": results.LinksResult,
     "convert": results.ConvertResult,
