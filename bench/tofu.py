@@ -127,9 +127,9 @@ def page(results: Sequence[dict[str, Any]], times: Sequence[dict[str, Any]]) -> 
         "# Tofu's figures again, in simulation",
         "",
         (
-            f"`python -m bench tofu`, {datetime.date.today()}, {platform.machine()}; 8 K80s of 12 GiB, "
-            "21 GB/s between any two. Step times, communication and peaks are simulated with roofline "
-            "costs; planning seconds are measured here."
+            f"`python -m bench tofu`, {datetime.date.today()}, {platform.machine()}; 8 K80s of "
+            "12 GiB, 21 GB/s between any two. Step times, communication and peaks are simulated "
+            "with roofline costs; planning seconds are measured here."
         ),
     ]
     for row in results:
