@@ -9,7 +9,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.fitting import fit_schedule, fits
 from pardnn.place.groups import colocated
 from pardnn.place.orders import file_rank
-from pardnn.place.pardnn.overflow import curves_of
+from pardnn.place.pardnn.curves import curves_of
 from pardnn.place.schedule import first_overwrites, ordered_plan, schedule
 from pardnn.place.squeeze import limits, squeezed_plan, tight_plan
 from pardnn.plan.check import plan_problems
@@ -65,9 +65,13 @@ def test_curves_of_the_memory_step_are_those_of_tight_plans(graph: Graph, seed: 
     place, rank = random_place(graph, 3, seed), file_rank(graph.arrays)
     plan = tight_plan(graph.arrays, 3, place, rank, first_overwrites(graph))
     problem = problem_for(graph, 3, with_views=True)
-    top = curves_of(problem, place, rank, limits([None] * 3)).top[:, 1]
+    top = curves_of(problem.arrays, place, rank, limits([None] * 3)).top[:, 1]
     busy = np.bincount(place, minlength=3) > 0
-    assert np.array_equal(np.where(busy, top, 0), peaks(graph.arrays, plan))
+    assert (np.where(busy, top, 0) >= peaks(graph.arrays, plan)).all()
+    first = plan.order_op[plan.order_ptr[plan.message_target]]
+    if not (plan.message_post == first).any():
+        # A device that has not begun receives at any time, so the sender need not wait.
+        assert np.array_equal(np.where(busy, top, 0), peaks(graph.arrays, plan))
 
 
 def test_a_placement_that_fits_in_some_order_is_not_refused() -> None:

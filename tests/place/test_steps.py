@@ -8,9 +8,10 @@ from pardnn.graph.ir import Graph
 from pardnn.place.groups import colocated
 from pardnn.place.orders import blended_rank, eager_free_rank, file_rank
 from pardnn.place.pardnn.clusters import Problem, clustered_levels, problem_of
+from pardnn.place.pardnn.curves import curves_of
 from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sums
 from pardnn.place.pardnn.mapping import map_clusters, placement
-from pardnn.place.pardnn.overflow import curves_of, move_unit
+from pardnn.place.pardnn.overflow import move_unit, units_of
 from pardnn.place.pardnn.partition import emulated, improved
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
@@ -155,9 +156,10 @@ def test_curves_stay_exact_while_units_move(graph: Graph, seed: int) -> None:
     units = len(problem.runs)
     place = rng.integers(0, 3, units)[problem.arrays.group]
     rank = file_rank(graph.arrays)
-    curves = curves_of(problem, place, rank, limits([None] * 3))
+    curves = curves_of(problem.arrays, place, rank, limits([None] * 3))
     stamp = np.zeros(graph.arrays.num_tensors + 1, dtype=np.int64)
+    parts = units_of(problem)
     for _ in range(4):
         held = naive.held_in_order(graph, curves.place.tolist(), rank.tolist(), 3)
         assert curves.top[:, 1].tolist() == np.maximum(held.max(axis=1), 0).tolist()
-        move_unit(problem, curves, int(rng.integers(units)), int(rng.integers(3)), stamp)
+        move_unit(curves, parts, int(rng.integers(units)), int(rng.integers(3)), stamp)

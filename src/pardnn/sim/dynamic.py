@@ -58,10 +58,14 @@ def emulate(
     start, finish = np.full(n, np.nan), np.full(n, np.nan)
     sent, arrived = np.full(m, np.nan), np.full(m, np.nan)
     dispatch = np.full(n, -1, dtype=np.int64)
+    missing = np.diff(arrays.input_ptr) + np.diff(arrays.after_ptr)
+    released = np.flatnonzero(missing == 0)
+    missing[released] = 1
     _emulate_kernel(
         later.ptr, later.edge, place, placed_seconds(machine, place),
         np.empty(0) if key is None else np.array(key, dtype=np.float64),
-        np.diff(arrays.input_ptr) + np.diff(arrays.after_ptr), machine.latency,
+        missing, released, np.concatenate([[0], np.cumsum(np.bincount(place, minlength=k))]),
+        machine.latency,
         transfers.of_tensor[arrays.output_ptr], transfers.reader_ptr, transfers.reader, delay,
         source * k + target if machine.serial else np.empty(0, dtype=np.int64),
         start, finish, dispatch, sent, arrived,
@@ -86,6 +90,8 @@ def _emulate_kernel(
     seconds: ndarray,
     keys: ndarray,
     missing: ndarray,
+    sources: ndarray,
+    base: ndarray,
     latency: ndarray,
     message_ptr: ndarray,
     reader_ptr: ndarray,
@@ -103,17 +109,12 @@ def _emulate_kernel(
     event_key = np.empty(k + m + len(later) + 1)
     event_id = np.empty(len(event_key), dtype=np.int64)
     ready_key, ready_id = np.empty(n), np.empty(n, dtype=np.int64)  # a heap per device
-    base, ready = np.zeros(k + 1, dtype=np.int64), np.zeros(k, dtype=np.int64)
-    idle, link_free = np.ones(k, dtype=np.bool_), np.zeros(k * k)
-    released = np.empty(n, dtype=np.int64)  # ops for which one event has come
-    events, now, count, size = 0, 0.0, 0, 0
-    for op in range(n):
-        base[place[op] + 1] += 1
-        if missing[op] == 0:
-            missing[op] = 1
-            released[size] = op
-            size += 1
-    base = np.cumsum(base)
+    ready, idle = np.zeros(k, dtype=np.int64), np.ones(k, dtype=np.bool_)
+    link_free = np.zeros(k * k)
+    # Ops for which an event has just come, once per tensor.
+    released = np.empty(n + len(later), dtype=np.int64)
+    released[: len(sources)] = sources
+    events, now, count, size = 0, 0.0, 0, len(sources)
     while True:
         for i in range(size):
             op = released[i]

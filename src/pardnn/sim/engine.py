@@ -25,7 +25,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.heap import heap_pop, heap_push
-from pardnn.sim.levels import bottom_levels
+from pardnn.sim.levels import bottom_levels, placed_seconds
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
 
@@ -72,22 +72,20 @@ def simulate(
 
 def run_lists(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Timeline:
     """Return the timeline of a plan under its own order; NaN for what a deadlock stops."""
-    n, m = arrays.num_ops, len(plan.message_tensor)
+    n, m, k = arrays.num_ops, len(plan.message_tensor), machine.num_devices
     start, finish = np.full(n, np.nan), np.full(n, np.nan)
     sent, arrived = np.full(m, np.nan), np.full(m, np.nan)
     dispatch = np.full(n, -1, dtype=np.int64)
-    waits = _waits(arrays, plan)
-    _order_kernel(arrays, machine, plan, waits, start, finish, dispatch, sent, arrived)
-    return Timeline(
-        start,
-        finish,
-        dispatch,
-        plan.message_tensor,
-        plan.message_source,
-        plan.message_target,
-        sent,
-        arrived,
-    )
+    source, target = plan.message_source, plan.message_target
+    sizes = arrays.tensor_bytes[plan.message_tensor]
+    _order_kernel(
+        plan.order_ptr, plan.order_op, plan.place, placed_seconds(machine, plan.place),
+        arrays.before_ptr, arrays.before_op, machine.latency, source, target, plan.message_hold,
+        machine.latency[source, target] + sizes / machine.bandwidth[source, target],
+        source * k + target if machine.serial else np.empty(0, dtype=np.int64),
+        _waits(arrays, plan), start, finish, dispatch, sent, arrived,
+    )  # fmt: skip
+    return Timeline(start, finish, dispatch, plan.message_tensor, source, target, sent, arrived)
 
 
 def _by_op(ops: ndarray, num_ops: int) -> tuple[ndarray, ndarray]:
@@ -101,12 +99,17 @@ def _waits(a: GraphArrays, plan: PlanArrays) -> _Waits:
     position = np.empty(n, dtype=np.int64)
     position[plan.order_op] = np.arange(n)  # positions on one device compare alike
     first_use = np.empty(len(plan.message_tensor), dtype=np.int64)
-    _first_use_kernel(a, plan, position, first_use)
+    _first_use_kernel(
+        a.consumer_ptr, a.consumer_op, plan.place, position, plan.message_tensor,
+        plan.message_target, first_use,
+    )  # fmt: skip
     post_ptr, post = _by_op(plan.message_post, n)
     send_ptr, send = _by_op(a.tensor_op[plan.message_tensor], n)
-    later = np.repeat(np.arange(n), np.diff(a.after_ptr))
-    remote = plan.place[later] != plan.place[a.after_op]
-    missing = np.bincount(first_use, minlength=n) + np.bincount(later[remote], minlength=n)
+    missing = np.bincount(first_use, minlength=n)
+    if len(a.after_op) > 0:
+        later = np.repeat(np.arange(n), np.diff(a.after_ptr))
+        remote = plan.place[later] != plan.place[a.after_op]
+        missing += np.bincount(later[remote], minlength=n)
     holds = np.bincount(plan.message_hold[plan.message_hold >= 0], minlength=n)
     return _Waits(
         first_use, post_ptr, post, send_ptr, send, missing.astype(np.int64), holds.astype(np.int64)
@@ -115,24 +118,37 @@ def _waits(a: GraphArrays, plan: PlanArrays) -> _Waits:
 
 @numba.njit(cache=True)
 def _first_use_kernel(
-    a: GraphArrays, plan: PlanArrays, position: ndarray, first_use: ndarray
+    consumer_ptr: ndarray,
+    consumer_op: ndarray,
+    place: ndarray,
+    position: ndarray,
+    tensor: ndarray,
+    target: ndarray,
+    first_use: ndarray,
 ) -> None:
-    for i in range(len(plan.message_tensor)):
-        t, best = plan.message_tensor[i], -1
-        for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-            op = a.consumer_op[edge]
-            if plan.place[op] == plan.message_target[i] and (
-                best < 0 or position[op] < position[best]
-            ):
+    for i in range(len(tensor)):
+        best = -1
+        for edge in range(consumer_ptr[tensor[i]], consumer_ptr[tensor[i] + 1]):
+            op = consumer_op[edge]
+            if place[op] == target[i] and (best < 0 or position[op] < position[best]):
                 best = op
         first_use[i] = best
 
 
 @numba.njit(cache=True)
 def _order_kernel(
-    a: GraphArrays,
-    machine: Machine,
-    plan: PlanArrays,
+    order_ptr: ndarray,
+    order_op: ndarray,
+    place: ndarray,
+    seconds: ndarray,
+    before_ptr: ndarray,
+    before_op: ndarray,
+    latency: ndarray,
+    source: ndarray,
+    target: ndarray,
+    hold: ndarray,
+    delay: ndarray,
+    link: ndarray,
     waits: _Waits,
     start: ndarray,
     finish: ndarray,
@@ -140,123 +156,87 @@ def _order_kernel(
     sent: ndarray,
     arrived: ndarray,
 ) -> None:
-    n, m, k = len(plan.place), len(plan.message_tensor), len(machine.device_class)
+    n, m, k = len(place), len(sent), len(latency)
     # Events: ops finish (id < n), messages arrive (< n + m), order edges arrive (>= n + m).
-    event_key = np.empty(n + m + len(a.before_op) + 1)
-    event_id = np.empty(n + m + len(a.before_op) + 1, dtype=np.int64)
-    events, count = 0, 0
-    at = plan.order_ptr[:-1].copy()
-    running = np.zeros(k, dtype=np.bool_)
-    half = np.zeros(m, dtype=np.int64)  # how many of the two conditions of a transfer hold
+    event_key = np.empty(k + m + len(before_op) + 1)
+    event_id = np.empty(len(event_key), dtype=np.int64)
+    at, running, link_free = order_ptr[:-1].copy(), np.zeros(k, dtype=np.bool_), np.zeros(k * k)
+    # Messages of which one of the two conditions came to hold just now, and whether one did before.
+    halves, half = np.empty(2 * m + 1, dtype=np.int64), np.zeros(m, dtype=np.bool_)
     reached = np.zeros(n, dtype=np.bool_)
-    link_free = np.zeros((k, k))
-    wake = np.arange(max(k, 2))  # devices that may go on
-    awake, now = k, 0.0
+    wake = np.arange(k + 2)  # devices that may go on
+    events, count, size, awake, now = 0, 0, 0, k, 0.0
     while True:
         for w in range(awake):
             d = wake[w]
-            held = at[d] > plan.order_ptr[d] and waits.holds[plan.order_op[at[d] - 1]] > 0
-            if running[d] or held or at[d] == plan.order_ptr[d + 1]:
+            held = at[d] > order_ptr[d] and waits.holds[order_op[at[d] - 1]] > 0
+            if running[d] or held or at[d] == order_ptr[d + 1]:
                 continue
-            op = plan.order_op[at[d]]
+            op = order_op[at[d]]
             if not reached[op]:
                 reached[op] = True
                 for i in range(waits.post_ptr[op], waits.post_ptr[op + 1]):
-                    events = _half_done(
-                        waits.post[i], now, a, machine, plan, half, link_free, sent, arrived,
-                        event_key, event_id, events,
-                    )  # fmt: skip
-            if waits.missing[op] > 0:
-                continue
-            running[d] = True
-            start[op] = now
-            finish[op] = now + machine.seconds[machine.device_class[d], op]
-            dispatch[op] = count
-            count += 1
-            events = heap_push(event_key, event_id, events, finish[op], op)
+                    halves[size] = waits.post[i]
+                    size += 1
+            if waits.missing[op] == 0:
+                running[d], start[op], dispatch[op] = True, now, count
+                finish[op] = now + seconds[op]
+                count += 1
+                events = heap_push(event_key, event_id, events, finish[op], op)
+        events = _send(
+            now, halves[:size], half, link, link_free, delay, sent, arrived, event_key, event_id,
+            events, n,
+        )  # fmt: skip
         if events == 0:
             break
-        now, event = event_key[0], event_id[0]
+        now, event, size, awake = event_key[0], event_id[0], 0, 1
         events = heap_pop(event_key, event_id, events)
-        awake = 1
-        if event < n:
-            d = plan.place[event]
-            wake[0] = d
-            running[d] = False
-            at[d] += 1
-            events = _op_ran(
-                event, now, a, machine, plan, waits, half, link_free, sent, arrived,
-                event_key, event_id, events,
-            )  # fmt: skip
-        elif event < n + m:
+        if event >= n + m:
+            waits.missing[before_op[event - n - m]] -= 1
+            wake[0] = place[before_op[event - n - m]]
+        elif event >= n:
             i = event - n
             waits.missing[waits.first_use[i]] -= 1
-            wake[0] = plan.message_target[i]
-            if plan.message_hold[i] >= 0:
-                waits.holds[plan.message_hold[i]] -= 1
-                wake[1] = plan.message_source[i]
-                awake = 2
+            wake[0] = target[i]
+            if hold[i] >= 0:
+                waits.holds[hold[i]] -= 1
+                wake[1], awake = source[i], 2
         else:
-            op = a.before_op[event - n - m]
-            waits.missing[op] -= 1
-            wake[0] = plan.place[op]
+            d = place[event]
+            wake[0], running[d] = d, False
+            at[d] += 1
+            for i in range(waits.send_ptr[event], waits.send_ptr[event + 1]):
+                halves[size] = waits.send[i]
+                size += 1
+            for i in range(before_ptr[event], before_ptr[event + 1]):
+                q = place[before_op[i]]
+                if q != d:
+                    events = heap_push(event_key, event_id, events, now + latency[d, q], n + m + i)
 
 
 @numba.njit(cache=True)
-def _op_ran(
-    op: int,
+def _send(
     now: float,
-    a: GraphArrays,
-    machine: Machine,
-    plan: PlanArrays,
-    waits: _Waits,
+    halves: ndarray,
     half: ndarray,
+    link: ndarray,
     link_free: ndarray,
+    delay: ndarray,
     sent: ndarray,
     arrived: ndarray,
     event_key: ndarray,
     event_id: ndarray,
     events: int,
+    first_id: int,
 ) -> int:
-    """Let go what waits for an op on other devices."""
-    n, m, d = len(plan.place), len(plan.message_tensor), plan.place[op]
-    for i in range(waits.send_ptr[op], waits.send_ptr[op + 1]):
-        events = _half_done(
-            waits.send[i], now, a, machine, plan, half, link_free, sent, arrived,
-            event_key, event_id, events,
-        )  # fmt: skip
-    for i in range(a.before_ptr[op], a.before_ptr[op + 1]):
-        q = plan.place[a.before_op[i]]
-        if q != d:
-            at = now + machine.latency[d, q]
-            events = heap_push(event_key, event_id, events, at, n + m + i)
+    """Start the messages of which the second condition came to hold; return the events."""
+    for i in halves:
+        if half[i]:
+            sent[i] = now
+            if len(link) > 0:
+                sent[i] = max(now, link_free[link[i]])
+                link_free[link[i]] = sent[i] + delay[i]
+            arrived[i] = sent[i] + delay[i]
+            events = heap_push(event_key, event_id, events, arrived[i], first_id + i)
+        half[i] = True
     return events
-
-
-@numba.njit(cache=True)
-def _half_done(
-    i: int,
-    now: float,
-    a: GraphArrays,
-    machine: Machine,
-    plan: PlanArrays,
-    half: ndarray,
-    link_free: ndarray,
-    sent: ndarray,
-    arrived: ndarray,
-    event_key: ndarray,
-    event_id: ndarray,
-    events: int,
-) -> int:
-    half[i] += 1
-    if half[i] < 2:
-        return events
-    d, q = plan.message_source[i], plan.message_target[i]
-    begin = now
-    if machine.serial == 1:
-        begin = max(now, link_free[d, q])
-    t = plan.message_tensor[i]
-    sent[i] = begin
-    arrived[i] = begin + (machine.latency[d, q] + a.tensor_bytes[t] / machine.bandwidth[d, q])
-    link_free[d, q] = arrived[i]
-    return heap_push(event_key, event_id, events, arrived[i], len(plan.place) + i)

@@ -20,7 +20,8 @@ from numpy import ndarray
 from pardnn.place.fitting import fit_candidate, fit_order
 from pardnn.place.orders import eager_free_rank, file_rank
 from pardnn.place.pardnn.clusters import Problem
-from pardnn.place.pardnn.overflow import curves_of, resolve_overflow
+from pardnn.place.pardnn.curves import curves_of
+from pardnn.place.pardnn.overflow import resolve_overflow
 from pardnn.place.pardnn.packing import (
     allowed_place,
     balanced_place,
@@ -135,7 +136,7 @@ def repaired(
     task: Task, place: Int64[ndarray, " n"], rank: Int64[ndarray, " n"]
 ) -> Int64[ndarray, " n"] | None:
     """Return a placement near `place` that fits if run in an order; None if none was found."""
-    curves = curves_of(task.units, place, rank, limits(task.capacities))
+    curves = curves_of(task.units.arrays, place, rank, limits(task.capacities))
     return curves.place if resolve_overflow(task.units, curves) else None
 
 
@@ -144,7 +145,7 @@ def nearest(task: Task) -> PlanArrays:
     a, most = task.units.arrays, limits(task.capacities)
     plans: list[PlanArrays] = []
     for rank in _frugal_ranks(task):
-        curves = curves_of(task.units, packed_place(task.units, rank, most), rank, most)
+        curves = curves_of(task.units.arrays, packed_place(task.units, rank, most), rank, most)
         resolve_overflow(task.units, curves)
         plans.append(tight_plan(a, len(most), curves.place, rank, task.overwrites))
     return min(plans, key=lambda plan: int((peaks(a, plan) - most).max()))

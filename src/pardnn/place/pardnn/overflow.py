@@ -7,10 +7,9 @@ communication with its own device; `M_pot` the bytes that leave the device at th
 goes to the device with which it communicates most, of those that stay within their capacity.
 
 Deviations: the traversal goes to the largest overflow first instead of from the sink back; memory
-is counted on one fixed global order in which messages take their latest slot (see `squeeze`), so a
-move changes the curves of bytes only where its own tensors live, and they are kept exact in one
-segment tree per device. A unit moves at most once per round. O(tensors) per overflow point, plus
-O(readers log ops) per move.
+is counted on one fixed global order (see `curves`). A unit moves at most once per round, and in a
+large graph tries `MOST_TRIES` devices. What is alive at a point is found in an index over
+intervals. O(alive) per overflow point, plus O(readers log ops) per move.
 
 Reference: thesis, section 4.1.2.
 """
@@ -24,318 +23,284 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.place.pardnn.clusters import Problem
+from pardnn.place.pardnn.curves import BLOCKS, Curves, alive_index, count_storage
 from pardnn.place.rangemax import RangeMax, add_range, max_range
+from pardnn.sim.heap import heap_pop, heap_push
 
 #: Rounds in which each unit may move once.
 ROUNDS = 4
+#: Devices that a unit tries in a large graph, the last one that with most room.
+MOST_TRIES = 4
 
 
-class Curves(NamedTuple):
-    """Bytes held on each device along a global order, and what they come from."""
+class Units(NamedTuple):
+    """The graph by units: what moves, and what it communicates with."""
 
-    rank: Int64[ndarray, " n"]
-    place: Int64[ndarray, " n"]
-    most: Int64[ndarray, " k"]  # usable bytes
-    top: Int64[ndarray, "k 2s"]  # one segment tree per device, see `rangemax`
-    add: Int64[ndarray, "k 2s"]
-    alias_ptr: Int64[ndarray, " t+1"]  # tensors that share the storage of tensor t, itself included
-    alias: Int64[ndarray, " t"]
-    first: Int64[ndarray, " k"]  # scratch: first and last reader of a tensor on each device
-    last: Int64[ndarray, " k"]
+    group: Int64[ndarray, " n"]
+    member_ptr: Int64[ndarray, " g+1"]
+    member: Int64[ndarray, " n"]
+    runs: Bool[ndarray, "g k"]
+    seconds: Float64[ndarray, " n"]
+    output_ptr: Int64[ndarray, " n+1"]
+    input_ptr: Int64[ndarray, " n+1"]
+    input_tensor: Int64[ndarray, " e"]
+    latency: float  # of the slowest link
+    byte_seconds: float  # of the slowest link
 
 
-def curves_of(
-    problem: Problem,
-    place: Int64[ndarray, " n"],
-    rank: Int64[ndarray, " n"],
-    most: Int64[ndarray, " k"],
-) -> Curves:
-    """Return the curves of a placement.
-
-    Args:
-        problem: Its groups must join views, see `groups.colocated`.
-        place: Device of each op; groups are together.
-        rank: Position of each op in a topological order of all ops.
-        most: Usable bytes per device.
-    """
-    a, k = problem.arrays, len(most)
-    size = 1 << max(1, int(a.num_ops - 1).bit_length())
-    owner = _owners_kernel(a)
-    counts = np.bincount(owner, minlength=a.num_tensors)
-    curves = Curves(
-        rank=np.ascontiguousarray(rank, dtype=np.int64),
-        place=np.array(place, dtype=np.int64),
-        most=most,
-        top=np.zeros((k, 2 * size), dtype=np.int64),
-        add=np.zeros((k, 2 * size), dtype=np.int64),
-        alias_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        alias=np.argsort(owner, kind="stable").astype(np.int64),
-        first=np.empty(k, dtype=np.int64),
-        last=np.empty(k, dtype=np.int64),
+def units_of(problem: Problem) -> Units:
+    """Return the problem by units."""
+    return Units(
+        group=problem.arrays.group,
+        member_ptr=problem.member_ptr,
+        member=problem.member,
+        runs=problem.runs,
+        seconds=problem.seconds,
+        output_ptr=problem.arrays.output_ptr,
+        input_ptr=problem.arrays.input_ptr,
+        input_tensor=problem.arrays.input_tensor,
+        latency=problem.latency,
+        byte_seconds=problem.byte_seconds,
     )
-    _fill_kernel(problem, curves)
-    return curves
 
 
 def resolve_overflow(problem: Problem, curves: Curves) -> bool:
     """Move units until every device fits; return whether it does. Changes `curves.place`.
 
-    O(rounds overflow_points tensors + moves readers log ops).
+    O(overflow_points alive + moves readers log ops) in each round.
     """
-    units = len(problem.runs)
+    if bool((curves.top[:, 1] <= curves.most).all()):
+        return True
+    units, index = units_of(problem), alive_index(curves)
+    tries = MOST_TRIES if curves.shift else len(curves.most)
+    stamp = np.zeros(problem.arrays.num_tensors + 1, dtype=np.int64)
     for _ in range(ROUNDS):
-        if _resolve_kernel(problem, curves, np.zeros(units, dtype=np.bool_)):
+        moved = np.zeros(len(problem.runs), dtype=np.bool_)
+        potential = np.zeros(len(problem.runs), dtype=np.int64)
+        if _resolve_kernel(curves, units, *index, moved, potential, stamp, tries):
             return True
     return False
 
 
 @numba.njit(cache=True)
-def _owners_kernel(a: GraphArrays) -> ndarray:
-    """Return the owner of each tensor's storage."""
-    owner = np.arange(len(a.tensor_op))
-    for op in a.topological:
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            if a.tensor_alias[t] >= 0:
-                owner[t] = owner[a.tensor_alias[t]]
-    return owner
-
-
-@numba.njit(cache=True)
-def _fill_kernel(problem: Problem, c: Curves) -> None:
-    a = problem.arrays
-    for op in range(len(c.rank)):
-        at, d = c.rank[op], c.place[op]
-        add_range(RangeMax(c.top[d], c.add[d]), at, at + 1, a.workspace[op])
-    for t in range(len(a.tensor_op)):
-        if a.tensor_alias[t] < 0:
-            count_storage(problem, c, t, 1)
-
-
-@numba.njit(cache=True)
-def _find_readers(problem: Problem, c: Curves, t: int) -> None:
-    """Fill the first and last rank at which each device reads tensor t."""
-    a, n = problem.arrays, len(c.rank)
-    c.first[:], c.last[:] = n, -1
-    for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-        op = a.consumer_op[edge]
-        q, at = c.place[op], c.rank[op]
-        c.first[q] = min(c.first[q], at)
-        c.last[q] = max(c.last[q], at)
-
-
-@numba.njit(cache=True)
-def count_storage(problem: Problem, c: Curves, owner: int, sign: int) -> None:
-    """Add (sign 1) or take away (-1) what a storage and its sent copies hold."""
-    a, n = problem.arrays, len(c.rank)
-    maker = a.tensor_op[owner]
-    home, begin = c.place[maker], c.rank[maker]
-    end = begin
-    for i in range(c.alias_ptr[owner], c.alias_ptr[owner + 1]):
-        t = c.alias[i]
-        end = max(end, c.rank[a.tensor_op[t]])
-        _find_readers(problem, c, t)
-        for q in range(len(c.most)):
-            if c.last[q] < 0:
-                continue
-            if q == home:
-                end = max(end, c.last[q])
-                continue
-            end = max(end, c.first[q] - 1)
-            tree = RangeMax(c.top[q], c.add[q])
-            add_range(tree, c.first[q], c.last[q] + 1, sign * a.tensor_bytes[t])
-    tree = RangeMax(c.top[home], c.add[home])
-    if a.memory[maker] == RESIDUAL:
-        begin, end = 0, n - 1
-    add_range(tree, begin, end + 1, sign * a.tensor_bytes[owner])
-
-
-@numba.njit(cache=True)
-def _owner(problem: Problem, t: int) -> int:
-    alias = problem.arrays.tensor_alias
-    while alias[t] >= 0:
-        t = alias[t]
-    return t
-
-
-@numba.njit(cache=True)
-def move_unit(problem: Problem, c: Curves, unit: int, target: int, stamp: ndarray) -> None:
+def move_unit(c: Curves, u: Units, unit: int, target: int, stamp: ndarray) -> None:
     """Move a unit and update the curves.
 
     Args:
-        problem: The problem.
         c: The curves.
+        u: The units.
         unit: The unit.
         target: Where it goes.
         stamp: Scratch, one number per tensor; its last element counts the calls.
     """
-    a = problem.arrays
-    begin, end = problem.member_ptr[unit], problem.member_ptr[unit + 1]
+    members = u.member[u.member_ptr[unit] : u.member_ptr[unit + 1]]
     for sign in (-1, 1):
         stamp[-1] += 1
-        for i in range(begin, end):
-            op = problem.member[i]
-            if sign == 1:
+        if sign == 1:
+            for op in members:
                 c.place[op] = target
-        for i in range(begin, end):
-            op = problem.member[i]
-            d, at = c.place[op], c.rank[op]
-            add_range(RangeMax(c.top[d], c.add[d]), at, at + 1, sign * a.workspace[op])
-            for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-                s = _owner(problem, t)
-                if stamp[s] != stamp[-1]:
-                    stamp[s] = stamp[-1]
-                    count_storage(problem, c, s, sign)
-            for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-                s = _owner(problem, a.input_tensor[edge])
-                if stamp[s] != stamp[-1]:
-                    stamp[s] = stamp[-1]
-                    count_storage(problem, c, s, sign)
+        for op in members:
+            d, at = c.place[op], c.rank[op] >> c.shift
+            if c.workspace[op] > 0:
+                add_range(RangeMax(c.top[d], c.add[d]), at, at + 1, sign * c.workspace[op])
+            first, made = u.input_ptr[op], u.output_ptr[op + 1] - u.output_ptr[op]
+            for i in range(made + u.input_ptr[op + 1] - first):
+                t = u.output_ptr[op] + i if i < made else u.input_tensor[first + i - made]
+                if stamp[c.owner[t]] != stamp[-1]:
+                    stamp[c.owner[t]] = stamp[-1]
+                    count_storage(c, c.owner[t], sign)
 
 
 @numba.njit(cache=True)
-def _highest(top: ndarray) -> int:
-    """Return the first position of the largest value of a tree."""
-    size, node = len(top) >> 1, 1
-    while node < size:
-        node = 2 * node if top[2 * node] >= top[2 * node + 1] else 2 * node + 1
-    return node - size
+def _potentials(
+    c: Curves,
+    group: ndarray,
+    d: int,
+    at: int,
+    items: ndarray,
+    potential: ndarray,
+    touched: ndarray,
+    count: int,
+) -> int:
+    """Add to each unit the bytes that would leave device d at a leaf with it (M_pot).
 
-
-@numba.njit(cache=True)
-def _potentials(problem: Problem, c: Curves, d: int, at: int, potential: ndarray) -> None:
-    """Add to each unit the bytes that would leave device d at a rank with it (M_pot)."""
-    a, n = problem.arrays, len(c.rank)
-    for owner in range(len(a.tensor_op)):
-        if a.tensor_alias[owner] >= 0 or a.tensor_bytes[owner] == 0:
-            continue
-        maker = a.tensor_op[owner]
-        unit = a.group[maker]
-        home, residual = c.place[maker], a.memory[maker] == RESIDUAL
-        end = n if residual else c.rank[maker]
-        stays = 0  # copies that its readers on d would need
+    Args:
+        c: The curves.
+        group: Unit of each op.
+        d: The device.
+        at: The leaf.
+        items: Owners of storages that may be alive there.
+        potential: Added to.
+        touched: Units with a potential, appended to.
+        count: Their number.
+    """
+    low, high = at << c.shift, ((at + 1) << c.shift) - 1
+    for owner in items:
+        maker = c.maker[owner]
+        unit, stays, end = group[maker], 0, c.rank[maker]
         for i in range(c.alias_ptr[owner], c.alias_ptr[owner + 1]):
             t = c.alias[i]
-            begin_here, end_here, alone = n, -1, -1
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                op = a.consumer_op[edge]
-                reader, r = a.group[op], c.rank[op]
+            first, last, alone = len(c.rank), -1, -1
+            for e in range(c.consumer_ptr[t], c.consumer_ptr[t + 1]):
+                op = c.consumer_op[e]
+                r = c.rank[op]
                 if c.place[op] != d:
                     end = max(end, r - 1)
                     continue
                 end = max(end, r)
-                if reader == unit:
-                    continue
-                begin_here, end_here = min(begin_here, r), max(end_here, r)
-                if r >= at:
-                    alone = reader if alone in (-1, reader) else -2
-            if begin_here <= at <= end_here:
-                stays += a.tensor_bytes[t]
-                if home != d and alone >= 0:
-                    potential[alone] += a.tensor_bytes[t]
-        if home == d and (residual or c.rank[maker] <= at <= end):
-            potential[unit] += max(0, a.tensor_bytes[owner] - stays)
+                if group[op] != unit:
+                    first, last = min(first, r), max(last, r)
+                    if r >= low:
+                        alone = group[op] if alone in (-1, group[op]) else -2
+            if first <= high and low <= last:
+                stays += c.size[t]
+                if c.place[maker] != d and alone >= 0:
+                    if potential[alone] == 0:
+                        touched[count] = alone
+                        count += 1
+                    potential[alone] += c.size[t]
+        alive = c.residual[maker] or (c.rank[maker] <= high and low <= end)
+        if c.place[maker] == d and alive and c.size[owner] > stays:
+            if potential[unit] == 0:
+                touched[count] = unit
+                count += 1
+            potential[unit] += c.size[owner] - stays
+    return count
 
 
 @numba.njit(cache=True)
-def _neighbourhood(problem: Problem, c: Curves, unit: int, comm: ndarray) -> float:
+def _neighbourhood(c: Curves, u: Units, unit: int, comm: ndarray) -> float:
     """Fill the seconds of communication with each device; return the unit's own seconds."""
-    a, work = problem.arrays, 0.0
+    work = 0.0
     comm[:] = 0.0
-    for i in range(problem.member_ptr[unit], problem.member_ptr[unit + 1]):
-        op = problem.member[i]
-        work += problem.seconds[op]
-        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            t = a.input_tensor[edge]
-            if a.group[a.tensor_op[t]] != unit:
-                cost = problem.latency + a.tensor_bytes[t] * problem.byte_seconds
-                comm[c.place[a.tensor_op[t]]] += cost
-        for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            cost = problem.latency + a.tensor_bytes[t] * problem.byte_seconds
-            for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                later = a.consumer_op[edge]
-                if a.group[later] != unit:
-                    comm[c.place[later]] += cost
+    for i in range(u.member_ptr[unit], u.member_ptr[unit + 1]):
+        op = u.member[i]
+        work += u.seconds[op]
+        for e in range(u.input_ptr[op], u.input_ptr[op + 1]):
+            t = u.input_tensor[e]
+            if u.group[c.maker[t]] != unit:
+                comm[c.place[c.maker[t]]] += u.latency + c.size[t] * u.byte_seconds
+        for t in range(u.output_ptr[op], u.output_ptr[op + 1]):
+            for e in range(c.consumer_ptr[t], c.consumer_ptr[t + 1]):
+                if u.group[c.consumer_op[e]] != unit:
+                    comm[c.place[c.consumer_op[e]]] += u.latency + c.size[t] * u.byte_seconds
     return work
 
 
 @numba.njit(cache=True)
 def _try_to_move(
-    problem: Problem, c: Curves, unit: int, d: int, at: int, comm: ndarray, stamp: ndarray
+    c: Curves,
+    u: Units,
+    unit: int,
+    d: int,
+    at: int,
+    tries: int,
+    comm: ndarray,
+    peaks: ndarray,
+    tried: ndarray,
+    stamp: ndarray,
 ) -> bool:
     """Move a unit off device d if that helps there and hurts nowhere."""
-    k = len(c.most)
+    k, back = len(c.most), False
     tree = RangeMax(c.top[d], c.add[d])
     before = max_range(tree, at, at + 1)
-    peaks = c.top[:, 1].copy()
-    tried = np.zeros(k, dtype=np.bool_)
-    tried[d] = True
+    for q in range(k):
+        peaks[q], tried[q] = c.top[q, 1], q == d
     while True:
-        q = -1
+        q = d if back else -1
         for other in range(k):
-            better = (
-                q < 0
-                or comm[other] > comm[q]
-                or (comm[other] == comm[q] and peaks[other] - c.most[other] < peaks[q] - c.most[q])
-            )
-            if not tried[other] and problem.runs[unit, other] and better:
+            if back or tried[other] or not u.runs[unit, other]:
+                continue
+            room = q < 0 or peaks[other] - c.most[other] < peaks[q] - c.most[q]
+            # The last try goes where most room is.
+            near = q < 0 or comm[other] > comm[q] or (comm[other] == comm[q] and room)
+            if room if tries == 1 else near:
                 q = other
-        if q < 0:
+        if q < 0 or tries == 0:
             return False
-        tried[q] = True
-        move_unit(problem, c, unit, q, stamp)
-        fine = max_range(tree, at, at + 1) < before
+        move_unit(c, u, unit, q, stamp)
+        if back:
+            back = False
+            continue
+        tried[q], tries = True, tries - 1
+        back = max_range(tree, at, at + 1) >= before
         for other in range(k):
-            if c.top[other, 1] > max(c.most[other], peaks[other]):
-                fine = False
-        if fine:
+            back |= c.top[other, 1] > max(c.most[other], peaks[other])
+        if not back:
             return True
-        move_unit(problem, c, unit, d, stamp)
 
 
 @numba.njit(cache=True)
-def _resolve_kernel(problem: Problem, c: Curves, moved: Bool[ndarray, " g"]) -> bool:
-    k, units = len(c.most), len(moved)
-    stamp = np.zeros(len(problem.arrays.tensor_op) + 1, dtype=np.int64)
-    potential = np.empty(units, dtype=np.int64)
-    comm = np.empty(k)
-    cost = np.empty(units)
+def _resolve_kernel(
+    c: Curves,
+    u: Units,
+    index_ptr: ndarray,
+    index: ndarray,
+    moved: ndarray,
+    potential: ndarray,
+    stamp: ndarray,
+    tries: int,
+) -> bool:
+    k, n = len(c.most), len(moved)
+    comm, tried, peaks = np.empty(k), np.empty(k, dtype=np.bool_), np.empty(k, dtype=np.int64)
+    touched, cost = np.empty(n, dtype=np.int64), np.empty(n)
+    by_ratio, ratio_unit = np.empty(n), np.empty(n, dtype=np.int64)
+    by_cost, cost_unit = np.empty(n), np.empty(n, dtype=np.int64)
     while True:
-        d = 0
-        for other in range(k):
-            if c.top[other, 1] - c.most[other] > c.top[d, 1] - c.most[d]:
-                d = other
-        if c.top[d, 1] <= c.most[d]:
+        d, at = _worst(c)
+        if d < 0:
             return True
-        at = _highest(c.top[d])
-        potential[:] = 0
-        _potentials(problem, c, d, at, potential)
-        chosen = np.flatnonzero((potential > 0) & ~moved)
-        for unit in chosen:
-            work = _neighbourhood(problem, c, unit, comm)
-            cost[unit] = work + comm[d]
-        by_ratio = chosen[np.argsort(cost[chosen] / potential[chosen], kind="mergesort")]
-        by_cost = chosen[np.argsort(cost[chosen], kind="mergesort")]
         tree = RangeMax(c.top[d], c.add[d])
-        progress = False
-        i, j = 0, 0
-        while max_range(tree, at, at + 1) > c.most[d]:
-            over = max_range(tree, at, at + 1) - c.most[d]
-            while i < len(by_ratio) and moved[by_ratio[i]]:
-                i += 1
-            while j < len(by_cost) and (moved[by_cost[j]] or potential[by_cost[j]] < over):
-                j += 1
-            if i == len(by_ratio):
+        over = c.top[d, 1] - c.most[d]
+        count, ratios, costs, progress = 0, 0, 0, False
+        node = (at * BLOCKS >> c.bits) + BLOCKS
+        while node > 0:
+            items = index[index_ptr[node] : index_ptr[node + 1]]
+            count = _potentials(c, u.group, d, at, items, potential, touched, count)
+            node >>= 1
+        for i in range(count):
+            unit = touched[i]
+            if not moved[unit]:
+                work = _neighbourhood(c, u, unit, comm)
+                cost[unit] = work + comm[d]
+                ratio = cost[unit] / potential[unit]
+                ratios = heap_push(by_ratio, ratio_unit, ratios, ratio, unit)
+                if potential[unit] >= over:
+                    costs = heap_push(by_cost, cost_unit, costs, cost[unit], unit)
+        while over > 0:
+            while ratios > 0 and moved[ratio_unit[0]]:
+                ratios = heap_pop(by_ratio, ratio_unit, ratios)
+            while costs > 0 and (moved[cost_unit[0]] or potential[cost_unit[0]] < over):
+                costs = heap_pop(by_cost, cost_unit, costs)
+            if ratios == 0:
                 break
-            unit = by_ratio[i]
-            if j < len(by_cost) and cost[by_cost[j]] < cost[unit]:
-                unit = by_cost[j]
+            unit = ratio_unit[0]
+            if costs > 0 and by_cost[0] < cost[unit]:
+                unit = cost_unit[0]
             moved[unit] = True
-            _neighbourhood(problem, c, unit, comm)
-            progress |= _try_to_move(problem, c, unit, d, at, comm, stamp)
-        if max_range(tree, at, at + 1) > c.most[d] and not progress:
+            _neighbourhood(c, u, unit, comm)
+            progress |= _try_to_move(c, u, unit, d, at, tries, comm, peaks, tried, stamp)
+            over = max_range(tree, at, at + 1) - c.most[d]
+        for i in range(count):
+            potential[touched[i]] = 0
+        if over > 0 and not progress:
             return False
+
+
+@numba.njit(cache=True)
+def _worst(c: Curves) -> tuple[int, int]:
+    """Return the device with the largest overflow and its first leaf; -1 if all fit."""
+    d = 0
+    for other in range(len(c.most)):
+        if c.top[other, 1] - c.most[other] > c.top[d, 1] - c.most[d]:
+            d = other
+    if c.top[d, 1] <= c.most[d]:
+        return -1, 0
+    size, node = c.top.shape[1] >> 1, 1
+    while node < size:
+        node = 2 * node if c.top[d, 2 * node] >= c.top[d, 2 * node + 1] else 2 * node + 1
+    return d, node - size
