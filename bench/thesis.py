@@ -25,7 +25,7 @@ from bench.thesis_batch import RULES
 from bench.thesis_page import page, pictures
 from bench.thesis_published import DEVICES, MODELS
 from bench.thesis_rivals import rivals_row
-from bench.thesis_search import search_row
+from bench.thesis_search import given_row, search_row
 from bench.thesis_steps import shape_row, steps_row
 from bench.thesis_unroll import unrolled_row
 from pardnn.api.planning import warm_up
@@ -48,6 +48,11 @@ def _models(names: Sequence[str]) -> Iterator[str]:
 def _search(names: Sequence[str]) -> Iterator[Row]:
     for name in _models(names):
         yield name, lambda graph=MODELS[name].graph: search_row(graph, DEVICES)
+
+
+def _given(names: Sequence[str]) -> Iterator[Row]:
+    for name in _models(names):
+        yield name, lambda found=MODELS[name]: given_row(found.graph, found.batch)
 
 
 def _shapes(names: Sequence[str]) -> Iterator[Row]:
@@ -85,6 +90,7 @@ PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
     "steps": _steps,
     "rivals": _rivals,
     "search": _search,
+    "given": _given,
     "unrolled": _unrolled,
 }
 

@@ -1,11 +1,46 @@
 """The prose of the page: what the figures are, and why some differ from the thesis's."""
 
-HEAD = """**Simulated**, all but the planning times: no V100 was used. Steps are captured from
-PyTorch at full size (`bench/zoo/`, `bench/graphs/`), sizes at other batches are affine between two
-captures
-(`bench/thesis_batch.py`), op times are the `v100` preset's roofline, links are NVSwitch's 300 GB/s
-and 25 us, 10 % of each device's memory stays in reserve. Numbers of the thesis are Qararyah's,
-chapter 6. Planning times are CPU seconds after the kernels are compiled.
+HEAD = """\
+Qararyah, *A computational-graph partitioning method for training memory-constrained DNNs*,
+chapter 6. **Simulated**, all but the planning times: no V100 was used. Steps are captured from
+PyTorch at full size (`bench/zoo/`, `bench/graphs/`), their sizes at other batches are affine
+between two captures (`bench/thesis_batch.py`), op times are the `v100` preset's roofline, links
+are NVSwitch's 300 GB/s and 25 us, 10 % of each device's memory stays in reserve. Planning times
+are CPU seconds after the kernels are compiled.
 """
 
-DISAGREEMENTS = ""
+DISAGREEMENTS = """## Where this differs from the thesis, and why
+
+- **One device takes much larger batches here** (Table 6.1), so the batch grows less with the
+  devices, and ParDNN's lead over ideal data parallelism shrinks. The thesis's graphs are
+  TensorFlow 1.14's, which, as far as we can tell, keep one gradient of a weight per use until all
+  are added: for Word-RNN 28 steps x 8 layers x 134 MB = 30 GB, whatever the batch (section 6.2.1
+  of the thesis says that the results of products take most memory and do not grow with the
+  batch). PyTorch adds each to the sum as it comes, and the planner orders ops by what they free.
+  The fixed share that made the thesis's batch grow from 16 to 512 on a second device is not there
+  to be distributed.
+- **The batch of Word-RNN stops growing**: its softmax over all steps is one op, and from some
+  batch on no device holds what this op reads and writes. No placement of whole ops can pass that.
+- **TRN on one device**: parameters, gradients and Adam's state are 32 GB together, more than the
+  usable 29 GiB. It would fit if each update ran as soon as its gradient is there; the orders that
+  the planner tries do not find that.
+- **Speed-ups** at the largest batch are smaller than the thesis's superlinear ones, because one
+  device is already well used at its larger batch; at the thesis's own batches they are shown
+  separately. They are bounded by the degree of parallelism in both.
+- **WRN and E3D hardly gain** from more devices: their degree of parallelism is near 1, as ATen
+  has one op where TensorFlow has several that can run side by side, and the roofline keeps a
+  device full that runs a large convolution.
+- **Round robin is less bad**, and refinement worth less: parameters, optimizer state and updates
+  are one group here and cannot be torn apart, views are no ops that could be dealt out, transfers
+  are sent once per device and do not contend, and bottom levels order what the thesis leaves to
+  TensorFlow's FIFO.
+- **Linear clustering takes seconds**, not hours: it is another implementation of it.
+- **More ops are moved** by the memory step: it does not repair one placement, it also starts anew
+  from placements packed by memory, and counted is every op that ends on another device than
+  without limits.
+- **Data parallelism**, where it fits, is often faster than ParDNN here: it needs no transfers
+  within the step and each replica is well used. Where each replica's share of the batch is small,
+  ParDNN wins. The thesis compares batch sizes with it, not throughput.
+- **Unified memory** is an optimistic model (no cost per fault, no second copy), so ParDNN's lead
+  over it is a lower bound.
+"""

@@ -80,6 +80,30 @@ def _throughput(report: Report) -> Iterator[str]:
     yield f"![Largest batch]({report['date']}_thesis_batch.svg)\n"
 
 
+def _given(report: Report) -> Iterator[str]:
+    yield "## Fig. 6.1 again, at the thesis's own batches (simulated)\n"
+    yield (
+        "Speed-up in samples per second over the fewest devices of the thesis's table, at its "
+        "batch there: what of its speed-up is utilisation, as a larger batch fills each device.\n"
+    )
+    rows, shares = [], []
+    for name, row in report["given"].items():
+        cells = {int(k): cell for k, cell in row["cells"].items()}
+        base = cells[min(cells)].get("samples_per_s")
+        ups = [
+            f"{cells[k]['samples_per_s'] / base:.2f} (batch {cells[k]['batch']})"
+            if k in cells and base and "samples_per_s" in cells[k]
+            else "-"
+            for k in DEVICES
+        ]
+        moved = [c["moved"] / row["ops"] for k, c in cells.items() if k > 1 and "moved" in c]
+        shares += moved
+        rows.append([name, *ups, " ".join(f"{share:.0%}" for share in moved)])
+    yield from _table(["model", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2"], rows)
+    mean = sum(shares) / max(len(shares), 1)
+    yield f"At these batches the memory step moves {mean:.1%} of the ops on average.\n"
+
+
 def _shapes(report: Report) -> Iterator[str]:
     yield "## Fig. 6.2: degree of parallelism, and CCR (simulated)\n"
     yield (
@@ -221,6 +245,7 @@ def _over(row: dict[str, Any], kind: str) -> str:
 SECTIONS: tuple[tuple[str, Callable[[Report], Iterator[str]]], ...] = (
     ("search", _largest),
     ("search", _throughput),
+    ("given", _given),
     ("shapes", _shapes),
     ("steps", _steps),
     ("steps", _clustering),

@@ -130,6 +130,24 @@ def search_row(name: str, devices: tuple[int, ...]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def given_row(name: str, batches: dict[int, int]) -> dict[str, Any]:
+    """Return the figures of plans at given batch sizes, by number of devices.
+
+    One device is given all the memory it needs: it is what others are compared with.
+    """
+    cells = {}
+    for k, batch in batches.items():
+        graph, costs = model(name, batch)
+        cluster = cluster_of(k)
+        limits = capacities(cluster, RESERVE) if k > 1 else [None]
+        try:
+            planned = timed_plan(graph, machine_of(costs, cluster), limits)
+        except InfeasibleError:
+            planned = None
+        cells[str(k)] = _cell(batch, planned)
+    return {"graph": name, "ops": len(captured(name)[0].ops), "cells": cells}
+
+
 def _cell(batch: int, planned: Planned | None) -> dict[str, Any]:
     if planned is None:
         return {"batch": batch}
