@@ -12,6 +12,7 @@ NAMED = {
     "capture": "bench.capture",
     "capture-zoo": "bench.zoo_graphs",
     "fidelity": "bench.fidelity",
+    "placement": "bench.placement",
     "thesis": "bench.thesis",
     "steps": "bench.steps",
     "tofu-equality": "bench.equality",

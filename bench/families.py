@@ -8,7 +8,9 @@ the given link is the wished ratio (CCR).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
@@ -153,6 +155,63 @@ def family_graph(
     room = max(0.0, ccr * seconds.sum() - latency * edges.sum())
     scale = room * rate / max(float((edges * sizes).sum()), 1e-300)
     return _graph(f"{family}-{num_ops}-ccr{ccr:g}-{seed}", reads, seconds, sizes * scale, count)
+
+
+def training_step(num_ops: int, *, seed: int = 0) -> Graph:
+    """Return a step with memory: parameters, activations kept for the way back, updates in place.
+
+    A layer reads its parameter and one or two activations; its backward op makes the gradients of
+    both, and the update writes the parameter, with which it shares a group.
+    """
+    rng = np.random.default_rng(seed)
+    layers = max(1, num_ops // 4)
+    weight, kept = rng.integers(1, 2**24, layers), rng.integers(1, 2**23, layers)
+    seconds = rng.gamma(2.0, MEAN_SECONDS / 2, layers)
+    reads = [sorted({max(-1, i - 1), int(rng.integers(-1, i)) if i else -1}) for i in range(layers)]
+    ops = [_op("x", "input", (), 2**22, 0.0)]
+    for i in range(layers):
+        inputs = tuple("x" if j < 0 else f"h{j}" for j in reads[i])
+        ops.append(_op(f"w{i}", "parameter", (), int(weight[i]), 0.0, "residual", f"g{i}"))
+        ops.append(_op(f"h{i}", "bench.op", (f"w{i}", *inputs), int(kept[i]), float(seconds[i])))
+    readers: list[list[int]] = [[] for _ in range(layers)]
+    for i, row in enumerate(reads):
+        for j in filter(lambda j: j >= 0, row):
+            readers[j].append(i)
+    for i in range(layers - 1, -1, -1):
+        inputs = tuple("x" if j < 0 else f"h{j}" for j in reads[i])
+        later = tuple(f"b{j}" for j in readers[i])
+        ops.append(_op(f"b{i}", "bench.op", (f"w{i}", f"h{i}", *inputs, *later), int(kept[i]),
+                       2 * float(seconds[i]), gradient=int(weight[i])))  # fmt: skip
+        update = _op(f"u{i}", "aten.add_.Tensor", (f"w{i}", f"b{i}.w"), int(weight[i]),
+                     float(seconds[i]) / 10, "reference", f"g{i}")  # fmt: skip
+        tensor = dataclasses.replace(update.outputs[0], alias_of=f"w{i}")
+        ops.append(dataclasses.replace(update, outputs=(tensor,), after=(f"b{i}",)))
+    return build_graph(f"training-{num_ops}-{seed}", ops)
+
+
+def _op(
+    name: str,
+    kind: str,
+    inputs: tuple[str, ...],
+    num_bytes: int,
+    seconds: float,
+    memory: Literal["normal", "residual", "reference"] = "normal",
+    group: str | None = None,
+    *,
+    gradient: int | None = None,
+) -> Op:
+    outputs = [Tensor(name=name, bytes=num_bytes)]
+    if gradient is not None:
+        outputs.append(Tensor(name=f"{name}.w", bytes=gradient))
+    return Op(
+        name=name,
+        kind=kind,
+        inputs=tuple(dict.fromkeys(inputs)),
+        outputs=tuple(outputs),
+        memory=memory,
+        seconds={"accelerator": seconds},
+        group=group,
+    )
 
 
 def _backward(reads: Reads) -> Reads:

@@ -9,6 +9,7 @@ Reads {"start", "index", "edge_weight", "vertex_weight", "share"}; writes {"part
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -33,4 +34,9 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(solve(json.load(sys.stdin)), sys.stdout)
+    # METIS complains on standard output, for example of parts that are empty: not in the answer.
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
+    answer = solve(json.load(sys.stdin))
+    with os.fdopen(answer_to, "w", encoding="utf-8") as file:
+        json.dump(answer, file)
