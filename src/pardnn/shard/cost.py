@@ -75,7 +75,7 @@ def combined(
     missing = volumes(owned) - volumes(overlaps(owned, share[None]))
     if not any(reduced):
         return missing
-    group = _groups(reduced, parts)
+    group = group_numbers(reduced, parts)
     total = np.zeros(owned.shape[:2], dtype=np.int64)
     for number in range(int(group.max()) + 1):
         distinct = np.unique(share[group == number], axis=0)
@@ -85,8 +85,8 @@ def combined(
     return total
 
 
-def _groups(reduced: Sequence[bool], parts: Sequence[int]) -> ndarray:
-    """Number per device the coordinates along the axes of partial results."""
+def group_numbers(reduced: Sequence[bool], parts: Sequence[int]) -> ndarray:
+    """Return a number per device, equal for those whose partial results are of one group."""
     number = np.zeros(tuple(parts), dtype=np.int64)
     for axis, (flag, size) in enumerate(zip(reduced, parts, strict=True)):
         if flag:

@@ -18,14 +18,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs, graph_costs
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.aligned import free_loop
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, OpCall, op_calls
-from pardnn.shard.cutting import loops_of
+from pardnn.shard.cutting import forget_if_large, loops_of
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Problem, make_problem
+from pardnn.shard.seconds import BySeconds, by_seconds, fraction
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.steps import Solved, solve, solve_many
 from pardnn.shard.tables import ByBytes, State, Tables
@@ -38,6 +40,8 @@ NOISES = (0.0, 0.02)
 #: Table entries, and calls to cut, up to which several mesh axes are chosen together.
 SMALL_ENTRIES = 2e6
 SMALL_WAYS = 1500
+#: Prices of memory that are tried.
+PRICES = 8
 
 
 class Found(NamedTuple):
@@ -75,35 +79,80 @@ def mesh_of(cluster: Cluster) -> Mesh:
     return make_mesh(prime_factors(cluster.num_devices))
 
 
-def search(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+def search(
+    graph: Graph,
+    target: Mesh | Cluster,
+    objective: str = "bytes",
+    *,
+    costs: Costs | None = None,
+    capacity: float | None = None,
+) -> Sharding:
     """Return how to cut every tensor and every op of a graph.
 
     Args:
         graph: One training step.
         target: A mesh, or a cluster, whose number of devices is split into prime factors.
-        objective: "bytes": the traffic of a step, every tensor cut.
+        objective: "bytes": the traffic of a step, every tensor cut. "seconds": estimated duration;
+            tensors and ops may stay whole.
+        costs: Of the graph's ops, for "seconds"; without them those that the ops state.
+        capacity: Usable bytes of the smallest device, for "seconds"; None is unlimited. It is
+            compared with an estimate: the plan that comes of it has the exact peak.
 
     Raises:
-        UsageError: E212, for another objective.
+        UsageError: E212, for another objective, or "seconds" without a cluster.
     """
-    return find_sharding(graph, target, objective).sharding
+    return find_sharding(graph, target, objective, costs=costs, capacity=capacity).sharding
 
 
-def find_sharding(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Found:
-    """Return the result of `search` with how it was found."""
-    if objective != "bytes":
-        raise UsageError(f"no objective {objective!r:.40}; there is bytes", code="E212")
-    mesh = mesh_of(target) if isinstance(target, Cluster) else target
-    calls = op_calls(graph)
-    level, problem = _coarsened(graph, calls)
-    tables = Tables(problem, ByBytes(), mesh.shape)
-    best = best_state(tables)
-    return Found(
-        completed(problem, best.state, mesh, graph),
-        best.cost,
-        best.is_exact,
-        level,
-        len(problem.terms),
+def find_sharding(
+    graph: Graph,
+    target: Mesh | Cluster,
+    objective: str = "bytes",
+    *,
+    mesh: Mesh | None = None,
+    costs: Costs | None = None,
+    capacity: float | None = None,
+) -> Found:
+    """Return the result of `search` with how it was found; `mesh` may lay a cluster out."""
+    if objective not in ("bytes", "seconds"):
+        raise UsageError(f"no objective {objective!r:.40}; there are bytes, seconds", code="E212")
+    forget_if_large()
+    mesh = mesh or (mesh_of(target) if isinstance(target, Cluster) else target)
+    level, problem = _coarsened(graph, op_calls(graph))
+    if objective == "bytes":
+        best = best_state(Tables(problem, ByBytes(), mesh.shape))
+    elif isinstance(target, Cluster):
+        found = by_seconds(graph, problem, target, costs or graph_costs(graph))
+        best = _within(problem, found, mesh, capacity)
+    else:
+        raise UsageError("the objective 'seconds' needs a cluster: it has the links", code="E212")
+    sharding = completed(problem, best.state, mesh, graph)
+    return Found(sharding, best.cost, best.is_exact, level, len(problem.terms))
+
+
+def _within(problem: Problem, objective: BySeconds, mesh: Mesh, capacity: float | None) -> Solved:
+    """Return the fastest state that fits, by a price on memory that is found by bisection."""
+    best = best_state(Tables(problem, objective, mesh.shape))
+    if capacity is None or held_bytes(problem, objective, best.state, mesh) <= capacity:
+        return best
+    low, high = 0.0, 0.0
+    for _ in range(PRICES):
+        step = best.cost / max(capacity, 1.0) / 8
+        objective.price = (low + high) / 2 if high else max(4 * low, step)
+        found = best_state(Tables(problem, objective, mesh.shape))
+        if held_bytes(problem, objective, found.state, mesh) <= capacity:
+            best, high = found, objective.price
+        else:
+            best, low = found if not high else best, objective.price
+    return best
+
+
+def held_bytes(problem: Problem, objective: BySeconds, state: State, mesh: Mesh) -> float:
+    """Return an estimate of the peak of the fullest device, in bytes."""
+    return sum(
+        weight * fraction(decision, layout, mesh.shape)
+        for decision, layout in zip(problem.decisions, state.layouts, strict=True)
+        if (weight := objective.weights.get(decision.root, 0.0))
     )
 
 
