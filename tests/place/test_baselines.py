@@ -1,5 +1,6 @@
 """Baselines: valid plans, HEFT, ETF, m-TOPO and clustering against naive twins."""
 
+import dataclasses
 import importlib.util
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.place import solvers
-from pardnn.place.baseline import closed_arrays
+from pardnn.place.baseline import closed_arrays, speed_shares
 from pardnn.place.decision import Decision
 from pardnn.place.heft import heft_timeline
 from pardnn.place.linear_clustering import linear_clusters
@@ -239,6 +240,43 @@ def test_contiguous_blocks_have_equal_work() -> None:
     work = np.bincount(plan.place, weights=fastest_seconds(machine), minlength=4)
     assert work.max() - work.min() <= 2 * fastest_seconds(machine).max()
     assert (np.diff(plan.place[graph.arrays.topological]) >= 0).all()
+
+
+def test_a_faster_device_gets_more_and_a_cpu_for_few_ops_little() -> None:
+    graph = random_graph(0, 40, "chain", memory=False)
+    machine = machine_for(graph, cluster_of(2, speeds=(1.0, 3.0)))
+    assert speed_shares(machine).tolist() == pytest.approx([0.25, 0.75])
+    times = np.bincount(place("contiguous", graph, machine, [None] * 2).plan.place,
+                        weights=machine.seconds[0])  # fmt: skip
+    assert times[1] > 2 * times[0]
+    assert speed_shares(machine_for(graph, cluster_of(1))).tolist() == [1.0]
+    host = [
+        dataclasses.replace(op, seconds={"cpu": 1.0} if i % 20 == 9 else op.seconds)
+        for i, op in enumerate(graph.ops)
+    ]
+    graph = build_graph("host", host)
+    machine = machine_for(graph, cluster_of(3, types=("accelerator", "accelerator", "cpu")))
+    share = speed_shares(machine)
+    assert share[2] < 0.1
+    assert share[0] == share[1]
+
+
+def test_islands_keep_their_messages() -> None:
+    # Two islands of two; a message between them takes 100 times as long.
+    graph = random_graph(5, 200, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(4, bandwidth=1024.0, latency=0.01))
+    far = np.array([[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]], dtype=bool)
+    machine = machine._replace(
+        latency=np.where(far, 1.0, machine.latency),
+        bandwidth=np.where(far, 10.24, machine.bandwidth),
+    )
+    a = closed_arrays(graph)
+    for name in ("pardnn", "heft"):
+        plan = place(name, graph, machine, [None] * 4).plan
+        inside = ~far[plan.message_source, plan.message_target]
+        makespan = simulate(graph, machine, plan).makespan
+        assert inside.sum() > (~inside).sum(), name
+        assert lower_bound_seconds(a, machine) <= makespan < serial_seconds(machine), name
 
 
 def test_round_robin_deals() -> None:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pardnn.api.planning import make_plan
+from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError, StuckError
 from pardnn.graph.ir import Graph
 from pardnn.place import exact
@@ -70,6 +72,26 @@ def test_no_heuristic_beats_it(family: str) -> None:
         for place in (place_exact, place_pardnn)
     ]
     assert lower_bound_seconds(graph.arrays, machine) <= times[0] <= times[1] * (1 + 1e-9)
+
+
+@pytest.mark.jit
+def test_auto_is_near_the_optimum() -> None:
+    found = []
+    for seed in range(12):
+        graph = random_graph(seed, 10, FAMILIES[seed % len(FAMILIES)], memory=False)
+        cluster = cluster_of(2 + seed % 2, speeds=(1.0, 2.0) if seed % 3 == 0 else (1.0,))
+        machine = machine_for(graph, cluster)
+        arrays = closed_arrays(graph)
+        nothing = np.empty((0, 2), dtype=np.int64)
+        best = optimum(arrays, machine, [None] * cluster.num_devices, nothing)
+        assert best is not None
+        assert best.is_proven
+        _, result = make_plan(graph, cluster, graph_costs(graph), algorithm="auto", reserve=0.0)
+        assert result.makespan_s >= best.lower_bound_s
+        assert result.lower_bound_s <= best.lower_bound_s + 1e-9
+        found.append(result.makespan_s / best.lower_bound_s - 1)
+    assert max(found) <= 0.1
+    assert np.mean(found) <= 0.02
 
 
 @pytest.mark.parametrize("seed", range(6))

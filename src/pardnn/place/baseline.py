@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
@@ -11,7 +11,7 @@ from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.groups import colocated
 from pardnn.place.schedule import first_overwrites
-from pardnn.sim.machine import Machine
+from pardnn.sim.machine import Machine, fastest_seconds
 
 
 def closed_arrays(graph: Graph) -> GraphArrays:
@@ -41,6 +41,21 @@ def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
             details={"op": op},
         )
     return runs
+
+
+def speed_shares(machine: Machine) -> Float64[ndarray, " k"]:
+    """Return the part of the whole work that each device should do; they sum to 1.
+
+    By its speed on the ops that it can run, and by how much of the work these are: a cpu that only
+    runs what no accelerator can gets little.
+    """
+    fastest = fastest_seconds(machine)
+    can = np.isfinite(machine.seconds)
+    work = np.where(can, fastest, 0.0).sum(axis=1)
+    spent = np.where(can, machine.seconds, 0.0).sum(axis=1)
+    rate = np.where(spent > 0, work, 1.0) ** 2 / np.where(spent > 0, spent, 1.0)
+    share = rate[machine.device_class]
+    return share / share.sum() if share.sum() > 0 else np.full(len(share), 1.0 / len(share))
 
 
 def spread(

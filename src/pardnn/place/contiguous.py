@@ -1,8 +1,10 @@
 """Contiguous blocks of layers, one block per device: what `device_map="auto"` does.
 
-Ops in topological order are cut into K blocks of equal work, or, where devices are limited, of
-memory in proportion to their limits. A backward op stays with its forward op, and groups
-stay together, so that forward, backward and update of a layer share a device.
+Ops in topological order are cut into K blocks of work in proportion to the devices' speed, or,
+where devices are limited, of memory in proportion to their limits. A backward op stays with its
+forward op, and groups stay together, so that forward, backward and update of a layer share a
+device. Neighbouring blocks are on devices of neighbouring numbers, so on one island of fast links
+where the cluster lists its islands one after the other.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays, spread
+from pardnn.place.baseline import closed_arrays, speed_shares, spread
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.machine import Machine, fastest_seconds
 
@@ -40,7 +42,7 @@ def place_contiguous(
         share = np.array(limits, dtype=np.float64)
     else:
         weight = fastest_seconds(machine)
-        share = np.ones(machine.num_devices)
+        share = speed_shares(machine)
     gathered = np.bincount(leader, weights=weight, minlength=len(weight))[arrays.topological]
     middle = np.cumsum(gathered) - gathered / 2
     ends = np.cumsum(share) / share.sum() * max(gathered.sum(), 1e-300)

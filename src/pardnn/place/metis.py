@@ -1,9 +1,9 @@
 """METIS: K balanced parts of the graph with little communication between them.
 
 Vertices are groups, weighted by the seconds of their ops; edges are weighted by the seconds of
-their tensors on the slowest link; a device's share is its speed. The parts, which METIS numbers as
-it likes, are then assigned to devices so that those that talk most share the fastest links:
-pairwise exchanges until none helps. METIS knows neither order nor memory.
+their tensors on the slowest link; a device's share is its speed on what it can run. The parts,
+which METIS numbers as it likes, are then assigned to devices so that those that talk most share the
+fastest links: pairwise exchanges until none helps. METIS knows neither order nor memory.
 
 Reference: Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular
 graphs", SIAM J. Scientific Computing 1998. Runs in a child process; its answer is checked.
@@ -19,7 +19,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays, op_edges
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays, spread
+from pardnn.place.baseline import closed_arrays, speed_shares, spread
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.m_sct import edge_seconds
 from pardnn.place.solvers import ask, wrong_answer
@@ -75,14 +75,12 @@ def _problem(arrays: GraphArrays, machine: Machine, seed: int) -> dict[str, Any]
     other = np.concatenate([unique % g, unique // g])
     by_vertex = np.lexsort((other, one))
     work = np.bincount(arrays.group, weights=fastest_seconds(machine), minlength=g)
-    total = np.where(np.isfinite(machine.seconds), machine.seconds, 0.0).sum(axis=1)
-    speed = (1.0 / np.where(total > 0, total, 1.0))[machine.device_class]
     return {
         "start": np.cumsum([0, *np.bincount(one, minlength=g)]).tolist(),
         "index": other[by_vertex].tolist(),
         "edge_weight": np.concatenate([weight, weight])[by_vertex].tolist(),
         "vertex_weight": _integers(work).tolist(),
-        "share": (speed / speed.sum()).tolist(),
+        "share": speed_shares(machine).tolist(),
         "seed": seed % 2**31,
     }
 
