@@ -164,19 +164,19 @@ def compare(
     as_json: opt.Json = False,
 ) -> None:
     """Plan with several algorithms, side by side under one judge."""
+    from pardnn.api import planning
+    from pardnn.api.algorithms import ALGORITHMS, SHARDED, check_algorithm
     from pardnn.api.costing import costs_for
-    from pardnn.api.planning import ALGORITHMS, check_algorithm, check_reserve
-    from pardnn.api.planning import compare as compare_all
     from pardnn.report.results import CompareResult
 
-    names = [*ALGORITHMS] if algorithms is None else algorithms.split(",")
+    names = [*ALGORITHMS, *SHARDED] if algorithms is None else algorithms.split(",")
     for name in names:
         check_algorithm(name)
-    check_reserve(reserve)
+    planning.check_reserve(reserve)
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     graph = opt.graph_of(target, batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
-    rows = compare_all(graph, machine, chosen, names=names, reserve=reserve, seed=seed)
+    rows = planning.compare(graph, machine, chosen, names=names, reserve=reserve, seed=seed)
     show(CompareResult(rows=rows), as_json, None)
 
 

@@ -233,6 +233,12 @@ def _placement(
     if kind == PLAN:
         plan = plan_from_json(content, f"plan {what}")
         check_fingerprint(plan, graph)
+        if plan.partition is not None:
+            raise UsageError(
+                f"plan {what} by {plan.algorithm} cuts every op over all devices, so no op has one "
+                "device.\nIts layouts: pardnn layout PLAN --graph GRAPH.",
+                code="E214",
+            )
         return plan.placement, plan.cluster
     if kind == MSR_SPLIT:
         machine = _cluster(options, "a split counts accelerators and CPUs")

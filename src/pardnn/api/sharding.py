@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,9 @@ from pardnn.shard.sharding import Sharding
 
 #: Ops of the graph x devices up to which `auto` considers `tofu`.
 AUTO_PARTS = 200_000
+
+#: Parts above which `tofu` judges one plan that fits and no second.
+MANY_PARTS = 50_000
 
 #: Parts of a transfer's time that are left between its begin and its end; each is tried.
 LEADS = (1.0, 2.0)
@@ -94,41 +97,58 @@ def decide_sharded(
             "its ops have no `arguments`.\nCapture it: pardnn capture FILE.py:FUNCTION -o g.json.",
             code="E213",
         )
+    started = time.perf_counter()
+    found: list[Spread] = []
+    failure: InfeasibleError | None = None
+    for sharding in _shardings(graph, cluster, costs, algorithm, objective, reserve):
+        try:
+            found.append(spread_sharding(graph, cluster, costs, sharding, reserve=reserve))
+        except InfeasibleError as error:
+            failure = failure or error
+        if found and algorithm == "tofu" and found[0].graph.arrays.num_ops > MANY_PARTS:
+            break
+    if not found:
+        assert failure is not None
+        raise failure
+    is_timed = objective == "seconds"
+    best = min(found, key=lambda s: s.makespan_s if is_timed else s.transfer_bytes)
+    if unless_above is not None and best.makespan_s >= unless_above:
+        raise InfeasibleError("cutting every op is slower by an estimate")
+    planning = time.perf_counter() - started
+    if costs.source == "measured":
+        best = _measured(graph, cluster, costs, best, reserve)
+    return best._replace(planning_s=planning)
+
+
+def _shardings(
+    graph: Graph, cluster: Cluster, costs: Costs, algorithm: str, objective: str, reserve: float
+) -> Iterator[Sharding]:
+    """Yield what an algorithm finds, the most promising first; the judge decides."""
     module, function = SHARDED[algorithm]
     search: Callable[..., Sharding] = getattr(importlib.import_module(module), function)
-    started = time.perf_counter()
-    sharding = search(graph, cluster, "bytes")
-    return spread_sharding(
-        graph,
-        cluster,
-        costs,
-        sharding,
-        reserve=reserve,
-        started=started,
-        unless_above=unless_above,
-    )
+    if algorithm != "tofu":
+        yield search(graph, cluster)
+        return
+    usable = [size for size in capacities(cluster, reserve) if size is not None]
+    if objective == "seconds":
+        capacity = min(usable, default=None)
+        yield search(graph, cluster, "seconds", costs=costs, capacity=capacity)
+        if capacity is not None:  # the search estimates peaks
+            yield search(graph, cluster, "seconds", costs=costs, capacity=0.8 * capacity)
+    yield search(graph, cluster, "bytes")
 
 
 def spread_sharding(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    sharding: Sharding,
-    *,
-    reserve: float = 0.0,
-    started: float | None = None,
-    unless_above: float | None = None,
+    graph: Graph, cluster: Cluster, costs: Costs, sharding: Sharding, *, reserve: float = 0.0
 ) -> Spread:
-    """Complete a sharding to a judged plan.
+    """Complete a sharding to a plan judged by the costs of the graph, or an estimate of them.
 
     Args:
         graph: A captured graph.
         cluster: As many devices as the mesh.
-        costs: Of the graph; those of the parts are made the same way.
+        costs: Of the graph. Measured ones are scaled to the parts, others made anew for them.
         sharding: What cannot be cut as it says is left whole.
         reserve: Fraction of each device's memory to leave unused.
-        started: When planning began, by `time.perf_counter`; None for now.
-        unless_above: As for `decide_sharded`.
 
     Raises:
         InfeasibleError: E301, if the plan does not fit.
@@ -136,17 +156,12 @@ def spread_sharding(
     from pardnn.shard.spread import spread
     from pardnn.shard.valid import valid_sharding
 
-    started = time.perf_counter() if started is None else started
+    started = time.perf_counter()
     plan = spread(graph, valid_sharding(graph, sharding))
-    planning = time.perf_counter() - started
     parts = planned_graph(graph, plan)
     _check_memory(parts, plan_arrays(parts, plan), cluster, reserve)
-    if unless_above is not None and costs.source == "measured":
-        guess = scaled_costs(graph, costs, parts)
-        if timed(graph, parts, plan, guess, cluster, reserve)[1] >= unless_above:
-            raise InfeasibleError("cutting every op is slower by an estimate")
-    chosen = part_costs(parts, cluster, costs)
-    measured = time.perf_counter()
+    is_measured = costs.source == "measured"
+    chosen = scaled_costs(graph, costs, parts) if is_measured else part_costs(parts, cluster, costs)
     plan, makespan, sent = timed(graph, parts, plan, chosen, cluster, reserve)
     return Spread(
         plan=plan,
@@ -155,8 +170,18 @@ def spread_sharding(
         arrays=plan_arrays(parts, plan),
         makespan_s=makespan,
         transfer_bytes=sent,
-        planning_s=planning + time.perf_counter() - measured,
+        planning_s=time.perf_counter() - started,
     )
+
+
+def _measured(
+    graph: Graph, cluster: Cluster, costs: Costs, found: Spread, reserve: float
+) -> Spread:
+    """Measure the parts, and time the transfers once more."""
+    chosen = part_costs(found.graph, cluster, costs)
+    plan, makespan, _ = timed(graph, found.graph, found.plan, chosen, cluster, reserve)
+    arrays = plan_arrays(found.graph, plan)
+    return found._replace(plan=plan, costs=chosen, arrays=arrays, makespan_s=makespan)
 
 
 def timed(
