@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from bench.fidelity_models import MODELS
-from bench.placement import RESULTS
 from pardnn.api.costing import costs_for
 from pardnn.api.planning import make_plan
 from pardnn.api.running import run_checked
@@ -31,6 +30,7 @@ from pardnn.backends.torch.links import measure_links
 from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError
 
+RESULTS = Path(__file__).parent / "results"
 STEPS = 8
 Row = dict[str, Any]
 

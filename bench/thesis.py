@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.placement import RESULTS
 from bench.thesis_batch import RULES
 from bench.thesis_page import page, pictures
 from bench.thesis_published import DEVICES, MODELS
@@ -29,6 +28,8 @@ from bench.thesis_search import given_row, search_row
 from bench.thesis_steps import shape_row, steps_row
 from bench.thesis_unroll import unrolled_row
 from pardnn.api.planning import warm_up
+
+RESULTS = Path(__file__).parent / "results"
 
 #: One row of a part: its key and how to measure it.
 Row = tuple[str, Callable[[], dict[str, Any]]]

@@ -27,9 +27,15 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
 - **Speed-ups** at the largest batch are smaller than the thesis's superlinear ones, because one
   device is already well used at its larger batch; at the thesis's own batches they are shown
   separately. They are bounded by the degree of parallelism in both.
-- **WRN and E3D hardly gain** from more devices: their degree of parallelism is near 1, as ATen
-  has one op where TensorFlow has several that can run side by side, and the roofline keeps a
-  device full that runs a large convolution.
+- **WRN hardly gains** from more devices, and TRN and E3D little beyond their degree of parallelism:
+  a step's critical path does not get shorter, and what larger batches add in utilisation, the
+  roofline grants to one device too once its batch is large.
+- **The CCR of TRN** is lower than the thesis's. ATen makes fewer and larger ops of its attention
+  and losses, so fewer edges carry the same activations; we cannot say more from a printed number.
+- **A hand-written tensor-parallel transformer is faster**; the thesis finds ParDNN on par with
+  Mesh-TensorFlow. It splits each product over all devices and so is not bounded by the degree of
+  parallelism, and its all-reduces run at the full rate of NVSwitch here, which no measured
+  all-reduce does.
 - **Round robin is less bad**, and refinement worth less: parameters, optimizer state and updates
   are one group here and cannot be torn apart, views are no ops that could be dealt out, transfers
   are sent once per device and do not contend, and bottom levels order what the thesis leaves to

@@ -232,14 +232,16 @@ def _rivals(report: Report) -> Iterator[str]:
 
 
 def _over(row: dict[str, Any], kind: str) -> str:
-    rival, ours = row.get(kind), row["pardnn"]
+    rival = row.get(kind)
     if rival is None:
         return "-"
     if "error" in rival:
         return "OOM"
+    ours = rival.get("pardnn", row["pardnn"])
     if "error" in ours:
         return "ParDNN: none"
-    return f"{ours['samples_per_s'] / rival['samples_per_s']:.2f}"
+    batch = f" (batch {rival['batch']})" if "batch" in rival else ""
+    return f"{ours['samples_per_s'] / rival['samples_per_s']:.2f}{batch}"
 
 
 SECTIONS: tuple[tuple[str, Callable[[Report], Iterator[str]]], ...] = (
@@ -255,10 +257,31 @@ SECTIONS: tuple[tuple[str, Callable[[Report], Iterator[str]]], ...] = (
 )
 
 
+def _in_order(rows: dict[str, Any]) -> dict[str, Any]:
+    """Sort rows by model and what follows its name: they may have been measured in any order."""
+    names = list(MODELS)
+
+    def place(key: str) -> tuple[int, int]:
+        name, _, number = key.partition(", ")
+        return names.index(name), int(number or 0)
+
+    return {key: rows[key] for key in sorted(rows, key=place)}
+
+
+def _missing(report: Report) -> str:
+    gaps = [
+        f"{part}: {', '.join(left)}"
+        for part in ("search", "given", "shapes", "steps", "rivals")
+        if (left := [n for n in MODELS if n not in {k.split(",")[0] for k in report.get(part, {})}])
+    ]
+    return f"Not measured on this page: {'; '.join(gaps)}.\n" if gaps else ""
+
+
 def page(report: Report) -> str:
     """Return the page of what has been measured."""
+    report = report | {part: _in_order(report[part]) for part, _ in SECTIONS if part in report}
     lines = [f"# The ParDNN thesis, regenerated, {report['date']}", ""]
-    lines += [f"`{report['command']}`; {report['machine']}.", "", HEAD]
+    lines += [f"`{report['command']}`; {report['machine']}.", "", HEAD, _missing(report)]
     for part, section in SECTIONS:
         if part in report:
             lines += section(report)

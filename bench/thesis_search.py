@@ -139,7 +139,7 @@ def given_row(name: str, batches: dict[int, int]) -> dict[str, Any]:
     for k, batch in batches.items():
         graph, costs = model(name, batch)
         cluster = cluster_of(k)
-        limits = capacities(cluster, RESERVE) if k > 1 else [None]
+        limits: list[int | None] = capacities(cluster, RESERVE) if k > 1 else [None]
         try:
             planned = timed_plan(graph, machine_of(costs, cluster), limits)
         except InfeasibleError:
