@@ -3,6 +3,7 @@
 import pytest
 
 from pardnn.api import planning
+from pardnn.place import polish
 from pardnn.place.pardnn import algorithm
 
 pytestmark = pytest.mark.jit
@@ -22,3 +23,12 @@ def test_the_warm_up_reaches_the_memory_step(monkeypatch: pytest.MonkeyPatch) ->
     assert found == []
     planning.warm_up(["pardnn"])
     assert found == [True]
+
+
+def test_the_warm_up_loads_the_kernels_of_polish(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    monkeypatch.setattr(polish, "search_kernel", lambda *arguments: called.append(arguments))
+    planning.warm_up([], limited=False)
+    assert called == []
+    planning.warm_up([], limited=False, polished=True)
+    assert len(called) == 1

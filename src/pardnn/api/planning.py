@@ -231,8 +231,10 @@ def make_plan(
     names = algorithms_to_try(algorithm, len(graph.ops))
     if algorithm == "auto" and may_shard(graph, cluster):
         names = (*names, "tofu")
+    improve = objective == "seconds" and is_polished(algorithm, len(graph.ops))
+    limited = any(device.memory is not None for device in cluster.devices)
     started = time.perf_counter()
-    warm_up(names, limited=any(device.memory is not None for device in cluster.devices))
+    warm_up(names, limited=limited, polished=improve)
     compile_s = time.perf_counter() - started
     best = decide_best(
         graph,
@@ -243,7 +245,7 @@ def make_plan(
         reserve=reserve,
         seed=seed,
         time_limit=time_limit,
-        improve=objective == "seconds" and is_polished(algorithm, len(graph.ops)),
+        improve=improve,
     )
     return finished(
         graph,

@@ -30,18 +30,23 @@ def _warm_up_graph() -> Graph:
     return build_graph("warm-up", [op(i) for i in range(24)])
 
 
-def warm_up(names: Iterable[str], *, limited: bool = True) -> None:
+def warm_up(names: Iterable[str], *, limited: bool = True, polished: bool = False) -> None:
     """Compile, or load from the cache, the kernels of these algorithms on a tiny graph.
 
     Args:
         names: Of algorithms.
         limited: Also those that resolve overflows.
+        polished: Also those of `polish`.
     """
     from pardnn.api.planning import decide
     from pardnn.cost.costs import graph_costs
+    from pardnn.place.polish import load_kernels
+    from pardnn.sim.machine import machine_of
 
     graph = _warm_up_graph()
     costs = graph_costs(graph)
+    if polished:
+        load_kernels(graph, machine_of(costs, Cluster.uniform(2)))
     for memory in (None, _WARM_UP_BYTES) if limited else (None,):
         cluster = Cluster.uniform(2, memory=memory)
         for name in [name for name in names if name not in SOLVED and name in ALGORITHMS]:
