@@ -10,6 +10,7 @@ ALGORITHMS: dict[str, tuple[str, str]] = {
     "single": ("pardnn.place.single", "place_single"),
     "round-robin": ("pardnn.place.round_robin", "place_round_robin"),
     "heft": ("pardnn.place.heft", "place_heft"),
+    "layer-round-robin": ("pardnn.place.layer_round_robin", "place_layer_round_robin"),
     "contiguous": ("pardnn.place.contiguous", "place_contiguous"),
     "linear-clustering": ("pardnn.place.linear_clustering", "place_linear_clustering"),
     "m-topo": ("pardnn.place.m_topo", "place_m_topo"),
@@ -22,6 +23,11 @@ ALGORITHMS: dict[str, tuple[str, str]] = {
 #: Those that cut every op over all devices, on captured graphs: (module, function).
 SHARDED: dict[str, tuple[str, str]] = {
     "tofu": ("pardnn.shard.search", "search"),
+    "data-parallel": ("pardnn.shard.baselines", "data_parallel"),
+    "allrow-greedy": ("pardnn.shard.baselines", "allrow_greedy"),
+    "spartan": ("pardnn.shard.baselines", "spartan"),
+    "equal-chop": ("pardnn.shard.baselines", "equal_chop"),
+    "icml18": ("pardnn.shard.baselines", "icml18"),
     "allrow-greedy": ("pardnn.shard.baselines", "allrow_greedy"),
     "spartan": ("pardnn.shard.baselines", "spartan"),
     "equal-chop": ("pardnn.shard.baselines", "equal_chop"),

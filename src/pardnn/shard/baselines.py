@@ -41,11 +41,12 @@ def _mesh(target: Mesh | Cluster) -> Mesh:
     return mesh_of(target) if isinstance(target, Cluster) else target
 
 
-def allrow_greedy(graph: Graph, target: Mesh | Cluster) -> Sharding:
+def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
     """Return every tensor cut along its first dim that can be cut, each op as is best then.
 
     A gradient or a transposed view is cut as the tensor that it belongs to.
     """
+    del objective  # the choice does not depend on it
     mesh = _mesh(target)
     problem = make_problem(graph, TRAINING)
     position = {name: i for i, name in enumerate(problem.tensors)}
@@ -64,11 +65,12 @@ def allrow_greedy(graph: Graph, target: Mesh | Cluster) -> Sharding:
     return completed(problem, stepwise(tables).state, mesh, graph)
 
 
-def spartan(graph: Graph, target: Mesh | Cluster) -> Sharding:
+def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
     """Return tensors cut in the order of their size, each as is best for the ops at it.
 
     A tensor counts with its gradient and its optimizer state.
     """
+    del objective  # the choice does not depend on it
     mesh = _mesh(target)
     problem = make_problem(graph, TRAINING)
     at: list[list[Term]] = [[] for _ in problem.decisions]
@@ -123,11 +125,12 @@ def _greedy(
     return options[int(total.argmin())]
 
 
-def equal_chop(graph: Graph, target: Mesh | Cluster) -> Sharding:
+def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
     """Return the best sharding that cuts each tensor along one dim only, into k parts.
 
     Its mesh has one axis.
     """
+    del objective  # the choice does not depend on it
     return find_sharding(graph, make_mesh((_mesh(target).size,))).sharding
 
 
@@ -135,8 +138,9 @@ def _keeps_outputs(term: Term, axes: Axes, cutting: Cutting) -> bool:
     return not any(flag for flags in cutting.reduced for flag in flags)
 
 
-def icml18(graph: Graph, target: Mesh | Cluster) -> Sharding:
+def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
     """Return the best sharding that is found if no partial results are ever combined."""
+    del objective  # the choice does not depend on it
     mesh = _mesh(target)
     problem = make_problem(graph, TRAINING)
     tables = Tables(problem, ByBytes(), mesh.shape, allows_way=_keeps_outputs)
@@ -172,8 +176,9 @@ def batch_dims(graph: Graph) -> tuple[dict[str, int], dict[str, str]]:
     return dims, loops
 
 
-def data_parallel(graph: Graph, target: Mesh | Cluster) -> Sharding:
+def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
     """Return every op that sees the batch cut along it; tensors that do not by their first dim."""
+    del objective  # the choice does not depend on it
     mesh = _mesh(target)
     dims, loops = batch_dims(graph)
     problem = make_problem(graph, NEEDED)
@@ -193,7 +198,7 @@ def data_parallel(graph: Graph, target: Mesh | Cluster) -> Sharding:
 
 
 #: The baselines by name.
-BASELINES: Mapping[str, Callable[[Graph, Mesh | Cluster], Sharding]] = {
+BASELINES: Mapping[str, Callable[..., Sharding]] = {
     "allrow-greedy": allrow_greedy,
     "spartan": spartan,
     "equal-chop": equal_chop,

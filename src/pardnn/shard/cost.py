@@ -29,7 +29,8 @@ from pardnn.shard.sharding import Sharding
 
 def volumes(boxes: Int64[ndarray, "*b rank 2"]) -> Int64[ndarray, "*b"]:
     """Return the number of elements of each box; 0 where it is empty."""
-    return np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
+    lengths = np.maximum(boxes[..., 1] - boxes[..., 0], 0)
+    return np.multiply.reduce(lengths, axis=-1)
 
 
 def overlaps(
@@ -37,7 +38,10 @@ def overlaps(
 ) -> Int64[ndarray, "*d rank 2"]:
     """Return what boxes have in common, broadcast against each other."""
     low = np.maximum(one[..., 0], other[..., 0])
-    return np.stack([low, np.minimum(one[..., 1], other[..., 1])], axis=-1)
+    found = np.empty((*low.shape, 2), dtype=np.int64)
+    found[..., 0] = low
+    np.minimum(one[..., 1], other[..., 1], out=found[..., 1])
+    return found
 
 
 def clipped(boxes: Int64[ndarray, "*b rank 2"], shape: Sequence[int]) -> ndarray:
@@ -59,29 +63,34 @@ def fetched(
 
 
 def combined(
-    share: Int64[ndarray, "n rank 2"],
-    reduced: Sequence[bool],
+    shares: Int64[ndarray, "a n rank 2"],
+    reduced: Sequence[Sequence[bool]],
     parts: Sequence[int],
     owned: Int64[ndarray, "l n rank 2"],
-) -> Int64[ndarray, "l n"]:
+) -> Int64[ndarray, "a l n"]:
     """Return the elements that each device gets of others to have what it owns of an output.
 
+    Of each group of partial results a device gets what its block has in common with them, except
+    what it has itself; those of a group that are equal count once.
+
     Args:
-        share: Where the result of each of n devices lies, inside of the output.
-        reduced: For each mesh axis, whether results along it are partial ones.
+        shares: Where the result of each of n devices lies, inside of the output, in a ways.
+        reduced: For each way and mesh axis, whether results along it are partial ones.
         parts: Devices along each mesh axis.
         owned: What each device owns, in l layouts.
     """
-    missing = volumes(owned) - volumes(overlaps(owned, share[None]))
-    if not any(reduced):
-        return missing
-    group = group_numbers(reduced, parts)
-    total = np.zeros(owned.shape[:2], dtype=np.int64)
-    for number in range(int(group.max()) + 1):
-        distinct = np.unique(share[group == number], axis=0)
-        held = volumes(overlaps(owned[:, :, None], distinct[None, None])).sum(axis=-1)
-        own = volumes(overlaps(owned, share[None]))
-        total += np.where(group[None] == number, held - own, held)
+    own = volumes(overlaps(owned[None], shares[:, None]))
+    total = volumes(owned)[None] - own
+    partial = [way for way, flags in enumerate(reduced) if any(flags)]
+    if not partial:
+        return total
+    some = shares[partial]
+    group = np.stack([group_numbers(reduced[way], parts) for way in partial])
+    equal = (some[:, :, None] == some[:, None]).all(axis=(-1, -2))
+    equal &= group[:, :, None] == group[:, None]
+    is_first = equal.argmax(axis=-1) == np.arange(shares.shape[1])
+    common = volumes(overlaps(owned[None, :, :, None], some[:, None, None]))
+    total[partial] = (common * is_first[:, None, None]).sum(axis=-1) - own[partial]
     return total
 
 
@@ -156,7 +165,7 @@ def _op_bytes(op: Op, call: Any, tensors: Mapping[str, Tensor], sharding: Shardi
     for name, share, flags in produced(op, cutting):
         shape = tensors[name].shape or ()
         owned = _owned(tensors[name], sharding.layouts[name], parts)
-        moved = combined(clipped(share, shape), flags, parts, owned[None])
+        moved = combined(clipped(share, shape)[None], [flags], parts, owned[None])
         total += int(moved.sum()) * element_bytes(tensors[name])
     return total
 

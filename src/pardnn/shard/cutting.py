@@ -246,10 +246,14 @@ def extended(cutting: Cutting, axis: str | None, parts: int) -> Cutting | None:
 
 def _added(outer: ndarray, inner: list[ndarray | None], parts: int) -> ndarray:
     """Return boxes given in indices of other boxes in indices of the whole."""
-    low = outer[:, None, :, :1]
-    nothing = np.zeros((parts, outer.shape[1], 2), dtype=np.int64)
-    stacked = np.stack([nothing if boxes is None else boxes for boxes in inner])
-    return (low + stacked).reshape(len(outer) * parts, outer.shape[1], 2)
+    rank = outer.shape[1]
+    first = inner[0]
+    if first is not None and all(boxes is first for boxes in inner):
+        stacked = first[None]
+    else:
+        nothing = np.zeros((parts, rank, 2), dtype=np.int64)
+        stacked = np.array([nothing if boxes is None else boxes for boxes in inner])
+    return (outer[:, None, :, :1] + stacked).reshape(len(outer) * parts, rank, 2)
 
 
 def cutting_of(call: Call, axes: Axes, mesh: Mesh) -> Cutting | None:

@@ -40,6 +40,10 @@ NOISES = (0.0, 0.02)
 #: Table entries, and calls to cut, up to which several mesh axes are chosen together.
 SMALL_ENTRIES = 2e6
 SMALL_WAYS = 1500
+#: Distinct ops above which one plan is followed and polished once: each more costs tens of ms.
+MANY_TERMS = 64
+#: Rounds of polishing at most.
+POLISHES = 8
 #: Prices of memory that are tried.
 PRICES = 8
 
@@ -174,7 +178,9 @@ def best_state(tables: Tables) -> Solved:
         solved = solve(tables, _longer(empty, count), range(count))
         if solved.is_exact:
             return solved
-    return polished(tables, stepwise(tables, BEAM, NOISES))
+    is_many = len(problem.terms) > MANY_TERMS
+    first = stepwise(tables) if is_many else stepwise(tables, BEAM, NOISES)
+    return polished(tables, first, 1 if is_many else POLISHES)
 
 
 def stepwise(tables: Tables, beam: int = 1, noises: Sequence[float] = (0.0,)) -> Solved:
@@ -217,7 +223,7 @@ def is_small(tables: Tables, count: int) -> bool:
     return entries <= SMALL_ENTRIES and sum(ways.values()) <= SMALL_WAYS
 
 
-def polished(tables: Tables, solved: Solved) -> Solved:
+def polished(tables: Tables, solved: Solved, rounds: int = POLISHES) -> Solved:
     """Choose mesh axes once more, the others fixed, until nothing gets better.
 
     Two axes are chosen at a time where that is little work, else one.
@@ -226,13 +232,14 @@ def polished(tables: Tables, solved: Solved) -> Solved:
     if count == 1:
         return solved
     width = 2 if count > 2 and is_small(tables, 2) else 1
-    better = True
-    while better:
+    for _ in range(rounds):
         better = False
         for window in itertools.combinations(range(count), width):
             new = solve(tables, solved.state, window)
             if new.cost < solved.cost * (1 - 1e-12):
                 solved, better = new, True
+        if not better:
+            break
     return solved._replace(is_exact=False)
 
 

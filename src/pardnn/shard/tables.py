@@ -71,18 +71,17 @@ def elements(
         read = np.array([way.contents.get(slot, False) for way in ways])
         if not read.any():
             continue
-        regions = clipped(np.stack([way.regions[slot] for way in ways]), use.shape)
+        regions = clipped(np.array([way.regions[slot] for way in ways]), use.shape)
         new = read.copy()
         for other, there in known:
             new &= ~(there & (regions == other).all(axis=(1, 2, 3)))
         total += np.where(new[:, None, None], fetched(regions, owned), 0)
         known.append((regions, read))
     for output in use.outputs:
-        for number, way in enumerate(ways):
-            share = way.shares[output]
-            if share is not None:
-                inside = clipped(share, use.shape)
-                total[number] += combined(inside, way.reduced[output], parts, owned)
+        shares = [share for way in ways if (share := way.shares[output]) is not None]
+        if len(shares) == len(ways):
+            inside = clipped(np.array(shares), use.shape)
+            total += combined(inside, [way.reduced[output] for way in ways], parts, owned)
     return total
 
 

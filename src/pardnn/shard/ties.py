@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 Dims = tuple[int | None, ...]
 """For each dim of a root the dim of a member, None if the member has none."""
@@ -36,7 +37,7 @@ class Ties:
         """Every tensor is a class of its own."""
         for name, shape in self.shapes.items():
             self.root[name] = name
-            self.dims[name] = tuple(range(len(shape)))
+            self.dims[name] = identity(len(shape))
             self.members[name] = [name]
 
     def tie(self, one: str, other: str, dims: Dims | None = None, *, hard: bool = False) -> bool:
@@ -52,7 +53,7 @@ class Ties:
             Whether they are one class now.
         """
         if dims is None:
-            dims = tuple(range(len(self.shapes[one])))
+            dims = identity(len(self.shapes[one]))
         if self.root[one] == self.root[other]:
             return self._agree(one, other, dims, hard)
         if len(self.members[self.root[one]]) < len(self.members[self.root[other]]):
@@ -68,11 +69,14 @@ class Ties:
             self.dims[name] = composed(through, self.dims[name])
             self.members[kept].append(name)
         lost = self.blocked.pop(moved, set())
-        self._block(kept, {d for d, m in enumerate(through) if m is None or m in lost})
+        if lost or None in through:
+            self._block(kept, {d for d, m in enumerate(through) if m is None or m in lost})
         return True
 
     def _agree(self, one: str, other: str, dims: Dims, hard: bool) -> bool:
         expected = composed(self.dims[one], dims)
+        if self.dims[other] == expected:
+            return True
         differ = {d for d, found in enumerate(self.dims[other]) if found != expected[d]}
         differ = {d for d in differ if self.shapes[self.root[one]][d] > 1}
         if differ and hard:
@@ -81,6 +85,8 @@ class Ties:
 
     def _covers(self, kept: str, moved: str, through: Dims) -> bool:
         """Whether no dim that could be cut is lost."""
+        if through is identity(len(self.shapes[moved])):
+            return self.shapes[kept] == self.shapes[moved]
         large = {d for d, size in enumerate(self.shapes[kept]) if size > 1}
         others = {d for d, size in enumerate(self.shapes[moved]) if size > 1}
         return {through[d] for d in large} == others
@@ -90,13 +96,25 @@ class Ties:
             self.blocked.setdefault(root, set()).update(dims)
 
 
+@cache
+def identity(rank: int) -> Dims:
+    """Return the map that leaves all dims as they are: always the same object."""
+    return tuple(range(rank))
+
+
 def composed(first: Dims, second: Dims) -> Dims:
     """Return the dims reached by one map after the other."""
+    if first is identity(len(first)):
+        return second
+    if second is identity(len(second)):
+        return first
     return tuple(None if d is None else second[d] for d in first)
 
 
 def inverse(dims: Dims, rank: int) -> Dims:
     """Return the map back, of a tensor with `rank` dims."""
+    if dims is identity(rank):
+        return dims
     found: list[int | None] = [None] * rank
     for one, other in enumerate(dims):
         if other is not None:
