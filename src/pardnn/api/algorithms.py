@@ -23,11 +23,6 @@ ALGORITHMS: dict[str, tuple[str, str]] = {
 #: Those that cut every op over all devices, on captured graphs: (module, function).
 SHARDED: dict[str, tuple[str, str]] = {
     "tofu": ("pardnn.shard.search", "search"),
-    "data-parallel": ("pardnn.shard.baselines", "data_parallel"),
-    "allrow-greedy": ("pardnn.shard.baselines", "allrow_greedy"),
-    "spartan": ("pardnn.shard.baselines", "spartan"),
-    "equal-chop": ("pardnn.shard.baselines", "equal_chop"),
-    "icml18": ("pardnn.shard.baselines", "icml18"),
     "allrow-greedy": ("pardnn.shard.baselines", "allrow_greedy"),
     "spartan": ("pardnn.shard.baselines", "spartan"),
     "equal-chop": ("pardnn.shard.baselines", "equal_chop"),
