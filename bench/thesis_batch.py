@@ -22,9 +22,13 @@ import numpy as np
 
 from bench.zoo_graphs import FOLDER, GRAPHS, load
 from pardnn.cost.costs import Costs, preset_costs
+from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 
 RULES = FOLDER / "batch"
+
+#: Steps that compute parts of the forward pass twice, and their rules: `thesis_checkpoint.py`.
+AGAIN = FOLDER / "checkpointed"
 
 #: What grows in one op: workspace, then for each output bytes, shape and strides.
 Growth = tuple[Any, ...]
@@ -145,16 +149,24 @@ def resized(graph: Graph, ops: Sequence[Op]) -> Graph:
     return Graph(graph.name, tuple(ops), arrays)
 
 
+def again_paths(name: str) -> tuple[Path, Path]:
+    """Return where the checkpointed form of a graph and its rule are kept."""
+    return AGAIN / f"{name}.json.gz", AGAIN / f"{name}.batch.json.gz"
+
+
 @cache
-def captured(name: str) -> tuple[Graph, Rule]:
-    """Return a kept graph and its rule."""
+def captured(name: str, *, again: bool = False) -> tuple[Graph, Rule]:
+    """Return a kept graph and its rule; with `again`, the checkpointed form."""
+    if again:
+        graph, rule = again_paths(name)
+        return read_graph(graph), read_rule(rule)
     return load(name), read_rule(RULES / f"{name}.json.gz")
 
 
-def model(name: str, batch_size: int, preset: str = "v100") -> tuple[Graph, Costs]:
-    """Return a kept graph at a batch size, and its costs on a preset device."""
-    graph = at_batch(*captured(name), batch_size)
-    return graph, preset_costs(graph, preset)
+def model(name: str, batch_size: int, *, again: bool = False) -> tuple[Graph, Costs]:
+    """Return a kept graph at a batch size, and its costs on a V100."""
+    graph = at_batch(*captured(name, again=again), batch_size)
+    return graph, preset_costs(graph, "v100")
 
 
 def _check(name: str, low: Graph, rule: Rule, batch_size: int, third: Graph) -> None:

@@ -5,7 +5,8 @@ again in the backward pass (`torch.utils.checkpoint`). For the transformer the s
 draws its dropout anew instead of setting the generator back, which capture refuses (E801): the
 calls, their times and their bytes are the same.
 
-`python -m bench.thesis_checkpoint` captures them into `bench/graphs/` and writes their rules.
+`python -m bench.thesis_checkpoint` captures them, or those named, into
+`bench/graphs/checkpointed/` and writes their rules.
 """
 
 import sys
@@ -16,14 +17,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.thesis_batch import RULES, rule_between, write_rule
+from bench.thesis_batch import again_paths, rule_between, write_rule
 from bench.zoo import trn, wrn
-from bench.zoo_graphs import path_of
 
-#: Name of the captured graph: function here, batch size, samples more for the rule.
+#: Name of the graph whose checkpointed form it is: function here, batch size, samples more for the
+#: rule.
 GRAPHS = {
-    "wrn_610_14_checkpointed": ("wrn_checkpointed", 4, 4),
-    "trn_checkpointed": ("trn_checkpointed", 8, 8),
+    "wrn_610_14": ("wrn_checkpointed", 4, 4),
+    "trn": ("trn_checkpointed", 8, 8),
 }
 
 
@@ -67,11 +68,10 @@ def main(names):
         function, size, more = GRAPHS[name]
         target = f"{Path(__file__).resolve()}:{function}"
         low = captured(target, size)[0]
-        write_graph(low, path_of(name))
-        write_rule(
-            rule_between(low, captured(target, size + more)[0], size, more),
-            RULES / f"{name}.json.gz",
-        )
+        graph, rule = again_paths(name)
+        graph.parent.mkdir(exist_ok=True)
+        write_graph(low, graph)
+        write_rule(rule_between(low, captured(target, size + more)[0], size, more), rule)
         print(f"{name}: {len(low.ops)} ops", flush=True)
 
 

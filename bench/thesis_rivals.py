@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.thesis_batch import RULES, model, resized
+from bench.thesis_batch import again_paths, model, resized
 from bench.thesis_search import RESERVE, cluster_of, timed_plan
 from bench.thesis_split import split_of, split_step
 from pardnn.cost.costs import Costs
@@ -46,8 +46,8 @@ def rivals_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
     row: dict[str, Any] = {"graph": name, "batch": batch_size, "devices": num_devices}
     row["pardnn"] = _planned(graph, costs, num_devices, batch_size)
     row["data-parallel"] = data_parallel(name, batch_size, num_devices)
-    if (RULES / f"{name}_checkpointed.json.gz").is_file():
-        row["checkpointing"] = data_parallel(f"{name}_checkpointed", batch_size, num_devices)
+    if all(path.is_file() for path in again_paths(name)):
+        row["checkpointing"] = data_parallel(name, batch_size, num_devices, again=True)
     row["unified-memory"] = unified_memory(graph, costs, batch_size)
     if name.startswith("trn"):
         row["tensor-parallel"] = largest_tensor_parallel(name, batch_size, num_devices)
@@ -83,9 +83,11 @@ def _planned(graph: Graph, costs: Costs, num_devices: int, batch_size: int) -> d
     }
 
 
-def data_parallel(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
-    """Simulate replicas that share a batch."""
-    graph, costs = model(name, math.ceil(batch_size / num_devices))
+def data_parallel(
+    name: str, batch_size: int, num_devices: int, *, again: bool = False
+) -> dict[str, Any]:
+    """Simulate replicas that share a batch; with `again`, the checkpointed form of the step."""
+    graph, costs = model(name, math.ceil(batch_size / num_devices), again=again)
     found = _planned(graph, costs, 1, batch_size)
     if "error" in found:
         return found
