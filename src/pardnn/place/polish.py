@@ -51,6 +51,9 @@ WORK_PER_PAIR = 20
 ROUNDS = 8
 #: Passes of HEFT by the bottom levels of the placement so far.
 PASSES = 8
+#: Where memory binds, passes and rounds end after so many without a faster plan: fitting one takes
+#: longer than finding it.
+PATIENCE = 2
 #: Above this many ops, half as many of both: completing a plan then takes as long as a round.
 MANY_OPS = 20_000
 #: Tolerance at the start of a round: at most this fraction of the makespan, and at most this many
@@ -98,17 +101,22 @@ def polish(
     passes, rounds = PASSES // half, ROUNDS // half
     each = (work_for(arrays.num_ops) if work is None else work) // rounds
     tolerance = min(TOLERANCE, TOLERANCE_OPS / arrays.num_ops)
-    place, state = plan.place, 1 + seed % 2147483646
+    place, state, idle = plan.place, 1 + seed % 2147483646, 0
     for step in range(passes + rounds if machine.num_devices > 1 else 0):
         late = time_limit is not None and time.perf_counter() - begin > time_limit
         if late or best.makespan <= bound:
             break
+        idle = 0 if step == passes else idle
+        if idle == PATIENCE:
+            continue
         if step < passes:
             place, order = ranked_by(job, place)
         else:
             slower = SLOWER[step % len(SLOWER)] if machine.serial else 1.0
             place, order, state = _searched(job, best, slower, each, tolerance, state)
-        best = _better(job, best, place, order)
+        found, tight = _better(job, best, place, order)
+        idle = idle + 1 if tight and found is best else 0
+        best = found
     return best.plan
 
 
@@ -175,26 +183,32 @@ class _Found(NamedTuple):
     order: Int64[ndarray, " n"]
 
 
-def _better(job: _Job, best: _Found, place: ndarray, order: ndarray) -> _Found:
-    """Return the better of what was known and a placement with an order, if that fits."""
+def _better(job: _Job, best: _Found, place: ndarray, order: ndarray) -> tuple[_Found, bool]:
+    """Return the better of what was known and a placement with an order, if that fits.
+
+    And whether memory made the second one wait.
+    """
     a, machine = job.arrays, job.machine
     state = state_of(place, order, machine.num_devices)
     fill_kernel(task_of(a, machine), state)
     # Neither contention nor memory makes it any faster.
-    if state.finish.max() >= best.makespan or not _holds_residuals(job, place):
-        return best
+    if state.finish.max() >= best.makespan:
+        return best, False
+    if not _holds_residuals(job, place):
+        return best, True
     seconds = machine.seconds[machine.device_class[place], np.arange(a.num_ops)]
     timeline = static_timeline(
         a, machine, place, state.finish - seconds, state.finish, state.position
     )
     plan = ordered_plan(a, machine.num_devices, place, timeline, job.overwrites)
-    if not fits(a, plan, job.capacities):
+    tight = not fits(a, plan, job.capacities)
+    if tight:
         fitted = fit_candidate(a, machine, place, timeline, job.capacities, job.overwrites)
         if fitted is None:
-            return best
+            return best, True
         plan = fitted
     makespan = run_lists(a, machine, plan).makespan
-    return _Found(plan, makespan, order) if makespan < best.makespan else best
+    return (_Found(plan, makespan, order) if makespan < best.makespan else best), tight
 
 
 def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
