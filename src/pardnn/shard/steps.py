@@ -64,7 +64,7 @@ def solve_many(
         open_axes: Mesh axes to choose, below the length of the state.
         noises: Relative: 0 gives the best choice, others give choices that are nearly as good.
     """
-    opened = _opened_problem(tables, fixed, tuple(open_axes))
+    opened = opened_problem(tables, fixed, tuple(open_axes))
     sizes = [len(layouts) for layouts in opened.options]
     found = _held_tables(opened)
     found += _term_tables(tables.problem.terms, opened.parcels, sizes)
@@ -74,7 +74,7 @@ def solve_many(
     ]
 
 
-def _chosen(tables: Tables, opened: _Opened, minimum: Minimum) -> Solved:
+def _chosen(tables: Tables, opened: Opened, minimum: Minimum) -> Solved:
     chosen = minimum.assignment[: len(opened.options)]
     cost = sum(float(held[choice]) for held, choice in zip(opened.held, chosen, strict=True))
     axes: list[Axes] = []
@@ -97,7 +97,7 @@ class _Parcel(NamedTuple):
     by_decision: dict[int, ndarray]
 
 
-class _Opened(NamedTuple):
+class Opened(NamedTuple):
     """All that may be chosen, with its tables."""
 
     options: list[list[Layout]]
@@ -105,7 +105,8 @@ class _Opened(NamedTuple):
     parcels: list[_Parcel]
 
 
-def _opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> _Opened:
+def opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> Opened:
+    """Return all that may be chosen at some mesh axes, the others as a state has them."""
     problem = tables.problem
     bare = [_opened(layout, open_axes) for layout in fixed.layouts]
     options = [
@@ -132,7 +133,7 @@ def _opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) ->
             by_decision[number] = values if known is None else known + values
         computed = tables.objective.computed(term, [cutting for _, cutting in ways])
         parcels.append(_Parcel(ways, computed, by_decision))
-    return _Opened(options, held, parcels)
+    return Opened(options, held, parcels)
 
 
 def _held(tables: Tables, decision: Decision, layouts: list[Layout]) -> ndarray:
@@ -144,7 +145,7 @@ def _held(tables: Tables, decision: Decision, layouts: list[Layout]) -> ndarray:
     return held
 
 
-def _held_tables(opened: _Opened) -> list[Table]:
+def _held_tables(opened: Opened) -> list[Table]:
     return [
         Table((number,), held)
         for number, held in enumerate(opened.held)
