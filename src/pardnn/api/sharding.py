@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -153,12 +153,10 @@ def spread_sharding(
     Raises:
         InfeasibleError: E301, if the plan does not fit.
     """
-    from pardnn.shard.spread import spread
     from pardnn.shard.valid import valid_sharding
 
     started = time.perf_counter()
-    plan = spread(graph, valid_sharding(graph, sharding))
-    parts = planned_graph(graph, plan)
+    plan, parts = _frugal(graph, valid_sharding(graph, sharding), capacities(cluster, reserve))
     _check_memory(parts, plan_arrays(parts, plan), cluster, reserve)
     is_measured = costs.source == "measured"
     chosen = scaled_costs(graph, costs, parts) if is_measured else part_costs(parts, cluster, costs)
@@ -172,6 +170,29 @@ def spread_sharding(
         transfer_bytes=sent,
         planning_s=time.perf_counter() - started,
     )
+
+
+def _frugal(graph: Graph, sharding: Sharding, usable: Sequence[int | None]) -> tuple[Plan, Graph]:
+    """Return the plan that receives pieces together, or in turn where memory asks for it.
+
+    That is where only the latter fits, or where only it keeps to `memory_goal`, which plans that
+    hold tensors whole need not.
+    """
+    from pardnn.shard.spread import spread
+    from pardnn.sim.peak import peaks
+
+    plain: tuple[Plan, Graph] | None = None
+    for in_turn in (False, True):
+        plan = spread(graph, sharding, in_turn=in_turn)
+        parts = planned_graph(graph, plan)
+        held = peaks(parts.arrays, plan_arrays(parts, plan)).tolist()
+        fits = all(size is None or size >= peak for size, peak in zip(usable, held, strict=True))
+        if fits and max(held) <= memory_goal(graph, parts, plan.num_devices):
+            return plan, parts
+        if plain is None and (fits or in_turn):
+            plain = plan, parts
+    assert plain is not None
+    return plain
 
 
 def _measured(

@@ -161,6 +161,15 @@ def _moved(op: Op, local: Mapping[str, Tensor], places: dict[str, _Place]) -> _P
         if tuple(shape) != (op.outputs[0].shape or ()):
             return f"it makes {list(shape)}, its output has {op.outputs[0].shape}"
         return _put_together(shape, fill, rows, local, places)
+    if op.kind == UPDATE:
+        target, ends, source = _arguments(op)
+        rows = [[source, ends]]
+        shape = local[target["tensor"]].shape or ()
+        found = _put_together(shape, 0.0, rows, local, places)
+        before = places.get(target["tensor"])
+        if isinstance(found, _Place) and before is not None and found.of == before.of:
+            return found if found == before else "it puts a piece in a place of another one"
+        return found
     if op.kind == REDUCE:
         _, addends, weights = _arguments(op)
         if not addends or (weights is not None and len(weights) != len(addends)):

@@ -30,18 +30,20 @@ from pardnn.shard.spread_calls import cut_work, run
 from pardnn.shard.spread_draws import draw, is_drawn
 
 
-def spread(graph: Graph, sharding: Sharding) -> Plan:
+def spread(graph: Graph, sharding: Sharding, *, in_turn: bool = False) -> Plan:
     """Return the plan that carries out a sharding, without metadata.
 
     Args:
         graph: A captured graph.
         sharding: A layout for every tensor and the cut loops of every call; see `valid_sharding`.
+        in_turn: Receive the pieces of a region one after the other, so that less memory is held
+            and a region takes longer.
 
     Raises:
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
         DescriptionError: E220, if a description is wrong.
     """
-    b = Builder(graph, sharding)
+    b = Builder(graph, sharding, in_turn=in_turn)
     undescribed: Counter[str] = Counter()
     for number in graph.arrays.topological.tolist():
         op = graph.ops[number]

@@ -54,12 +54,14 @@ class Builder:
     Args:
         graph: The graph.
         sharding: The decision.
+        in_turn: Receive the pieces of a region one after the other.
 
     Raises:
         InvalidPlanError: E410, if a layout cannot be.
     """
 
-    def __init__(self, graph: Graph, sharding: Sharding) -> None:
+    def __init__(self, graph: Graph, sharding: Sharding, *, in_turn: bool = False) -> None:
+        self.in_turn = in_turn
         self.graph = graph
         self.sharding = sharding
         self.mesh = sharding.mesh

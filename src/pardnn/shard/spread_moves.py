@@ -1,5 +1,8 @@
 """Moving tensors between devices: what each needs is cut out, sent, and put together or added up.
 
+Received pieces are put together at once; in turn, each is received just before it is copied to its
+place, so that only one is there beside the buffer: less memory, and less transfer at a time.
+
 Idea: a piece is cut out once per owner and box, whoever needs it. A piece with gaps is packed
 before it is sent, so that the memory of the copy is part of the plan. Partial results are added by
 the owner of each block, in the order of the devices, so that all copies agree in every bit.
@@ -14,8 +17,9 @@ from typing import Any, NamedTuple
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Tensor
 from pardnn.plan.mesh import Box, cut_points
-from pardnn.plan.partition import FETCH, REDUCE, SLICE
+from pardnn.plan.partition import FETCH, REDUCE, SLICE, UPDATE
 from pardnn.shard.boxes import (
+    Part,
     bytes_of,
     clipped,
     cover,
@@ -81,16 +85,21 @@ def view(b: Builder, held: Held, device: int, box: Box, at: At, name: str | None
 def _pieces(
     b: Builder,
     held: Held,
-    parts: Mapping[int, Sequence[tuple[int, Box]]],
+    parts: Mapping[int, Sequence[Part]],
     at: At,
     makers: Sequence[str],
-) -> dict[tuple[int, Box], str]:
-    """Cut out and send what devices take of each other; return the name of each piece."""
-    targets: dict[tuple[int, Box], list[int]] = {}
+    turns: Mapping[tuple[int, Part], str] | None = None,
+) -> dict[Part, str]:
+    """Cut out and send what devices take of each other; return the name of each piece.
+
+    Receives are posted before the op in `makers`, or in `turns` by device and piece.
+    """
+    targets: dict[Part, list[int]] = {}
     for device, listed in parts.items():
         for key in listed:
             targets.setdefault(key, []).append(device)
-    names: dict[tuple[int, Box], str] = {}
+    names: dict[Part, str] = {}
+    copies: set[str] = set()
     for (owner, box), readers in targets.items():
         own, name = held.boxes[owner], held.names[owner]
         assert own is not None
@@ -101,12 +110,17 @@ def _pieces(
         piece = view(b, held, owner, box, at)
         if readers != [owner] and piece in b.gaps:
             piece = packed(b, held.tensor, owner, box, piece, at)
+            copies.add(piece)
         names[owner, box] = piece
     for (owner, box), readers in targets.items():
         for device in readers:
             if device != owner:
                 piece = names[owner, box]
-                b.send(piece, owner, device, makers[device], at.hold[owner] or piece)
+                before = (turns or {}).get((device, (owner, box)), makers[device])
+                hold = at.hold[owner] or piece
+                if turns is not None and owner in parts and piece in copies:
+                    hold = makers[owner]  # a copy is let go before the op itself allocates
+                b.send(piece, owner, device, before, hold)
     return names
 
 
@@ -137,7 +151,7 @@ def fetch(
         outs: Names of what they make.
     """
     tensor, shape = held.tensor, held.tensor.shape or ()
-    parts: dict[int, Sequence[tuple[int, Box]]] = {}
+    parts: dict[int, Sequence[Part]] = {}
     for device, want in enumerate(wants):
         if want is None:
             continue
@@ -148,17 +162,60 @@ def fetch(
             raise InvalidPlanError(
                 f"no device holds all that op {shown(at.op.name)} needs of {shown(tensor.name)}"
             )
-    pieces = _pieces(b, held, parts, at, makers)
+    turns = _turns(b, tensor, parts, makers)
+    pieces = _pieces(b, held, parts, at, makers, turns)
     collective = collective_of(b.mesh, held.boxes, [w and w.box for w in wants], shape)
     for device, listed in parts.items():
         want = wants[device]
         assert want is not None
-        rows = [[{"tensor": pieces[key]}, box_list(relative(key[1], want.box))] for key in listed]
-        args = [list(lengths(want.box)), number(want.fill), rows]
-        inputs = [pieces[key] for key in listed]
-        output = part(tensor, outs[device], want.box)
+        mine = {key: turns[device, key] for key in listed if (device, key) in turns}
+        together = [key for key in listed if key not in mine]
+        name = b.fresh(f"{tensor.name}:{at.op.name}:buffer") + f"@{device}"
+        maker, out = (name, name) if mine else (makers[device], outs[device])
+        rows = [[{"tensor": pieces[k]}, box_list(relative(k[1], want.box))] for k in together]
+        args = [list(lengths(want.box)), number(0.0 if mine else want.fill), rows]
+        if want.fill is not None:
+            args[1] = number(want.fill)
         more: dict[str, Any] = {"collective": collective}
-        b.helper(device, makers[device], FETCH, args, inputs, output, at, more=more)
+        output = part(tensor, out, want.box)
+        b.helper(device, maker, FETCH, args, [pieces[k] for k in together], output, at, more=more)
+        for key, turn in mine.items():
+            final = outs[device] if turn == makers[device] else turn
+            out = _received(b, tensor, device, want.box, key, pieces[key], (out, turn, final), at)
+
+
+def _turns(
+    b: Builder, tensor: Tensor, parts: Mapping[int, Sequence[Part]], makers: Sequence[str]
+) -> dict[tuple[int, Part], str]:
+    """Return which op puts in which received piece, if a device takes one after the other."""
+    found: dict[tuple[int, Part], str] = {}
+    for device, listed in parts.items():
+        remote = [key for key in listed if key[0] != device] if b.in_turn else []
+        for key in remote[:-1]:
+            found[device, key] = b.fresh(f"{tensor.name}:turn") + f"@{device}"
+        if remote:
+            found[device, remote[-1]] = makers[device]
+    return found
+
+
+def _received(
+    b: Builder,
+    tensor: Tensor,
+    device: int,
+    region: Box,
+    key: Part,
+    piece: str,
+    names: tuple[str, str, str],
+    at: At,
+) -> str:
+    """Put a received piece into its place; `names`: buffer, op, and what the buffer is then."""
+    buffer, maker, final = names
+    args = [{"tensor": buffer}, box_list(relative(key[1], region)), {"tensor": piece}]
+    output = part(tensor, final, region, buffer)
+    more: dict[str, Any] = {"mutates": [buffer]}
+    return b.helper(
+        device, maker, UPDATE, args, (buffer, piece), output, at, memory="reference", more=more
+    )
 
 
 def settle(b: Builder, raw: Held, shares: Sequence[LeafShare], at: At, *, is_view: bool) -> None:
