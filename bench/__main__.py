@@ -1,8 +1,9 @@
 """The quick benchmarks, a few minutes on one core; others by their names.
 
 `capture` times capturing, `capture-zoo` captures the zoo's graphs,
-`thesis` regenerates the tables of the ParDNN thesis,
-`tofu-equality` compares sharded training with one device, `steps` step times with DDP and FSDP2.
+`thesis` regenerates the tables of the ParDNN thesis, `scale` times planning up to a million ops,
+`tofu-search` measures the search of shardings, `tofu-equality` compares sharded training with
+one device, `steps` step times with DDP and FSDP2.
 """
 
 import importlib
@@ -13,9 +14,11 @@ NAMED = {
     "capture-zoo": "bench.zoo_graphs",
     "fidelity": "bench.fidelity",
     "placement": "bench.placement",
+    "scale": "bench.scale",
     "thesis": "bench.thesis",
     "steps": "bench.steps",
     "tofu-equality": "bench.equality",
+    "tofu-search": "bench.tofu_search",
 }
 
 if __name__ == "__main__":
