@@ -167,6 +167,33 @@ def test_found_wherever_residual_groups_pack() -> None:
         assert int(peaks(a, plan).max()) <= limit
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("serial", [False, True])
+def test_large_graphs_take_few_walks_to_valid_plans(
+    family: str, serial: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is done above 50,000 ops, on small graphs: see the constants."""
+    monkeypatch.setattr("pardnn.place.pardnn.partition.MANY_OPS", 10)
+    monkeypatch.setattr("pardnn.place.pardnn.memory.MANY_OPS", 10)
+    monkeypatch.setattr("pardnn.place.pardnn.mapping.MOST_LEVELS", 8)
+    monkeypatch.setattr("pardnn.place.pardnn.mapping.LEVEL_BINS", 4)
+    monkeypatch.setattr("pardnn.place.pardnn.curves.MOST_LEAVES", 16)
+    graph = random_graph(7, 60, family)
+    cluster = cluster_of(3, serial=serial)
+    machine = machine_for(graph, cluster)
+    free = place_pardnn(graph, machine, [None] * 3).plan
+    assert plan_problems(graph, plan_from_arrays(graph, free), cluster) == []
+    assert simulate(graph, machine, free).makespan <= serial_seconds(machine) * (1 + 1e-12)
+    for tightness in (1.0, 0.7):
+        limit = int(one_device_peak(graph) * tightness)
+        try:
+            tight = place_pardnn(graph, machine, [limit] * 3).plan
+        except InfeasibleError:
+            assert tightness < 1
+            break
+        assert plan_problems(graph, plan_from_arrays(graph, tight), limited(cluster, limit)) == []
+
+
 def test_same_input_same_plan() -> None:
     graph = random_graph(1, 120, "transformer")
     machine = machine_for(graph, cluster_of(3))

@@ -19,12 +19,15 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
+from pardnn.sim.sorting import by_column
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
 
 
 def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
     """Return (owning tensor, op) for every op that writes a storage in place."""
+    if not any(writes(op) for op in graph.ops):
+        return np.empty((0, 2), dtype=np.int64)
     tensor_id = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
     alias = graph.arrays.tensor_alias
     pairs: list[tuple[int, int]] = []
@@ -77,7 +80,7 @@ def ordered_plan(
         overwrites: From `first_overwrites`.
     """
     place = np.ascontiguousarray(place, dtype=np.int64)
-    order_op = np.lexsort((timeline.dispatch, place)).astype(np.int64)
+    order_op = by_column(timeline.dispatch, place)
     counts = np.bincount(place, minlength=num_devices)
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
     plan = PlanArrays(
@@ -110,7 +113,7 @@ def free_plan(
         rank: Position of each op in a topological order of all ops.
     """
     place = np.ascontiguousarray(place, dtype=np.int64)
-    order_op = np.lexsort((rank, place)).astype(np.int64)
+    order_op = by_column(rank, place)
     counts = np.bincount(place, minlength=num_devices)
     order_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     transfers = transfers_of(arrays, place, num_devices)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 
+from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
 from pardnn.place.fitting import fits
@@ -21,6 +23,7 @@ from pardnn.place.pardnn.memory import Task, fit_memory, nearest
 from pardnn.place.pardnn.partition import partition, timeline_of
 from pardnn.place.schedule import first_overwrites, ordered_plan
 from pardnn.place.witness import infeasible
+from pardnn.plan.plan import PlanArrays
 from pardnn.sim.machine import Machine
 
 
@@ -39,35 +42,69 @@ def place_pardnn(
         InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
     """
     del seed
-    begin = time.perf_counter()
     overwrites = first_overwrites(graph)
-    group = colocated(graph.arrays, overwrites)
+    try:
+        return place_arrays(graph.arrays, machine, capacities, overwrites)
+    except _NothingFitsError as error:
+        raise infeasible(graph, error.nearest, capacities, error.group) from None
+
+
+class _NothingFitsError(InfeasibleError):
+    """No plan was found: what the search came nearest with."""
+
+    def __init__(self, nearest: PlanArrays, group: ndarray) -> None:
+        super().__init__("no plan fits")
+        self.nearest = nearest
+        self.group = group
+
+
+def place_arrays(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: list[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> Decision:
+    """Place and order a graph that is given as arrays alone.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        overwrites: From `first_overwrites`.
+
+    Raises:
+        InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
+    """
+    begin = time.perf_counter()
+    group = colocated(arrays, overwrites)
     group.setflags(write=False)
-    problem = problem_of(graph.arrays._replace(group=group), machine)
-    seconds = {"groups": time.perf_counter() - begin}
+    problem = problem_of(arrays._replace(group=group), machine)
+    seconds = {"problem": time.perf_counter() - begin}
     candidates, by_step = partition(problem)
     seconds |= by_step
     best = candidates[0]
-    plan = ordered_plan(
-        graph.arrays, machine.num_devices, best.place, timeline_of(problem, best), overwrites
-    )
-    if fits(graph.arrays, plan, capacities):
+    begin = time.perf_counter()
+    timeline = timeline_of(problem, best)
+    plan = ordered_plan(arrays, machine.num_devices, best.place, timeline, overwrites)
+    seconds["order"] = time.perf_counter() - begin
+    if all(limit is None for limit in capacities) or fits(arrays, plan, capacities):
         return Decision(plan, 0, seconds)
     begin = time.perf_counter()
     task = Task(problem, _with_views(problem, overwrites), capacities, overwrites)
     found = fit_memory(task, candidates)
     seconds["memory"] = time.perf_counter() - begin
     if found is None:
-        raise infeasible(graph, nearest(task), capacities, group)
-    moved = int((found.plan.place != best.place).sum())
-    return Decision(found.plan, moved, seconds)
+        raise _NothingFitsError(nearest(task), group)
+    return Decision(found, int((found.place != best.place).sum()), seconds)
 
 
 def _with_views(problem: Problem, overwrites: ndarray) -> Problem:
+    if bool((problem.arrays.tensor_alias < 0).all()):
+        return problem
     group = colocated(problem.arrays, overwrites, with_views=True)
     group.setflags(write=False)
     try:
-        return problem_of(problem.arrays._replace(group=group), problem.machine)
+        return problem_of(problem.arrays._replace(group=group), problem.machine, problem.flow)
     except InfeasibleError:
         # A view runs where what it views cannot; the plan is checked as it is either way.
         return problem

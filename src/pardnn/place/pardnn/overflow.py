@@ -33,8 +33,9 @@ from pardnn.sim.heap import heap_pop, heap_push
 
 #: Rounds in which each unit may move once.
 ROUNDS = 4
-#: Devices that a unit tries in a large graph, the last one that with most room.
-MOST_TRIES = 4
+#: In a large graph: devices that a unit tries, the last one that with most room; and units that may
+#: stay where they are, as a share of all, before repair is given up.
+MOST_TRIES, MOST_STUCK = 3, 0.02
 
 
 class Units(NamedTuple):
@@ -76,12 +77,14 @@ def resolve_overflow(problem: Problem, curves: Curves) -> bool:
     if bool((curves.top[:, 1] <= curves.most).all()):
         return True
     units, index = units_of(problem), alive_index(curves)
-    tries = MOST_TRIES if curves.shift else len(curves.most)
+    tries, rounds, patience = len(curves.most), ROUNDS, len(problem.runs)
+    if curves.shift:
+        tries, rounds, patience = MOST_TRIES, 1, int(MOST_STUCK * len(problem.runs))
     stamp = np.zeros(problem.arrays.num_tensors + 1, dtype=np.int64)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         moved = np.zeros(len(problem.runs), dtype=np.bool_)
         potential = np.zeros(len(problem.runs), dtype=np.int64)
-        if _resolve_kernel(curves, units, *index, moved, potential, stamp, tries):
+        if _resolve_kernel(curves, units, *index, moved, potential, stamp, tries, patience):
             return True
     return False
 
@@ -244,6 +247,7 @@ def _resolve_kernel(
     potential: ndarray,
     stamp: ndarray,
     tries: int,
+    patience: int,
 ) -> bool:
     k, n = len(c.most), len(moved)
     comm, tried, peaks = np.empty(k), np.empty(k, dtype=np.bool_), np.empty(k, dtype=np.int64)
@@ -276,18 +280,21 @@ def _resolve_kernel(
                 ratios = heap_pop(by_ratio, ratio_unit, ratios)
             while costs > 0 and (moved[cost_unit[0]] or potential[cost_unit[0]] < over):
                 costs = heap_pop(by_cost, cost_unit, costs)
-            if ratios == 0:
+            if ratios == 0 or patience < 0:
                 break
             unit = ratio_unit[0]
             if costs > 0 and by_cost[0] < cost[unit]:
                 unit = cost_unit[0]
             moved[unit] = True
             _neighbourhood(c, u, unit, comm)
-            progress |= _try_to_move(c, u, unit, d, at, tries, comm, peaks, tried, stamp)
+            if _try_to_move(c, u, unit, d, at, tries, comm, peaks, tried, stamp):
+                progress = True
+            else:
+                patience -= 1
             over = max_range(tree, at, at + 1) - c.most[d]
         for i in range(count):
             potential[touched[i]] = 0
-        if over > 0 and not progress:
+        if over > 0 and (not progress or patience < 0):
             return False
 
 

@@ -1,0 +1,244 @@
+"""Scale: time of ParDNN against the size of the graph, step by step, as one dated page.
+
+`python -m bench scale [--quick]` writes `bench/results/<date>_scale.md`. Graphs are arrays, made
+here: no file is read and no name is looked at. Kernels are compiled by a small graph of the same
+kind first. Seconds are processor time of one thread, so that other work on the machine counts
+little; ratios are to one bottom-level pass over the same graph in the same process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import GraphArrays, transposed
+from pardnn.place.pardnn.algorithm import place_arrays
+from pardnn.sim.bounds import lower_bound_seconds
+from pardnn.sim.engine import run_lists
+from pardnn.sim.levels import bottom_levels
+from pardnn.sim.machine import Machine
+from pardnn.sim.peak import peaks
+
+RESULTS = Path(__file__).parent / "results"
+BANDWIDTH, LATENCY, MEAN_SECONDS = 140e9, 25e-6, 1e-3
+DEVICES = 16
+#: Of the peak without limits: what every other device may hold in the runs under a limit.
+TIGHTNESS = 0.5
+Shape = tuple[int, ndarray, ndarray]
+
+
+def layered(num_ops: int, num_edges: int, rng: np.random.Generator) -> Shape:
+    """Layers of sqrt(n) ops; each reads one of the layer before, some more of the three before."""
+    width = max(2, round(num_ops**0.5))
+    reader = np.concatenate(
+        [np.arange(width, num_ops), rng.integers(width, num_ops, max(0, num_edges - num_ops))]
+    )
+    back = np.where(np.arange(len(reader)) < num_ops - width, 1, rng.integers(1, 4, len(reader)))
+    first = np.maximum(reader - reader % width - back * width, 0)
+    return num_ops, reader, first + rng.integers(0, width, len(reader))
+
+
+def chain(num_ops: int, num_edges: int, rng: np.random.Generator) -> Shape:
+    """Every op reads the one before."""
+    del num_edges, rng
+    return num_ops, np.arange(1, num_ops), np.arange(num_ops - 1)
+
+
+def fan_out(num_ops: int, num_edges: int, rng: np.random.Generator) -> Shape:
+    """All ops read the first."""
+    del num_edges, rng
+    return num_ops, np.arange(1, num_ops), np.zeros(num_ops - 1, dtype=np.int64)
+
+
+def fan_in(num_ops: int, num_edges: int, rng: np.random.Generator) -> Shape:
+    """The last op reads all."""
+    del num_edges, rng
+    return num_ops, np.full(num_ops - 1, num_ops - 1), np.arange(num_ops - 1)
+
+
+def isolated(num_ops: int, num_edges: int, rng: np.random.Generator) -> Shape:
+    """No edges."""
+    del num_edges, rng
+    return num_ops, np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+
+
+#: Name, shape, ops, edges at most.
+CASES: tuple[tuple[str, Callable[..., Shape], int, int], ...] = (
+    ("layered", layered, 100_000, 200_000),
+    ("layered", layered, 200_000, 309_000),
+    ("layered", layered, 1_000_000, 2_000_000),
+    ("chain", chain, 1_000_000, 0),
+    ("fan-out", fan_out, 100_000, 0),
+    ("fan-in", fan_in, 100_000, 0),
+    ("isolated", isolated, 100_000, 0),
+)
+
+
+def _frozen(values: ndarray) -> ndarray:
+    array = np.ascontiguousarray(values, dtype=np.int64)
+    array.setflags(write=False)
+    return array
+
+
+def arrays_of(shape: Shape, tensor_bytes: ndarray) -> GraphArrays:
+    """Return the arrays of a graph in which op i makes tensor i."""
+    n = shape[0]
+    key = np.unique(shape[1] * n + shape[2])
+    reader, maker = key // n, _frozen(key % n)
+    ptr = _frozen(np.concatenate([[0], np.cumsum(np.bincount(reader, minlength=n))]))
+    consumer_ptr, consumer_op = transposed(ptr, maker, n)
+    ones, none, rows = _frozen(np.arange(n)), _frozen(np.empty(0)), _frozen(np.zeros(n + 1))
+    return GraphArrays(
+        output_ptr=_frozen(np.arange(n + 1)),
+        input_ptr=ptr,
+        input_tensor=maker,
+        after_ptr=rows,
+        after_op=none,
+        before_ptr=rows,
+        before_op=none,
+        consumer_ptr=consumer_ptr,
+        consumer_op=consumer_op,
+        tensor_op=ones,
+        tensor_bytes=_frozen(tensor_bytes),
+        tensor_alias=_frozen(np.full(n, -1)),
+        workspace=_frozen(np.zeros(n)),
+        memory=_frozen(np.zeros(n)),
+        group=ones,
+        topological=ones,
+    )
+
+
+def problem(shape: Shape, rng: np.random.Generator) -> tuple[GraphArrays, Machine]:
+    """Return a graph with a CCR of 1 at most, and equal devices."""
+    n = shape[0]
+    seconds = rng.gamma(2.0, MEAN_SECONDS / 2, n)
+    readers = np.bincount(shape[2], minlength=n)
+    room = max(0.0, seconds.sum() - LATENCY * readers.sum())
+    size = rng.uniform(0.2, 1.8, n) * room * BANDWIDTH / max(int(readers.sum()), 1)
+    apart = ~np.eye(DEVICES, dtype=bool)
+    machine = Machine(
+        seconds=np.ascontiguousarray(seconds[None, :]),
+        device_class=np.zeros(DEVICES, dtype=np.int64),
+        latency=np.where(apart, LATENCY, 0.0),
+        bandwidth=np.where(apart, BANDWIDTH, np.inf),
+        serial=0,
+    )
+    return arrays_of(shape, size), machine
+
+
+def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
+    """Return a result and its seconds of processor time."""
+    begin = time.process_time()
+    result = function(*arguments)
+    return result, time.process_time() - begin
+
+
+def measure(name: str, shape: Shape, seed: int, *, limited: bool) -> dict[str, Any]:
+    """Plan one graph without limits, and under one that makes ops move if `limited`."""
+    arrays, machine = problem(shape, np.random.default_rng(seed))
+    none = np.empty((0, 2), dtype=np.int64)
+    free: list[int | None] = [None] * DEVICES
+    decision, seconds = timed(place_arrays, arrays, machine, free, none)
+    one_pass = min(timed(bottom_levels, arrays, machine)[1] for _ in range(5))
+    bound, bound_s = timed(lower_bound_seconds, arrays, machine)
+    row: dict[str, Any] = {
+        "graph": name,
+        "ops": arrays.num_ops,
+        "edges": len(arrays.input_tensor),
+        "seconds": seconds,
+        "pass": one_pass,
+        "steps": dict(decision.seconds_by_step),
+        "gap": run_lists(arrays, machine, decision.plan).makespan / bound,
+        "bound_s": bound_s,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+    if limited:
+        limit = int(peaks(arrays, decision.plan).max() * TIGHTNESS)
+        limits = [limit if device % 2 else None for device in range(DEVICES)]
+        try:
+            tight, row["tight"] = timed(place_arrays, arrays, machine, limits, none)
+        except InfeasibleError:
+            return row
+        row["moved"] = tight.moved_ops / arrays.num_ops
+    return row
+
+
+STEPS = ("problem", "single", "slicing", "mapping", "refinement", "listing", "order")
+
+
+def page(rows: list[dict[str, Any]], command: str) -> str:
+    """Return the results as Markdown."""
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    versions = f"Python {platform.python_version()}, numba {importlib.metadata.version('numba')}"
+    head = "graph | ops | edges | plan | one pass | ratio | limited | / plan | moved | bound | gap"
+    lines = [
+        f"# Scale, {date}",
+        "",
+        f"`{command}`; {platform.machine()}, {versions}, {DEVICES} equal devices.",
+        "",
+        "Measured, kernels compiled: seconds of processor time on one thread, while other work",
+        "shares the machine. `ratio` is to one bottom-level pass over the same graph in the same",
+        "run; `memory` is the process's peak so far, in GiB; `gap` is makespan / lower bound, and",
+        "`bound` the seconds that the bound itself takes. `limited` is the time of the whole plan",
+        f"when every other device may hold {TIGHTNESS:g} of the peak without limits, `moved` the",
+        "share of ops that are then elsewhere.",
+        "",
+        f"| {head} | memory |",
+        "| --- |" + " --- |" * 11,
+    ]
+    for r in rows:
+        tight = "" if "tight" not in r else f"{r['tight']:.2f}"
+        times = "" if not tight else f"{r['tight'] / r['seconds']:.2f}"
+        moved = "" if not tight else f"{100 * r['moved']:.1f} %"
+        lines.append(
+            f"| {r['graph']} | {r['ops']} | {r['edges']} | {r['seconds']:.2f} | {r['pass']:.4f} | "
+            f"{r['seconds'] / r['pass']:.0f} | {tight} | {times} | {moved} | {r['bound_s']:.2f} | "
+            f"{r['gap']:.3f} | {r['peak']:.2f} |"
+        )
+    lines += ["", "Seconds of each step, without limits (wall time, as the planner counts it):", ""]
+    lines += [
+        "| graph | ops | " + " | ".join(STEPS) + " |",
+        "| --- | --- |" + " --- |" * len(STEPS),
+    ]
+    for r in rows:
+        cells = " | ".join(f"{r['steps'].get(step, 0.0):.3f}" for step in STEPS)
+        lines.append(f"| {r['graph']} | {r['ops']} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the ops; prints alone")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    rng = np.random.default_rng(options.seed)
+    for warm_up in (3_000, 60_000):  # below and above the sizes that change the algorithm
+        measure("warm-up", layered(warm_up, 2 * warm_up, rng), options.seed, limited=True)
+    rows = []
+    for name, shape, ops, edges in CASES:
+        scale = 10 if options.quick else 1
+        made = shape(ops // scale, edges // scale, rng)
+        rows.append(measure(name, made, options.seed, limited=name == "layered"))
+        sys.stderr.write(f"{name} {ops // scale}: {rows[-1]['seconds']:.2f} s\n")
+    text = page(rows, " ".join(["python -m bench scale", *(arguments or [])]))
+    if not options.quick:
+        date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+        (RESULTS / f"{date}_scale.md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
