@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import os
 import platform
 import resource
 import sys
@@ -143,7 +144,8 @@ def page(rows: Sequence[dict[str, Any]], command: str) -> str:
         f"`{command}`; {platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, one thread. CPU seconds; the step runs three times in each capture. "
         "The columns after `ms an op` are shares of the time of a capture. "
-        f"Largest resident size of the process: {memory:.0f} MiB."
+        f"Largest resident size of the process: {memory:.0f} MiB. Load of the machine at the end, "
+        f"which inflates CPU seconds: {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores."
     )
     lines = [
         f"# Capture, {datetime.date.today()}",

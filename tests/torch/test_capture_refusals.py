@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pardnn.backends.torch import fakes
 from pardnn.backends.torch.capture import capture
 from pardnn.errors import UnsupportedError, UsageError
 from tests.torch import models
@@ -240,10 +241,16 @@ def recurrent(fused):
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
-def test_a_fused_recurrent_layer_and_its_rewrite():
-    step, args = recurrent(fused=True)()
-    assert "torch.backends.mkldnn.flags" in refused(step, args).message
+def test_a_fused_recurrent_layer_and_its_rewrite(monkeypatch):
+    graph = assert_equal(recurrent(fused=True))
+    layers = [op for op in graph.ops if op.kind == "aten.mkldnn_rnn_layer.default"]
+    assert len(layers) == 2
+    assert all(op.outputs[3].bytes > 0 for op in layers)  # the workspace of the backward pass
     assert_equal(recurrent(fused=False))
+    monkeypatch.setattr(fakes, "_MAX_RNN_BYTES", 100)
+    error = refused(*recurrent(fused=True)())
+    assert "torch.backends.mkldnn.flags" in error.message
+    assert "test_capture_refusals.py" in error.details["source"]
 
 
 def test_sparse_gradients():

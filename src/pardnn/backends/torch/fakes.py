@@ -18,12 +18,17 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from pardnn.backends.torch.signature import fake_result
 from pardnn.backends.torch.values import Geometry, geometry_of
 
 _META = torch.device("meta")
+FUSED_RNN = torch.ops.aten.mkldnn_rnn_layer.default
+#: Above this, running a layer to learn its workspace would cost more than a capture may take.
+_MAX_RNN_BYTES = 1 << 30
+#: Workspace and outputs over the bytes of the gates of all time steps; 4 was measured.
+_RNN_BYTES_PER_GATE = 5
 #: An output that is no tensor, or none at all, is made as it was.
 _PLAIN = (type(None), bool, int, float)
 
@@ -84,17 +89,28 @@ class FakeResults:
             key: All else that the result depends on; None if it may depend on more.
         """
         if key is None:
-            return fake_result(func, args, kwargs)
-        key = (func, key, torch.get_default_dtype())
+            return self._asked(func, args, kwargs)
+        key = (func, key, torch.get_default_dtype(), torch.is_grad_enabled())
         recipes = self._known.get(key)
         if recipes is not None:
             if recipes.kind is None:
                 return self._made(recipes.outputs[0], tensors)
             return recipes.kind(self._made(recipe, tensors) for recipe in recipes.outputs)
-        result = fake_result(func, args, kwargs)
+        result = self._asked(func, args, kwargs)
         if key not in self._known:
             self._known[key] = self._recipes(result, tensors)
         return result
+
+    def _asked(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        result = fake_result(func, args, kwargs)
+        if func is not FUSED_RNN:
+            return result
+        *others, workspace = result
+        num_bytes = _fused_rnn_workspace(args)
+        if num_bytes is None:
+            return *others, None
+        # Created under the fake mode, which is the one that is active here.
+        return *others, torch.empty(num_bytes, dtype=workspace.dtype, device=workspace.device)
 
     def identity(self, func: torch._ops.OpOverload, tensor: FakeTensor) -> Any:
         """Return `func(tensor)` of an op that returns its input as a new tensor."""
@@ -167,6 +183,28 @@ class FakeResults:
         attributes = dict(output.__dict__)
         recipe = Recipe(argument, geometry_of(output), output.fake_device, attributes)
         return recipe if _alike(output, self._made(recipe, tensors)) else None
+
+
+def is_too_large_to_run(args: Sequence[Any]) -> bool:
+    """Whether a fused recurrent layer takes too much to be run once while it is captured."""
+    x, gates = args[0], args[1].shape[0]
+    given = sum(t.numel() * t.element_size() for t in args if isinstance(t, torch.Tensor))
+    made = _RNN_BYTES_PER_GATE * x.shape[0] * x.shape[1] * gates * x.element_size()
+    return given + made > _MAX_RNN_BYTES
+
+
+def _fused_rnn_workspace(args: Sequence[Any]) -> int | None:
+    """Return the bytes that a fused recurrent layer hands to its backward pass; None for none.
+
+    oneDNN alone knows them, and the fake kernel says 0: the layer is run once on zeros.
+    """
+    with unset_fake_temporarily():
+        real = [
+            torch.zeros(arg.shape, dtype=arg.dtype) if isinstance(arg, torch.Tensor) else arg
+            for arg in args
+        ]
+        workspace = FUSED_RNN(*real)[3]
+        return None if workspace is None else workspace.nbytes
 
 
 def _alike(one: FakeTensor, other: FakeTensor) -> bool:

@@ -34,6 +34,9 @@ from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Op
 from pardnn.plan.partition import DRAW
 
+#: It makes the workspace of its backward pass, its last output, only where gradients are recorded.
+_FUSED_RNN = "aten.mkldnn_rnn_layer.default"
+_FUSED_RNN_OUTPUTS = 4
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]
 
@@ -276,10 +279,23 @@ def bind(op: Op, device: torch.device | str) -> Call:
         raise FileError(f"op {op.name!r:.80} refers to {min(unknown)!r:.80}, not among its inputs")
     if kind.startswith("pardnn."):
         return _storing(planned_call(op, args, device), op, arguments.get("returns"))
-    call = _caller(find_call(kind), args, kwargs)
+    call = _caller(_kernel(op, kind), args, kwargs)
     if boxes is not None:
         call = cut_results(call, boxes, ones, device, flatten_result)
     return _storing(call, op, arguments.get("returns"))
+
+
+def _kernel(op: Op, kind: str) -> Callable[..., Any]:
+    function = find_call(kind)
+    if kind != _FUSED_RNN or len(op.outputs) < _FUSED_RNN_OUTPUTS:
+        return function
+
+    def as_in_training(*args: Any, **kwargs: Any) -> Any:
+        # The kernel sees that gradients are recorded, and autograd records none.
+        with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
+            return function(*args, **kwargs)
+
+    return as_in_training
 
 
 def _drawn(

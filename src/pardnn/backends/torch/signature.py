@@ -30,8 +30,8 @@ _IDENTITIES = frozenset({
 _VIEWS_IN_PLACE = frozenset({
     "as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_",
 })  # fmt: skip
-#: Their fake kernels do not know the size of the workspace that they hand to the backward pass.
-_HIDDEN_SIZES = frozenset({"aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"})
+#: Nobody knows, without their device, how much they hand to the backward pass.
+_HIDDEN_SIZES = frozenset({"aten::_cudnn_rnn", "aten::miopen_rnn"})
 #: Questions about a tensor, and marks for profilers: no part of what is computed.
 _NO_CALLS = frozenset({"prim", "profiler"})
 _NO_EFFECT = frozenset({
@@ -132,6 +132,8 @@ def _role(op: torch._ops.OpOverload) -> str | None:
         return "hidden size"
     if name in _IDENTITIES:
         return "identity"
+    if name == "aten::mkldnn_rnn_layer":
+        return "fused rnn"
     return "view in place" if name.removeprefix("aten::") in _VIEWS_IN_PLACE else None
 
 

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardnn.backends.torch import refuse
 from pardnn.backends.torch.alias import Memory
-from pardnn.backends.torch.fakes import FakeResults
+from pardnn.backends.torch.fakes import FakeResults, is_too_large_to_run
 from pardnn.backends.torch.locate import Locator
 from pardnn.backends.torch.ops import flatten_result
 from pardnn.backends.torch.scalars import HostNode, inputs_behind, node_of, symbol, tests_zero
@@ -162,7 +162,9 @@ class Tracer(TorchDispatchMode):
             return func(*args, **kwargs)
         if sig.role == "no effect":
             return None
-        if sig.role == "hidden size":
+        if sig.role == "fused rnn" and not is_too_large_to_run(args):
+            return self._call(func, sig, args, kwargs)
+        if sig.role in ("hidden size", "fused rnn"):
             raise refuse.hidden_size(func._schema.name, self.locator.line())
         if sig.role == "identity":
             return self._identity(func, args[0])
