@@ -12,6 +12,7 @@ import sys
 NAMED = {
     "capture": "bench.capture",
     "capture-zoo": "bench.zoo_graphs",
+    "collectives": "bench.collectives",
     "fidelity": "bench.fidelity",
     "placement": "bench.placement",
     "scale": "bench.scale",

@@ -41,6 +41,11 @@ def llama() -> Entry:
                                       num_attention_heads=6, num_key_value_heads=6, vocab_size=96,
                                       max_position_embeddings=32)  # fmt: skip
     model = transformers.LlamaForCausalLM(config).train()
+    # The library's own norms compute in single precision whatever the model's: 1e-7 of difference.
+    for layer in (model.model, *model.model.layers):
+        for name, norm in list(layer.named_children()):
+            if name.endswith("norm"):
+                setattr(layer, name, nn.RMSNorm(48, eps=norm.variance_epsilon))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return language_step, (model, optimizer, torch.randint(96, (8, 24)))
 
