@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.api.algorithms import ALGORITHMS, AUTO_SMALL
+from pardnn.api.algorithms import ALGORITHMS, AUTO_SMALL, SOLVED
 from pardnn.api.planning import compare, decide, make_plan
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
@@ -204,3 +204,7 @@ def test_the_best_of_two_starts() -> None:
     assert plan_problems(graph, plan_from_arrays(graph, better), cluster_of(3)) == []
     times = [simulate(graph, machine, p).makespan for p in (*plans, better)]
     assert times[2] <= min(times)
+
+
+def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:
+    assert set(AUTO_SMALL) == ALGORITHMS.keys() - SOLVED

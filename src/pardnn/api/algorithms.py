@@ -33,10 +33,10 @@ SHARDED: dict[str, tuple[str, str]] = {
 #: Those that ask a solver in a child process, which may not be installed.
 SOLVED = frozenset({"m-sct", "metis", "exact"})
 
-#: What `auto` tries, the most promising first: all that need no solver, the last four only where
+#: What `auto` tries, the most promising first: all that need no solver, the last five only where
 #: they are cheap.
 AUTO = ("pardnn", "heft", "contiguous", "single")
-AUTO_SMALL = (*AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo")
+AUTO_SMALL = (*AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo", "layer-round-robin")
 #: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best two plans.
 SMALL_OPS = 50_000
 
