@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.cluster import Cluster
+from pardnn.cluster import Cluster, Device, Link, Rate
 from pardnn.errors import UsageError
 from pardnn.graph.ir import writes
 from pardnn.plan.mesh import make_mesh, owned_boxes
@@ -14,7 +14,7 @@ from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING
 from pardnn.shard.cost import is_call, total_bytes
 from pardnn.shard.leaves import leaves
 from pardnn.shard.problem import make_problem
-from pardnn.shard.search import best_state, completed, find_sharding, search
+from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, search
 from pardnn.shard.tables import ByBytes, Tables
 from tests.reference.sharding import least_bytes, naive_bytes
 from tests.shard.hand import chain, conv1d, matmul, mlp
@@ -165,6 +165,14 @@ def test_short_dims_stay_whole():
 
 def test_a_cluster_is_split_into_prime_factors():
     assert search(matmul(64, 64, 64), Cluster.uniform(6)).mesh.shape == (3, 2)
+
+
+def test_the_slowest_links_are_on_the_first_axis():
+    devices = tuple(Device(name=f"d{i}") for i in range(6))
+    near = [(i, j) for i in range(6) for j in range(i) if i // 3 == j // 3]
+    links = tuple(Link(source=f"d{i}", target=f"d{j}", bandwidth=1e11) for i, j in near)
+    cluster = Cluster(devices=devices, links=links, default_link=Rate(bandwidth=1e9))
+    assert mesh_of(cluster).shape == (2, 3)
 
 
 def test_unknown_objective():

@@ -79,8 +79,25 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def mesh_of(cluster: Cluster) -> Mesh:
-    """Return a mesh over a cluster: its prime factors, the largest first."""
-    return make_mesh(prime_factors(cluster.num_devices))
+    """Return a mesh over a cluster: its prime factors, the slowest links on the first axes.
+
+    Of all orders of the factors that is taken whose groups of neighbours have the fastest links
+    among themselves, summed over the levels; where all are equal, the largest factor first.
+    """
+    factors = prime_factors(cluster.num_devices)
+    bandwidth = cluster.arrays.bandwidth
+
+    def slowest(size: int) -> float:
+        return min(
+            float(bandwidth[i : i + size, i : i + size].min())
+            for i in range(0, len(bandwidth), size)
+        )
+
+    def speed(order: tuple[int, ...]) -> float:
+        return sum(slowest(math.prod(order[axis:])) for axis in range(1, len(order)))
+
+    orders = sorted(set(itertools.permutations(factors)), reverse=True)
+    return make_mesh(max(orders, key=speed))
 
 
 def search(
