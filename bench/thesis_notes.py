@@ -24,6 +24,9 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
 - **TRN on one device**: parameters, gradients and Adam's state are 32 GB together, more than the
   usable 29 GiB. It would fit if each update ran as soon as its gradient is there; the orders that
   the planner tries do not find that.
+- **Models of use case 2 that fit fewer devices**: Word-RNN-2 for the same reason as Word-RNN;
+  E3D-2 has a third of the published parameters, which seem to count Adam's moments
+  (`bench/zoo/e3d.py`).
 - **Speed-ups** at the largest batch are smaller than the thesis's superlinear ones, because one
   device is already well used at its larger batch; at the thesis's own batches they are shown
   separately. They are bounded by the degree of parallelism in both.
@@ -40,6 +43,8 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   are one group here and cannot be torn apart, views are no ops that could be dealt out, transfers
   are sent once per device and do not contend, and bottom levels order what the thesis leaves to
   TensorFlow's FIFO.
+- **At the edge of memory throughput may fall** from one number of devices to the next, as for
+  TRN-2: the largest batch is where the memory step has given up most for fitting.
 - **Linear clustering takes seconds**, not hours: it is another implementation of it.
 - **More ops are moved** by the memory step: it does not repair one placement, it also starts anew
   from placements packed by memory, and counted is every op that ends on another device than
