@@ -107,7 +107,7 @@ def test_two_halves_of_a_draw_are_the_draw_of_one_device() -> None:
         op = Op(name="drop@1", kind="pardnn.draw", outputs=(out,),
                 arguments={"args": args, "of": "drop", "returns": [None, "out"]})  # fmt: skip
         assert is_random(op)
-        assert drawn_once(op) == "drop"
+        assert drawn_once(op, {}) == "drop"
         env: dict[str, Any] = {}
         bind(op, CPU)(env)
         halves.append(env["out"])
