@@ -186,6 +186,9 @@ def _hold_and_post_kernel(
         first, end = plan.order_ptr[d], plan.order_ptr[d + 1]
         made = position[a.tensor_op[plan.message_tensor[i]]]
         p = max(made, first + np.searchsorted(done[first:end], arrived[i]))
+        # A transfer of no time is settled by order alone: two that tie could wait for each other.
+        while arrived[i] <= sent[i] and p < end and done[p] <= arrived[i]:
+            p += 1
         writer = first_overwrite(
             a, plan.place, position, overwrites, plan.message_tensor[i], d, made
         )
@@ -202,4 +205,6 @@ def _hold_and_post_kernel(
             if plan.place[op] == q:
                 last = min(last, position[op])
         p = first + np.searchsorted(reach[first : last + 1], sent[i], side="right") - 1
+        while arrived[i] <= sent[i] and p > first and reach[p] >= sent[i]:
+            p -= 1
         plan.message_post[i] = plan.order_op[max(p, first)]
