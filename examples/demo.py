@@ -40,7 +40,7 @@ def main() -> None:
     say(f"\n3. The plan for {DEVICES} devices of {MEMORY}")
     cluster = Cluster.uniform(DEVICES, memory=MEMORY, **LINK)
     # Whole ops: losses equal in every bit. Where ops are cut (`tofu`), sums differ by rounding.
-    plan, result = planned(graph, cluster, PlanOptions(algorithm="pardnn"))
+    plan, result = planned(graph, cluster, PlanOptions(algorithm="auto-whole"))
     say(plan_text(graph, plan, result))
     kinds = memory_by_device(graph, plan_arrays(graph, plan))
     say(memory_table(kinds, [device.name for device in cluster.devices]))

@@ -227,7 +227,7 @@ def run(
     verify: Annotated[
         bool, typer.Option("--verify", help="Run the step on one device too and compare.")
     ] = False,
-    algorithm: opt.Algorithm = "auto",
+    algorithm: opt.Algorithm = "auto-whole",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
     seed: opt.Seed = 0,

@@ -40,7 +40,9 @@ Links = Annotated[str | None, typer.Option("--links", help="independent (the def
 ClusterChoice = Annotated[
     str | None, typer.Option("--cluster", help="Cluster file, or PRESET[:K] such as dgx-v100:4.")
 ]
-Algorithm = Annotated[str, typer.Option("--algorithm", help="auto, or one by name.")]
+Algorithm = Annotated[
+    str, typer.Option("--algorithm", help="auto, auto-whole (cuts no op), or one by name.")
+]
 Objective = Annotated[str, typer.Option("--objective", help="seconds or bytes.")]
 Reserve = Annotated[
     float, typer.Option("--reserve", help="Fraction of each device's memory left unused.")

@@ -68,6 +68,13 @@ def test_auto_cuts_ops_where_that_is_faster() -> None:
     assert slow.predicted.transfer_bytes == 0  # by rows: every device has all weights
 
 
+def test_auto_whole_cuts_no_op() -> None:
+    large = chain(batch=8192, width=4096)
+    plan = api.plan(large, Cluster.uniform(4), "auto-whole", costs="k80")
+    assert plan.partition is None
+    assert set(plan.placement) == {op.name for op in large.ops}
+
+
 def test_the_same_seed_gives_the_same_plan() -> None:
     plans = [api.plan(chain(), Cluster.uniform(4), "tofu", costs="k80") for _ in range(2)]
     assert plans[0] == plans[1]

@@ -56,7 +56,8 @@ def plan(
     Args:
         graph: The graph.
         cluster: Devices with hard memory limits, and links.
-        algorithm: "auto" takes the best; else one of `api.planning.ALGORITHMS`.
+        algorithm: "auto" takes the best, "auto-whole" the best that cuts no op; else a key of
+            `ALGORITHMS` or `SHARDED` in `api.algorithms`.
         objective: "seconds" minimises the makespan, "bytes" the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: The same input, options and seed give the same bytes of plan.
@@ -138,7 +139,7 @@ def parallelize(
     *args: Any,
     plan: Plan | None = None,
     cluster: Cluster | None = None,
-    algorithm: str = "auto",
+    algorithm: str = "auto-whole",
     reserve: float = 0.1,
     seed: int = 0,
     costs: str | None = None,
@@ -154,7 +155,8 @@ def parallelize(
         *args: Its arguments, the same on every rank.
         plan: Made for this step; None plans on rank 0 and shares the plan.
         cluster: What to plan for; None: one device per rank, as `Cluster.uniform`.
-        algorithm: As for `plan`.
+        algorithm: As for `plan`. The default places whole ops, so that losses keep every bit;
+            "auto" may also cut ops where that is faster.
         reserve: As for `plan`.
         seed: As for `plan`.
         costs: As for `plan`.

@@ -33,6 +33,10 @@ SHARDED: dict[str, tuple[str, str]] = {
 #: Those that ask a solver in a child process, which may not be installed.
 SOLVED = frozenset({"m-sct", "metis", "exact"})
 
+#: Names for the best of many. `auto` also considers cutting every op (`tofu`), which adds sums up
+#: in another order; with `auto-whole` each op runs on one device and losses keep every bit.
+BEST, BEST_WHOLE = "auto", "auto-whole"
+
 #: What `auto` tries, the most promising first: all that need no solver, the last five only where
 #: they are cheap.
 AUTO = ("pardnn", "heft", "contiguous", "single")
@@ -47,18 +51,18 @@ def check_algorithm(name: str) -> None:
     Raises:
         UsageError: E210, listing the algorithms.
     """
-    if name not in ("auto", *ALGORITHMS, *SHARDED):
-        known = ", ".join(["auto", *ALGORITHMS, *SHARDED])
+    if name not in (BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED):
+        known = ", ".join([BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED])
         raise UsageError(f"no algorithm {name!r:.40}; there are {known}", code="E210")
 
 
 def algorithms_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
     """Return what an algorithm's name stands for, on a graph of this size."""
-    if algorithm != "auto":
+    if algorithm not in (BEST, BEST_WHOLE):
         return (algorithm,)
     return AUTO_SMALL if num_ops <= SMALL_OPS else AUTO
 
 
 def is_polished(algorithm: str, num_ops: int) -> bool:
     """Return whether the best plans of `algorithm` are polished, on a graph of this size."""
-    return algorithm == "auto" and num_ops <= SMALL_OPS
+    return algorithm in (BEST, BEST_WHOLE) and num_ops <= SMALL_OPS

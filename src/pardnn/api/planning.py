@@ -12,6 +12,7 @@ import numpy as np
 
 from pardnn.api.algorithms import (
     ALGORITHMS,
+    BEST,
     SHARDED,
     algorithms_to_try,
     check_algorithm,
@@ -214,7 +215,8 @@ def make_plan(
         graph: The graph.
         cluster: What it runs on; memory limits are hard.
         costs: Durations of the graph's ops.
-        algorithm: A key of `ALGORITHMS`, or "auto" for the best of `AUTO`.
+        algorithm: A key of `ALGORITHMS`, or "auto" for the best of `AUTO` and `tofu`, or
+            "auto-whole" for the best of `AUTO` alone.
         objective: "seconds" minimises the makespan, "bytes" the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: Of the algorithm.
@@ -229,7 +231,7 @@ def make_plan(
     if objective not in ("seconds", "bytes"):
         raise UsageError(f"objective is {objective!r:.40}; it can be seconds or bytes")
     names = algorithms_to_try(algorithm, len(graph.ops))
-    if algorithm == "auto" and may_shard(graph, cluster):
+    if algorithm == BEST and may_shard(graph, cluster):
         names = (*names, "tofu")
     improve = objective == "seconds" and is_polished(algorithm, len(graph.ops))
     limited = any(device.memory is not None for device in cluster.devices)
