@@ -132,32 +132,33 @@ def bind_call(description: Description, call: Call) -> Bound:
             bound.arguments[name] = {key: walk(item, key, visit) for key, item in value.items()}
         else:
             bound.arguments[name] = walk(value, name, visit)
-    return Bound(_by_slot(signature, call), names, tensors, bound)
+    return Bound(_by_slot(description, call), names, tensors, bound)
 
 
-def _by_slot(signature: inspect.Signature, call: Call) -> Call:
+def _by_slot(description: Description, call: Call) -> Call:
     def visit(_: str, slot: str) -> Any:
         return {"tensor": slot}
 
-    slots = _positional_slots(signature, len(call.args))
+    slots = _positional_slots(description.function, len(call.args))
     args = tuple(walk(v, slot, visit) for v, slot in zip(call.args, slots, strict=True))
     kwargs = {key: walk(value, key, visit) for key, value in call.kwargs.items()}
     return replace(call, args=args, kwargs=kwargs)
 
 
-def _positional_slots(signature: inspect.Signature, count: int) -> list[str]:
+@lru_cache(maxsize=4096)
+def _positional_slots(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     slots: list[str] = []
-    for name, parameter in signature.parameters.items():
+    for name, parameter in _signature_of(function).parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             slots += [f"{name}.{n}" for n in range(count - len(slots))]
         elif parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
             slots.append(name)
-    return slots[:count]
+    return tuple(slots[:count])
 
 
 def replaced(description: Description, call: Call, attributes: Mapping[str, Any]) -> Call:
     """Return the call with some arguments changed, by parameter of the description."""
-    slots = _positional_slots(_signature_of(description.function), len(call.args))
+    slots = _positional_slots(description.function, len(call.args))
     args, kwargs = list(call.args), dict(call.kwargs)
     for name, value in attributes.items():
         if name in slots:

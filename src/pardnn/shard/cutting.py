@@ -3,7 +3,7 @@
 Idea: a call is interned by its fingerprint, and cutting one loop of it gives numbers of other
 interned calls with the boxes of what they read and write. Devices whose local calls are equal
 share that work, as do equal layers; a cut along a further mesh axis only adds boxes up.
-Complexity: O(distinct local calls x loops) calls of `partition`, the rest is array arithmetic.
+Complexity: O(distinct local calls x loops) calls of `pieces_of`, the rest is array arithmetic.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from numpy import ndarray
 
 from pardnn.errors import PardnnError
 from pardnn.plan.mesh import Mesh, owned_boxes
-from pardnn.shard.call import Call, fingerprint
+from pardnn.shard.analysis import Analysis, analyse
+from pardnn.shard.call import Bound, Call, fingerprint
 from pardnn.shard.leaves import Axes, leaves
-from pardnn.shard.partition import partition
-from pardnn.shard.registry import description_of
+from pardnn.shard.partition import pieces_of
+from pardnn.shard.registry import Description, description_of
 from pardnn.shard.strategy import Reduce, strategies
 
 #: Reducers whose partial results are exchanged; loops of others are not cut.
@@ -63,6 +64,7 @@ class _Kept:
         self.numbers: dict[Any, int] = {}
         self.calls: list[Call] = []
         self.loops: dict[int, tuple[str, ...]] = {}
+        self.analysed: dict[int, tuple[Description, Analysis, Bound] | None] = {}
         self.pieces: dict[tuple[int, str, int], _Pieces | None] = {}
         self.owned: dict[Any, ndarray | None] = {}
 
@@ -155,12 +157,26 @@ def _array(boxes: Any) -> ndarray:
 def _pieces(number: int, axis: str, parts: int) -> _Pieces | None:
     key = (number, axis, parts)
     if key not in _KEPT.pieces:
+        known = _analysed(number)
         try:
-            found = partition(interned(number), axis, parts)
+            can = known is not None and axis in known[1].axes
+            found = pieces_of(*known, axis, parts) if known is not None and can else None
         except PardnnError:
             found = None
         _KEPT.pieces[key] = None if found is None else _stacked(found)
     return _KEPT.pieces[key]
+
+
+def _analysed(number: int) -> tuple[Description, Analysis, Bound] | None:
+    """Return the analysis of a call, once for all its loops; None if it has none."""
+    if number not in _KEPT.analysed:
+        call = interned(number)
+        description = description_of(call.kind)
+        try:
+            _KEPT.analysed[number] = description and (description, *analyse(description, call))
+        except PardnnError:
+            _KEPT.analysed[number] = None
+    return _KEPT.analysed[number]
 
 
 def _stacked(pieces: Any) -> _Pieces | None:

@@ -16,7 +16,7 @@ is 2 and not an interval.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pardnn.errors import PardnnError
 
@@ -194,10 +194,21 @@ def _same_atom(a: Atom, b: Atom) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interval:
-    """From `lower` to `upper`, both inclusive, affine in the ends of the variables."""
+    """From `lower` to `upper`, both inclusive, affine in the ends of the variables.
+
+    Attributes:
+        lower: First value.
+        upper: Last value.
+        names: Of the variables that it depends on.
+    """
 
     lower: Affine
     upper: Affine
+    names: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note the names once: cutting asks for them thousands of times."""
+        object.__setattr__(self, "names", variables(self.lower) | variables(self.upper))
 
 
 def interval(index: Affine) -> Interval:

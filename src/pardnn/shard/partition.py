@@ -19,7 +19,7 @@ from pardnn.errors import shown
 from pardnn.plan.mesh import Box, cut_points
 from pardnn.shard.analysis import Access, Analysis, Extent, Write, analyse
 from pardnn.shard.call import Bound, Call, replaced
-from pardnn.shard.interval import DescriptionError, Interval, evaluate, hull, variables
+from pardnn.shard.interval import DescriptionError, Interval, evaluate, hull
 from pardnn.shard.registry import Description, description_of
 from pardnn.shard.tdl import KEEP, Reducer, Shape
 
@@ -137,7 +137,7 @@ def extents_of(description: Description, analysis: Analysis, bound: Bound) -> di
 
 def depends(span: Interval | None, axis: str) -> bool:
     """Return whether an interval moves with the cut of a loop."""
-    return span is not None and axis in (variables(span.lower) | variables(span.upper))
+    return span is not None and axis in span.names
 
 
 def span_of(span: Interval, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -156,36 +156,41 @@ def _box(
 
 
 def _inside(access: Access, box: Box, shape: Shape) -> Box:
-    pairs = list(zip(box, shape, strict=True))
-    if access.outside == "fill":
+    if access.outside == "fill" or all(
+        a >= 0 and b <= size for (a, b), size in zip(box, shape, strict=True)
+    ):
         return box
-    if access.outside == "refuse" and any(a < 0 or b > size for (a, b), size in pairs):
+    if access.outside == "refuse":
         raise DescriptionError(
             f"input {access.slot!r} of shape {list(shape)} is read at {list(box)}, outside of it.\n"
             "Use `x.padded(value)[...]` where the op has values outside, or `x.clipped[...]`."
         )
-    clipped = (tuple(min(max(end, 0), size) for end in ends) for ends, size in pairs)
+    clipped = (
+        tuple(min(max(end, 0), size) for end in ends) for ends, size in zip(box, shape, strict=True)
+    )
     return tuple((a, b) for a, b in clipped)
 
 
 def _regions(
     analysis: Analysis, bound: Bound, axis: str, ranges: Mapping[str, tuple[int, int]]
 ) -> dict[str, Region]:
-    boxes: dict[str, list[Box]] = {}
+    boxes: dict[str, set[Box]] = {}
     fills: dict[str, float] = {}
     filled = {access.slot for access in analysis.reads if access.content}
     for access in analysis.reads:
         shape = bound.tensors[access.slot].sizes.shape
         box = _inside(access, _box(access.dims, shape, axis, ranges), shape)
-        boxes.setdefault(access.slot, []).append(box)
+        boxes.setdefault(access.slot, set()).add(box)
         if access.outside == "fill":
             fills[access.slot] = access.fill
     found: dict[str, Region] = {}
     for slot, tensor in bound.tensors.items():
-        if slot in boxes:
-            joined = tuple(hull(ends) for ends in zip(*boxes[slot], strict=True))
+        if slot not in boxes:
+            joined = ((0, 0),) * tensor.ndim
+        elif len(boxes[slot]) == 1:
+            (joined,) = boxes[slot]
         else:
-            joined = tuple((0, 0) for _ in range(tensor.ndim))
+            joined = tuple(hull(ends) for ends in zip(*boxes[slot], strict=True))
         found[slot] = Region(joined, fills.get(slot), slot in filled)
     return found
 
