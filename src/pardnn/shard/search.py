@@ -147,7 +147,7 @@ def find_sharding(
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Pause the collector of cycles: walking the graph again and again takes a tenth of the time."""
+    """Pause the collector of cycles, which would walk the graph for a tenth of the time."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:
