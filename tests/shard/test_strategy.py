@@ -19,6 +19,7 @@ from pardnn.shard.tdl import Local, Opaque, Sum
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", registry.described())
+    monkeypatch.setattr(registry, "_FOUND", {})
 
 
 def call(kind: str, *args: Any, outputs: tuple[Any, ...], **shapes: Any) -> Call:

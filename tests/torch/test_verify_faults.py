@@ -18,6 +18,7 @@ from pardnn.shard.tdl import At, Local, Max, Mean, Once, Opaque, Reducer, Sum
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_REGISTRY", registry.described())
+    monkeypatch.setattr(registry, "_FOUND", {})
 
 
 f = torch.Generator().manual_seed(3)
