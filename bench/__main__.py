@@ -3,7 +3,8 @@
 `capture` times capturing, `capture-zoo` captures the zoo's graphs,
 `thesis` regenerates the tables of the ParDNN thesis, `scale` times planning up to a million ops,
 `tofu-search` measures the search of shardings, `tofu-equality` compares sharded training with
-one device, `steps` step times with DDP and FSDP2.
+one device, `tofu` regenerates figures of the Tofu paper in simulation, `steps` compares step times
+with DDP and FSDP2.
 """
 
 import importlib
@@ -18,6 +19,7 @@ NAMED = {
     "scale": "bench.scale",
     "thesis": "bench.thesis",
     "steps": "bench.steps",
+    "tofu": "bench.tofu",
     "tofu-equality": "bench.equality",
     "tofu-search": "bench.tofu_search",
 }
@@ -25,6 +27,8 @@ NAMED = {
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] in NAMED:
         importlib.import_module(NAMED[sys.argv[1]]).main(sys.argv[2:])
+    elif sys.argv[1:]:
+        sys.exit(f"no benchmark {sys.argv[1]!r:.40}; there are {', '.join(NAMED)}")
     else:
         from bench import placement
 
