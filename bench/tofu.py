@@ -35,6 +35,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.shard.search import find_sharding
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.sim.peak import peaks
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("rnn_4_8k", "wresnet_152_10")
@@ -99,7 +100,7 @@ def _judged(graph: Graph, costs: Costs, plan: PlanArrays) -> dict[str, Any]:
         "step_s": timeline.makespan,
         "compute_s": compute.makespan,
         "transfer_bytes": timeline.transfer_bytes(graph),
-        "peak_bytes": int(max(timeline.peak_bytes)),
+        "peak_bytes": int(peaks(graph.arrays, plan).max()),
     }
 
 
