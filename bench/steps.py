@@ -33,7 +33,6 @@ from pardnn.plan.plan import Plan
 
 RANKS = 2
 OURS = ("tofu", "pardnn", "data-parallel")
-THEIRS = ("DDP", "FSDP2")
 #: Two local gloo ranks, as measured: bytes per second, seconds.
 BANDWIDTH, LATENCY = 2e9, 140e-6
 

@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from pardnn.plan.mesh import make_mesh, owned_boxes, placements
+from pardnn.shard.boxes import overlap, volume
 from pardnn.shard.call import Call
-from pardnn.shard.leaves import leaves, overlap, volume
+from pardnn.shard.leaves import leaves
 from pardnn.shard.strategy import strategies
 
 MATMUL = Call(

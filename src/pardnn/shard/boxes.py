@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 
 from pardnn.graph.ir import Tensor
 from pardnn.plan.mesh import Box, Mesh
-from pardnn.shard.leaves import overlap, volume
 
 Part = tuple[int, Box]
 """A device and what is taken from it."""
@@ -21,6 +21,21 @@ def lengths(box: Box) -> tuple[int, ...]:
 def whole(shape: Sequence[int]) -> Box:
     """Return the box that is all of a tensor."""
     return tuple((0, size) for size in shape)
+
+
+def volume(box: Box) -> int:
+    """Number of elements of a box; 0 if it is empty."""
+    return math.prod(max(0, end - begin) for begin, end in box)
+
+
+def overlap(one: Box, other: Box) -> Box:
+    """Return what two boxes have in common, which may be empty."""
+    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+
+
+def offset(outer: Box, inner: Box) -> Box:
+    """Return a box that is given in indices of another one in indices of the whole."""
+    return tuple((low + a, low + b) for (low, _), (a, b) in zip(outer, inner, strict=True))
 
 
 def clipped(box: Box, shape: Sequence[int]) -> Box:

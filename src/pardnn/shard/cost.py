@@ -10,7 +10,6 @@ Reference: Tofu (EuroSys 2019), section 5.1 and Lemma 1, with ghost regions carr
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -203,8 +202,3 @@ def _owned(tensor: Tensor, layout: Layout, parts: tuple[int, ...]) -> ndarray:
 def total_bytes(graph: Graph, sharding: Sharding) -> int:
     """Return the bytes that a step moves between devices: the objective `bytes`."""
     return sum(sharding_bytes(graph, sharding).values())
-
-
-def all_axes(loops: Sequence[str | None], count: int) -> list[tuple[str | None, ...]]:
-    """Return every choice of a loop per mesh axis."""
-    return list(itertools.product(loops, repeat=count))

@@ -9,12 +9,12 @@ Reference: Tofu (EuroSys 2019), section 5.2.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pardnn.plan.mesh import Box, Mesh
 from pardnn.shard.analysis import analyse
+from pardnn.shard.boxes import offset
 from pardnn.shard.call import Call, bind_call
 from pardnn.shard.partition import Piece, Region, Share, pieces_of
 from pardnn.shard.registry import description_of
@@ -137,26 +137,11 @@ def _inside(leaf: Leaf, piece: Piece) -> Leaf:
 
 def _region(outer: Region, inner: Region) -> Region:
     fill = outer.fill if inner.fill is None else inner.fill
-    return Region(_offset(outer.box, inner.box), fill, outer.content and inner.content)
+    return Region(offset(outer.box, inner.box), fill, outer.content and inner.content)
 
 
 def _share(outer: LeafShare | None, inner: Share | None) -> LeafShare | None:
     if outer is None or inner is None:
         return None
-    box = _offset(outer.box, inner.box)
+    box = offset(outer.box, inner.box)
     return LeafShare(box, (*outer.reducers, inner.reducer), outer.weight * inner.weight)
-
-
-def _offset(outer: Box, inner: Box) -> Box:
-    """Return a box that is given in indices of another one in indices of the whole."""
-    return tuple((low + a, low + b) for (low, _), (a, b) in zip(outer, inner, strict=True))
-
-
-def volume(box: Box) -> int:
-    """Number of elements of a box; 0 if it is empty."""
-    return math.prod(max(0, end - begin) for begin, end in box)
-
-
-def overlap(one: Box, other: Box) -> Box:
-    """Return what two boxes have in common, which may be empty."""
-    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pardnn.errors import shown
 from pardnn.plan.mesh import Box, cut_points
 from pardnn.shard.analysis import Access, Analysis, Extent, Write, analyse
+from pardnn.shard.boxes import lengths
 from pardnn.shard.call import Bound, Call, replaced
 from pardnn.shard.interval import DescriptionError, Interval, evaluate, hull
 from pardnn.shard.registry import Description, description_of
@@ -195,10 +196,6 @@ def _regions(
     return found
 
 
-def _lengths(box: Box) -> Shape:
-    return tuple(b - a for a, b in box)
-
-
 def _tile(boxes: Sequence[Box], shape: Shape) -> bool:
     """Whether the boxes, in order, are the whole cut along at most one dim."""
     if len({tuple(box) for box in boxes}) == 1:
@@ -217,8 +214,8 @@ def _shares(
 ) -> list[Share] | None:
     """Return each worker's share of an output, None if the shares do not make up the whole."""
     boxes = [_box(write.place, shape, axis, each) for each in ranges]
-    lengths = [each[axis][1] - each[axis][0] + 1 for each in ranges]
-    weights = [length / sum(lengths) for length in lengths]
+    counts = [each[axis][1] - each[axis][0] + 1 for each in ranges]
+    weights = [length / sum(counts) for length in counts]
     if axis not in write.names:
         reducer = None
     elif any(depends(span, axis) for span in write.place):
@@ -271,8 +268,8 @@ def _is_torn(analysis: Analysis, axis: str) -> bool:
 
 def _is_exact(piece: Piece) -> bool:
     share = next(share for share in piece.shares if share is not None)
-    numbers = {math.prod(_lengths(region.box)) for region in piece.regions.values()}
-    return numbers <= {math.prod(_lengths(share.box))}
+    numbers = {math.prod(lengths(region.box)) for region in piece.regions.values()}
+    return numbers <= {math.prod(lengths(share.box))}
 
 
 def _piece(
@@ -285,8 +282,8 @@ def _piece(
     regions: Mapping[str, Region],
     shares: Sequence[Share | None],
 ) -> Piece:
-    inputs = {slot: _lengths(region.box) for slot, region in regions.items()}
-    outputs = tuple(None if share is None else _lengths(share.box) for share in shares)
+    inputs = {slot: lengths(region.box) for slot, region in regions.items()}
+    outputs = tuple(None if share is None else lengths(share.box) for share in shares)
     part = Part(axis, worker, ranges, inputs, outputs)
     attributes = {k: v(part) if callable(v) else v for k, v in analysis.attributes.items()}
     attributes = {name: value for name, value in attributes.items() if value is not KEEP}

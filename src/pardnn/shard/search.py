@@ -12,14 +12,13 @@ Reference: Tofu (EuroSys 2019), section 5. Deviations: see docs/algorithms/tofu.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import Cluster
+from pardnn.collector import collector_paused
 from pardnn.cost.costs import Costs, graph_costs
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
@@ -141,20 +140,8 @@ def find_sharding(
         raise UsageError(f"no objective {objective!r:.40}; there are bytes, seconds", code="E212")
     forget_if_large()
     mesh = mesh or (mesh_of(target) if isinstance(target, Cluster) else target)
-    with _no_collection():
+    with collector_paused():
         return _found(graph, target, objective, mesh, costs, capacity)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause the collector of cycles, which would walk the graph for a tenth of the time."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def _found(

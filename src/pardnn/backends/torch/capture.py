@@ -39,11 +39,12 @@ from pardnn.backends.torch.roots import (
     settings_of,
     sources_of,
 )
-from pardnn.backends.torch.running import collector_paused, generators_kept, run_traced
+from pardnn.backends.torch.running import generators_kept, run_traced
 from pardnn.backends.torch.standins import fake_mode_of, put, stand_in
 from pardnn.backends.torch.trace import Tracer
 from pardnn.backends.torch.undo import changes, restore
 from pardnn.backends.torch.values import Call, Value
+from pardnn.collector import collector_paused
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 

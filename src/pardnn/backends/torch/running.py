@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -105,21 +104,6 @@ def _patched(tracer: Tracer) -> Iterator[None]:
             patch = functools.partial(fused, getattr(torch, name))
             stack.enter_context(mock.patch.object(torch, name, patch))
         yield
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep Python's collector of cycles from walking traces: all of a trace stays alive.
-
-    Measured on 11,000 ops: it takes a third of the time of a capture.
-    """
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager
