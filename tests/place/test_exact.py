@@ -74,6 +74,17 @@ def test_no_heuristic_beats_it(family: str) -> None:
     assert lower_bound_seconds(graph.arrays, machine) <= times[0] <= times[1] * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_an_op_of_no_time_does_not_wait_for_one_that_starts_with_it(seed: int) -> None:
+    graph = random_graph(4, 14, "fork-join")
+    machine = machine_for(graph, cluster_of(3))
+    limits, overwrites = [None] * 3, first_overwrites(graph)
+    found = optimum(closed_arrays(graph), machine, limits, overwrites, seed=seed)
+    assert found is not None
+    plan = exact.ordered(graph, machine, found, limits).plan
+    assert simulate(graph, machine, plan).makespan <= found.lower_bound_s * (1 + 1e-9)
+
+
 @pytest.mark.jit
 def test_auto_is_near_the_optimum() -> None:
     found = []

@@ -88,7 +88,7 @@ def place_exact(
         if found is None or found.lower_bound_s >= shortest:
             break
         try:
-            decision = _ordered(graph, machine, found, capacities)
+            decision = ordered(graph, machine, found, capacities)
         except InfeasibleError:
             decision = None
         if decision is not None:
@@ -102,18 +102,29 @@ def place_exact(
     return best
 
 
-def _ordered(
+def ordered(
     graph: Graph, machine: Machine, found: Optimum, capacities: list[int | None]
 ) -> Decision:
+    """Return the decision that runs each device's ops in the order of the solver's starts.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        found: The solver's schedule.
+        capacities: Usable bytes of each device; None is unlimited.
+
+    Raises:
+        InfeasibleError: E301, if no order of this placement that was tried fits.
+    """
     a = graph.arrays
     position = np.empty(a.num_ops, dtype=np.int64)
     position[a.topological] = np.arange(a.num_ops)
-    dispatch = np.empty(a.num_ops, dtype=np.int64)
-    dispatch[np.lexsort((position, found.start))] = np.arange(a.num_ops)
     seconds = machine.seconds[machine.device_class[found.place], np.arange(a.num_ops)]
-    timeline = static_timeline(
-        a, machine, found.place, found.start, found.start + seconds, dispatch
-    )
+    finish = found.start + seconds
+    # An op of no time may start together with one that takes some: it comes first.
+    dispatch = np.empty(a.num_ops, dtype=np.int64)
+    dispatch[np.lexsort((position, finish, found.start))] = np.arange(a.num_ops)
+    timeline = static_timeline(a, machine, found.place, found.start, finish, dispatch)
     return fitted(graph, machine, found.place, capacities, timeline)
 
 
