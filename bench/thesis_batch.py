@@ -1,152 +1,66 @@
-"""A captured step at any batch size: every size in it is affine in the batch.
+"""Kept steps at any batch size: what `pardnn.api.scaling` learns from two captures, in files.
 
-Two captures of one step at different batch sizes make the same calls; only dims, strides and bytes
-differ. What differs is kept, one small file per graph in `bench/graphs/batch/`, and a number that
-is x at one batch size and y at the other is on the line through both at any other. Products of two
-dims that both grow with the batch would not be; `python -m bench.thesis_batch NAME ...` captures
-the two sizes and a third, where every number must be met.
+Two captures of one step at different batch sizes make the same calls; only dims, strides, bytes and
+some integers among the arguments differ. What differs is kept, one small file per graph in
+`bench/graphs/batch/`. `python -m bench.thesis_batch NAME ...` captures the sizes; with `--check` a
+third one too, where every number must be met.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gzip
 import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from bench.zoo_graphs import FOLDER, GRAPHS, load
+from pardnn.api.scaling import Family, family_of, graph_at
 from pardnn.cost.costs import Costs, preset_costs
 from pardnn.graph.file import read_graph
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import Graph
 
 RULES = FOLDER / "batch"
 
 #: Steps that compute parts of the forward pass twice, and their rules: `thesis_checkpoint.py`.
 AGAIN = FOLDER / "checkpointed"
 
-#: What grows in one op: workspace, then for each output bytes, shape and strides.
-Growth = tuple[Any, ...]
 
-
-class Rule(NamedTuple):
-    """How a graph grows with the batch.
-
-    Attributes:
-        batch_size: Of the graph that the rule belongs to.
-        more: Samples to which `growth` belongs.
-        growth: Of each op, in the order of `Graph.ops`; None where nothing grows.
-    """
-
-    batch_size: int
-    more: int
-    growth: tuple[Growth | None, ...]
-
-
-def _numbers(op: Op) -> Growth:
-    outputs = (((t.bytes,), t.shape or (), t.strides or ()) for t in op.outputs)
-    return (op.workspace, *outputs)
-
-
-def _difference(low: Any, high: Any) -> Any:
-    if isinstance(low, int):
-        return high - low
-    if len(low) != len(high):
-        raise ValueError("the two captures have tensors of different rank")
-    return tuple(_difference(a, b) for a, b in zip(low, high, strict=True))
-
-
-def _is_zero(growth: Any) -> bool:
-    return growth == 0 if isinstance(growth, int) else all(map(_is_zero, growth))
-
-
-def rule_between(low: Graph, high: Graph, batch_size: int, more: int) -> Rule:
-    """Return the rule of `low`, captured at `batch_size`; `high` is at `batch_size + more`.
-
-    Raises:
-        ValueError: If they make different calls.
-    """
-    if [op.kind for op in low.ops] != [op.kind for op in high.ops]:
-        raise ValueError(f"{low.name}: the two captures make different calls")
-    growth = (_difference(_numbers(a), _numbers(b)) for a, b in zip(low.ops, high.ops, strict=True))
-    return Rule(batch_size, more, tuple(None if _is_zero(g) else g for g in growth))
-
-
-def write_rule(rule: Rule, path: Path) -> None:
-    """Write a rule: each distinct growth once, then which of them each op has."""
-    numbers: dict[Growth | None, int] = {}
-    of = [numbers.setdefault(growth, len(numbers)) for growth in rule.growth]
-    data = {"batch_size": rule.batch_size, "more": rule.more, "growth": list(numbers), "of": of}
+def write_rule(family: Family, path: Path) -> None:
+    """Write how a family grows: each distinct growth once, then which of them each op has."""
+    data: dict[str, Any] = {"batch_size": family.size, "more": family.more}
+    data["growth"], data["of"] = _shared(family.sizes)
+    if any(each is not None for each in family.literals):
+        data["literals"], data["literals_of"] = _shared(family.literals)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0))
 
 
+def _shared(growth: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    texts = [json.dumps(each) for each in growth]
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    return [json.loads(text) for text in numbers], [numbers[text] for text in texts]
+
+
 def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def read_rule(path: Path) -> Rule:
-    """Read what `write_rule` wrote."""
+def read_rule(graph: Graph, path: Path) -> Family:
+    """Read what `write_rule` wrote of the family of this graph."""
     data = json.loads(gzip.decompress(path.read_bytes()))
-    growth = [_tuples(entry) for entry in data["growth"]]
-    return Rule(data["batch_size"], data["more"], tuple(growth[i] for i in data["of"]))
-
-
-def _grown(value: Any, growth: Any, rule: Rule, batch_size: int) -> Any:
-    if isinstance(value, int):
-        return value + growth * (batch_size - rule.batch_size) // rule.more
-    pairs = zip(value, growth, strict=True)
-    return tuple(_grown(item, part, rule, batch_size) for item, part in pairs)
-
-
-def _tensor(tensor: Tensor, growth: Any, rule: Rule, batch_size: int) -> Tensor:
-    (size,), shape, strides = _grown(_numbers_of(tensor), growth, rule, batch_size)
-    return dataclasses.replace(
-        tensor,
-        bytes=size,
-        shape=None if tensor.shape is None else shape,
-        strides=None if tensor.strides is None else strides,
+    sizes, literals = (list(map(_tuples, data.get(key, [None]))) for key in ("growth", "literals"))
+    return Family(
+        graph=graph,
+        size=data["batch_size"],
+        more=data["more"],
+        sizes=tuple(sizes[i] for i in data["of"]),
+        literals=tuple(literals[i] for i in data.get("literals_of", [0] * len(graph.ops))),
     )
-
-
-def _numbers_of(tensor: Tensor) -> Growth:
-    return ((tensor.bytes,), tensor.shape or (), tensor.strides or ())
-
-
-def at_batch(graph: Graph, rule: Rule, batch_size: int) -> Graph:
-    """Return the graph of the same step at another batch size. O(ops).
-
-    Literal arguments stay those of the captured size: cost models read tensors.
-    """
-    ops = list(graph.ops)
-    for i, growth in enumerate(rule.growth):
-        if growth is None:
-            continue
-        op, (workspace, *outputs) = ops[i], growth
-        ops[i] = dataclasses.replace(
-            op,
-            workspace=_grown(op.workspace, workspace, rule, batch_size),
-            outputs=tuple(
-                _tensor(tensor, part, rule, batch_size)
-                for tensor, part in zip(op.outputs, outputs, strict=True)
-            ),
-        )
-    return resized(graph, ops)
-
-
-def resized(graph: Graph, ops: Sequence[Op]) -> Graph:
-    """Return the graph with ops that differ in sizes only, so its edges are kept."""
-    sizes = np.array([t.bytes for op in ops for t in op.outputs], dtype=np.int64)
-    workspace = np.array([op.workspace for op in ops], dtype=np.int64)
-    for array in (sizes, workspace):
-        array.setflags(write=False)
-    arrays = graph.arrays._replace(tensor_bytes=sizes, workspace=workspace)
-    return Graph(graph.name, tuple(ops), arrays)
 
 
 def again_paths(name: str) -> tuple[Path, Path]:
@@ -155,25 +69,39 @@ def again_paths(name: str) -> tuple[Path, Path]:
 
 
 @cache
-def captured(name: str, *, again: bool = False) -> tuple[Graph, Rule]:
-    """Return a kept graph and its rule; with `again`, the checkpointed form."""
+def captured(name: str, *, again: bool = False) -> Family:
+    """Return the family of a kept graph; with `again`, of its checkpointed form."""
     if again:
         graph, rule = again_paths(name)
-        return read_graph(graph), read_rule(rule)
-    return load(name), read_rule(RULES / f"{name}.json.gz")
+        return read_rule(read_graph(graph), rule)
+    return read_rule(load(name), RULES / f"{name}.json.gz")
 
 
-def model(name: str, batch_size: int, *, again: bool = False) -> tuple[Graph, Costs]:
-    """Return a kept graph at a batch size, and its costs on a V100."""
-    graph = at_batch(*captured(name, again=again), batch_size)
-    return graph, preset_costs(graph, "v100")
+def model(
+    name: str, batch_size: int, *, again: bool = False, preset: str = "v100"
+) -> tuple[Graph, Costs]:
+    """Return a kept graph at a batch size, and its costs on a device."""
+    graph = graph_at(captured(name, again=again), batch_size)
+    return graph, preset_costs(graph, preset)
 
 
-def _check(name: str, low: Graph, rule: Rule, batch_size: int, third: Graph) -> None:
-    made = at_batch(low, rule, batch_size)
+def made_family(low: Graph, low_size: int, high: Graph, high_size: int) -> Family:
+    """Return the family of two captures.
+
+    Raises:
+        ValueError: If they make different calls.
+    """
+    family = family_of(low, low_size, high, high_size)
+    if family is None:
+        raise ValueError(f"{low.name}: the two captures make different calls")
+    return family
+
+
+def _check(family: Family, batch_size: int, third: Graph) -> None:
+    made = graph_at(family, batch_size)
     for ours, theirs in zip(made.ops, third.ops, strict=True):
-        if _numbers(ours) != _numbers(theirs):
-            raise ValueError(f"{name}: {ours.name} is not affine in the batch")
+        if ours != theirs:
+            raise ValueError(f"{made.name}: {ours} is not affine in the batch: {theirs}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -188,11 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kept = GRAPHS[name]
         target = f"{Path(__file__).parent / 'zoo' / kept.model}.py:{kept.function}"
         low, size = load(name), kept.batch_size
-        rule = rule_between(low, capture(target, 2 * size)[0], size, size)
+        family = made_family(low, size, capture(target, 2 * size)[0], 2 * size)
         if options.check:
-            _check(name, low, rule, size + size // 2, capture(target, size + size // 2)[0])
+            _check(family, size + size // 2, capture(target, size + size // 2)[0])
         path = RULES / f"{name}.json.gz"
-        write_rule(rule, path)
+        write_rule(family, path)
         print(f"{name}: {path.stat().st_size} bytes", flush=True)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.thesis_batch import again_paths, rule_between, write_rule
+from bench.thesis_batch import again_paths, made_family, write_rule
 from bench.zoo import trn, wrn
 
 #: Name of the graph whose checkpointed form it is: function here, batch size, samples more for the
@@ -71,7 +71,8 @@ def main(names):
         graph, rule = again_paths(name)
         graph.parent.mkdir(exist_ok=True)
         write_graph(low, graph)
-        write_rule(rule_between(low, captured(target, size + more)[0], size, more), rule)
+        high = captured(target, size + more)[0]
+        write_rule(made_family(low, size, high, size + more), rule)
         print(f"{name}: {len(low.ops)} ops", flush=True)
 
 

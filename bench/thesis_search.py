@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.thesis_batch import at_batch, captured, model
+from bench.thesis_batch import captured, model
+from pardnn.api.scaling import graph_at
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
@@ -80,7 +81,7 @@ class Search:
         self.refusals_s = 0.0
 
     def _peak(self, batch_size: int) -> int:
-        return one_device_peak(at_batch(*captured(self.name), batch_size))
+        return one_device_peak(graph_at(captured(self.name), batch_size))
 
     def fits(self, num_devices: int, batch_size: int) -> bool:
         """Return whether a plan was found."""
@@ -122,7 +123,7 @@ def search_row(name: str, devices: tuple[int, ...]) -> dict[str, Any]:
         batch = search.largest(k)
         planned = search.made.get((k, batch))
         cells[str(k)] = _cell(batch, planned)
-    graph, _ = captured(name)
+    graph = captured(name).graph
     refused = sum(1 for planned in search.made.values() if planned is None)
     return {
         "graph": name, "ops": len(graph.ops), "cells": cells, "plans": len(search.made),
@@ -145,7 +146,7 @@ def given_row(name: str, batches: dict[int, int]) -> dict[str, Any]:
         except InfeasibleError:
             planned = None
         cells[str(k)] = _cell(batch, planned)
-    return {"graph": name, "ops": len(captured(name)[0].ops), "cells": cells}
+    return {"graph": name, "ops": len(captured(name).graph.ops), "cells": cells}
 
 
 def _cell(batch: int, planned: Planned | None) -> dict[str, Any]:

@@ -41,6 +41,7 @@ def step_graph(batch: int, width: int = 10, *, is_square: bool = False) -> Graph
         )
 
     last = (batch, batch) if is_square else (batch, 3)
+    strides = (1, batch)  # of the transpose: of a square, both dims and a stride grow
     return build_graph(
         "step",
         [
@@ -52,8 +53,15 @@ def step_graph(batch: int, width: int = 10, *, is_square: bool = False) -> Graph
                 tensor("v", 2 * batch, width // 2, alias_of="h"),
                 "h",
                 memory="reference",
+                arguments={"args": [{"tensor": "h"}, [2 * batch, width // 2]], "kwargs": {}},
             ),
-            op("aten.mm.default", tensor("y", *last), "v", "w", workspace=8 * batch),
+            op(
+                "aten.mm.default",
+                tensor("y", *last, strides=strides),
+                "v",
+                "w",
+                workspace=8 * batch,
+            ),
             op("aten.sum.default", tensor("s"), "y", "h"),
         ],
     )
@@ -72,7 +80,10 @@ def test_predicted_bytes_are_those_of_a_capture(
     one, other, real = (step_graph(b, is_square=is_square) for b in (low, low + gap, batch))
     family = family_of(one, low, other, low + gap)
     assert family is not None
-    found = graph_at(family, batch).arrays
+    made = graph_at(family, batch)
+    assert [op.outputs for op in made.ops] == [op.outputs for op in real.ops]
+    assert [op.arguments for op in made.ops] == [op.arguments for op in real.ops]
+    found = made.arrays
     assert found.tensor_bytes.tolist() == real.arrays.tensor_bytes.tolist()
     assert found.workspace.tolist() == real.arrays.workspace.tolist()
     assert not found.tensor_bytes.flags.writeable

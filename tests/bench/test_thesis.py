@@ -2,10 +2,11 @@
 
 import pytest
 
-from bench.thesis_batch import at_batch, read_rule, rule_between, write_rule
+from bench.thesis_batch import made_family, read_rule, write_rule
 from bench.thesis_rivals import page_bytes
 from bench.thesis_svg import Line, chart_svg
 from bench.thesis_unroll import unrolled
+from pardnn.api.scaling import graph_at
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
@@ -36,11 +37,10 @@ def training_step(batch_size: int) -> Graph:
 
 
 def test_a_rule_of_two_sizes_gives_the_others(tmp_path):
-    rule = rule_between(training_step(4), training_step(8), 4, 4)
-    write_rule(rule, tmp_path / "rule.json.gz")
-    rule = read_rule(tmp_path / "rule.json.gz")
+    write_rule(made_family(training_step(4), 4, training_step(8), 8), tmp_path / "rule.json.gz")
+    family = read_rule(training_step(4), tmp_path / "rule.json.gz")
     for size in (1, 4, 6, 1000):
-        made, wanted = at_batch(training_step(4), rule, size), training_step(size)
+        made, wanted = graph_at(family, size), training_step(size)
         assert made.ops == wanted.ops
         assert made.arrays.tensor_bytes.tolist() == wanted.arrays.tensor_bytes.tolist()
         assert made.arrays.workspace.tolist() == wanted.arrays.workspace.tolist()
@@ -49,7 +49,7 @@ def test_a_rule_of_two_sizes_gives_the_others(tmp_path):
 def test_a_rule_needs_the_same_calls():
     other = build_graph("other", [*training_step(8).ops[:2], training_step(8).ops[2]])
     with pytest.raises(ValueError, match="different calls"):
-        rule_between(training_step(4), other, 4, 4)
+        made_family(training_step(4), 4, other, 8)
 
 
 def test_steps_in_a_row_read_what_the_step_before_wrote():

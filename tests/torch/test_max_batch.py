@@ -69,5 +69,6 @@ def test_predicted_sizes_are_captured_sizes() -> None:
     low, high, real = map(_resnet, (2, 4, 7))
     family = family_of(low, 2, high, 4)
     assert family is not None
-    found = graph_at(family, 7).arrays
-    assert found.tensor_bytes.tolist() == real.arrays.tensor_bytes.tolist()
+    found = graph_at(family, 7)
+    assert found.ops == real.ops
+    assert found.arrays.tensor_bytes.tolist() == real.arrays.tensor_bytes.tolist()
