@@ -78,11 +78,22 @@ def test_no_heuristic_beats_it(family: str) -> None:
 def test_an_op_of_no_time_does_not_wait_for_one_that_starts_with_it(seed: int) -> None:
     graph = random_graph(4, 14, "fork-join")
     machine = machine_for(graph, cluster_of(3))
-    limits, overwrites = [None] * 3, first_overwrites(graph)
+    limits: list[int | None] = [None] * 3
+    overwrites = first_overwrites(graph)
     found = optimum(closed_arrays(graph), machine, limits, overwrites, seed=seed)
     assert found is not None
     plan = exact.ordered(graph, machine, found, limits).plan
     assert simulate(graph, machine, plan).makespan <= found.lower_bound_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("family", ["fork-join", "in-tree"])
+def test_the_same_seed_gives_the_same_schedule(family: str) -> None:
+    graph = random_graph(4, 18, family)
+    machine, arrays = machine_for(graph, cluster_of(3)), closed_arrays(graph)
+    overwrites = first_overwrites(graph)
+    found = [optimum(arrays, machine, [None] * 3, overwrites, seed=1) for _ in range(4)]
+    assert None not in found
+    assert len({(tuple(f.place), tuple(f.start)) for f in found if f is not None}) == 1
 
 
 @pytest.mark.jit

@@ -155,7 +155,7 @@ def optimum(
     # A power of two: times that are multiples of one stay exact.
     tick = 2.0 ** np.ceil(np.log2(max(horizon, 1e-300) / TICKS))
     problem = _problem(arrays, machine, capacities, overwrites, tick)
-    problem |= {"seconds": seconds, "seed": seed % 2**31, "workers": 2}
+    problem |= {"seconds": seconds, "seed": seed % 2**31}
     problem["forbidden"] = forbidden or []
     answer = ask("cp", problem, seconds=seconds + 60.0, extra="exact")
     if answer["status"] == "INFEASIBLE":

@@ -30,7 +30,10 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     _add_limits(model, problem, on)
     solver: Any = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = problem["seconds"]
-    solver.parameters.num_workers = problem["workers"]
+    # One worker gives the same answer every time. Without linear relaxations, which say little of
+    # an order, it proves in-trees of 20 ops in 0.1 s; with them, 20 s did not suffice.
+    solver.parameters.num_workers = 1
+    solver.parameters.linearization_level = 0
     solver.parameters.random_seed = problem["seed"]
     status = solver.status_name(solver.solve(model))
     if status not in ("OPTIMAL", "FEASIBLE"):
