@@ -30,14 +30,19 @@ class Kept(NamedTuple):
 
 _TOFU = "Tofu, figure 10"
 _THESIS = "thesis, largest batch on 4 GPUs"
+_CONVOLUTIONAL = tuple(
+    f"wresnet_{depth}_{width}" for depth in (50, 101, 152) for width in (4, 6, 8, 10)
+)
+_RECURRENT = tuple(f"rnn_{layers}_{size}k" for layers in (6, 8, 10) for size in (4, 6, 8))
+#: The sizes of Tofu's figures 8 and 9.
+TOFU_SIZES = (*_CONVOLUTIONAL, *_RECURRENT)
 GRAPHS = {
     kept.function: kept
     for kept in (
-        Kept("wresnet", "wresnet_50_4", 8, "Tofu, table 2"),
-        Kept("wresnet", "wresnet_152_10", 8, _TOFU),
+        *(Kept("wresnet", name, 8, "Tofu, figure 8") for name in _CONVOLUTIONAL),
         Kept("wresnet", "wresnet_152_10_norm", 8, f"{_TOFU}, with batch norm"),
         Kept("rnn", "rnn_4_8k", 512, _TOFU),
-        Kept("rnn", "rnn_10_8k", 512, "Tofu, table 1"),
+        *(Kept("rnn", name, 512, "Tofu, figure 9") for name in _RECURRENT),
         Kept("gpt2", "gpt2", 8, "what everybody knows"),
         Kept("word_rnn", "word_rnn", 1024, _THESIS),
         Kept("word_rnn", "word_rnn_2", 32, _THESIS),
