@@ -2,7 +2,8 @@
 
 Storages are told apart by identity, so whatever shares one is an alias, declared or not. A reader
 of a stale value gets the newest content: the last written value if it lies over the storage in
-the same way, else a view that is made anew from it, so that the reader depends on the write.
+the same way, else a view that is made anew from it, so that the reader depends on the write. A
+write that touches no element of a view leaves it as it is: gates cut from one tensor are apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from pardnn.backends.torch import refuse
+from pardnn.backends.torch.disjoint import last_write, slices
 from pardnn.backends.torch.locate import Locator
 from pardnn.backends.torch.ops import encode_constant
 from pardnn.backends.torch.values import Call, Storage, Value, geometry_of
@@ -50,6 +52,7 @@ class Memory:
         value = Value(call, geometry_of(tensor), storage, len(storage.writes), old)
         value.device = old.device
         storage.newest = storage.values[geometry_of(tensor)] = value
+        storage.written.append(value)
         self.mark(tensor, value)
         return value
 
@@ -103,7 +106,9 @@ class Memory:
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         if storage is not None:
             geometry = geometry_of(tensor)
-            value = storage.values.get(geometry) or self._reviewed(storage, geometry)
+            value = storage.values.get(geometry) or self._reviewed(
+                storage, geometry, storage.newest
+            )
             self.mark(tensor, value)
             return value
         constant = getattr(tensor, "constant", None)
@@ -118,19 +123,23 @@ class Memory:
 
     def fresh(self, value: Value) -> Value:
         """Return a value of the same geometry with the storage's newest content."""
-        if not value.stale:
+        write = last_write(value)
+        if write is None:
             return value
         storage, geometry = value.storage, value.geometry
         assert storage is not None
         assert geometry is not None
         known = storage.values[geometry]
-        return known if not known.stale else self._reviewed(storage, geometry)
+        write = last_write(known)
+        return known if write is None else self._reviewed(storage, geometry, write)
 
-    def _reviewed(self, storage: Storage, geometry: Any) -> Value:
+    def _reviewed(self, storage: Storage, geometry: Any, newest: Value) -> Value:
         """Describe a storage's newest content anew, by a view that depends on the last write."""
         shape, strides, offset, dtype = geometry
-        newest = storage.newest
         base = newest
+        cuts = slices(newest.geometry, geometry) if newest.geometry is not None else None
+        if cuts:
+            return self._sliced(storage, newest, cuts)
         call = Call("aten.as_strided.default", view=True)
         call.args = [base, list(shape), list(strides), offset]
         if newest.geometry is not None and newest.geometry[3] != dtype:
@@ -143,6 +152,22 @@ class Memory:
         self.locator.place(call)
         self.calls.append(call)
         storage.values[geometry] = value
+        return value
+
+    def _sliced(self, storage: Storage, base: Value, cuts: list[tuple[int, int, int]]) -> Value:
+        """Cut a view out of another one: unlike `as_strided`, it can be spread over devices."""
+        value = base
+        for dim, begin, end in cuts:
+            assert value.geometry is not None
+            shape, strides, offset, dtype = value.geometry
+            call = Call("aten.slice.Tensor", [value, dim, begin, end], inputs=[value], view=True)
+            cut = torch.Size((*shape[:dim], end - begin, *shape[dim + 1 :]))
+            geometry = cut, strides, offset + begin * strides[dim], dtype
+            value = Value(call, geometry, storage, len(storage.writes), value, device=base.device)
+            call.outputs = call.returns = [value]
+            self.locator.place(call)
+            self.calls.append(call)
+            storage.values[geometry] = value
         return value
 
     def _copy_constant(self, storage: Storage) -> None:
@@ -171,6 +196,7 @@ class Memory:
         value = Value(call, current.geometry, storage, len(storage.writes), current)
         call.outputs = call.returns = [value]
         storage.newest = value
+        storage.written.append(value)
         self.calls.append(call)
         return call
 

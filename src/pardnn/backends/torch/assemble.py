@@ -40,6 +40,7 @@ def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
 def add_order_edges(calls: Sequence[Call]) -> None:
     """Extend `after` so that each write follows the readers and the write before it.
 
+    A reader follows the write before it, too, also where that leaves its own elements alone.
     `calls` are in an order that is correct; ancestors are kept as bit sets over the readers of
     written storages only.
     """
@@ -51,17 +52,20 @@ def add_order_edges(calls: Sequence[Call]) -> None:
             bit[call] = 1 << len(bit)
     ancestors: dict[Call, int] = {}
     waiting: dict[Storage, list[Call]] = {storage: [] for storage in written}
+    last: dict[Storage, Call] = {}
     for call in calls:
         before = 0
         for earlier in [*(value.call for value in call.inputs), *call.after]:
             if earlier in kept:
                 before |= ancestors.get(earlier, 0) | bit.get(earlier, 0)
-        for storage in _written(call):
-            for reader in reversed(waiting[storage]):
-                if reader is not call and not before & bit[reader]:
-                    call.after.append(reader)
-                    before |= ancestors[reader] | bit[reader]
-            waiting[storage] = []
+        writes = [last[s] for s in dict.fromkeys(s for s, _ in call.reads) if s in last]
+        changed = _written(call)
+        for earlier in [*writes, *(c for s in changed for c in reversed(waiting[s]))]:
+            if earlier is not call and not before & bit[earlier]:
+                call.after.append(earlier)
+                before |= ancestors[earlier] | bit[earlier]
+        for storage in changed:
+            waiting[storage], last[storage] = [], call
         for storage, _ in call.reads:
             if storage in written:
                 waiting[storage].append(call)

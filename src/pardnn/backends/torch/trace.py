@@ -237,7 +237,7 @@ class Tracer(TorchDispatchMode):
         value = self.memory.value(fake)
         if met.is_view or is_written:
             value = self.memory.current(value)
-        elif value.stale:
+        else:
             value = self.memory.fresh(value)
         met.tensors.append(fake)
         met.values.append(value)

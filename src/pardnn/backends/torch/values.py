@@ -1,8 +1,8 @@
 """What a trace records: calls, the values between them, and the storages behind the values.
 
 A tensor is a `Value`: one geometry over one `Storage`, as of one version. A write in place gives
-the storage a new version and makes a new value of the same geometry. A value whose version is
-older than its storage's is stale: who reads its content needs the newest one.
+the storage a new version and makes a new value of the same geometry. A value that a write since its
+version may have changed is stale: who reads its content needs the newest one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Storage:
         owner: The value that allocated it.
         newest: The value written last; at first the owner.
         writes: The calls that changed it in place, in order; their number is the version.
+        written: The values that these made, in order.
         values: One value per geometry, the newest of each.
         source: Whether it exists before the step.
     """
@@ -32,6 +33,7 @@ class Storage:
     owner: Value
     newest: Value
     writes: list[Call] = field(default_factory=list)
+    written: list[Value] = field(default_factory=list)
     values: dict[Geometry, Value] = field(default_factory=dict)
     source: bool = False
 
@@ -49,6 +51,7 @@ class Value:
         kind: float, int or bool of a host scalar.
         device: Device type of a tensor.
         name: In the graph; given at the end.
+        untouched: Number of its storage's written values that are known not to touch it.
     """
 
     call: Call
@@ -59,11 +62,7 @@ class Value:
     kind: type | None = None
     device: str = "cpu"
     name: str = ""
-
-    @property
-    def stale(self) -> bool:
-        """Whether its storage was written since."""
-        return self.storage is not None and self.version < len(self.storage.writes)
+    untouched: int = 0
 
 
 @dataclass(eq=False, slots=True, repr=False)
