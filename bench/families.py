@@ -141,6 +141,29 @@ def family_graph(
     rng = np.random.default_rng(seed)
     shape, is_step = FAMILIES[family]
     reads = shape(num_ops // 2 if is_step else num_ops, rng)
+    name = f"{family}-{num_ops}-ccr{ccr:g}-{seed}"
+    return graph_of(name, reads, rng, is_step=is_step, ccr=ccr, cluster=cluster)
+
+
+def graph_of(
+    name: str,
+    reads: Reads,
+    rng: np.random.Generator,
+    *,
+    is_step: bool,
+    ccr: float,
+    cluster: Cluster | None = None,
+) -> Graph:
+    """Return the graph of a shape.
+
+    Args:
+        name: Of the graph.
+        reads: Ops that each op reads, all before it.
+        rng: Of durations and sizes.
+        is_step: Whether the mirror of all ops follows.
+        ccr: Total communication / total computation.
+        cluster: Its first link counts; the default link if None.
+    """
     count = len(reads)
     seconds = rng.gamma(2.0, MEAN_SECONDS / 2, count)
     if is_step:
@@ -154,7 +177,7 @@ def family_graph(
         edges[list(set(row))] += 1
     room = max(0.0, ccr * seconds.sum() - latency * edges.sum())
     scale = room * rate / max(float((edges * sizes).sum()), 1e-300)
-    return _graph(f"{family}-{num_ops}-ccr{ccr:g}-{seed}", reads, seconds, sizes * scale, count)
+    return _graph(name, reads, seconds, sizes * scale, count)
 
 
 def training_step(num_ops: int, *, seed: int = 0) -> Graph:

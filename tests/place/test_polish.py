@@ -10,12 +10,14 @@ from pardnn.api.planning import compare, decide, make_plan
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError
+from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays
+from pardnn.place.baseline import closed_arrays, residual_bytes
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish import polish, polish_best, state_of, task_of
-from pardnn.place.polish_kernel import State, _best_slot, _changed, fill_kernel, search_kernel
+from pardnn.place.polish_kernel import State, best_slot, changed, fill_kernel
+from pardnn.place.polish_search import search_kernel
 from pardnn.place.round_robin import place_round_robin
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
@@ -24,7 +26,7 @@ from pardnn.sim.machine import Machine
 from tests.place.machines import cluster_of, clusters, limited, machine_for
 from tests.place.test_pardnn import one_device_peak
 from tests.reference.pardnn import op_successors
-from tests.strategies import FAMILIES, graphs, random_graph
+from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
 
 TYPES = ("accelerator", "cpu")
 
@@ -72,10 +74,10 @@ def test_what_the_search_knows_of_times_is_what_a_simulation_finds(family: str) 
                 low = _earliest(arrays, fresh, op)
                 if to >= low and len(np.flatnonzero(arrays.group == arrays.group[op])) == 1:
                     x = _last_before(fresh, to, (fresh.place[op] + 1) % 3)
-                    _changed(task, fresh, op, (fresh.place[op] + 1) % 3, x, to)
+                    changed(task, fresh, op, (fresh.place[op] + 1) % 3, x, to)
         again = state_of(fresh.place, fresh.order, 3)
         fill_kernel(task, again)
-        for name in ("finish", "left", "before", "behind", "position", "first", "last"):
+        for name in ("finish", "left", "before", "behind", "position", "first", "last", "held"):
             assert np.array_equal(getattr(again, name), getattr(fresh, name)), name
         finish, left = naive_times(graph, machine, again.place, again.order.tolist())
         assert again.finish.tolist() == finish
@@ -130,9 +132,9 @@ def test_a_slot_promises_no_less_than_a_simulation_finds(graph: Graph, seed: int
     fill_kernel(task, state)
     for op in range(len(order)):
         before = state.finish.max()
-        path, d, x, to, seed = _best_slot(task, state, op, 0.0, seed)
+        path, d, x, to, seed = best_slot(task, state, op, 0.0, seed)
         if d >= 0:
-            _changed(task, state, op, d, x, to)
+            changed(task, state, op, d, x, to)
             assert state.finish.max() <= max(before, path)
 
 
@@ -208,3 +210,39 @@ def test_the_best_of_two_starts() -> None:
 
 def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:
     assert set(AUTO_SMALL) == ALGORITHMS.keys() - SOLVED
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_search_keeps_residual_bytes_within_their_room(family: str) -> None:
+    graph = random_graph(5, 60, family)
+    machine = machine_for(graph, cluster_of(3))
+    arrays = closed_arrays(graph)
+    plan = place_round_robin(graph, machine, [None] * 3).plan
+    order = np.argsort(simulate(graph, machine, plan).dispatch)
+    state = state_of(plan.place, order, 3)
+    residual = residual_bytes(arrays, np.arange(arrays.num_ops))
+    held = np.bincount(plan.place, weights=residual, minlength=3).astype(np.int64)
+    room = held + residual.max() // 2
+    seed, devices = 3, set()
+    for _ in range(20):
+        seed = search_kernel(task_of(arrays, machine, room), state, 2000, 0.2, seed)
+        now = np.bincount(state.place, weights=residual, minlength=3).astype(np.int64)
+        assert (now <= room).all()
+        devices.add(tuple(state.place))
+        for group in np.unique(arrays.group):
+            assert len(set(state.place[arrays.group == group])) == 1
+    assert len(devices) > 1
+
+
+@pytest.mark.jit
+def test_blocks_go_where_no_op_can_go_alone() -> None:
+    # Moving one op of a chain costs two messages that take longer than the whole step.
+    rows = [Row(role="input", bytes=0)]
+    rows += [Row(reads=(max(0, i - 2),), bytes=4000) for i in range(1, 11)]
+    graph = build_graph("two chains", ops_of(rows))
+    machine = machine_for(graph, cluster_of(2, bandwidth=128.0))
+    arrays = closed_arrays(graph)
+    state = state_of(np.zeros(arrays.num_ops, dtype=np.int64), arrays.topological, 2)
+    search_kernel(task_of(arrays, machine), state, 20_000, 0.01, 1)
+    assert sorted(np.bincount(state.place, minlength=2)) == [5, 6]

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
-from pardnn.graph.csr import GraphArrays
+from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.groups import colocated
 from pardnn.place.schedule import first_overwrites
@@ -41,6 +41,20 @@ def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
             details={"op": op},
         )
     return runs
+
+
+def residual_bytes(arrays: GraphArrays, of: Int64[ndarray, " n"] | None = None) -> ndarray:
+    """Return the bytes of each group that live across steps, on the device where it is.
+
+    Args:
+        arrays: The graph.
+        of: Number of each op in what is summed up instead; the op itself for bytes per op.
+    """
+    number = arrays.group if of is None else of
+    own = (arrays.memory[arrays.tensor_op] == RESIDUAL) & (arrays.tensor_alias < 0)
+    held = np.zeros(int(number.max()) + 1, dtype=np.int64)
+    np.add.at(held, number[arrays.tensor_op[own]], arrays.tensor_bytes[own])
+    return held
 
 
 def speed_shares(machine: Machine) -> Float64[ndarray, " k"]:

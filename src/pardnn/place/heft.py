@@ -5,21 +5,24 @@ heterogeneous computing", IEEE TPDS 2002. Ops in order of decreasing bottom leve
 device where it would finish first (tie: smaller index).
 
 Deviations: a tensor is sent to a device once; bottom levels use the fastest duration and the
-slowest link instead of averages; the first op of a group places the whole group. Memory plays no
-part in the choice. O((ops + edges) K).
+slowest link instead of averages; the first op of a group places the whole group. Where that does
+not fit, a second pass leaves out the devices that have no room for a group's residual bytes.
+O((ops + edges) K).
 """
 
 from __future__ import annotations
 
 import numba
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from numpy import ndarray
 
+from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays, runnable
+from pardnn.place.baseline import closed_arrays, residual_bytes, runnable
 from pardnn.place.decision import Decision, fitted
+from pardnn.place.squeeze import UNLIMITED, limits
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
@@ -41,16 +44,25 @@ def place_heft(
         InfeasibleError: E301, if this placement does not fit.
     """
     del seed
-    place, timeline = heft_timeline(closed_arrays(graph), machine)
-    return fitted(graph, machine, place, capacities, timeline)
+    arrays = closed_arrays(graph)
+    place, timeline = heft_timeline(arrays, machine)
+    try:
+        return fitted(graph, machine, place, capacities, timeline)
+    except InfeasibleError:
+        # Not plain HEFT any more, but a fair rival: it passes by devices whose memory is full.
+        place, timeline = heft_timeline(arrays, machine, limits(capacities))
+        return fitted(graph, machine, place, capacities, timeline)
 
 
-def heft_timeline(arrays: GraphArrays, machine: Machine) -> tuple[ndarray, Timeline]:
+def heft_timeline(
+    arrays: GraphArrays, machine: Machine, room: Int64[ndarray, " k"] | None = None
+) -> tuple[ndarray, Timeline]:
     """Return HEFT's placement and its own schedule, which ignores link contention.
 
     Args:
         arrays: The graph, with closed groups.
         machine: Durations and links.
+        room: Residual bytes that each device may hold; None for no limit.
     """
     n = arrays.num_ops
     # Topological position breaks ties, so that ops without duration stay in order.
@@ -59,7 +71,11 @@ def heft_timeline(arrays: GraphArrays, machine: Machine) -> tuple[ndarray, Timel
     order = np.lexsort((position, -bottom_levels(arrays, machine)))
     place = np.full(n, -1, dtype=np.int64)
     start, finish = np.zeros(n), np.zeros(n)
-    heft_kernel(arrays, machine, runnable(arrays, machine), order, place, start, finish)
+    room = np.full(machine.num_devices, UNLIMITED) if room is None else room
+    heft_kernel(
+        arrays, machine, runnable(arrays, machine), order, place, start, finish,
+        residual_bytes(arrays), room,
+    )  # fmt: skip
     dispatch = np.empty(n, dtype=np.int64)
     dispatch[order] = np.arange(n)
     return place, static_timeline(arrays, machine, place, start, finish, dispatch)
@@ -96,9 +112,15 @@ def heft_kernel(
     place: ndarray,
     start: ndarray,
     finish: ndarray,
+    residual: Int64[ndarray, " g"],
+    room: Int64[ndarray, " k"],
 ) -> None:
-    """Fill `place`, `start` and `finish` for ops in a topological `order`."""
+    """Fill `place`, `start` and `finish` for ops in a topological `order`.
+
+    A group whose residual bytes find room on no device goes where the others would.
+    """
     k = len(machine.device_class)
+    left = room.copy()
     free = np.zeros(k)
     group_place = np.full(len(runs), -1, dtype=np.int64)
     ready = np.empty(k)
@@ -121,13 +143,16 @@ def heft_kernel(
             for d in range(k):
                 cost = machine.latency[p, d] if d != p else 0.0
                 ready[d] = max(ready[d], finish[earlier] + cost)
-        best, best_finish = -1, np.inf
+        best, best_finish, roomy = -1, np.inf, False
         for d in range(k):
             if not runs[g, d] or (group_place[g] >= 0 and group_place[g] != d):
                 continue
             end = ready[d] + machine.seconds[machine.device_class[d], op]
-            if best < 0 or end < best_finish:
-                best, best_finish = d, end
+            has_room = group_place[g] >= 0 or residual[g] <= left[d]
+            if best < 0 or (has_room and not roomy) or (has_room == roomy and end < best_finish):
+                best, best_finish, roomy = d, end, has_room
+        if group_place[g] < 0:
+            left[best] -= residual[g]
         group_place[g] = best
         place[op] = best
         start[op] = ready[best]

@@ -25,18 +25,20 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numba
 import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import RESIDUAL, GraphArrays, transposed
+from pardnn.graph.csr import GraphArrays, transposed
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays, runnable
+from pardnn.place.baseline import closed_arrays, residual_bytes, runnable
 from pardnn.place.fitting import fit_candidate, fits
 from pardnn.place.heft import heft_kernel, static_timeline
-from pardnn.place.polish_kernel import State, Task, fill_kernel, search_kernel
+from pardnn.place.polish_kernel import State, Task, fill_kernel
+from pardnn.place.polish_search import search_kernel
 from pardnn.place.schedule import first_overwrites, ordered_plan
-from pardnn.place.squeeze import limits
+from pardnn.place.squeeze import UNLIMITED, limits
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import run_lists
@@ -45,9 +47,11 @@ from pardnn.sim.machine import Machine
 
 #: Ops whose times are computed again, if no budget is given, at most: 2 to 4 s, measured.
 WORK = 20_000_000
-#: Small graphs need less: this times n (n + 20), but at least so much, 20 ms. On 11 graphs of up to
-#: 20 ops that were far from their optimum, the least work took the mean gap from 5.1 to 2.9 %.
-WORK_PER_PAIR, LEAST_WORK = 20, 200_000
+#: Small graphs need less: this times n (n + 20), but at least so much, 0.2 s. Published problems of
+#: 100 to 600 ops under a tight limit: with a twentieth of this plans were up to 20 % slower.
+WORK_PER_PAIR, LEAST_WORK = 400, 2_000_000
+#: Without the JIT, for those who look for a fault in a kernel, as many times less.
+PLAIN_PYTHON = 200
 #: The work is spent in so many rounds; the judge looks at the plan after each.
 ROUNDS = 8
 #: Passes of HEFT by the bottom levels of the placement so far.
@@ -68,7 +72,8 @@ SLOWER = (1.0, 2.0, 1.4, 3.0)
 
 def work_for(num_ops: int) -> int:
     """Return the work that is spent by default, in ops whose times are computed again."""
-    return min(WORK, max(LEAST_WORK, WORK_PER_PAIR * num_ops * (num_ops + 20)))
+    work = min(WORK, max(LEAST_WORK, WORK_PER_PAIR * num_ops * (num_ops + 20)))
+    return work // PLAIN_PYTHON if numba.config.DISABLE_JIT else work
 
 
 def polish(
@@ -94,7 +99,10 @@ def polish(
     """
     begin = time.perf_counter()
     arrays = closed_arrays(graph)
-    job = _Job(arrays, machine, capacities, first_overwrites(graph), runnable(arrays, machine))
+    job = _Job(
+        arrays, machine, capacities, first_overwrites(graph), runnable(arrays, machine),
+        residual_bytes(arrays, np.arange(arrays.num_ops)), limits(capacities),
+    )  # fmt: skip
     bound = lower_bound_seconds(arrays, machine) * (1 + 1e-9)
     timeline = run_lists(arrays, machine, plan)
     best = _Found(plan, timeline.makespan, np.argsort(timeline.dispatch, kind="stable"))
@@ -176,6 +184,8 @@ class _Job(NamedTuple):
     capacities: list[int | None]
     overwrites: Int64[ndarray, "w 2"]
     runs: Bool[ndarray, "g k"]
+    residual: Int64[ndarray, " n"]  # bytes
+    room: Int64[ndarray, " k"]
 
 
 class _Found(NamedTuple):
@@ -213,11 +223,9 @@ def _better(job: _Job, best: _Found, place: ndarray, order: ndarray) -> tuple[_F
 
 
 def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
-    a = job.arrays
-    own = (a.memory[a.tensor_op] == RESIDUAL) & (a.tensor_alias < 0)
     held = np.zeros(job.machine.num_devices, dtype=np.int64)
-    np.add.at(held, place[a.tensor_op[own]], a.tensor_bytes[own])
-    return bool((held <= limits(job.capacities)).all())
+    np.add.at(held, place, job.residual)
+    return bool((held <= job.room).all())
 
 
 def ranked_by(job: _Job, place: Int64[ndarray, " n"]) -> tuple[ndarray, ndarray]:
@@ -227,7 +235,17 @@ def ranked_by(job: _Job, place: Int64[ndarray, " n"]) -> tuple[ndarray, ndarray]
     position[a.topological] = np.arange(n)
     order = np.lexsort((position, -bottom_levels(a, job.machine, place)))
     found = np.full(n, -1, dtype=np.int64)
-    heft_kernel(a, job.machine, job.runs, order, found, np.zeros(n), np.zeros(n))
+    heft_kernel(
+        a,
+        job.machine,
+        job.runs,
+        order,
+        found,
+        np.zeros(n),
+        np.zeros(n),
+        residual_bytes(a),
+        job.room,
+    )
     return found, order
 
 
@@ -239,12 +257,20 @@ def _searched(
     if slower != 1.0:
         m = m._replace(latency=m.latency * slower, bandwidth=m.bandwidth / slower)
     state = state_of(best.plan.place, best.order, m.num_devices)
-    seed = search_kernel(task_of(job.arrays, m), state, work, tolerance, seed)
+    seed = search_kernel(task_of(job.arrays, m, job.room), state, work, tolerance, seed)
     return state.place, state.order, seed
 
 
-def task_of(arrays: GraphArrays, machine: Machine) -> Task:
-    """Return what the search needs to know; `arrays` with closed groups."""
+def task_of(
+    arrays: GraphArrays, machine: Machine, room: Int64[ndarray, " k"] | None = None
+) -> Task:
+    """Return what the search needs to know.
+
+    Args:
+        arrays: The graph, with closed groups.
+        machine: Durations and links.
+        room: Residual bytes that each device may hold; None for no limit.
+    """
     n = arrays.num_ops
     later = np.repeat(np.arange(n), np.diff(arrays.after_ptr))
     reader = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
@@ -269,6 +295,8 @@ def task_of(arrays: GraphArrays, machine: Machine) -> Task:
         arrays.group.copy(),
         runnable(arrays, machine),
         *transposed(np.arange(n + 1), arrays.group, int(arrays.group.max()) + 1),
+        residual_bytes(arrays, np.arange(n)),
+        np.full(machine.num_devices, UNLIMITED) if room is None else room,
     )
 
 
@@ -292,7 +320,9 @@ def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devic
         finish=np.zeros(n),
         left=np.zeros(n),
         dirty=np.zeros(n, dtype=np.bool_),
+        held=np.zeros(k, dtype=np.int64),
         near=np.zeros(k, dtype=np.int64),
         ready=np.zeros(k),
         follow=np.zeros(k),
+        block=np.empty(n, dtype=np.int64),
     )

@@ -1,4 +1,4 @@
-"""The search of `polish`: ops of longest paths go where the longest path through them is shorter.
+"""What the search of `polish` knows of a plan: times along all paths, and the best slot of an op.
 
 A plan is a device per op and one global order; the ops of a device run in it. Known for each op are
 its finish and `left`, the seconds from its start to the end of the step, both along the longest
@@ -24,8 +24,6 @@ from numpy import ndarray
 REACH = 12
 #: Positions of the order looked at for the op before on each device, per device.
 LOOK = 12
-#: What judging an op's slots costs, in ops computed again, plus half an op per device (measured).
-EVALUATION = 20
 
 
 class Task(NamedTuple):
@@ -45,6 +43,8 @@ class Task(NamedTuple):
     runs: Bool[ndarray, "g k"]
     member_ptr: Int64[ndarray, " g+1"]
     member: Int64[ndarray, " n"]
+    residual: Int64[ndarray, " n"]  # bytes that stay where the op is
+    room: Int64[ndarray, " k"]  # for these bytes
 
 
 class State(NamedTuple):
@@ -60,9 +60,11 @@ class State(NamedTuple):
     finish: Float64[ndarray, " n"]
     left: Float64[ndarray, " n"]
     dirty: Bool[ndarray, " n"]
+    held: Int64[ndarray, " k"]  # residual bytes
     near: Int64[ndarray, " k"]  # scratch of one evaluation
     ready: Float64[ndarray, " k"]
     follow: Float64[ndarray, " k"]
+    block: Int64[ndarray, " n"]  # two lists of ops, one from each end
 
 
 @numba.njit(cache=True)
@@ -100,6 +102,7 @@ def fill_kernel(t: Task, s: State) -> None:
     """Fill everything but `place` and `order`, from these two."""
     s.first[:] = -1
     s.last[:] = -1
+    s.held[:] = 0
     for p in range(len(s.order)):
         op = s.order[p]
         d = s.place[op]
@@ -110,6 +113,7 @@ def fill_kernel(t: Task, s: State) -> None:
         else:
             s.first[d] = op
         s.last[d] = op
+        s.held[d] += t.residual[op]
         s.finish[op] = _finish(t, s, op)
     for p in range(len(s.order) - 1, -1, -1):
         s.left[s.order[p]] = _left(t, s, s.order[p])
@@ -117,7 +121,8 @@ def fill_kernel(t: Task, s: State) -> None:
 
 
 @numba.njit(cache=True)
-def _makespan(s: State) -> float:
+def makespan(s: State) -> float:
+    """Return when the last op ends, seconds."""
     end = 0.0
     for op in s.last:
         if op >= 0:
@@ -220,8 +225,11 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
 
 
 @numba.njit(cache=True)
-def _changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
+def changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
+    """Move an op, as `_move` does, and compute again what that changes; return the work."""
     was, then = s.before[op], s.behind[op]
+    s.held[s.place[op]] -= t.residual[op]
+    s.held[d] += t.residual[op]
     _move(s, op, d, x, to)
     return _update(t, s, op, was, then)
 
@@ -266,7 +274,7 @@ def _paths(t: Task, s: State, op: int) -> None:
 
 
 @numba.njit(cache=True)
-def _best_slot(
+def best_slot(
     t: Task, s: State, op: int, noise: float, seed: int
 ) -> tuple[float, int, int, int, int]:
     """Return the longest path through the op at the best other slot, and the slot.
@@ -277,9 +285,13 @@ def _best_slot(
     _neighbours(s, op)
     _paths(t, s, op)
     best, path, where, behind, to = np.inf, np.inf, -1, -1, -1
-    here = s.place[op]
+    here, group = s.place[op], t.group[op]
+    alone = t.member_ptr[group + 1] - t.member_ptr[group] == 1
     for d in range(len(s.near)):
-        if not t.runs[t.group[op], d] or s.near[d] == -2:
+        if not t.runs[group, d] or s.near[d] == -2:
+            continue
+        # Groups do not part: their ops change places in their queue alone.
+        if d != here and (not alone or s.held[d] + t.residual[op] > t.room[d]):
             continue
         base = t.seconds[t.device_class[d], op]
         for way in range(2):
@@ -306,7 +318,7 @@ def _best_slot(
 
 
 @numba.njit(cache=True)
-def _critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
+def critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
     """Return the first op from a position on that lies on a path so long, and the steps to it."""
     n = len(s.order)
     for step in range(n):
@@ -314,83 +326,3 @@ def _critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
         if s.finish[op] + s.left[op] - t.seconds[t.device_class[s.place[op]], op] >= length:
             return op, step
     return s.order[begin], n
-
-
-@numba.njit(cache=True)
-def _queued_after(s: State, op: int, d: int) -> int:
-    """Return the op on device d after which an op stands in the global order; -1 for none."""
-    if s.last[d] < 0 or s.position[s.last[d]] < s.position[op]:
-        return s.last[d]
-    for at in range(s.position[op] - 1, -1, -1):
-        if s.place[s.order[at]] == d:
-            return s.order[at]
-    return -1
-
-
-@numba.njit(cache=True)
-def _give(t: Task, s: State, op: int, d: int) -> int:
-    """Put the group of an op on a device, every op at its position; return the work."""
-    group, work = t.group[op], 0
-    for i in range(t.member_ptr[group], t.member_ptr[group + 1]):
-        member = t.member[i]
-        if s.place[member] != d:
-            x = _queued_after(s, member, d)
-            work += _changed(t, s, member, d, x, s.position[member])
-    return work
-
-
-@numba.njit(cache=True)
-def _tried(t: Task, s: State, op: int, d: int, other: int, limit: float) -> int:
-    """Give a group another device, and another group (-1: none) its own; undo it above a limit."""
-    old, mine = s.place[op], t.group[op]
-    if d == old or not t.runs[mine, d]:
-        return 1
-    if other >= 0 and (t.group[other] == mine or not t.runs[t.group[other], old]):
-        return 1
-    work = _give(t, s, op, d)
-    if other >= 0:
-        work += _give(t, s, other, old)
-    if _makespan(s) > limit:
-        work += _give(t, s, op, old)
-        if other >= 0:
-            work += _give(t, s, other, d)
-    return work
-
-
-@numba.njit(cache=True)
-def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int) -> int:
-    """Leave the best plan found in `place` and `order`; return the state of the generator.
-
-    `most_work` counts ops whose times are computed again.
-    """
-    n, k = len(s.order), len(s.near)
-    fill_kernel(t, s)
-    now = best = _makespan(s)
-    best_place, best_order = s.place.copy(), s.order.copy()
-    work = 0
-    while work < most_work:
-        limit = max(best * (1 + tolerance * (1 - work / most_work)), now * (1 - 1e-9))
-        seed = seed * 48271 % 2147483647
-        op, steps = _critical(t, s, seed % n, now * (1 - 1e-9))
-        seed = seed * 48271 % 2147483647
-        kind, group = seed % 8, t.group[op]
-        work += EVALUATION + k // 2 + steps // 8
-        if kind > 0 and t.member_ptr[group + 1] - t.member_ptr[group] == 1:
-            noise = tolerance * now / 2147483647 * (kind % 2)
-            path, d, x, to, seed = _best_slot(t, s, op, noise, seed)
-            if d >= 0 and path <= limit:
-                work += _changed(t, s, op, d, x, to)
-        else:
-            seed = seed * 48271 % 2147483647
-            other = s.order[min(max(s.position[op] + seed % 33 - 16, 0), n - 1)]
-            seed = seed * 48271 % 2147483647
-            d = s.place[other] if kind % 2 == 0 else seed % k
-            work += _tried(t, s, op, d, other if kind % 4 == 0 else -1, limit)
-        now = _makespan(s)
-        if now < best * (1 - 1e-12):
-            best = now
-            best_place[:] = s.place
-            best_order[:] = s.order
-    s.place[:] = best_place
-    s.order[:] = best_order
-    return seed
