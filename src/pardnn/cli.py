@@ -69,8 +69,8 @@ def plan(
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it."""
+    from pardnn.api.advice import PlanOptions, planned
     from pardnn.api.planning import check_algorithm, check_reserve
-    from pardnn.api.targets import PlanOptions, planned
     from pardnn.plan.file import write_plan
 
     check_algorithm(algorithm)
@@ -86,7 +86,7 @@ def plan(
         threads=threads,
     )
     graph = opt.graph_of(target, batch_size)
-    found, result = planned(graph, machine, options)
+    found, result = planned(graph, machine, options, target, batch_size)
     if output is not None:
         write_plan(found, output)
     if not as_json:

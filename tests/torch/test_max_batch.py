@@ -72,3 +72,29 @@ def test_predicted_sizes_are_captured_sizes() -> None:
     found = graph_at(family, 7)
     assert found.ops == real.ops
     assert found.arrays.tensor_bytes.tolist() == real.arrays.tensor_bytes.tolist()
+
+
+def test_where_nothing_fits_a_smaller_batch_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--devices", "2", "--max-memory", "40KiB", "--algorithm", "pardnn", "--reserve", "0",
+               "--costs", "v100"]  # fmt: skip
+    entry = f"{ENTRY}:training"
+    status, found = _run(capsys, "plan", entry, *options, "--batch-size", "4096")
+    assert status == 3
+    advised = [line for line in found["error"]["details"]["try"] if "--batch-size" in line]
+    assert len(advised) == 1
+    assert advised[0] in found["error"]["message"]
+    assert 4 < int(advised[0].split()[1]) < 4096
+    status, found = _run(capsys, "plan", entry, *options, *advised[0].split())
+    assert status == 0
+
+
+def test_of_a_graph_file_the_command_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = str(tmp_path / "g.json")
+    assert _run(capsys, "capture", f"{ENTRY}:training", "-o", file)[0] == 0
+    status, found = _run(
+        capsys, "plan", file, "--devices", "2", "--max-memory", "1KiB", "--costs", "v100"
+    )
+    assert status == 3
+    assert "pardnn max-batch FILE.py:FUNCTION" in found["error"]["message"]

@@ -70,6 +70,51 @@ def max_batch(target: str, cluster: Cluster, options: PlanOptions) -> MaxBatchRe
     )
 
 
+def takes_batch_size(target: str) -> bool:
+    """Whether the function of an entry point takes a keyword `batch_size`."""
+    return "batch_size" in inspect.signature(load_factory(target)).parameters
+
+
+def smaller_batch(
+    target: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    graph: Graph,
+    costs: Costs,
+    batch_size: int | None = None,
+) -> int | None:
+    """Return a batch size that was planned from a capture and fits; None if none was found.
+
+    Predictions from the given graph and a capture at half its batch lead there; the answer is near
+    the largest, which `max_batch` finds.
+
+    Args:
+        target: An entry point that takes `batch_size`.
+        cluster: Devices, with limits.
+        options: As for planning.
+        graph: Its graph, which does not fit.
+        costs: Of that graph; guesses use them at every size.
+        batch_size: Of that graph; None: the entry point's own.
+
+    Raises:
+        PardnnError: The entry point cannot be captured at a smaller size.
+    """
+    size = batch_size or _start(target)
+    search = _Search(target, cluster, options, start=size)
+    search.graphs[size] = graph
+    if size < 2 or search.captured(size // 2) is None:
+        return None
+    family = family_of(search.graphs[size // 2], size // 2, graph, size)
+    guess = size // 2
+    if family is not None and options.algorithm not in SHARDED:
+        search.anchors = family, costs, costs
+        guess = search.predicted_between(0, size)
+    for tried in dict.fromkeys((guess, guess * 7 // 8, guess // 2)):
+        if tried and search.captured(tried) is not None and search.fits(tried):
+            return tried
+    return None
+
+
 def _start(target: str) -> int:
     """Return FUNCTION's own batch size."""
     found = inspect.signature(load_factory(target)).parameters.get("batch_size")
@@ -133,17 +178,17 @@ class _Search:
             low, high = high, 2 * high
             if high > _MAX_BATCH_SIZE:
                 raise _unlimited()
-        return max(self._predicted_between(low, high), 1)
+        return max(self.predicted_between(low, high), 1)
 
     def _anchored(self, low: int, high: int) -> bool:
         """Predict from captures at these two sizes from now on, if they have the same ops."""
-        one, other = self._captured(low), self._captured(high)
+        one, other = self.captured(low), self.captured(high)
         family = one and other and family_of(one, low, other, high)
         if family:
             self.anchors = family, self._costs(low), self._costs(high)
         return family is not None
 
-    def _predicted_between(self, good: int, bad: int) -> int:
+    def predicted_between(self, good: int, bad: int) -> int:
         """Return the largest size from `good` to below `bad` that is predicted to fit."""
         while bad - good > self.step(good):
             middle = max(_rounded((good + bad) // 2, self.multiple), good + self.multiple)
@@ -199,7 +244,7 @@ class _Search:
                 good = 0 if good % self.start else good
                 size = max(_rounded(size, self.start), self.start)
                 stride = self.step(size)
-            elif self._fits(size):
+            elif self.fits(size):
                 good = size
                 if bad - good <= self.step(good):
                     return good
@@ -221,7 +266,7 @@ class _Search:
                 high = 2 * good
                 while high < bad and self._is_predicted(high):
                     high *= 2
-            guess = self._predicted_between(good, high)
+            guess = self.predicted_between(good, high)
         middle = _rounded((good + bad) // 2, self.multiple)
         return max(good + step, min(max(guess, min(good + stride, middle)), bad - step))
 
@@ -230,7 +275,7 @@ class _Search:
         lowest = good + self.step(good) if good else self.multiple
         guess = _rounded((good + bad) // 2, self.multiple)
         if self._is_anchored_at(bad):
-            guess = self._predicted_between(good, bad)
+            guess = self.predicted_between(good, bad)
         return max(lowest, min(guess, _rounded(bad - stride, self.multiple)))
 
     def _is_anchored_at(self, size: int) -> bool:
@@ -241,9 +286,9 @@ class _Search:
 
     def _takes(self, size: int) -> bool:
         """Whether the entry point can be captured at a size that need not be one of its own."""
-        return size % self.start == 0 or self._captured(size) is not None
+        return size % self.start == 0 or self.captured(size) is not None
 
-    def _captured(self, size: int) -> Graph | None:
+    def captured(self, size: int) -> Graph | None:
         """Return the graph at a batch size; None if FUNCTION raises at one that is not its own."""
         if size > _MAX_BATCH_SIZE // 2:
             raise _unlimited()
@@ -257,10 +302,10 @@ class _Search:
                 return None
         return self.graphs[size]
 
-    def _fits(self, size: int) -> bool:
+    def fits(self, size: int) -> bool:
         """Plan a captured batch size in full, once."""
         if size not in self.plans and size not in self.misfits:
-            graph = self._captured(size)
+            graph = self.captured(size)
             assert graph is not None  # `_takes` has seen to that
             options = dataclasses.asdict(self.options)
             del options["threads"], options["costs"]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pardnn.api.targets import PlanOptions, captured, planned
+from pardnn.api.advice import PlanOptions, planned
+from pardnn.api.targets import captured
 from pardnn.backends.entry_point import load_factory
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
@@ -61,7 +62,7 @@ def run_target(
     graph, _ = captured(target, batch_size)
     if plan is None:
         assert cluster is not None
-        plan, _ = planned(graph, cluster, options)
+        plan, _ = planned(graph, cluster, options, target, batch_size)
     else:
         check_fingerprint(plan, graph)
         check_plan(graph, plan)

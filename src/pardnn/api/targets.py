@@ -9,17 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardnn.api.costing import Progress, costs_for
-from pardnn.api.estimating import suggestions
-from pardnn.api.planning import Objective, make_plan
+from pardnn.api.costing import Progress
+from pardnn.api.planning import Objective
 from pardnn.backends.entry_point import is_entry_point, load_factory
-from pardnn.cluster import Cluster
-from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import op_edges
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
-from pardnn.plan.plan import Plan
-from pardnn.report.results import CaptureResult, LinksResult, PlanResult, ProfileResult
+from pardnn.report.results import CaptureResult, LinksResult, ProfileResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,37 +72,6 @@ def capture_result(graph: Graph, seconds: float) -> CaptureResult:
         optimizer_bytes=sizes["state"],
         capture_s=seconds,
     )
-
-
-def planned(graph: Graph, cluster: Cluster, options: PlanOptions) -> tuple[Plan, PlanResult]:
-    """Plan; an error that nothing fits names what was tried and does fit.
-
-    Raises:
-        InfeasibleError: E301.
-    """
-    with progress_bar("timing ops") as progress:
-        costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
-    try:
-        with status("planning; the first time on a machine, kernels are compiled: a minute or two"):
-            return make_plan(
-                graph,
-                cluster,
-                costs,
-                algorithm=options.algorithm,
-                objective=options.objective,
-                reserve=options.reserve,
-                seed=options.seed,
-                time_limit=options.time_limit,
-            )
-    except InfeasibleError as error:
-        tried = suggestions(graph, cluster, costs, reserve=options.reserve, seed=options.seed)
-        raise InfeasibleError(
-            f"{error.message}\nTry: {' or '.join(tried)} (tried: fits)."
-            if tried
-            else error.message,
-            code=error.code,
-            details=error.details | {"try": tried},
-        ) from None
 
 
 def profiled(graph: Graph, threads: int = 1) -> ProfileResult:
