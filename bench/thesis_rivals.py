@@ -20,11 +20,11 @@ All run on the same simulated V100s. What is not modelled is left out in the riv
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
 
+from bench.paging import page_bytes
 from bench.thesis_batch import again_paths, model
 from bench.thesis_search import RESERVE, cluster_of, timed_plan
 from bench.thesis_split import split_of, split_step
@@ -32,7 +32,6 @@ from pardnn.api.scaling import resized
 from pardnn.cost.costs import Costs
 from pardnn.cost.links import all_reduce_seconds
 from pardnn.errors import InfeasibleError
-from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities
 from pardnn.sim.machine import machine_of
@@ -128,68 +127,3 @@ def unified_memory(graph: Graph, costs: Costs, batch_size: int) -> dict[str, Any
     paged = page_bytes(graph, memory)
     seconds = float(costs.on("accelerator").sum()) + paged / HOST_BANDWIDTH
     return {"step_s": seconds, "samples_per_s": batch_size / seconds, "paged_bytes": paged}
-
-
-def page_bytes(graph: Graph, memory: int) -> int:
-    """Return the bytes that a step moves between a device of so much memory and the host.
-
-    The second of two steps in a row, in the order in which the step was written.
-    """
-    a = graph.arrays
-    owner = np.arange(a.num_tensors)
-    for tensor in range(a.num_tensors):  # in topological order: what it aliases is settled
-        if a.tensor_alias[tensor] >= 0:
-            owner[tensor] = owner[a.tensor_alias[tensor]]
-    touched, last = [], np.full(a.num_tensors, -1, dtype=np.int64)
-    for op in a.topological.tolist():
-        inputs = a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]
-        outputs = np.arange(a.output_ptr[op], a.output_ptr[op + 1])
-        storages = np.unique(owner[np.concatenate([inputs, outputs])])
-        last[storages] = len(touched)
-        touched.append(storages.tolist())
-    lasting = a.memory[a.tensor_op] == RESIDUAL
-    last[lasting] = -1
-    pages = _Pages(memory, a.tensor_bytes.tolist())
-    return [_step(pages, touched, last.tolist()) for _ in range(2)][1]
-
-
-def _step(pages: _Pages, touched: list[list[int]], last: list[int]) -> int:
-    before = pages.moved
-    for number, storages in enumerate(touched):
-        for storage in storages:
-            pages.touch(storage)
-        for storage in storages:
-            if last[storage] == number:
-                pages.free(storage)
-    return pages.moved - before
-
-
-class _Pages:
-    """Storages on the device, the least recently used first, and those on the host."""
-
-    def __init__(self, memory: int, sizes: list[int]) -> None:
-        self.free_bytes, self.sizes, self.moved = memory, sizes, 0
-        self.here: OrderedDict[int, None] = OrderedDict()
-        self.away: set[int] = set()
-
-    def touch(self, storage: int) -> None:
-        if storage in self.here:
-            self.here.move_to_end(storage)
-            return
-        size = self.sizes[storage]
-        if storage in self.away:
-            self.away.remove(storage)
-            self.moved += size
-        while self.free_bytes < size and self.here:
-            other, _ = self.here.popitem(last=False)
-            self.away.add(other)
-            self.moved += self.sizes[other]
-            self.free_bytes += self.sizes[other]
-        self.here[storage] = None
-        self.free_bytes -= size
-
-    def free(self, storage: int) -> None:
-        if storage in self.here:
-            del self.here[storage]
-            self.free_bytes += self.sizes[storage]
-        self.away.discard(storage)

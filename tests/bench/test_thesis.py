@@ -2,8 +2,9 @@
 
 import pytest
 
+from bench import families
+from bench.paging import page_bytes
 from bench.thesis_batch import made_family, read_rule, write_rule
-from bench.thesis_rivals import page_bytes
 from bench.thesis_svg import Line, chart_svg
 from bench.thesis_unroll import unrolled
 from pardnn.api.scaling import graph_at
@@ -70,6 +71,17 @@ def test_pages_move_only_where_memory_is_short():
     # y drives out x and w, then w comes back; x comes back in the next step.
     assert page_bytes(graph, 264) == 32 * 2
     assert page_bytes(graph, 132) > page_bytes(graph, 264)
+
+
+def test_swapping_drops_what_the_host_has():
+    graph = training_step(4)  # x 32, y 164, w 100 bytes; w is written, x is not
+    assert page_bytes(graph, 296, "far") == 0
+    # Of x and w, w is used sooner while y is made: x goes, is there already, and comes back.
+    assert page_bytes(graph, 264, "far") == 32
+    long = families.training_step(200)
+    whole = int(long.arrays.tensor_bytes[long.arrays.tensor_alias < 0].sum())
+    for share in (3, 5):
+        assert 0 < page_bytes(long, whole // share, "far") < page_bytes(long, whole // share)
 
 
 def test_a_chart_draws_each_line_and_escapes_names():

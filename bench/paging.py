@@ -1,0 +1,189 @@
+"""Storages that come and go between one device and the host: the bytes that a step moves.
+
+Two ways. `recent`: what was used least recently goes, and always travels; a model of unified
+memory. `far`: what is used again last goes, and is only dropped if the host already has it; no
+policy that swaps whole storages knows more than that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pardnn.graph.csr import RESIDUAL, op_edges
+from pardnn.graph.ir import Graph, writes
+from pardnn.place.layer_round_robin import layers_of
+
+Policy = Literal["recent", "far"]
+
+
+class Uses(NamedTuple):
+    """What each op of a step touches, in the order in which the step was written.
+
+    Attributes:
+        touched: Storages that are read or written, by their owner's number.
+        written: Those of them that are written.
+        ends: Those of them that nothing needs afterwards.
+        bytes: Of each tensor.
+    """
+
+    touched: list[list[int]]
+    written: list[set[int]]
+    ends: list[list[int]]
+    bytes: list[int]
+
+
+def layer_order(graph: Graph) -> list[int]:
+    """Return the ops in an order that stays in a layer of the model for as long as it can.
+
+    A recurrent net then uses a weight for all time steps in a row. Among layers the one whose first
+    ready op was written earliest is next. O(ops log ops).
+    """
+    a, layers = graph.arrays, layers_of(graph)
+    edges = op_edges(a)
+    waiting = np.bincount(edges[:, 1], minlength=a.num_ops).tolist()
+    readers: list[list[int]] = [[] for _ in range(a.num_ops)]
+    for before, after in edges.tolist():
+        readers[before].append(after)
+    ready: dict[str, list[int]] = {}
+    for op in (op for op in a.topological.tolist() if waiting[op] == 0):
+        ready.setdefault(layers[op], []).append(op)
+    order: list[int] = []
+    while ready:
+        layer = min(ready, key=lambda name: ready[name][0])
+        while layer in ready:
+            op = heappop(ready[layer])
+            if not ready[layer]:
+                del ready[layer]
+            order.append(op)
+            for reader in readers[op]:
+                waiting[reader] -= 1
+                if waiting[reader] == 0:
+                    heappush(ready.setdefault(layers[reader], []), reader)
+    return order
+
+
+def uses_of(graph: Graph, order: Sequence[int] | None = None) -> Uses:
+    """Return what the ops of a graph touch, in an order or as written. O(ops + inputs)."""
+    a = graph.arrays
+    owner = np.arange(a.num_tensors)
+    for tensor in range(a.num_tensors):  # in topological order: what it aliases is settled
+        if a.tensor_alias[tensor] >= 0:
+            owner[tensor] = owner[a.tensor_alias[tensor]]
+    number = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
+    touched, written, last = [], [], np.full(a.num_tensors, -1, dtype=np.int64)
+    for op in a.topological.tolist() if order is None else order:
+        if a.memory[op] == RESIDUAL:  # there before the step; its readers touch it
+            continue
+        inputs = a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]
+        outputs = np.arange(a.output_ptr[op], a.output_ptr[op + 1])
+        storages = np.unique(owner[np.concatenate([inputs, outputs])])
+        last[storages] = len(touched)
+        touched.append(storages.tolist())
+        made = outputs[a.tensor_alias[outputs] < 0].tolist()
+        changed = (int(owner[number[name]]) for name in writes(graph.ops[op]))
+        written.append({*made, *changed})
+    last[a.memory[a.tensor_op] == RESIDUAL] = -1
+    ends = [[s for s in row if last[s] == i] for i, row in enumerate(touched)]
+    return Uses(touched, written, ends, a.tensor_bytes.tolist())
+
+
+def page_bytes(
+    graph: Graph, memory: int, policy: Policy = "recent", order: Sequence[int] | None = None
+) -> int:
+    """Return the bytes that a step moves between a device of so much memory and the host.
+
+    The second of two steps in a row. A storage larger than the memory takes all of it and more:
+    the answer is then too small.
+    """
+    uses = uses_of(graph, order)
+    pages = _Recent(memory, uses) if policy == "recent" else _Far(memory, uses)
+    before = 0
+    for step in range(2):
+        before = pages.moved
+        for number, storages in enumerate(uses.touched):
+            pages.now = step * len(uses.touched) + number
+            for storage in storages:
+                pages.touch(storage)
+            pages.written(uses.written[number])
+            for storage in uses.ends[number]:
+                pages.free(storage)
+    return pages.moved - before
+
+
+class _Recent:
+    """Storages on the device, the least recently used first, and those on the host."""
+
+    def __init__(self, memory: int, uses: Uses) -> None:
+        self.free_bytes, self.sizes, self.moved, self.now = memory, uses.bytes, 0, 0
+        self.here: OrderedDict[int, None] = OrderedDict()
+        self.away: set[int] = set()
+
+    def touch(self, storage: int) -> None:
+        if storage in self.here:
+            self.here.move_to_end(storage)
+            return
+        size = self.sizes[storage]
+        if storage in self.away:
+            self.away.remove(storage)
+            self.moved += size
+        while self.free_bytes < size and self.here:
+            self.evict()
+        self.here[storage] = None
+        self.free_bytes -= size
+
+    def evict(self) -> None:
+        """Send one storage to the host."""
+        other, _ = self.here.popitem(last=False)
+        self.away.add(other)
+        self.moved += self.sizes[other]
+        self.free_bytes += self.sizes[other]
+
+    def written(self, storages: set[int]) -> None:
+        """Note what the host's copies no longer hold."""
+
+    def free(self, storage: int) -> None:
+        if storage in self.here:
+            del self.here[storage]
+            self.free_bytes += self.sizes[storage]
+        self.away.discard(storage)
+
+
+class _Far(_Recent):
+    """The storage whose next use is farthest goes; it travels only if the host has it not."""
+
+    def __init__(self, memory: int, uses: Uses) -> None:
+        super().__init__(memory, uses)
+        self.period = len(uses.touched)
+        self.times: dict[int, list[int]] = {}
+        for number, row in enumerate(uses.touched):
+            for storage in row:
+                self.times.setdefault(storage, []).append(number)
+        self.copied: set[int] = set()
+
+    def _next(self, storage: int) -> int:
+        times, now = self.times[storage], self.now % self.period
+        at = bisect_left(times, now)
+        return times[at] if at < len(times) else times[0] + self.period
+
+    def evict(self) -> None:
+        """Drop or send away one storage, not one of the running op."""
+        other = max(self.here, key=self._next)
+        del self.here[other]
+        self.away.add(other)
+        if other not in self.copied:
+            self.moved += self.sizes[other]
+            self.copied.add(other)
+        self.free_bytes += self.sizes[other]
+
+    def written(self, storages: set[int]) -> None:
+        self.copied -= storages
+
+    def free(self, storage: int) -> None:
+        super().free(storage)
+        self.copied.discard(storage)
