@@ -173,6 +173,7 @@ def test_large_graphs_take_few_walks_to_valid_plans(
     family: str, serial: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done above 50,000 ops, on small graphs: see the constants."""
+    monkeypatch.setattr("pardnn.place.pardnn.algorithm.MANY_OPS", 10)
     monkeypatch.setattr("pardnn.place.pardnn.partition.MANY_OPS", 10)
     monkeypatch.setattr("pardnn.place.pardnn.memory.MANY_OPS", 10)
     monkeypatch.setattr("pardnn.place.pardnn.mapping.MOST_LEVELS", 8)

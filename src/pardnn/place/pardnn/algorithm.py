@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
@@ -20,10 +21,17 @@ from pardnn.place.fitting import fits
 from pardnn.place.groups import colocated
 from pardnn.place.pardnn.clusters import Problem, problem_of
 from pardnn.place.pardnn.memory import Task, fit_memory, nearest
-from pardnn.place.pardnn.partition import partition, timeline_of
+from pardnn.place.pardnn.numbering import (
+    numbering_by_priority,
+    original_plan,
+    renumbered,
+    renumbered_overwrites,
+)
+from pardnn.place.pardnn.partition import MANY_OPS, partition, timeline_of
 from pardnn.place.schedule import first_overwrites, ordered_plan
 from pardnn.place.witness import infeasible
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.flow import Flow, flow_of
 from pardnn.sim.machine import Machine
 
 
@@ -75,10 +83,33 @@ def place_arrays(
     Raises:
         InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
     """
+    if arrays.num_ops <= MANY_OPS:
+        return _place(arrays, machine, capacities, overwrites, time.perf_counter())
     begin = time.perf_counter()
+    numbers = numbering_by_priority(arrays, machine)
+    here = renumbered(arrays, numbers)
+    seconds = np.ascontiguousarray(machine.seconds[:, numbers.op])
+    written = renumbered_overwrites(overwrites, numbers)
+    try:
+        found = _place(here, machine._replace(seconds=seconds), capacities, written, begin)
+    except _NothingFitsError as error:
+        error.nearest = original_plan(error.nearest, numbers)
+        error.group = error.group[numbers.op_here]
+        raise
+    return found._replace(plan=original_plan(found.plan, numbers))
+
+
+def _place(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: list[int | None],
+    overwrites: ndarray,
+    begin: float,
+) -> Decision:
     group = colocated(arrays, overwrites)
     group.setflags(write=False)
-    problem = problem_of(arrays._replace(group=group), machine)
+    arrays = arrays._replace(group=group)
+    problem = problem_of(arrays, machine, _flow(arrays))
     seconds = {"problem": time.perf_counter() - begin}
     candidates, by_step = partition(problem)
     seconds |= by_step
@@ -96,6 +127,15 @@ def place_arrays(
     if found is None:
         raise _NothingFitsError(nearest(task), group)
     return Decision(found, int((found.place != best.place).sum()), seconds)
+
+
+def _flow(arrays: GraphArrays) -> Flow:
+    """Return the edges; walked by number where that is the order of the ops."""
+    flow = flow_of(arrays)
+    if arrays.num_ops <= MANY_OPS:
+        return flow
+    order = np.arange(arrays.num_ops)
+    return flow._replace(order=order, reverse=order[::-1].copy())
 
 
 def _with_views(problem: Problem, overwrites: ndarray) -> Problem:

@@ -6,7 +6,8 @@ the end of the step if every later op stays on its *home*, the device of the pla
 starts from. Without homes it is plain HEFT. Repeated with its own result as the new homes, it moves
 ops off the device that is late and keeps them near those that wait for them.
 
-Link contention is ignored while choosing; the judge decides. O((ops + edges) K + ops log ops).
+Link contention is ignored while choosing; the judge decides. O((ops + edges) K + ops log ops), with
+equal links between all devices O(ops K + edges + ops log ops).
 """
 
 from __future__ import annotations
@@ -76,10 +77,17 @@ def list_schedule(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -
     _list_kernel(
         order, flow.earlier.ptr, flow.earlier.edge, flow.later.ptr, flow.later.edge,
         machine.seconds, machine.device_class, latency, byte_seconds, latency.T.copy(),
-        byte_seconds.T.copy(), problem.arrays.group, problem.runs, homes.place, homes.bottom,
-        homes.fixed.copy(), made.place, made.start, made.finish,
+        byte_seconds.T.copy(), _alike(latency) and _alike(byte_seconds), problem.arrays.group,
+        problem.runs, homes.place, homes.bottom, homes.fixed.copy(), made.place, made.start,
+        made.finish,
     )  # fmt: skip
     return made
+
+
+def _alike(links: ndarray) -> bool:
+    """Whether all links between two devices are equal."""
+    apart = links[~np.eye(len(links), dtype=bool)]
+    return bool((apart == apart[:1]).all())
 
 
 def listed_timeline(problem: Problem, made: Listing) -> Timeline:
@@ -106,6 +114,46 @@ def listed_timeline(problem: Problem, made: Listing) -> Timeline:
 
 
 @numba.njit(cache=True)
+def _reach(
+    op: int,
+    ptr: ndarray,
+    edge: ndarray,
+    place: ndarray,
+    done: ndarray,
+    latency: ndarray,
+    byte_seconds: ndarray,
+    alike: bool,
+    until: ndarray,
+) -> None:
+    """Raise `until` to when all that an op's edges lead to is on a device, for each device.
+
+    With equal links that is the latest arrival from another device: all but one of the devices wait
+    for the same one, and the device that this one comes from for the latest from the others.
+    """
+    first, second, source = -np.inf, -np.inf, -1
+    for e in range(ptr[op], ptr[op + 1]):
+        other = edge[e, 0]
+        p, left, size = place[other], done[other], max(edge[e, 2], 0)
+        if not alike:
+            for d in range(len(until)):
+                until[d] = max(until[d], left + (latency[p, d] + size * byte_seconds[p, d]))
+            continue
+        until[p] = max(until[p], left)
+        at = left + (latency[0, -1] + size * byte_seconds[0, -1])
+        if p == source:
+            first = max(first, at)
+        elif at > first:
+            first, second, source = at, first, p
+        else:
+            second = max(second, at)
+    if source >= 0:
+        here = max(until[source], second)
+        for d in range(len(until)):
+            until[d] = max(until[d], first)
+        until[source] = here
+
+
+@numba.njit(cache=True)
 def _list_kernel(
     order: ndarray,
     earlier_ptr: ndarray,
@@ -118,6 +166,7 @@ def _list_kernel(
     byte_seconds: ndarray,
     latency_to: ndarray,
     byte_seconds_to: ndarray,
+    alike: bool,
     group: ndarray,
     runs: ndarray,
     home: ndarray,
@@ -130,32 +179,33 @@ def _list_kernel(
     k = len(device_class)
     free, ready, score, end = np.zeros(k), np.empty(k), np.empty(k), np.empty(k)
     for op in order:
-        g = group[op]
-        best = fixed[g]
-        begin, stop = (0, k) if best < 0 else (best, best + 1)
-        ready[begin:stop] = free[begin:stop]
-        for e in range(earlier_ptr[op], earlier_ptr[op + 1]):
-            p, done, size = place[earlier[e, 0]], finish[earlier[e, 0]], max(earlier[e, 2], 0)
-            for d in range(begin, stop):
-                ready[d] = max(ready[d], done + (latency[p, d] + size * byte_seconds[p, d]))
-        if best < 0:
-            score[:] = 0.0
+        best = fixed[group[op]]
+        if best >= 0:
+            begin = free[best]
+            for e in range(earlier_ptr[op], earlier_ptr[op + 1]):
+                p, size = place[earlier[e, 0]], max(earlier[e, 2], 0)
+                way = latency[p, best] + size * byte_seconds[p, best]
+                begin = max(begin, finish[earlier[e, 0]] + way)
+        else:
+            ready[:], score[:] = free, 0.0
+            _reach(op, earlier_ptr, earlier, place, finish, latency, byte_seconds, alike, ready)
             if len(home) > 0:
-                for e in range(later_ptr[op], later_ptr[op + 1]):
-                    q, left, size = home[later[e, 0]], bottom[later[e, 0]], max(later[e, 2], 0)
-                    for d in range(k):
-                        way = latency_to[q, d] + size * byte_seconds_to[q, d]
-                        score[d] = max(score[d], left + way)
+                _reach(
+                    op, later_ptr, later, home, bottom, latency_to, byte_seconds_to, alike, score
+                )
+            least = np.inf
+            # Without a branch, which the processor would guess wrong: the second loop seldom takes
+            # one.
             for d in range(k):
                 end[d] = ready[d] + seconds[device_class[d], op]
-                score[d] += end[d]
+                score[d] += end[d] if runs[group[op], d] else np.inf
+                least = min(least, score[d])
             for d in range(k):
-                if (best >= 0 and score[d] > score[best]) or not runs[g, d]:
+                if score[d] > least or (best >= 0 and end[d] > end[best]):
                     continue
-                better = best < 0 or score[d] < score[best] or end[d] < end[best]
-                if better or (end[d] == end[best] and len(home) > 0 and d == home[op]):
+                if best < 0 or end[d] < end[best] or (len(home) > 0 and d == home[op]):
                     best = d
-            fixed[g] = best
-        place[op], start[op] = best, ready[best]
-        finish[op] = ready[best] + seconds[device_class[best], op]
+            fixed[group[op]], begin = best, ready[best]
+        place[op], start[op] = best, begin
+        finish[op] = begin + seconds[device_class[best], op]
         free[best] = finish[op]

@@ -117,8 +117,19 @@ def _single(
     """One device: the fastest of those that can run every op."""
     totals = problem.machine.seconds.sum(axis=1)[problem.machine.device_class]
     device = int(totals.argmin())
-    if np.isfinite(totals[device]):
-        yield judged(problem, np.full(problem.arrays.num_ops, device, dtype=np.int64))
+    if not np.isfinite(totals[device]):
+        return
+    place = np.full(problem.arrays.num_ops, device, dtype=np.int64)
+    if problem.arrays.num_ops <= MANY_OPS:
+        yield emulated(problem, place)
+        return
+    # One device is never idle, in any order: the file's needs least memory.
+    order = problem.arrays.topological
+    finish, start = np.empty(len(place)), np.zeros(len(place))
+    finish[order] = np.cumsum(problem.machine.seconds[problem.machine.device_class[device]][order])
+    start[order[1:]] = finish[order[:-1]]
+    made = Listing(place, start, finish, order)
+    yield Candidate(place, order, made.makespan, made)
 
 
 def _clustered(
