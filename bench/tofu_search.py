@@ -26,7 +26,7 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.shard.baselines import BASELINES
 from pardnn.shard.coarsen import NEEDED
 from pardnn.shard.cost import total_bytes
-from pardnn.shard.cutting import forget
+from pardnn.shard.interned import forget
 from pardnn.shard.problem import make_problem
 from pardnn.shard.search import best_state, find_sharding, polished, prime_factors, stepwise
 from pardnn.shard.tables import ByBytes, Tables

@@ -12,7 +12,7 @@ from pardnn.shard.cutting import cutting_of, owned_array
 from pardnn.shard.problem import make_problem
 from pardnn.shard.search import find_sharding, held_bytes, search
 from pardnn.shard.seconds import by_seconds, memory_weights
-from pardnn.shard.tables import State
+from pardnn.shard.tables import State, ways_of
 from pardnn.shard.traffic import traffic
 from tests.shard.hand import matmul, mlp
 from tests.shard.test_search import assert_valid
@@ -79,20 +79,22 @@ def test_slow_pairs_cost_what_their_link_does():
     objective = by_seconds(graph, problem, cluster, preset_costs(graph, "a100"))
     (term,) = problem.terms
     (call,) = op_calls(graph)
-    way = cutting_of(call.call, ("i",), make_mesh((2,)))
+    cut = cutting_of(call.call, ("i",), make_mesh((2,)))
+    ways = ways_of(call.number, [(("i",), cut)])
     use = next(use for use in term.uses if use.shape == (4, 4))
     owned = owned_array((4, 4), (0,), (2,))[None]
-    assert traffic(use, [way], owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
-    assert np.allclose(objective.moved(use, [way], owned, (2,)), 8 * 4 / 1e6)
+    assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
+    assert np.allclose(objective.moved(use, ways, owned, (2,)), 8 * 4 / 1e6)
 
 
 def test_an_all_reduce_adds_up_in_shares():
     (call,) = op_calls(matmul(8, 4, 4))
     problem = make_problem(matmul(8, 4, 4), NEEDED)
-    way = cutting_of(call.call, ("k",), make_mesh((2,)))
+    cut = cutting_of(call.call, ("k",), make_mesh((2,)))
+    ways = ways_of(call.number, [(("k",), cut)])
     use = next(use for use in problem.terms[0].uses if use.outputs)
     owned = owned_array((8, 4), (None,), (2,))[None]
-    assert traffic(use, [way], owned, (2,)).tolist() == [[[[0, 32], [32, 0]]]]
+    assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 32], [32, 0]]]]
 
 
 def test_seconds_need_links():

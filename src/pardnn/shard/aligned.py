@@ -12,12 +12,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pardnn.errors import PardnnError
-from pardnn.shard.analysis import analyse
 from pardnn.shard.call import Call
-from pardnn.shard.cutting import interned, loops_of
-from pardnn.shard.registry import description_of
-from pardnn.shard.strategy import Cut, Strategy, Unread, strategies
+from pardnn.shard.interned import analysed, interned, loops_of, strategies_of
+from pardnn.shard.strategy import Cut, Strategy, Unread
 
 Place = str | int
 """A slot of an input or the number of an output."""
@@ -52,14 +49,11 @@ def alignment_of(number: int) -> Alignment:
 
 
 def _alignment(call: Call, number: int) -> Alignment:
-    description = description_of(call.kind)
-    if description is None or not call.outputs or call.outputs[0] is None:
+    known = analysed(number)
+    if known is None or not call.outputs or call.outputs[0] is None:
         return _NOTHING
-    try:
-        analysis, bound = analyse(description, call)
-        found = {strategy.axis: strategy for strategy in strategies(call)}
-    except PardnnError:
-        return _NOTHING
+    _, analysis, bound = known
+    found = strategies_of(number)
     shapes: dict[Place, tuple[int, ...]] = {
         slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()
     }

@@ -11,8 +11,9 @@ Reference: Tofu (EuroSys 2019), section 4.2, cases 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from pardnn.errors import shown
@@ -20,10 +21,12 @@ from pardnn.shard.call import Bound, Call, bind_call
 from pardnn.shard.interval import (
     Affine,
     DescriptionError,
+    Floor,
     Interval,
     bare_variable,
     divisors,
     interval,
+    variable,
     variables,
 )
 from pardnn.shard.registry import Description
@@ -86,6 +89,8 @@ class Analysis:
         reads: Accesses of inputs.
         writes: One per output, None for what is not computed.
         attributes: See `Local`.
+        contents: Slots of which values are read.
+        reads_sizes: Whether the description looked at sizes: the analysis is of these alone.
     """
 
     axes: tuple[str, ...]
@@ -94,6 +99,8 @@ class Analysis:
     reads: tuple[Access, ...]
     writes: tuple[Write | None, ...]
     attributes: Mapping[str, Any]
+    contents: frozenset[str] = frozenset()
+    reads_sizes: bool = False
 
 
 def _nodes(node: Node) -> Iterator[Node]:
@@ -165,12 +172,18 @@ def _is_linear(node: Node) -> bool:
 
 def _span(entry: Affine | Range) -> Interval | None:
     if isinstance(entry, Affine):
-        return interval(entry)
+        name = bare_variable(entry)
+        return interval(entry) if name is None else _interval_of(name)
     if entry.start is None and entry.stop is None:
         return None
     if entry.start is None or entry.stop is None:
         raise DescriptionError("a slice has one end; give it both, or none")
     return Interval(interval(entry.start).lower, interval(entry.stop).upper - 1)
+
+
+@lru_cache(maxsize=1024)
+def _interval_of(name: str) -> Interval:
+    return interval(variable(name))
 
 
 def _traced(function: Any, shape: tuple[int, ...] | None) -> Output | None:
@@ -213,15 +226,19 @@ def _extents(outputs: list[Output | None]) -> dict[str, tuple[Extent, ...]]:
     return {name: tuple(stated.get(name) or read[name]) for name in {**stated, **read}}
 
 
-def _multiples(outputs: list[Output | None], name: str) -> frozenset[int]:
-    found: set[int] = set()
-    for output in outputs:
-        if output is not None:
-            entries = [*output.place, *(e for read in _reads(output) for e in read.index)]
-            for entry in entries:
-                if isinstance(entry, Affine):
-                    found |= divisors(entry, name)
-    return frozenset(found)
+def _divided(outputs: list[Output | None], reads: Sequence[Read]) -> list[Affine]:
+    """Return the indices that are divided and rounded somewhere."""
+    entries = [e for output in outputs if output is not None for e in output.place]
+    entries += [e for read in reads for e in read.index]
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, Affine) and any(isinstance(atom, Floor) for atom, _ in entry.terms)
+    ]
+
+
+def _multiples(divided: Sequence[Affine], name: str) -> frozenset[int]:
+    return frozenset(n for entry in divided for n in divisors(entry, name))
 
 
 def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Analysis:
@@ -237,10 +254,11 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
             f"Index a tensor with it alone, or state it: lambda {unknown[0]}=8: ..."
         )
     reads = [read for output, _ in pairs for read in _reads(output)]
+    divided = _divided(outputs, reads)
     return Analysis(
         tuple(name for name in dict.fromkeys(ordered) if name not in pinned),
         extents,
-        {name: _multiples(outputs, name) for name in extents},
+        {name: _multiples(divided, name) for name in extents},
         tuple(
             Access(r.slot, tuple(map(_span, r.index)), r.outside, r.fill, r.content) for r in reads
         ),
@@ -249,6 +267,7 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
             for o, r in zip(outputs, roles, strict=True)
         ),
         attributes,
+        frozenset(read.slot for read in reads if read.content),
     )
 
 
@@ -298,6 +317,7 @@ def analyse(description: Description, call: Call) -> tuple[Analysis, Bound]:
             f"the description of {shown(description.name)} ({description.source}) is wrong: "
             f"{error.message}"
         ) from error
-    reads_sizes = any(tensor.sizes.were_read for tensor in bound.tensors.values())
-    _KEPT[_signature(description, bound, reads_sizes)] = analysis
+    if any(tensor.sizes.were_read for tensor in bound.tensors.values()):
+        analysis = replace(analysis, reads_sizes=True)
+    _KEPT[_signature(description, bound, analysis.reads_sizes)] = analysis
     return analysis, bound

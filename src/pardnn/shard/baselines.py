@@ -27,7 +27,8 @@ from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.coarsen import NEEDED, TRAINING, op_calls
-from pardnn.shard.cutting import Cutting, interned
+from pardnn.shard.cutting import Cutting
+from pardnn.shard.interned import interned
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Problem, Term, make_problem
 from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, stepwise
@@ -135,7 +136,7 @@ def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -
 
 
 def _keeps_outputs(term: Term, axes: Axes, cutting: Cutting) -> bool:
-    return not any(flag for flags in cutting.reduced for flag in flags)
+    return not any(map(any, cutting.reduced))
 
 
 def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:

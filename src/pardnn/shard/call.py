@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,7 @@ from pardnn.errors import shown
 from pardnn.graph.ir import Op
 from pardnn.graph.ir import Tensor as GraphTensor
 from pardnn.shard.interval import DescriptionError
-from pardnn.shard.registry import Description
+from pardnn.shard.registry import Description, description_of
 from pardnn.shard.tdl import Shape, Sizes, Tensor
 
 
@@ -73,20 +73,54 @@ def call_of(op: Op, tensors: Mapping[str, GraphTensor]) -> Call:
     )
 
 
-def fingerprint(call: Call) -> Any:
-    """Return a key that is equal for calls that differ in the names of their tensors alone."""
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """The arguments of a call without its tensors.
+
+    Attributes:
+        structure: Kind and arguments; equal structures are equal but for the tensors.
+        names: Of the tensors, in the order of the arguments, repeated as they are.
+    """
+
+    structure: Any
+    names: tuple[str, ...]
+
+    def key(
+        self,
+        shapes: Mapping[str, Shape],
+        dtypes: Mapping[str, str | None],
+        outputs: tuple[Shape | None, ...],
+    ) -> Any:
+        """Return what is equal for calls that differ in the names of their tensors alone."""
+        return (self.structure, tuple([(shapes[n], dtypes.get(n)) for n in self.names]), outputs)
+
+
+def skeleton_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Skeleton:
+    """Return the arguments of a call without its tensors. O(size of the arguments)."""
+    names: list[str] = []
 
     def plain(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return tuple(map(plain, value))
-        if isinstance(value, dict):
-            if set(value) == {"tensor"}:
-                name = value["tensor"]
-                return ("tensor", call.shapes[name], call.dtypes.get(name))
-            return tuple((key, plain(item)) for key, item in value.items())
-        return (type(value), value)  # 1, 1.0 and True are different attributes
+        of = type(value)
+        if of is dict:
+            if len(value) == 1 and "tensor" in value:
+                names.append(value["tensor"])
+                return None
+            return (of, tuple([(key, plain(item)) for key, item in value.items()]))
+        if of is list or of is tuple:
+            return (list, tuple(map(plain, value)))
+        return (of, value)  # 1, 1.0 and True are different attributes
 
-    return (call.kind, plain(call.args), plain(call.kwargs), call.outputs)
+    structure = [plain(value) for value in args]
+    named = [(key, plain(value)) for key, value in kwargs.items()]
+    description = description_of(kind)
+    function = description and description.function
+    return Skeleton((kind, function, tuple(structure), tuple(named)), tuple(names))
+
+
+def fingerprint(call: Call) -> Any:
+    """Return a key that is equal for calls that differ in the names of their tensors alone."""
+    skeleton = skeleton_of(call.kind, call.args, call.kwargs)
+    return skeleton.key(call.shapes, call.dtypes, call.outputs)
 
 
 def walk(value: Any, slot: str, visit: Callable[[str, str], Any]) -> Any:
@@ -103,6 +137,34 @@ def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(function)  # 40 us each time
 
 
+def _bound(
+    function: Callable[..., Any], signature: inspect.Signature, call: Call
+) -> inspect.BoundArguments:
+    defaults = _plain_defaults(function)
+    if defaults is None or len(call.args) > len(defaults) or call.kwargs.keys() - defaults:
+        bound = signature.bind(*call.args, **call.kwargs)
+        bound.apply_defaults()
+        return bound
+    given = dict(zip(defaults, call.args, strict=False))
+    if given.keys() & call.kwargs.keys():
+        raise TypeError("an argument is given twice")
+    found = {name: given.get(name, default) for name, default in defaults.items()} | dict(
+        call.kwargs
+    )
+    if inspect.Parameter.empty in found.values():
+        raise TypeError("an argument is missing")
+    return inspect.BoundArguments(signature, found)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4096)
+def _plain_defaults(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return parameters with defaults, None unless all may be given by position and by name."""
+    found = _signature_of(function).parameters
+    if any(p.kind is not p.POSITIONAL_OR_KEYWORD for p in found.values()):
+        return None
+    return {name: parameter.default for name, parameter in found.items()}
+
+
 def bind_call(description: Description, call: Call) -> Bound:
     """Match the arguments of a call with the parameters of a description.
 
@@ -111,13 +173,12 @@ def bind_call(description: Description, call: Call) -> Bound:
     """
     signature = _signature_of(description.function)
     try:
-        bound = signature.bind(*call.args, **call.kwargs)
+        bound = _bound(description.function, signature, call)
     except TypeError as error:
         raise DescriptionError(
             f"the description of {shown(description.name)} ({description.source}) does not take "
             f"the arguments of {shown(call.kind)}: {error}\nGive it the parameters of the operator."
         ) from None
-    bound.apply_defaults()
     names: dict[str, str] = {}
     tensors: dict[str, Tensor] = {}
 

@@ -18,16 +18,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pardnn.errors import PardnnError
-from pardnn.graph.ir import Graph, Op, Tensor, storage_owners, writes
+from pardnn.graph.ir import Graph, Op, writes
 from pardnn.shard.aligned import Alignment, Place, alignment_of
-from pardnn.shard.call import Call, call_of, walk
+from pardnn.shard.call import Call, call_of, skeleton_of, walk
 from pardnn.shard.cost import is_call, slots_of
-from pardnn.shard.cutting import intern_call
+from pardnn.shard.interned import added, interned, known_number
 from pardnn.shard.ties import Dims, Ties
 
 NEEDED, TRAINING, REPEATED = range(3)
@@ -41,39 +43,46 @@ class OpCall:
 
     Attributes:
         op: The op.
-        call: Its call.
-        number: Of the call, see `cutting.intern_call`.
+        number: Of its call, see `interned.intern_call`.
         places: Name of the tensor at each slot and each output that is computed.
     """
 
     op: Op
-    call: Call
     number: int
     places: Mapping[Place, str]
+
+    @property
+    def call(self) -> Call:
+        """The call, with the names of the first op that made it."""
+        return interned(self.number)
 
 
 def op_calls(graph: Graph) -> list[OpCall]:
     """Return all calls on tensors, in the order of the graph. O(size of the arguments)."""
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    shapes = {name: tensor.shape or () for name, tensor in tensors.items()}
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
     order: dict[int, dict[str, int]] = {}
     found: list[OpCall] = []
     for index in graph.arrays.topological.tolist():
         op = graph.ops[index]
-        if is_call(op):
-            found.append(_op_call(op, tensors, order))
+        if not is_call(op):
+            continue
+        arguments = op.arguments or {}
+        returned = arguments.get("returns") or [tensor.name for tensor in op.outputs]
+        outputs = tuple([None if name is None else tensors[name].shape for name in returned])
+        skeleton = skeleton_of(op.kind, arguments.get("args", ()), arguments.get("kwargs", {}))
+        key = skeleton.key(shapes, dtypes, outputs)
+        number = known_number(key)
+        if number is None:
+            number = added(key, call_of(op, tensors), skeleton)
+        if number not in order:
+            order[number] = _slots(interned(number))
+        names = skeleton.names
+        places: dict[Place, str] = {slot: names[at] for slot, at in order[number].items()}
+        places.update((i, name) for i, name in enumerate(returned) if name is not None)
+        found.append(OpCall(op, number, places))
     return found
-
-
-def _op_call(op: Op, tensors: Mapping[str, Tensor], order: dict[int, dict[str, int]]) -> OpCall:
-    call = call_of(op, tensors)
-    number = intern_call(call)
-    names = list(_references(call))
-    if number not in order:
-        order[number] = _slots(call)
-    places: dict[Place, str] = {slot: names[at] for slot, at in order[number].items()}
-    returned = (op.arguments or {}).get("returns") or [tensor.name for tensor in op.outputs]
-    places.update((i, name) for i, name in enumerate(returned) if name is not None)
-    return OpCall(op, call, number, places)
 
 
 def _slots(call: Call) -> dict[str, int]:
@@ -96,27 +105,43 @@ def _slots(call: Call) -> dict[str, int]:
         return {}
 
 
-def _references(call: Call) -> Iterator[str]:
-    """Names of tensors in the arguments, in their order, repeated as they are."""
-    waiting: list[Any] = [*call.args, *call.kwargs.values()][::-1]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list | tuple):
-            waiting.extend(reversed(value))
-        elif isinstance(value, dict) and set(value) == {"tensor"}:
-            yield value["tensor"]
+class Storage(NamedTuple):
+    """Who owns the storage of each tensor, and which storages are written in place.
+
+    Attributes:
+        owners: By name of the tensor.
+        written: Owners.
+    """
+
+    owners: Mapping[str, str]
+    written: frozenset[str]
 
 
-def coarsened(graph: Graph, calls: Sequence[OpCall], level: int) -> Ties:
+def storage_of(graph: Graph) -> Storage:
+    """Return who owns and who writes storage. O(tensors log tensors)."""
+    names = [tensor.name for op in graph.ops for tensor in op.outputs]
+    alias = graph.arrays.tensor_alias
+    owner = np.where(alias >= 0, alias, np.arange(len(alias)))
+    while True:
+        above = owner[owner]
+        if (above == owner).all():
+            break
+        owner = above
+    owners = {name: names[i] for name, i in zip(names, owner.tolist(), strict=True)}
+    return Storage(owners, frozenset(owners[n] for op in graph.ops for n in writes(op)))
+
+
+def coarsened(graph: Graph, calls: Sequence[OpCall], level: int, storage: Storage) -> Ties:
     """Return which tensors share a decision.
 
     Args:
         graph: The graph.
         calls: From `op_calls`.
         level: `NEEDED`, `TRAINING` or `REPEATED`.
+        storage: From `storage_of`.
     """
     ties = Ties({t.name: t.shape or () for op in graph.ops for t in op.outputs})
-    _tie_written(graph, calls, ties)
+    _tie_written(graph, calls, ties, storage)
     if level >= REPEATED:
         _tie_repeated(graph, calls, ties)
     if level >= TRAINING:
@@ -126,25 +151,28 @@ def coarsened(graph: Graph, calls: Sequence[OpCall], level: int) -> Ties:
     return ties
 
 
-def _tie_written(graph: Graph, calls: Sequence[OpCall], ties: Ties) -> None:
+def _tie_written(graph: Graph, calls: Sequence[OpCall], ties: Ties, storage: Storage) -> None:
     """Tie all aliases of storages that are written: a write must find what it writes locally."""
-    owners = storage_owners(graph.ops)
-    written = {owners[name] for op in graph.ops for name in writes(op)}
-    sources = {t.name: op for op in graph.ops for t in op.outputs if op.is_source}
+    owners, written = storage
     for op_call in calls:
-        for place, name in op_call.places.items():
-            if not isinstance(place, int) or owners[name] not in written or name in sources:
+        for tensor in op_call.op.outputs:
+            name = tensor.name
+            if owners[name] not in written:
                 continue
             base = next((n for n in op_call.op.inputs if owners[n] == owners[name]), None)
             if base is None:
                 continue
-            slot = next(p for p, n in op_call.places.items() if n == base and isinstance(p, str))
-            ties.tie(base, name, view_dims(op_call, slot, place), hard=True)
+            places = op_call.places.items()
+            place = next((p for p, n in places if n == name and isinstance(p, int)), None)
+            slot = next((p for p, n in places if n == base and isinstance(p, str)), None)
+            if isinstance(place, int) and slot is not None:
+                dims = view_dims(op_call, slot, place, len(ties.shapes[base]))
+                ties.tie(base, name, dims, hard=True)
 
 
-def view_dims(op_call: OpCall, slot: Place, output: int) -> Dims:
+def view_dims(op_call: OpCall, slot: Place, output: int, rank: int) -> Dims:
     """Return which dim of an output each dim of an input becomes, if one loop cuts both."""
-    dims: list[int | None] = [None] * len(op_call.call.shapes[op_call.places[slot]])
+    dims: list[int | None] = [None] * rank
     for cuts in alignment_of(op_call.number).loops.values():
         if slot in cuts and output in cuts:
             dims[cuts[slot]] = cuts[output]
@@ -152,8 +180,9 @@ def view_dims(op_call: OpCall, slot: Place, output: int) -> Dims:
 
 
 def _tie_aligned(op_call: OpCall, alignment: Alignment, ties: Ties) -> None:
+    places = op_call.places
     for place, dims in alignment.pairs.items():
-        ties.tie(op_call.places[0], op_call.places[place], dims)
+        ties.tie(places[0], places[place], dims)
 
 
 def _tie_gradients(calls: Sequence[OpCall], ties: Ties) -> None:
@@ -162,7 +191,7 @@ def _tie_gradients(calls: Sequence[OpCall], ties: Ties) -> None:
     What a backward op computes and a backward op of another forward op reads, of the shape of the
     latter's result, is the gradient of that result.
     """
-    made = {name: c for c in calls for place, name in c.places.items() if isinstance(place, int)}
+    made = {t.name: c.op.backward_of for c in calls for t in c.op.outputs}
     forward = {c.op.name: c for c in calls}
     for op_call in calls:
         origin = forward.get(op_call.op.backward_of or "")
@@ -170,12 +199,11 @@ def _tie_gradients(calls: Sequence[OpCall], ties: Ties) -> None:
             continue
         results = [name for place, name in origin.places.items() if isinstance(place, int)]
         for name in dict.fromkeys(n for p, n in op_call.places.items() if isinstance(p, str)):
-            source = made.get(name)
-            if source is None or source.op.backward_of in (None, origin.op.name):
+            if made.get(name) in (None, origin.op.name):
                 continue
             shape = ties.shapes[name]
             for position, result in enumerate(results):
-                if ties.shapes[result] == shape and shape:
+                if shape and ties.shapes[result] == shape:
                     ties.tie(result, name)
                     results.pop(position)
                     break
@@ -184,32 +212,34 @@ def _tie_gradients(calls: Sequence[OpCall], ties: Ties) -> None:
 def _tie_repeated(graph: Graph, calls: Sequence[OpCall], ties: Ties) -> None:
     """Tie what the same call of the same line makes of the same, in time steps and equal layers."""
     parity = _Parity([c.op.module for c in calls] + [op.name for op in graph.ops if op.is_source])
-    colour: dict[str, Any] = {}
-    for op in graph.ops:
-        if op.is_source:
-            for tensor in op.outputs:
-                colour[tensor.name] = (op.kind, tensor.shape, parity.of(op.name))
-    base: list[Any] = []
-    for c in calls:
-        base.append((c.number, c.op.source, parity.of(c.op.module), c.op.backward_of is None))
-        colour.update((n, (base[-1], p)) for p, n in c.places.items() if isinstance(p, int))
     numbers: dict[Any, int] = {}
-    plain = {name: numbers.setdefault(key, len(numbers)) for name, key in colour.items()}
+    plain: dict[str, int] = {}
     first: dict[Any, str] = {}
     for op in graph.ops:
         if op.is_source:
             for tensor in op.outputs:
-                _tie_to_first(first, plain[tensor.name], tensor.name, ties)
-    for key, c in zip(base, calls, strict=True):
-        seen = tuple(plain.get(name, -1) for name in c.op.inputs)
+                key = (op.kind, tensor.shape, parity.of(op.name))
+                plain[tensor.name] = number = numbers.setdefault(key, len(numbers))
+                _tie_to_first(first, number, tensor.name, ties)
+    base: list[int] = []
+    for c in calls:
+        key = (c.number, c.op.source, parity.of(c.op.module), c.op.backward_of is None)
+        base.append(numbers.setdefault(key, len(numbers)))
         for place, name in c.places.items():
             if isinstance(place, int):
-                _tie_to_first(first, (key, seen, place), name, ties)
+                plain[name] = numbers.setdefault((base[-1], place), len(numbers))
+    for number, c in zip(base, calls, strict=True):
+        seen = tuple([plain.get(name, -1) for name in c.op.inputs])
+        for place, name in c.places.items():
+            if isinstance(place, int):
+                _tie_to_first(first, (number, seen, place), name, ties)
 
 
 def _tie_to_first(first: dict[Any, str], key: Any, name: str, ties: Ties) -> None:
     if ties.shapes[name]:
-        ties.tie(first.setdefault(key, name), name)
+        known = first.setdefault(key, name)
+        if known is not name:
+            ties.tie(known, name)
 
 
 class _Parity:

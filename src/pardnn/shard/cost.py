@@ -11,6 +11,7 @@ Reference: Tofu (EuroSys 2019), section 5.1 and Lemma 1, with ghost regions carr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,8 @@ from pardnn.shard.sharding import Sharding
 
 def volumes(boxes: Int64[ndarray, "*b rank 2"]) -> Int64[ndarray, "*b"]:
     """Return the number of elements of each box; 0 where it is empty."""
-    lengths = np.maximum(boxes[..., 1] - boxes[..., 0], 0)
-    return np.multiply.reduce(lengths, axis=-1)
+    lengths = boxes[..., 1] - boxes[..., 0]
+    return np.multiply.reduce(np.maximum(lengths, 0, out=lengths), axis=-1)
 
 
 def overlaps(
@@ -48,17 +49,26 @@ def clipped(boxes: Int64[ndarray, "*b rank 2"], shape: Sequence[int]) -> ndarray
     return np.clip(boxes, 0, np.array(shape, dtype=np.int64)[:, None])
 
 
+def common_volumes(
+    one: Int64[ndarray, "*b rank 2"], other: Int64[ndarray, "*c rank 2"]
+) -> Int64[ndarray, "*d"]:
+    """Return the number of elements that boxes have in common, broadcast against each other."""
+    lengths = np.minimum(one[..., 1], other[..., 1])
+    lengths -= np.maximum(one[..., 0], other[..., 0])
+    return np.multiply.reduce(np.maximum(lengths, 0, out=lengths), axis=-1)
+
+
 def fetched(
     regions: Int64[ndarray, "a n rank 2"], owned: Int64[ndarray, "l n rank 2"]
-) -> Int64[ndarray, "a l n"]:
-    """Return the elements that each device fetches, for each way to compute and to own.
+) -> Int64[ndarray, "a l"]:
+    """Return the elements that all devices fetch, for each way to compute and to own.
 
     Args:
         regions: What each of n devices needs, inside of the tensor, in a ways.
         owned: What each owns, in l layouts.
     """
-    common = volumes(overlaps(regions[:, None], owned[None]))
-    return volumes(regions)[:, None] - common
+    common = common_volumes(regions[:, None], owned[None]).sum(axis=-1)
+    return volumes(regions).sum(axis=-1)[:, None] - common
 
 
 def combined(
@@ -66,8 +76,8 @@ def combined(
     reduced: Sequence[Sequence[bool]],
     parts: Sequence[int],
     owned: Int64[ndarray, "l n rank 2"],
-) -> Int64[ndarray, "a l n"]:
-    """Return the elements that each device gets of others to have what it owns of an output.
+) -> Int64[ndarray, "a l"]:
+    """Return the elements that devices get of others to have what they own of an output.
 
     Of each group of partial results a device gets what its block has in common with them, except
     what it has itself; those of a group that are equal count once.
@@ -78,22 +88,23 @@ def combined(
         parts: Devices along each mesh axis.
         owned: What each device owns, in l layouts.
     """
-    own = volumes(overlaps(owned[None], shares[:, None]))
-    total = volumes(owned)[None] - own
+    own = common_volumes(owned[None], shares[:, None]).sum(axis=-1)
+    total = volumes(owned).sum(axis=-1) - own
     partial = [way for way, flags in enumerate(reduced) if any(flags)]
     if not partial:
         return total
     some = shares[partial]
-    group = np.stack([group_numbers(reduced[way], parts) for way in partial])
+    group = np.array([group_numbers(tuple(reduced[way]), tuple(parts)) for way in partial])
     equal = (some[:, :, None] == some[:, None]).all(axis=(-1, -2))
     equal &= group[:, :, None] == group[:, None]
     is_first = equal.argmax(axis=-1) == np.arange(shares.shape[1])
-    common = volumes(overlaps(owned[None, :, :, None], some[:, None, None]))
-    total[partial] = (common * is_first[:, None, None]).sum(axis=-1) - own[partial]
+    common = common_volumes(owned[None, :, :, None], some[:, None, None]).sum(axis=2)
+    total[partial] = (common * is_first[:, None]).sum(axis=-1) - own[partial]
     return total
 
 
-def group_numbers(reduced: Sequence[bool], parts: Sequence[int]) -> ndarray:
+@lru_cache(maxsize=1024)
+def group_numbers(reduced: tuple[bool, ...], parts: tuple[int, ...]) -> ndarray:
     """Return a number per device, equal for those whose partial results are of one group."""
     number = np.zeros(tuple(parts), dtype=np.int64)
     for axis, (flag, size) in enumerate(zip(reduced, parts, strict=True)):
@@ -174,11 +185,11 @@ def needed(
 ) -> dict[str, Int64[ndarray, "r n rank 2"]]:
     """Return the distinct regions that an op fetches of each input, one or several, by name."""
     found: dict[str, list[ndarray]] = {}
-    for slot, boxes in cutting.regions.items():
+    for slot in cutting.form.slots:
         name = names[slot]
         if not cutting.contents[slot] or not shapes[name]:
             continue
-        inside = clipped(boxes, shapes[name])
+        inside = clipped(cutting.region(slot), shapes[name])
         known = found.setdefault(name, [])
         if not any(np.array_equal(inside, other) for other in known):
             known.append(inside)
@@ -188,7 +199,7 @@ def needed(
 def produced(op: Op, cutting: Cutting) -> list[tuple[str, ndarray, tuple[bool, ...]]]:
     """Return name, shares and partial axes of each tensor that an op computes."""
     returned = (op.arguments or {}).get("returns") or [tensor.name for tensor in op.outputs]
-    rows = zip(returned, cutting.shares, cutting.reduced, strict=True)
+    rows = zip(returned, map(cutting.share, range(len(returned))), cutting.reduced, strict=True)
     return [(name, share, flags) for name, share, flags in rows if name and share is not None]
 
 

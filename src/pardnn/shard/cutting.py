@@ -1,229 +1,231 @@
 """What every device of a mesh does of one call, as arrays: `leaves` for those who try thousands.
 
 Idea: a call is interned by its fingerprint, and cutting one loop of it gives numbers of other
-interned calls with the boxes of what they read and write. Devices whose local calls are equal
-share that work, as do equal layers; a cut along a further mesh axis only adds boxes up.
+interned calls with the boxes of what they read and write, all of one device in a row of one array.
+Devices whose local calls are equal share that work, as do equal layers; a cut along a further mesh
+axis only adds boxes up.
 Complexity: O(distinct local calls x loops) calls of `pieces_of`, the rest is array arithmetic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import PardnnError
-from pardnn.plan.mesh import Mesh, owned_boxes
-from pardnn.shard.analysis import Analysis, analyse
-from pardnn.shard.call import Bound, Call, fingerprint
+from pardnn.plan.mesh import Mesh
+from pardnn.shard.analysis import Analysis
+from pardnn.shard.call import Bound, Call, Skeleton, skeleton_of
+from pardnn.shard.interned import (
+    EXCHANGED,
+    KEPT,
+    analysed,
+    intern_call,
+    intern_skeleton,
+    interned,
+)
 from pardnn.shard.leaves import Axes, leaves
-from pardnn.shard.partition import pieces_of
-from pardnn.shard.registry import Description, description_of
-from pardnn.shard.strategy import Reduce, strategies
-
-#: Reducers whose partial results are exchanged; loops of others are not cut.
-EXCHANGED = frozenset({"sum", "mean", "max", "min", "prod"})
+from pardnn.shard.partition import Piece, pieces_of
+from pardnn.shard.registry import Description
+from pardnn.shard.tdl import Shape, Sizes, Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """Where the boxes of a call's tensors are among all dims, side by side.
+
+    Attributes:
+        slots: Dims of each input.
+        outputs: Dims of each output, None for what is not computed.
+        width: Number of all dims.
+    """
+
+    slots: Mapping[str, slice]
+    outputs: tuple[slice | None, ...]
+    width: int
+
+
+@lru_cache(maxsize=4096)
+def _form(slots: tuple[tuple[str, int], ...], outputs: tuple[int | None, ...]) -> Form:
+    """Return the form of calls with such ranks: always the same object."""
+    ends = list(itertools.accumulate((rank or 0 for _, rank in slots), initial=0))
+    inputs = {slot: slice(a, a + rank) for (slot, rank), a in zip(slots, ends, strict=False)}
+    at, found = ends[-1], list[slice | None]()
+    for rank in outputs:
+        found.append(None if rank is None else slice(at, at + rank))
+        at += rank or 0
+    return Form(inputs, tuple(found), at)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Cutting:
     """What n devices do of one call.
 
     Attributes:
         calls: Number of each device's local call.
-        regions: By slot the box that each device needs; it may stick out of the input.
+        form: Which dims of `boxes` are whose.
+        boxes: What each device needs of the inputs, which may stick out of them, and what its
+            results are of the whole ones.
         contents: By slot whether values are read.
-        shares: By output the box that each device's result is of the whole one; None: not computed.
         reduced: By output, for each mesh axis, whether results along it are partial.
     """
 
     calls: tuple[int, ...]
-    regions: Mapping[str, Int64[ndarray, "n rank 2"]]
+    form: Form
+    boxes: Int64[ndarray, "n dims 2"]
     contents: Mapping[str, bool]
-    shares: tuple[Int64[ndarray, "n rank 2"] | None, ...]
     reduced: tuple[tuple[bool, ...], ...]
 
+    def region(self, slot: str) -> Int64[ndarray, "n rank 2"]:
+        """Return the box of an input that each device needs."""
+        return self.boxes[:, self.form.slots[slot]]
 
-@dataclass(frozen=True, slots=True)
+    def share(self, output: int) -> Int64[ndarray, "n rank 2"] | None:
+        """Return the box that each device's result is of the whole one; None: not computed."""
+        dims = self.form.outputs[output]
+        return None if dims is None else self.boxes[:, dims]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pieces:
+    """As `Cutting`, over one mesh axis; of the form of the call that is cut."""
+
     calls: tuple[int, ...]
-    regions: Mapping[str, ndarray]
+    form: Form
+    boxes: ndarray
     contents: Mapping[str, bool]
-    shares: tuple[ndarray | None, ...]
     reduced: tuple[bool, ...]
 
 
-class _Kept:
-    """Interned calls and what is known of them, kept as long as the process lives."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[Any, int] = {}
-        self.calls: list[Call] = []
-        self.loops: dict[int, tuple[str, ...]] = {}
-        self.analysed: dict[int, tuple[Description, Analysis, Bound] | None] = {}
-        self.pieces: dict[tuple[int, str, int], _Pieces | None] = {}
-        self.owned: dict[Any, ndarray | None] = {}
-
-
-_KEPT = _Kept()
-
-#: Entries from which on everything kept is thrown away: a process may plan many graphs.
-_MOST = 200_000
-
-
-def forget() -> None:
-    """Throw away all that was kept, as a cold start would find it."""
-    global _KEPT
-    _KEPT = _Kept()
-
-
-def forget_if_large() -> None:
-    """Throw away what was kept if it has grown large. Numbers of calls are not valid after it."""
-    if len(_KEPT.pieces) + len(_KEPT.owned) > _MOST:
-        forget()
-
-
-def intern_call(call: Call) -> int:
-    """Return the number of a call: equal calls have equal numbers, names aside."""
-    description = description_of(call.kind)
-    key = (description and description.function, fingerprint(call))
-    number = _KEPT.numbers.get(key)
-    if number is None:
-        number = _KEPT.numbers[key] = len(_KEPT.calls)
-        _KEPT.calls.append(call)
-    return number
-
-
-def interned(number: int) -> Call:
-    """Return the call of a number, with the names of whoever came first."""
-    return _KEPT.calls[number]
-
-
-def loops_of(number: int) -> tuple[str, ...]:
-    """Return the loops of a call that can be cut, those of reducers nobody exchanges left out.
-
-    A description that does not fit the call counts as none: the op runs whole.
-    """
-    found = _KEPT.loops.get(number)
-    if found is None:
-        found = _KEPT.loops[number] = _loops(interned(number))
-    return found
-
-
-def _loops(call: Call) -> tuple[str, ...]:
-    try:
-        return tuple(
-            strategy.axis
-            for strategy in strategies(call)
-            if all(
-                not isinstance(layout, Reduce) or layout.reducer in EXCHANGED
-                for layout in strategy.outputs
-            )
-        )
-    except PardnnError:
-        return ()
-
-
-def whole(call: Call) -> Cutting:
+def whole(number: int) -> Cutting:
     """Return what the only device of an empty mesh does: all of it, tensors named by slot."""
+    key = ("whole", number)
+    if key not in KEPT.others:
+        KEPT.others[key] = _whole(interned(number))
+    return KEPT.others[key]
+
+
+def _whole(call: Call) -> Cutting:
     try:
         found = leaves(call, (), Mesh(shape=(), names=()))
     except PardnnError:
         found = None
     if found is None:  # a description that does not fit: slots are names
-        regions = {name: _array([[(0, n) for n in shape]]) for name, shape in call.shapes.items()}
-        shares = tuple(None if s is None else _array([[(0, n) for n in s]]) for s in call.outputs)
-        contents = dict.fromkeys(regions, True)
-        return Cutting((intern_call(call),), regions, contents, shares, ((),) * len(shares))
-    (leaf,) = found
-    return Cutting(
-        (intern_call(leaf.call),),
-        {slot: _array([region.box]) for slot, region in leaf.regions.items()},
-        {slot: region.content for slot, region in leaf.regions.items()},
-        tuple(None if share is None else _array([share.box]) for share in leaf.shares),
-        ((),) * len(leaf.shares),
+        local, shapes = call, call.shapes
+        contents = dict.fromkeys(shapes, True)
+    else:
+        (leaf,) = found
+        local = leaf.call
+        shapes = {slot: local.shapes[slot] for slot in leaf.regions}
+        contents = {slot: region.content for slot, region in leaf.regions.items()}
+    form = _form_of(shapes, local.outputs)
+    sizes = [n for shape in (*shapes.values(), *local.outputs) for n in shape or ()]
+    boxes = np.zeros((1, form.width, 2), dtype=np.int64)
+    boxes[0, :, 1] = sizes
+    return Cutting((intern_call(local),), form, boxes, contents, ((),) * len(local.outputs))
+
+
+def _form_of(shapes: Mapping[str, Shape], outputs: Sequence[Shape | None]) -> Form:
+    return _form(
+        tuple((slot, len(shape)) for slot, shape in shapes.items()),
+        tuple(None if shape is None else len(shape) for shape in outputs),
     )
-
-
-def _array(boxes: Any) -> ndarray:
-    array = np.array(boxes, dtype=np.int64)
-    return array.reshape(len(boxes), -1, 2)
 
 
 def _pieces(number: int, axis: str, parts: int) -> _Pieces | None:
-    key = (number, axis, parts)
-    if key not in _KEPT.pieces:
-        known = _analysed(number)
+    key = ("pieces", number, axis, parts)
+    if key not in KEPT.others:
+        KEPT.others[key] = _find_pieces(number, axis, parts)
+    return KEPT.others[key]
+
+
+def _find_pieces(number: int, axis: str, parts: int) -> _Pieces | None:
+    known = analysed(number)
+    if known is None or axis not in known[1].axes:
+        return None
+    if parts == 2 and number in KEPT.halves:
+        found = KEPT.halves[number].get(axis, (None, None))[1]
+    else:
         try:
-            can = known is not None and axis in known[1].axes
-            found = pieces_of(*known, axis, parts) if known is not None and can else None
+            found = pieces_of(*known, axis, parts)
         except PardnnError:
             found = None
-        _KEPT.pieces[key] = None if found is None else _stacked(found)
-    return _KEPT.pieces[key]
+    return None if found is None else _stacked(number, *known, found)
 
 
-def _analysed(number: int) -> tuple[Description, Analysis, Bound] | None:
-    """Return the analysis of a call, once for all its loops; None if it has none."""
-    if number not in _KEPT.analysed:
-        call = interned(number)
-        description = description_of(call.kind)
-        try:
-            _KEPT.analysed[number] = description and (description, *analyse(description, call))
-        except PardnnError:
-            _KEPT.analysed[number] = None
-    return _KEPT.analysed[number]
-
-
-def _stacked(pieces: Any) -> _Pieces | None:
+def _stacked(
+    number: int,
+    description: Description,
+    analysis: Analysis,
+    bound: Bound,
+    pieces: tuple[Piece, ...],
+) -> _Pieces | None:
     first = pieces[0]
-    slots = [slot for slot in first.regions if all(slot in p.regions for p in pieces)]
-    shares: list[ndarray | None] = []
-    for index, share in enumerate(first.shares):
-        boxes = None if share is None else _array([piece.shares[index].box for piece in pieces])
-        shares.append(boxes)
     reducers = [share and share.reducer for share in first.shares]
     if any(r is not None and r.name not in EXCHANGED for r in reducers):
         return None
-    return _Pieces(
-        tuple(intern_call(piece.call) for piece in pieces),
-        {slot: _array([piece.regions[slot].box for piece in pieces]) for slot in slots}
-        | _partial(pieces, slots),
-        {
-            slot: any(slot in p.regions and p.regions[slot].content for p in pieces)
-            for piece in pieces
-            for slot in piece.regions
-        },
-        tuple(shares),
-        tuple(reducer is not None for reducer in reducers),
-    )
+    calls: list[int] = []
+    for before, piece in zip((None, *pieces), pieces, strict=False):
+        call = piece.call
+        if before is not None and before.call is call:
+            calls.append(calls[-1])
+            continue
+        if call.args is not bound.call.args or call.kwargs is not bound.call.kwargs:
+            calls.append(intern_call(call))
+            continue
+        new = intern_skeleton(call, _by_slot(number, bound))
+        calls.append(new)
+        if new not in KEPT.analysed and (known := _derived(analysis, bound, call)):
+            KEPT.analysed[new] = (description, analysis, known)
+    shapes = {slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()}
+    form = _form_of(shapes, bound.call.outputs)
+    boxes = np.array([_row(piece, shapes) for piece in pieces], dtype=np.int64)
+    contents = {
+        slot: any(slot in p.regions and p.regions[slot].content for p in pieces) for slot in shapes
+    }
+    flags = tuple(reducer is not None for reducer in reducers)
+    return _Pieces(tuple(calls), form, boxes.reshape(len(pieces), -1, 2), contents, flags)
 
 
-def _partial(pieces: Any, everywhere: list[str]) -> dict[str, ndarray]:
-    """Boxes of inputs that not all pieces read, such as a bias: the others need nothing."""
-    found: dict[str, ndarray] = {}
-    for piece in pieces:
-        for slot, region in piece.regions.items():
-            if slot not in everywhere and slot not in found:
-                nothing = tuple((0, 0) for _ in region.box)
-                boxes = [p.regions[slot].box if slot in p.regions else nothing for p in pieces]
-                found[slot] = _array(boxes)
-    return found
+def _by_slot(number: int, bound: Bound) -> Skeleton:
+    """Return the skeleton of a call whose tensors are named by slot."""
+    skeleton = KEPT.skeletons[number]
+    if KEPT.calls[number].args is bound.call.args:
+        return skeleton
+    return skeleton_of(bound.call.kind, bound.call.args, bound.call.kwargs)
 
 
-def widened(cutting: Cutting, parts: int) -> Cutting:
-    """Return a cutting over one more mesh axis along which all devices do the same."""
-    return Cutting(
-        tuple(number for number in cutting.calls for _ in range(parts)),
-        {slot: np.repeat(boxes, parts, axis=0) for slot, boxes in cutting.regions.items()},
-        cutting.contents,
-        tuple(None if s is None else np.repeat(s, parts, axis=0) for s in cutting.shares),
-        tuple((*flags, False) for flags in cutting.reduced),
-    )
+def _row(piece: Piece, shapes: Mapping[str, Shape]) -> list[tuple[int, int]]:
+    """Return the boxes of a piece side by side; of an input that it does not read, nothing."""
+    row: list[tuple[int, int]] = []
+    for slot, shape in shapes.items():
+        region = piece.regions.get(slot)
+        row += ((0, 0),) * len(shape) if region is None else region.box
+    for share in piece.shares:
+        row += () if share is None else share.box
+    return row
+
+
+def _derived(analysis: Analysis, bound: Bound, call: Call) -> Bound | None:
+    """Return the binding of a piece whose arguments are those of the whole call, sizes aside.
+
+    None if its analysis may be another one: see `analyse`.
+    """
+    if analysis.reads_sizes:
+        return None
+    tensors: dict[str, Tensor] = {}
+    for slot, tensor in bound.tensors.items():
+        shape = call.shapes[slot]
+        if any((m == 1) != (n == 1) for m, n in zip(shape, tensor.sizes.shape, strict=True)):
+            return None
+        tensors[slot] = Tensor(slot, Sizes(shape), tensor.dtype)
+    return replace(bound, call=call, names={slot: slot for slot in tensors}, tensors=tensors)
 
 
 def extended(cutting: Cutting, axis: str | None, parts: int) -> Cutting | None:
@@ -238,38 +240,64 @@ def extended(cutting: Cutting, axis: str | None, parts: int) -> Cutting | None:
         None if the loop cannot be cut so on every device.
     """
     if axis is None:
-        return widened(cutting, parts)
-    pieces = [_pieces(number, axis, parts) for number in cutting.calls]
-    if any(piece is None for piece in pieces):
+        return _widened(cutting, parts)
+    key = ("next", cutting.calls, cutting.form, axis, parts)
+    if key not in KEPT.others:
+        KEPT.others[key] = _next(cutting.calls, cutting.form, axis, parts)
+    found: _Pieces | None = KEPT.others[key]
+    if found is None:
         return None
-    found: list[_Pieces] = pieces  # type: ignore[assignment]
-    contents = {
-        slot: content and any(piece.contents.get(slot, False) for piece in found)
-        for slot, content in cutting.contents.items()
-    }
-    regions = {
-        slot: _added(boxes, [piece.regions.get(slot) for piece in found], parts)
-        for slot, boxes in cutting.regions.items()
-    }
-    shares = tuple(
-        None if boxes is None else _added(boxes, [piece.shares[index] for piece in found], parts)
-        for index, boxes in enumerate(cutting.shares)
+    boxes = cutting.boxes[:, None, :, :1] + found.boxes
+    contents = cutting.contents
+    if found.contents != contents:
+        contents = {slot: is_read and found.contents[slot] for slot, is_read in contents.items()}
+    flags = zip(cutting.reduced, found.reduced, strict=True)
+    return Cutting(
+        found.calls,
+        cutting.form,
+        boxes.reshape(len(found.calls), -1, 2),
+        contents,
+        tuple([(*outer, flag) for outer, flag in flags]),
     )
-    flags = tuple((*cutting.reduced[i], found[0].reduced[i]) for i in range(len(shares)))
-    calls = tuple(number for piece in found for number in piece.calls)
-    return Cutting(calls, regions, contents, shares, flags)
 
 
-def _added(outer: ndarray, inner: list[ndarray | None], parts: int) -> ndarray:
-    """Return boxes given in indices of other boxes in indices of the whole."""
-    rank = outer.shape[1]
-    first = inner[0]
-    if first is not None and all(boxes is first for boxes in inner):
-        stacked = first[None]
-    else:
-        nothing = np.zeros((parts, rank, 2), dtype=np.int64)
-        stacked = np.array([nothing if boxes is None else boxes for boxes in inner])
-    return (outer[:, None, :, :1] + stacked).reshape(len(outer) * parts, rank, 2)
+def _next(calls: tuple[int, ...], form: Form, axis: str, parts: int) -> _Pieces | None:
+    """Return the pieces of some devices' calls, boxes by device and worker, in another form."""
+    known = {number: _pieces(number, axis, parts) for number in dict.fromkeys(calls)}
+    found = [piece for piece in known.values() if piece is not None]
+    if len(found) < len(known):
+        return None
+    rows = {n: (p.calls, _aligned(p, form)) for n, p in zip(known, found, strict=True)}
+    inner = [rows[number][1] for number in (calls if len(rows) > 1 else calls[:1])]
+    return _Pieces(
+        tuple([n for number in calls for n in rows[number][0]]),
+        form,
+        np.array(inner),
+        {slot: any(p.contents.get(slot, False) for p in found) for slot in form.slots},
+        found[0].reduced,
+    )
+
+
+def _aligned(pieces: _Pieces, form: Form) -> ndarray:
+    """Return boxes in another form, whose inputs that the pieces do not have are left empty."""
+    if pieces.form is form:
+        return pieces.boxes
+    boxes = np.zeros((len(pieces.boxes), form.width, 2), dtype=np.int64)
+    for slot, dims in pieces.form.slots.items():
+        if slot in form.slots:
+            boxes[:, form.slots[slot]] = pieces.boxes[:, dims]
+    for dims, there in zip(pieces.form.outputs, form.outputs, strict=True):
+        if dims is not None and there is not None:
+            boxes[:, there] = pieces.boxes[:, dims]
+    return boxes
+
+
+def _widened(cutting: Cutting, parts: int) -> Cutting:
+    """Return a cutting over one more mesh axis along which all devices do the same."""
+    calls = tuple(number for number in cutting.calls for _ in range(parts))
+    flags = tuple((*flags, False) for flags in cutting.reduced)
+    boxes = np.repeat(cutting.boxes, parts, axis=0)
+    return Cutting(calls, cutting.form, boxes, cutting.contents, flags)
 
 
 def cutting_of(call: Call, axes: Axes, mesh: Mesh) -> Cutting | None:
@@ -277,7 +305,7 @@ def cutting_of(call: Call, axes: Axes, mesh: Mesh) -> Cutting | None:
 
     The same as `leaves`, for costs.
     """
-    found: Cutting | None = whole(call)
+    found: Cutting | None = whole(intern_call(call))
     for axis, parts in zip(axes, mesh.shape, strict=True):
         found = found and extended(found, axis, parts)
     return found
@@ -286,9 +314,28 @@ def cutting_of(call: Call, axes: Axes, mesh: Mesh) -> Cutting | None:
 def owned_array(
     shape: tuple[int, ...], layout: tuple[int | None, ...], parts: tuple[int, ...]
 ) -> Int64[ndarray, "n rank 2"] | None:
-    """Return each device's box of a tensor; None if one would be empty."""
-    key = (shape, layout, parts)
-    if key not in _KEPT.owned:
-        boxes = owned_boxes(shape, layout, Mesh(shape=parts, names=("",) * len(parts)))
-        _KEPT.owned[key] = None if boxes is None else _array(boxes)
-    return _KEPT.owned[key]
+    """Return each device's box of a tensor; None if one would be empty. See `owned_boxes`."""
+    key = ("owned", shape, layout, parts)
+    if key not in KEPT.others:
+        if layout:
+            outer = owned_array(shape, layout[:-1], parts[:-1])
+            found = None if outer is None else _cut(outer, layout[-1], parts[-1])
+        else:
+            found = np.zeros((1, len(shape), 2), dtype=np.int64)
+            found[0, :, 1] = shape
+        KEPT.others[key] = found
+    return KEPT.others[key]
+
+
+def _cut(outer: ndarray, dim: int | None, parts: int) -> ndarray | None:
+    boxes = np.repeat(outer, parts, axis=0)
+    if dim is None:
+        return boxes
+    begin = outer[:, dim, :1]
+    extent = outer[:, dim, 1:] - begin
+    if int(extent.min()) < parts:
+        return None
+    points = begin + extent * np.arange(parts + 1) // parts
+    boxes[:, dim, 0] = points[:, :-1].reshape(-1)
+    boxes[:, dim, 1] = points[:, 1:].reshape(-1)
+    return boxes

@@ -67,7 +67,7 @@ def exact_state(tables: Tables, *, seconds: float = 60.0) -> Exact:
     choice = answer["choice"]
     layouts = tuple(o[c] for o, c in zip(opened.options, choice, strict=False))
     ways = choice[len(layouts) :]
-    axes = tuple(p.ways[w][0] for p, w in zip(opened.parcels, ways, strict=True))
+    axes = tuple(p.ways.axes[w] for p, w in zip(opened.parcels, ways, strict=True))
     cost = sum(row[c] for row, c in zip(unary, choice, strict=True))
     cost += sum(costs[choice[i]][choice[j]] for i, j, costs in pairs)
     return Exact(State(layouts, axes), cost, float(answer["bound"]))

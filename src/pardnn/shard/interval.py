@@ -175,6 +175,9 @@ def ceil_div(value: Affine, divisor: int) -> Affine:
 
 
 def _collect(terms: Iterable[tuple[Atom, int]], constant: int) -> Affine:
+    terms = tuple(terms)
+    if len(terms) < 2:
+        return Affine(terms if terms and terms[0][1] else (), constant)
     found: list[tuple[Atom, int]] = []
     for atom, factor in terms:
         for position, (known, before) in enumerate(found):

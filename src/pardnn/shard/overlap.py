@@ -2,7 +2,8 @@
 
 Problem: `spread` cuts out, sends and puts together in one place, so every transfer is waited for.
 Idea: pieces are cut out, and receives posted, as much earlier as the transfer takes (and no
-earlier than the tensor exists); partial results are added up as much later (and no later than
+earlier than the tensor exists, or the buffer that they are received into, which moves with them);
+partial results are added up as much later (and no later than
 somebody reads the sum). That is as late as costs no time; what is held meanwhile is in the plan,
 so its memory is proven like any other's.
 Complexity: O(ops + messages), and a logarithm for sorting.
@@ -19,7 +20,7 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph, Op
-from pardnn.plan.partition import FETCH, REDUCE, SLICE
+from pardnn.plan.partition import FETCH, JOIN, REDUCE, SLICE
 from pardnn.plan.plan import Message, Plan
 
 
@@ -59,7 +60,7 @@ def overlapped(
     keys = [[mover.there(name, moves) for name in row] for row in rows]
     now = {name: i for row in rows for i, name in enumerate(row)}
     messages = [
-        mover.posted(n, m, moves, rows[m.target], keys[m.target], now[m.post_before])
+        mover.posted(n, m, moves, rows[m.target], keys[m.target], now)
         for n, m in enumerate(plan.messages)
     ]
     order = sorted(range(len(messages)), key=lambda n: max(moves.posts[n], mover.made(n, moves)))
@@ -97,6 +98,7 @@ class _Mover:
         self.readers: Mapping[str, list[Op]] = readers
         self.lead: dict[str, float] = {}
         self.sent: dict[str, list[int]] = {}
+        self.landing: dict[str, list[int]] = {}
         latency, bandwidth = cluster.arrays.latency, cluster.arrays.bandwidth
         for number, message in enumerate(plan.messages):
             ends = message.source, message.target
@@ -104,6 +106,8 @@ class _Mover:
             reader = message.post_before
             self.lead[reader] = max(self.lead.get(reader, 0.0), takes)
             self.sent.setdefault(message.tensor, []).append(number)
+            if message.into is not None:
+                self.landing.setdefault(message.into, []).append(number)
 
     def before(self, device: int, position: float, seconds: float) -> int:
         """Return the last position from which that much is computed up to a position."""
@@ -115,6 +119,7 @@ class _Mover:
         for name in row:
             op = self.ops[name]
             numbers = [n for t in op.outputs for n in self.sent.get(t.name, [])]
+            numbers += [n for t in op.outputs for n in self.landing.get(t.name, [])]
             if op.kind == SLICE and not numbers:  # to be packed first
                 numbers = [
                     n
@@ -147,7 +152,7 @@ class _Mover:
         """Move what is put together of received pieces towards its first reader."""
         for name in reversed(row):
             op = self.ops[name]
-            if op.kind not in (FETCH, REDUCE) or name in moves.ops:
+            if op.kind not in (FETCH, JOIN, REDUCE) or name in moves.ops:
                 continue
             lead = self.lead.get(name, 0.0)
             chained = [r for t in op.inputs for r in (self.producer[t],) if r in self.lead]
@@ -167,7 +172,7 @@ class _Mover:
         moves: _Moves,
         row: Sequence[str],
         keys: Sequence[float],
-        latest: int,
+        now: Mapping[str, int],
     ) -> Message:
         """Return a message with its receive posted where its transfer can begin.
 
@@ -177,7 +182,7 @@ class _Mover:
             moves: What was moved.
             row: New order of the receiver.
             keys: Places of its ops, in old positions.
-            latest: New position of the op that waits for the message.
+            now: New positions of ops.
         """
         reader = m.post_before
         old = self.at[reader]
@@ -185,5 +190,10 @@ class _Mover:
         # Devices do the same at the same place, so the receiver moves as far as the sender does.
         early = old - (self.at[piece] - self.there(piece, moves))
         slot = old - 0.5 if self.there(reader, moves) > old else early
+        first = 0
+        if m.into is not None:
+            first = now[self.producer[m.into]] + 1
+            slot = max(slot, keys[first - 1])
         moves.posts[number] = slot
-        return dataclasses.replace(m, post_before=row[min(bisect.bisect_left(keys, slot), latest)])
+        at = min(max(bisect.bisect_left(keys, slot), first), now[reader])
+        return dataclasses.replace(m, post_before=row[at])

@@ -14,13 +14,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from pardnn.errors import shown
 from pardnn.plan.mesh import Box, cut_points
-from pardnn.shard.analysis import Access, Analysis, Extent, Write, analyse
+from pardnn.shard.analysis import Access, Analysis, Write, analyse
 from pardnn.shard.boxes import lengths
 from pardnn.shard.call import Bound, Call, replaced
-from pardnn.shard.interval import DescriptionError, Interval, evaluate, hull
+from pardnn.shard.interval import DescriptionError, Interval, Ranges, evaluate, hull, same
 from pardnn.shard.registry import Description, description_of
 from pardnn.shard.tdl import KEEP, Reducer, Shape
 
@@ -104,16 +106,6 @@ class Part:
         return self.ranges[name][1] - self.ranges[name][0] + 1
 
 
-def _size(extent: Extent, bound: Bound) -> int | None:
-    if isinstance(extent, int):
-        return extent
-    where, key, dim = extent
-    if where == "input":
-        return bound.tensors[str(key)].sizes.shape[dim]
-    shape = bound.call.outputs[int(key)]
-    return None if shape is None else shape[dim]
-
-
 def extents_of(description: Description, analysis: Analysis, bound: Bound) -> dict[str, int]:
     """Return how far each variable of a call runs.
 
@@ -121,8 +113,16 @@ def extents_of(description: Description, analysis: Analysis, bound: Bound) -> di
         DescriptionError: E220, if a loop that can be cut runs over different sizes.
     """
     found: dict[str, int] = {}
+    tensors, outputs = bound.tensors, bound.call.outputs
     for name, sources in analysis.extents.items():
-        sizes = {size for source in sources if (size := _size(source, bound)) is not None}
+        sizes: set[int] = set()
+        for source in sources:
+            if isinstance(source, int):
+                sizes.add(source)
+            elif source[0] == "input":
+                sizes.add(tensors[str(source[1])].sizes.shape[source[2]])
+            elif (shape := outputs[int(source[1])]) is not None:
+                sizes.add(shape[source[2]])
         if len(sizes) > 1 and name not in analysis.axes:
             continue
         if len(sizes) > 1:
@@ -146,53 +146,93 @@ def span_of(span: Interval, ranges: Mapping[str, tuple[int, int]]) -> tuple[int,
     return evaluate(span.lower, ranges), evaluate(span.upper, ranges) + 1
 
 
-def _box(
-    dims: Sequence[Interval | None], shape: Shape, axis: str, ranges: Mapping[str, tuple[int, int]]
-) -> Box:
-    """Dims that the cut does not touch stay whole: the op treats them as it does in one piece."""
-    return tuple(
-        span_of(span, ranges) if span is not None and depends(span, axis) else (0, size)
-        for span, size in zip(dims, shape, strict=True)
+Moving = tuple[tuple[int, Interval], ...]
+"""Dims that move with the cut of a loop, and how. All others stay whole: the op treats them as it
+does in one piece."""
+
+
+class _Touched(NamedTuple):
+    """What of a call the cut of one loop touches: the same for all sizes.
+
+    Attributes:
+        reads: Accesses of inputs, each slot's in a row, those that move alike once.
+        writes: Of outputs, None for what is not computed.
+        is_torn: Whether an input would be needed both cut and whole: one call takes it only once.
+    """
+
+    reads: tuple[tuple[str, tuple[tuple[Access, Moving], ...]], ...]
+    writes: tuple[Moving | None, ...]
+    is_torn: bool
+
+
+def _moving(dims: Sequence[Interval | None], axis: str) -> Moving:
+    return tuple((d, span) for d, span in enumerate(dims) if span and axis in span.names)
+
+
+@lru_cache(maxsize=1 << 16)
+def _touched(analysis: Analysis, axis: str) -> _Touched:
+    reads: dict[str, list[tuple[Access, Moving]]] = {}
+    for access in analysis.reads:
+        found = reads.setdefault(access.slot, [])
+        moving = _moving(access.dims, axis)
+        if not any(_is_alike(access, moving, *other) for other in found):
+            found.append((access, moving))
+    torn = any(len({tuple(d for d, _ in m) for _, m in found}) > 1 for found in reads.values())
+    writes = tuple(None if w is None else _moving(w.place, axis) for w in analysis.writes)
+    return _Touched(tuple((slot, tuple(found)) for slot, found in reads.items()), writes, torn)
+
+
+def _is_alike(access: Access, moving: Moving, other: Access, by: Moving) -> bool:
+    return (access.outside, access.fill, len(moving)) == (other.outside, other.fill, len(by)) and (
+        all(
+            d == e and same(a.lower, b.lower) and same(a.upper, b.upper)
+            for (d, a), (e, b) in zip(moving, by, strict=True)
+        )
     )
 
 
-def _inside(access: Access, box: Box, shape: Shape) -> Box:
+def _box(full: Box, moving: Moving, ranges: Ranges) -> Box:
+    if not moving:
+        return full
+    box = list(full)
+    for dim, span in moving:
+        box[dim] = (evaluate(span.lower, ranges), evaluate(span.upper, ranges) + 1)
+    return tuple(box)
+
+
+def _inside(access: Access, box: Box, full: Box, moving: Moving) -> Box:
     if access.outside == "fill" or all(
-        a >= 0 and b <= size for (a, b), size in zip(box, shape, strict=True)
+        box[d][0] >= 0 and box[d][1] <= full[d][1] for d, _ in moving
     ):
         return box
     if access.outside == "refuse":
         raise DescriptionError(
-            f"input {access.slot!r} of shape {list(shape)} is read at {list(box)}, outside of it.\n"
+            f"input {access.slot!r} of shape {[n for _, n in full]} is read at {list(box)}, "
+            "outside of it.\n"
             "Use `x.padded(value)[...]` where the op has values outside, or `x.clipped[...]`."
         )
-    clipped = (
-        tuple(min(max(end, 0), size) for end in ends) for ends, size in zip(box, shape, strict=True)
+    return tuple(
+        (min(max(a, 0), n), min(max(b, 0), n)) for (a, b), (_, n) in zip(box, full, strict=True)
     )
-    return tuple((a, b) for a, b in clipped)
 
 
 def _regions(
-    analysis: Analysis, bound: Bound, axis: str, ranges: Mapping[str, tuple[int, int]]
+    analysis: Analysis, touched: _Touched, full: Mapping[str, Box], ranges: Ranges
 ) -> dict[str, Region]:
-    boxes: dict[str, set[Box]] = {}
-    fills: dict[str, float] = {}
-    filled = {access.slot for access in analysis.reads if access.content}
-    for access in analysis.reads:
-        shape = bound.tensors[access.slot].sizes.shape
-        box = _inside(access, _box(access.dims, shape, axis, ranges), shape)
-        boxes.setdefault(access.slot, set()).add(box)
-        if access.outside == "fill":
-            fills[access.slot] = access.fill
+    """Return what one worker needs; `full` has the box of each whole input."""
     found: dict[str, Region] = {}
-    for slot, tensor in bound.tensors.items():
-        if slot not in boxes:
-            joined = ((0, 0),) * tensor.ndim
-        elif len(boxes[slot]) == 1:
-            (joined,) = boxes[slot]
-        else:
-            joined = tuple(hull(ends) for ends in zip(*boxes[slot], strict=True))
-        found[slot] = Region(joined, fills.get(slot), slot in filled)
+    read = dict(touched.reads)
+    for slot, whole in full.items():
+        accesses = read.get(slot)
+        if accesses is None:
+            found[slot] = Region(((0, 0),) * len(whole), None, False)
+            continue
+        boxes = [_inside(a, _box(whole, m, ranges), whole, m) for a, m in accesses]
+        joined = boxes[0]
+        if any(box != joined for box in boxes):
+            joined = tuple(hull(ends) for ends in zip(*boxes, strict=True))
+        fills = [access.fill for access, _ in accesses if access.outside == "fill"]
+        found[slot] = Region(joined, fills[-1] if fills else None, slot in analysis.contents)
     return found
 
 
@@ -210,23 +250,25 @@ def _tile(boxes: Sequence[Box], shape: Shape) -> bool:
 
 
 def _shares(
-    write: Write, shape: Shape, axis: str, ranges: Sequence[Mapping[str, tuple[int, int]]]
+    write: Write, moving: Moving, shape: Shape, axis: str, ranges: Sequence[Ranges]
 ) -> list[Share] | None:
     """Return each worker's share of an output, None if the shares do not make up the whole."""
-    boxes = [_box(write.place, shape, axis, each) for each in ranges]
-    counts = [each[axis][1] - each[axis][0] + 1 for each in ranges]
-    weights = [length / sum(counts) for length in counts]
+    full = tuple((0, size) for size in shape)
+    boxes = [_box(full, moving, each) for each in ranges]
     if axis not in write.names:
         reducer = None
-    elif any(depends(span, axis) for span in write.place):
-        reducer = None if _tile(boxes, shape) else write.overlap
-        if reducer is None and not _tile(boxes, shape):
+    elif moving:
+        is_tiled = _tile(boxes, shape)
+        reducer = None if is_tiled else write.overlap
+        if reducer is None and not is_tiled:
             return None
     else:
         reducer = write.reducers.get(axis)
         if reducer is None:
             return None
-    return [Share(box, reducer, weight) for box, weight in zip(boxes, weights, strict=True)]
+    counts = [each[axis][1] - each[axis][0] + 1 for each in ranges]
+    total = sum(counts)
+    return [Share(box, reducer, n / total) for box, n in zip(boxes, counts, strict=True)]
 
 
 def pieces_of(
@@ -234,42 +276,63 @@ def pieces_of(
 ) -> tuple[Piece, ...] | None:
     """Return what each worker does, None if the loop cannot be cut so; see `partition`."""
     extents = extents_of(description, analysis, bound)
-    if axis not in extents or _is_torn(analysis, axis):
+    touched = _touched(analysis, axis)
+    if axis not in extents or touched.is_torn:
         return None
-    multiple = math.lcm(*analysis.multiples[axis])
-    points = cut_points(extents[axis], workers, multiple)
+    points = cut_points(extents[axis], workers, math.lcm(*analysis.multiples[axis]))
     if points is None:
         return None
     full = {name: (0, size - 1) for name, size in extents.items()}
     ranges = [full | {axis: (a, b - 1)} for a, b in itertools.pairwise(points)]
     shares: list[list[Share] | list[None]] = []
-    for write, shape in zip(analysis.writes, bound.call.outputs, strict=True):
-        found = None if write is None or shape is None else _shares(write, shape, axis, ranges)
-        if found is None and write is not None and shape is not None:
+    for write, moving, shape in zip(
+        analysis.writes, touched.writes, bound.call.outputs, strict=True
+    ):
+        if write is None or moving is None or shape is None:
+            shares.append([None] * workers)
+            continue
+        found = _shares(write, moving, shape, axis, ranges)
+        if found is None:
             return None
-        shares.append(found or [None] * workers)
-    regions = [_regions(analysis, bound, axis, each) for each in ranges]
-    pieces = tuple(
-        _piece(description, analysis, bound, axis, w, ranges[w], regions[w], [s[w] for s in shares])
-        for w in range(workers)
+        shares.append(found)
+    boxes = {s: tuple((0, n) for n in t.sizes.shape) for s, t in bound.tensors.items()}
+    regions = [_regions(analysis, touched, boxes, each) for each in ranges]
+    pieces: list[Piece] = []
+    has_own = bool(analysis.attributes) or any(
+        w is not None and w.without and axis in w.reducers for w in analysis.writes
     )
-    return pieces if not description.is_exact or all(map(_is_exact, pieces)) else None
-
-
-def _is_torn(analysis: Analysis, axis: str) -> bool:
-    """Whether an input would be needed both cut and whole: one call takes it only once."""
-    cut_dims: dict[str, list[bool]] = {}
-    for access in analysis.reads:
-        dims = [depends(span, axis) for span in access.dims]
-        if cut_dims.setdefault(access.slot, dims) != dims:
-            return True
-    return False
+    for w in range(workers):
+        own = [s[w] for s in shares]
+        piece = None if has_own else _alike(pieces, regions[w], own, ranges[w][axis][0])
+        pieces.append(
+            piece or _piece(description, analysis, bound, axis, w, ranges[w], regions[w], own)
+        )
+    return tuple(pieces) if not description.is_exact or all(map(_is_exact, pieces)) else None
 
 
 def _is_exact(piece: Piece) -> bool:
     share = next(share for share in piece.shares if share is not None)
     numbers = {math.prod(lengths(region.box)) for region in piece.regions.values()}
     return numbers <= {math.prod(lengths(share.box))}
+
+
+def _alike(
+    pieces: Sequence[Piece],
+    regions: Mapping[str, Region],
+    shares: Sequence[Share | None],
+    begin: int,
+) -> Piece | None:
+    """Return a piece whose call is that of the one before, None if it is another."""
+    if not pieces or len(pieces[-1].regions) < len(regions):
+        return None
+    call = pieces[-1].call
+    for slot, region in regions.items():
+        if call.shapes[slot] != lengths(region.box):
+            return None
+    for shape, share in zip(call.outputs, shares, strict=True):
+        if share is not None and lengths(share.box) != shape:
+            return None
+    return Piece(call, regions, tuple(shares), begin)
 
 
 def _piece(
@@ -284,13 +347,15 @@ def _piece(
 ) -> Piece:
     inputs = {slot: lengths(region.box) for slot, region in regions.items()}
     outputs = tuple(None if share is None else lengths(share.box) for share in shares)
-    part = Part(axis, worker, ranges, inputs, outputs)
-    attributes = {k: v(part) if callable(v) else v for k, v in analysis.attributes.items()}
-    attributes = {name: value for name, value in attributes.items() if value is not KEEP}
+    attributes: dict[str, Any] = {}
+    if analysis.attributes:
+        part = Part(axis, worker, ranges, inputs, outputs)
+        given = {k: v(part) if callable(v) else v for k, v in analysis.attributes.items()}
+        attributes = {name: value for name, value in given.items() if value is not KEEP}
     for write in analysis.writes:
-        if write is not None and worker and axis in write.reducers:
+        if worker and write is not None and axis in write.reducers:
             attributes |= write.without
-    call = replaced(description, bound.call, attributes)
+    call = replaced(description, bound.call, attributes) if attributes else bound.call
     dropped = {name for name, value in attributes.items() if value is None}
     kept = {slot: region for slot, region in regions.items() if slot not in dropped}
     dtypes = {slot: bound.tensors[slot].dtype for slot in inputs}

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pardnn.graph.ir import Graph, Tensor, storage_owners, writes
+from pardnn.graph.ir import Graph, Tensor, writes
 from pardnn.shard.aligned import alignment_of, free_loop
-from pardnn.shard.coarsen import OpCall, coarsened, op_calls
+from pardnn.shard.coarsen import OpCall, Storage, coarsened, op_calls, storage_of
 from pardnn.shard.cost import element_bytes
 from pardnn.shard.ties import Dims, Ties, composed
 
@@ -116,26 +116,38 @@ class Problem:
 def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None) -> Problem:
     """Return the problem of a graph, coarsened to a level of `coarsen`. O(tensors + arguments)."""
     calls = op_calls(graph) if calls is None else calls
-    ties = coarsened(graph, calls, level)
+    storage = storage_of(graph)
+    ties = coarsened(graph, calls, level, storage)
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
-    owners = storage_owners(graph.ops)
-    written = {owners[name] for op in graph.ops for name in writes(op)}
     roots = [root for root in ties.members if ties.shapes[root]]
     number = dict.fromkeys(ties.members, 0) | {root: i for i, root in enumerate(roots, 1)}
     kinds: dict[Any, int] = {}
     terms: dict[Any, Term] = {}
     free: list[OpCall] = []
+    known: dict[Any, Term | None] = {}
     for op_call in calls:
-        if _is_free(op_call, ties):
-            free.append(op_call)
-            continue
-        local = _local_names(op_call, owners, written)
-        uses = _uses(op_call, ties, number, tensors, local, kinds)
-        key = (op_call.number, uses)
-        terms.setdefault(key, Term(op_call.number, uses)).ops.append(op_call)
+        local = _local_names(op_call, storage)
+        key = _key(op_call, ties, local)
+        if key not in known:
+            known[key] = None
+            if not _is_free(op_call, ties):
+                uses = _uses(op_call, ties, number, tensors, local, kinds)
+                known[key] = terms.setdefault((op_call.number, uses), Term(op_call.number, uses))
+        term = known[key]
+        (free if term is None else term.ops).append(op_call)
     scalars = Decision("", (), (((), ()),), False, 0, -1)
-    others = [_decision(root, ties, tensors, owners, written, kinds) for root in roots]
+    others = [_decision(root, ties, tensors, storage, kinds) for root in roots]
     return Problem((scalars, *others), tuple(terms.values()), tuple(free), ties, number, tensors)
+
+
+def _key(op_call: OpCall, ties: Ties, local: set[str]) -> Any:
+    """Return what is equal for ops that are the same term, whatever their tensors are called."""
+    names = list(op_call.places.values())
+    rest = [(ties.root[name], ties.dims[name]) for name in names]
+    twice = len(set(names)) < len(names)
+    same = tuple(map(names.index, names)) if twice else None
+    where = tuple([name in local for name in names]) if local else None
+    return (op_call.number, tuple(rest), same, where)
 
 
 def _is_free(op_call: OpCall, ties: Ties) -> bool:
@@ -159,17 +171,19 @@ def _is_free(op_call: OpCall, ties: Ties) -> bool:
     )
 
 
-def _local_names(
-    op_call: OpCall, owners: Mapping[str, str | None], written: set[str | None]
-) -> set[str]:
+def _local_names(op_call: OpCall, storage: Storage) -> set[str]:
     """Names that an op must find or leave where they are owned."""
-    local = set(writes(op_call.op))
-    outputs = {name for place, name in op_call.places.items() if isinstance(place, int)}
-    inputs = set(op_call.op.inputs)
+    owners, written = storage
+    op = op_call.op
+    shared = [n for n in op.inputs if owners[n] in written]
+    if not shared:
+        return set()
+    local = set(writes(op))
+    outputs = {tensor.name for tensor in op.outputs}
     for name in outputs:
         if owners[name] in written and owners[name] not in outputs:
             local.add(name)
-            local.update(other for other in inputs if owners[other] == owners[name])
+            local.update(other for other in shared if owners[other] == owners[name])
     return local
 
 
@@ -208,12 +222,12 @@ def _decision(
     root: str,
     ties: Ties,
     tensors: Mapping[str, Tensor],
-    owners: Mapping[str, str | None],
-    written: set[str | None],
+    storage: Storage,
     kinds: dict[Any, int],
 ) -> Decision:
     members = ties.members[root]
-    forms = dict.fromkeys((ties.shapes[name], ties.dims[name]) for name in members)
+    owners, written = storage
+    forms = dict.fromkeys([(ties.shapes[name], ties.dims[name]) for name in members])
     blocked = ties.blocked.get(root, set())
     dims = tuple(d for d, n in enumerate(ties.shapes[root]) if n > 1 and d not in blocked)
     is_written = any(owners[name] in written for name in members)

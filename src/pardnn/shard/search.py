@@ -25,13 +25,14 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.aligned import free_loop
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, OpCall, op_calls
-from pardnn.shard.cutting import forget_if_large, loops_of
+from pardnn.shard.interned import forget_if_large, loops_of
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Problem, make_problem
 from pardnn.shard.seconds import BySeconds, by_seconds, fraction
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.steps import Solved, solve, solve_many
 from pardnn.shard.tables import ByBytes, State, Tables
+from pardnn.shard.ties import Dims
 
 #: Distinct ops up to which no tensors are tied but those that must be.
 FEW_TERMS = 40
@@ -280,9 +281,12 @@ def completed(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Shard
         chosen = state.layouts[problem.number[root]]
         if not problem.ties.shapes[root]:
             chosen = (None,) * len(mesh.shape)
+        known: dict[Dims, Layout] = {}
         for name in members:
             dims = problem.ties.dims[name]
-            layouts[name] = tuple(None if d is None else dims[d] for d in chosen)
+            if dims not in known:
+                known[dims] = tuple([None if d is None else dims[d] for d in chosen])
+            layouts[name] = known[dims]
     axes: dict[str, Axes] = {}
     whole = (None,) * len(mesh.shape)
     for op in graph.ops:
@@ -291,9 +295,11 @@ def completed(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Shard
     for term, chosen_axes in zip(problem.terms, state.axes, strict=True):
         for op_call in term.ops:
             axes[op_call.op.name] = chosen_axes
+    free: dict[tuple[int, Layout], Axes] = {}
     for op_call in problem.free:
         layout = layouts[op_call.places[0]]
-        axes[op_call.op.name] = tuple(
-            None if d is None else free_loop(op_call.number, d) for d in layout
-        )
+        key = (op_call.number, layout)
+        if key not in free:
+            free[key] = tuple([None if d is None else free_loop(key[0], d) for d in layout])
+        axes[op_call.op.name] = free[key]
     return Sharding(mesh, layouts, axes)

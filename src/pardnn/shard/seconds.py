@@ -26,8 +26,10 @@ from pardnn.cost.roofline import op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import Layout
 from pardnn.shard.cost import volumes
-from pardnn.shard.cutting import Cutting, interned, owned_array
+from pardnn.shard.cutting import owned_array
+from pardnn.shard.interned import interned
 from pardnn.shard.problem import Decision, Problem, Term, Use
+from pardnn.shard.tables import Ways
 from pardnn.shard.traffic import traffic
 
 #: Whose saturation and launch cost say how much faster a part is than the whole.
@@ -64,7 +66,7 @@ class BySeconds:
         self._ratios: dict[int, dict[int, float]] = {}
 
     def moved(
-        self, use: Use, ways: Sequence[Cutting], owned: ndarray, parts: tuple[int, ...]
+        self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
     ) -> Float64[ndarray, "a l"]:
         """Seconds of the slowest device's messages."""
         n = owned.shape[1]
@@ -77,15 +79,15 @@ class BySeconds:
         each = taken.sum(axis=-1) if self.is_serial else taken.max(axis=-1)
         return each.max(axis=-1)
 
-    def computed(self, term: Term, ways: Sequence[Cutting]) -> Float64[ndarray, " a"]:
+    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
         """Seconds of the slowest device's part."""
         whole = self.seconds[term.ops[0].op.name]
         if not whole or not ways:
             return np.zeros(len(ways))
-        stride = len(self.latency) // len(ways[0].calls)
+        stride = len(self.latency) // len(ways.cuttings[0].calls)
         known = self._ratios.setdefault(term.number, {})
         base = self._seconds_of(term, term.number, known)
-        rows = [max(self._seconds_of(term, n, known) for n in set(w.calls)) for w in ways]
+        rows = [max(self._seconds_of(term, n, known) for n in set(w.calls)) for w in ways.cuttings]
         return whole * np.array([row / base if base else 0.0 for row in rows]) / stride
 
     def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:

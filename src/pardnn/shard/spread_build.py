@@ -153,11 +153,24 @@ class Builder:
                 found.append(f"{name}@{device}")
         return tuple(found)
 
-    def send(self, tensor: str, source: int, target: int, before: str, hold: str) -> None:
-        """Let a tensor go to another device."""
+    def send(
+        self,
+        tensor: str,
+        source: int,
+        target: int,
+        before: str,
+        hold: str,
+        into: str | None = None,
+    ) -> None:
+        """Let a tensor go to another device, into a new buffer or in place into one of its own."""
         self.messages.append(
             Message(
-                tensor=tensor, source=source, target=target, post_before=before, hold_until=hold
+                tensor=tensor,
+                source=source,
+                target=target,
+                post_before=before,
+                hold_until=hold,
+                into=into,
             )
         )
 

@@ -15,7 +15,8 @@ from pardnn.shard.leaves import Axes, Leaf, LeafShare, input_names, leaves
 from pardnn.shard.partition import Region
 from pardnn.shard.registry import description_of
 from pardnn.shard.spread_build import At, Builder, Held, Want, part
-from pardnn.shard.spread_moves import packed, provide, settle
+from pardnn.shard.spread_moves import packed, provide
+from pardnn.shard.spread_settle import settle
 
 
 class Work(NamedTuple):

@@ -16,11 +16,10 @@ import numpy as np
 from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
-from pardnn.shard.cutting import Cutting
 from pardnn.shard.eliminate import Minimum, Table, minimise
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Term
-from pardnn.shard.tables import State, Tables
+from pardnn.shard.tables import State, Tables, Ways
 
 #: Cost of a written tensor that is held whole though it could be cut: less than what must not be.
 WHOLE = 1e18
@@ -84,7 +83,7 @@ def _chosen(tables: Tables, opened: Opened, minimum: Minimum) -> Solved:
             total = total + values[:, chosen[number]]
         best = int(total.argmin())
         cost += float(total[best]) * len(term.ops)
-        axes.append(parcel.ways[best][0])
+        axes.append(parcel.ways.axes[best])
     layouts = tuple(o[c] for o, c in zip(opened.options, chosen, strict=True))
     return Solved(State(layouts, tuple(axes)), cost, minimum.is_exact)
 
@@ -92,7 +91,7 @@ def _chosen(tables: Tables, opened: Opened, minimum: Minimum) -> Solved:
 class _Parcel(NamedTuple):
     """The ways of a term, what computing costs, and what the layout of each decision costs."""
 
-    ways: list[tuple[Axes, Cutting]]
+    ways: Ways
     computed: ndarray
     by_decision: dict[int, ndarray]
 
@@ -131,7 +130,7 @@ def opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> 
             values = tables.moved(term, use, axes, ways, options[number], keys[number])
             known = by_decision.get(number)
             by_decision[number] = values if known is None else known + values
-        computed = tables.objective.computed(term, [cutting for _, cutting in ways])
+        computed = tables.objective.computed(term, ways)
         parcels.append(_Parcel(ways, computed, by_decision))
     return Opened(options, held, parcels)
 

@@ -90,22 +90,25 @@ def strategies(call: Call) -> tuple[Strategy, ...]:
         return ()
     key = (description.function, fingerprint(call))
     if key not in _KEPT:
-        _KEPT[key] = _strategies(description, call)
+        found = cut_in_two(description, *analyse(description, call))
+        _KEPT[key] = tuple(strategy for strategy, _ in found.values())
     return _KEPT[key]
 
 
 _KEPT: dict[Any, tuple[Strategy, ...]] = {}
 
 
-def _strategies(description: Description, call: Call) -> tuple[Strategy, ...]:
-    analysis, bound = analyse(description, call)
+def cut_in_two(
+    description: Description, analysis: Analysis, bound: Bound
+) -> dict[str, tuple[Strategy, tuple[Piece, ...]]]:
+    """Return the strategies of an analysed call by loop, with the pieces of two workers."""
     extents = extents_of(description, analysis, bound)
-    found: list[Strategy] = []
+    found: dict[str, tuple[Strategy, tuple[Piece, ...]]] = {}
     for axis in analysis.axes:
         pieces = pieces_of(description, analysis, bound, axis, 2)
         if pieces is not None:
-            found.append(_strategy(analysis, bound, axis, extents, pieces))
-    return tuple(found)
+            found[axis] = _strategy(analysis, bound, axis, extents, pieces), pieces
+    return found
 
 
 def _strategy(

@@ -7,17 +7,19 @@ the blocks that the steps before left, all steps jointly, and a second look at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
-from pardnn.shard.cost import clipped, combined, fetched
-from pardnn.shard.cutting import Cutting, extended, interned, loops_of, owned_array, whole
+from pardnn.shard.cost import combined, fetched
+from pardnn.shard.cutting import Cutting, extended, owned_array, whole
+from pardnn.shard.interned import loops_of
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Problem, Term, Use
 
@@ -47,12 +49,12 @@ class Objective(Protocol):
         ...
 
     def moved(
-        self, use: Use, ways: Sequence[Cutting], owned: ndarray, parts: tuple[int, ...]
+        self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
     ) -> Float64[ndarray, "a l"]:
         """Cost of fetching and combining one tensor of one op, for each way and each layout."""
         ...
 
-    def computed(self, term: Term, ways: Sequence[Cutting]) -> Float64[ndarray, " a"]:
+    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
         """Cost of computing one op, for each way."""
         ...
 
@@ -61,37 +63,89 @@ class Objective(Protocol):
         ...
 
 
-def elements(
-    use: Use, ways: Sequence[Cutting], owned: ndarray, parts: tuple[int, ...]
-) -> Float64[ndarray, "a l n"]:
-    """Return the elements of a tensor that each device gets, for each way and each layout."""
-    total = np.zeros((len(ways), len(owned), owned.shape[1]), dtype=np.float64)
-    known: list[tuple[ndarray, ndarray]] = []
-    for slot in use.slots if use.shape else ():
-        read = np.array([way.contents.get(slot, False) for way in ways])
-        if not read.any():
-            continue
-        regions = clipped(np.array([way.regions[slot] for way in ways]), use.shape)
-        new = read.copy()
-        for other, there in known:
-            new &= ~(there & (regions == other).all(axis=(1, 2, 3)))
-        total += np.where(new[:, None, None], fetched(regions, owned), 0)
-        known.append((regions, read))
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """Ways to compute one op, as arrays.
+
+    Attributes:
+        axes: Of each way.
+        cuttings: Of each way, at least one, all of one form.
+        sizes: Of all dims of all tensors, side by side.
+    """
+
+    axes: Sequence[Axes]
+    cuttings: Sequence[Cutting]
+    sizes: Int64[ndarray, " dims"]
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return len(self.cuttings)
+
+    @cached_property
+    def boxes(self) -> Int64[ndarray, "a n dims 2"]:
+        """What devices need and make, without what sticks out of the tensors."""
+        stacked = np.array([way.boxes for way in self.cuttings])
+        return np.minimum(np.maximum(stacked, 0), self.sizes[:, None])
+
+    def region(self, slot: str) -> Int64[ndarray, "a n rank 2"]:
+        """Return what devices need of an input."""
+        return self.boxes[:, :, self.cuttings[0].form.slots[slot]]
+
+    def share(self, output: int) -> Int64[ndarray, "a n rank 2"] | None:
+        """Return what the devices' results are of the whole; None: not computed."""
+        dims = self.cuttings[0].form.outputs[output]
+        return None if dims is None else self.boxes[:, :, dims]
+
+    def read(self, slot: str) -> list[bool]:
+        """Return for each way whether values of an input are read."""
+        return [way.contents.get(slot, False) for way in self.cuttings]
+
+    def fetches(self, use: Use) -> Iterator[tuple[ndarray, ndarray | None]]:
+        """Yield what ways need at each slot of a tensor, and which: None for all of them.
+
+        A region that is needed at two slots is yielded once.
+        """
+        known: list[tuple[ndarray, ndarray]] = []
+        for slot in use.slots if use.shape else ():
+            read = self.read(slot)
+            if not any(read):
+                continue
+            regions = self.region(slot)
+            new = np.array(read)
+            if len(use.slots) > 1:
+                for other, there in known:
+                    new &= ~(there & (regions == other).all(axis=(1, 2, 3)))
+                known.append((regions, np.array(read)))
+            yield regions, None if new.all() else new
+
+
+def ways_of(number: int, found: Sequence[tuple[Axes, Cutting]]) -> Ways:
+    """Return ways to compute an interned call."""
+    sizes = whole(number).boxes[0, :, 1]
+    return Ways([axes for axes, _ in found], [cutting for _, cutting in found], sizes)
+
+
+def elements(use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]) -> Int64[ndarray, "a l"]:
+    """Return the elements of a tensor that devices get, for each way and each layout."""
+    total = np.zeros((len(ways), len(owned)), dtype=np.int64)
+    for regions, new in ways.fetches(use):
+        got = fetched(regions, owned)
+        total += got if new is None else np.where(new[:, None], got, 0)
     for output in use.outputs:
-        shares = [share for way in ways if (share := way.shares[output]) is not None]
-        if len(shares) == len(ways):
-            inside = clipped(np.array(shares), use.shape)
-            total += combined(inside, [way.reduced[output] for way in ways], parts, owned)
+        shares = ways.share(output)
+        if shares is not None:
+            reduced = [way.reduced[output] for way in ways.cuttings]
+            total += combined(shares, reduced, parts, owned)
     return total
 
 
-def misplaced(use: Use, ways: Sequence[Cutting], owned: ndarray) -> ndarray:
+def misplaced(use: Use, ways: Ways, owned: ndarray) -> ndarray:
     """Return for each way and layout whether a tensor is not just where the op works on it."""
     wrong = np.zeros((len(ways), len(owned)), dtype=bool)
-    for number, way in enumerate(ways):
-        boxes = [way.regions[slot] for slot in use.slots if slot in way.regions]
+    for number, way in enumerate(ways.cuttings):
+        boxes = [way.region(slot) for slot in use.slots if slot in way.form.slots]
         for output in use.outputs:
-            share = way.shares[output]
+            share = way.share(output)
             if share is not None:
                 boxes.append(share)
                 wrong[number] |= any(way.reduced[output])
@@ -106,12 +160,12 @@ class ByBytes:
     may_replicate = False
 
     def moved(
-        self, use: Use, ways: Sequence[Cutting], owned: ndarray, parts: tuple[int, ...]
+        self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
     ) -> Float64[ndarray, "a l"]:
         """Bytes, summed over devices."""
-        return elements(use, ways, owned, parts).sum(axis=-1) * use.item
+        return elements(use, ways, owned, parts).astype(np.float64) * use.item
 
-    def computed(self, term: Term, ways: Sequence[Cutting]) -> Float64[ndarray, " a"]:
+    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
         """Nothing."""
         return np.zeros(len(ways))
 
@@ -141,8 +195,9 @@ class Tables:
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""
-        self._ways: dict[Any, list[tuple[Axes, Cutting]]] = {}
+        self._ways: dict[Any, Ways] = {}
         self._layouts: dict[Any, list[Layout]] = {}
+        self._owned: dict[Any, ndarray] = {}
         self._moved: dict[Any, ndarray] = {}
 
     def layouts(self, decision: Decision, fixed: Layout, open_axes: Sequence[int]) -> list[Layout]:
@@ -176,7 +231,7 @@ class Tables:
             found = _most_cut(found)
         return found
 
-    def ways(self, term: Term, fixed: Axes, open_axes: Sequence[int]) -> list[tuple[Axes, Cutting]]:
+    def ways(self, term: Term, fixed: Axes, open_axes: Sequence[int]) -> Ways:
         """Return the ways in which a term may be computed, given the loops of other mesh axes."""
         only = id(term) if self.allows_way else None
         key = (term.number, term.is_local, fixed, tuple(open_axes), only)
@@ -184,10 +239,8 @@ class Tables:
             self._ways[key] = self._find_ways(term, fixed, open_axes)
         return self._ways[key]
 
-    def _find_ways(
-        self, term: Term, fixed: Axes, open_axes: Sequence[int]
-    ) -> list[tuple[Axes, Cutting]]:
-        found: list[tuple[Axes, Cutting]] = [((), whole(interned(term.number)))]
+    def _find_ways(self, term: Term, fixed: Axes, open_axes: Sequence[int]) -> Ways:
+        found: list[tuple[Axes, Cutting]] = [((), whole(term.number))]
         loops = loops_of(term.number)
         for axis, loop in enumerate(fixed):
             choices = (*loops, None) if axis in open_axes else (loop,)
@@ -201,25 +254,31 @@ class Tables:
                 found = [way for way in found if self.allows_way(term, *way)] or found
         if not self.objective.may_replicate and not term.is_local:
             found = _most_cut(found, lambda way: way[0])
-        return found
+        return ways_of(term.number, found)
 
     def moved(
-        self, term: Term, use: Use, fixed: Axes, ways: Any, layouts: list[Layout], key: Any
+        self, term: Term, use: Use, fixed: Axes, ways: Ways, layouts: list[Layout], key: Any
     ) -> ndarray:
         """Return the table of one tensor of a term: ways by layouts."""
         only = id(term) if self.allows_way else None
-        key = (term.number, term.is_local, fixed, use.kind, only, *key)
-        if key not in self._moved:
+        key = (term.number, term.is_local, fixed, use.kind, only, key)
+        values = self._moved.get(key)
+        if values is None:
             parts = self.parts[: len(fixed)]
-            own = [_own(use.dims, layout) for layout in layouts]
-            boxes = [owned_array(use.shape, layout, parts) for layout in own]
-            owned = np.stack([array for array in boxes if array is not None])
-            cuttings = [cutting for _, cutting in ways]
-            values = self.objective.moved(use, cuttings, owned, parts)
+            owned = self._owners(use, layouts, parts)
+            values = self.objective.moved(use, ways, owned, parts)
             if use.is_local:
-                values = np.where(misplaced(use, cuttings, owned), NEVER, values)
+                values = np.where(misplaced(use, ways, owned), NEVER, values)
             self._moved[key] = values
-        return self._moved[key]
+        return values
+
+    def _owners(self, use: Use, layouts: list[Layout], parts: tuple[int, ...]) -> ndarray:
+        own = tuple([_own(use.dims, layout) for layout in layouts])
+        key = (use.shape, own)
+        if key not in self._owned:
+            boxes = [owned_array(use.shape, layout, parts) for layout in own]
+            self._owned[key] = np.array([array for array in boxes if array is not None])
+        return self._owned[key]
 
 
 def _own(dims: Sequence[int | None], layout: Layout) -> Layout:

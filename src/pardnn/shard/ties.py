@@ -56,6 +56,8 @@ class Ties:
             dims = identity(len(self.shapes[one]))
         if self.root[one] == self.root[other]:
             return self._agree(one, other, dims, hard)
+        if dims is identity(len(dims)) and self._joins(one, other):
+            return True
         if len(self.members[self.root[one]]) < len(self.members[self.root[other]]):
             one, other, dims = other, one, inverse(dims, len(self.shapes[other]))
         kept, moved = self.root[one], self.root[other]
@@ -71,6 +73,19 @@ class Ties:
         lost = self.blocked.pop(moved, set())
         if lost or None in through:
             self._block(kept, {d for d, m in enumerate(through) if m is None or m in lost})
+        return True
+
+    def _joins(self, one: str, other: str) -> bool:
+        """Move a class of one into one of its shape, the usual case: nothing has to be renamed."""
+        kept, moved = self.root[one], self.root[other]
+        if len(self.members[moved]) > 1 or moved in self.blocked:
+            return False
+        if self.shapes[moved] != self.shapes[one] or self.shapes[one] != self.shapes[kept]:
+            return False
+        del self.members[moved]
+        self.root[other] = kept
+        self.dims[other] = self.dims[one]
+        self.members[kept].append(other)
         return True
 
     def _agree(self, one: str, other: str, dims: Dims, hard: bool) -> bool:

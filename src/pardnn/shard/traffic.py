@@ -7,15 +7,13 @@ reduce-scatter and an all-gather, as in an all-reduce.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
-from pardnn.shard.cost import clipped, group_numbers, overlaps, volumes
-from pardnn.shard.cutting import Cutting
+from pardnn.shard.cost import common_volumes, group_numbers, overlaps, volumes
 from pardnn.shard.problem import Use
+from pardnn.shard.tables import Ways
 
 
 def same_boxes(boxes: Int64[ndarray, "*b n rank 2"]) -> ndarray:
@@ -25,7 +23,7 @@ def same_boxes(boxes: Int64[ndarray, "*b n rank 2"]) -> ndarray:
 
 def traffic(
     use: Use,
-    ways: Sequence[Cutting],
+    ways: Ways,
     owned: Int64[ndarray, "l n rank 2"],
     parts: tuple[int, ...],
 ) -> Float64[ndarray, "a l n n"]:
@@ -34,31 +32,22 @@ def traffic(
     total = np.zeros((len(ways), len(owned), n, n))
     alike = same_boxes(owned)
     copies = alike.sum(axis=-1)
-    known: list[tuple[ndarray, ndarray]] = []
-    for slot in use.slots if use.shape else ():
-        read = np.array([way.contents.get(slot, False) for way in ways])
-        if not read.any():
-            continue
-        regions = clipped(np.stack([way.regions[slot] for way in ways]), use.shape)
-        new = read.copy()
-        for other, there in known:
-            new &= ~(there & (regions == other).all(axis=(1, 2, 3)))
-        known.append((regions, read))
-        common = volumes(overlaps(regions[:, None, :, None], owned[None, :, None, :]))
+    for regions, new in ways.fetches(use):
+        common = common_volumes(regions[:, None, :, None], owned[None, :, None, :])
         sent = np.where(alike[None], 0, common) / copies[None, :, None, :]
-        total += np.where(new[:, None, None, None], sent, 0)
+        total += sent if new is None else np.where(new[:, None, None, None], sent, 0)
     for output in use.outputs:
-        for number, way in enumerate(ways):
-            share = way.shares[output]
-            if share is not None:
-                inside = clipped(share, use.shape)
-                total[number] += _results(inside, way.reduced[output], parts, owned, copies, alike)
+        shares = ways.share(output)
+        if shares is not None:
+            for number, way in enumerate(ways.cuttings):
+                share, flags = shares[number], way.reduced[output]
+                total[number] += _results(share, flags, parts, owned, copies, alike)
     return total
 
 
 def _results(
     share: ndarray,
-    reduced: Sequence[bool],
+    reduced: tuple[bool, ...],
     parts: tuple[int, ...],
     owned: ndarray,
     copies: ndarray,
@@ -69,8 +58,8 @@ def _results(
     is_own = group[:, None] == group[None, :]
     same = same_boxes(share) & is_own
     held = same.sum(axis=-1)
-    common = volumes(overlaps(owned[:, :, None], share[None, None]))
-    mine = volumes(overlaps(overlaps(owned, share[None])[:, :, None], share[None, None]))
+    common = common_volumes(owned[:, :, None], share[None, None])
+    mine = common_volumes(overlaps(owned, share[None])[:, :, None], share[None, None])
     exchanged = np.where(same[None], 0, common - mine)
     sent = np.where(is_own[None], exchanged, common) / held[None, None, :]
     if not any(reduced):
