@@ -13,7 +13,15 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.place.schedule import free_plan
 from pardnn.sim.heap import heap_pop, heap_push
+from pardnn.sim.peak import peaks
+
+#: How many ops are followed from one that takes memory to one that gives back more.
+CHAIN = 6
+#: Ops that take no more than the largest tensor's bytes over this many times the ops count as
+#: taking nothing: host scalars, step counts.
+TINY = 16
 
 
 def file_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
@@ -36,12 +44,22 @@ def blended_rank(
 def eager_free_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
     """Return ranks in the file's order, but with ops that free as much as they take drawn forward.
 
-    An optimizer's update then runs as soon as its gradient exists, and frees it.
-    O((ops + edges) log ops).
+    So is what begins a chain of up to `CHAIN` ops that frees in the end what it takes: of an
+    optimizer whose update makes a tensor of its own before it reads the gradient. An update then
+    runs as soon as its gradient exists, and frees it. Where that needs more on one device than
+    single ops drawn forward, only those are. O((ops + edges) log ops).
     """
-    rank = np.empty(arrays.num_ops, dtype=np.int64)
-    _eager_free_kernel(arrays, file_rank(arrays), rank)
-    return rank
+    base, largest = file_rank(arrays), int(arrays.tensor_bytes.max(initial=0))
+    tiny = max(8, largest // (TINY * max(arrays.num_ops, 1)))
+    best, least = base, -1
+    for most, length in ((0, 0), (tiny, CHAIN)):
+        rank = np.empty(arrays.num_ops, dtype=np.int64)
+        _eager_free_kernel(arrays, base, most, np.empty(length, dtype=np.int64), rank)
+        plan = free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), rank)
+        peak = int(peaks(arrays, plan).max(initial=0))
+        if least < 0 or peak < least:
+            best, least = rank, peak
+    return best
 
 
 @numba.njit(cache=True)
@@ -66,7 +84,41 @@ def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
 
 
 @numba.njit(cache=True)
-def _eager_free_kernel(a: GraphArrays, base: ndarray, rank: ndarray) -> None:
+def _pass(a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, sign: int) -> None:
+    """Count the op as run (-1), or take that back (1)."""
+    for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
+        reads_left[_owner(a, a.input_tensor[edge])] += sign
+    for later in _later_ops(a, op):
+        missing[later] += sign
+
+
+@numba.njit(cache=True)
+def _gives_back(
+    a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, tiny: int, chain: ndarray
+) -> bool:
+    """Whether the op, or a chain of ops that it makes ready, frees what it takes."""
+    net, length = _net_bytes(a, op, reads_left), 0
+    while net > tiny and length < len(chain) and op >= 0:
+        chain[length] = op
+        length += 1
+        _pass(a, op, missing, reads_left, -1)
+        following, least = -1, 0
+        for later in _later_ops(a, op):
+            if missing[later] == 0:
+                takes = _net_bytes(a, later, reads_left)
+                if following < 0 or takes < least:
+                    following, least = later, takes
+        net += least
+        op = following
+    for i in range(length - 1, -1, -1):
+        _pass(a, chain[i], missing, reads_left, 1)
+    return net <= tiny
+
+
+@numba.njit(cache=True)
+def _eager_free_kernel(
+    a: GraphArrays, base: ndarray, tiny: int, chain: ndarray, rank: ndarray
+) -> None:
     n = len(base)
     missing = np.empty(n, dtype=np.int64)
     reads_left = np.zeros(len(a.tensor_op), dtype=np.int64)  # of a storage, aliases included
@@ -103,19 +155,14 @@ def _eager_free_kernel(a: GraphArrays, base: ndarray, rank: ndarray) -> None:
                 # Its last reader, if ready by now, may free more than it takes.
                 for later in _readers_of(a, a.input_tensor[edge]):
                     ready_now = not done[later] and missing[later] == 0
-                    if ready_now and _net_bytes(a, later, reads_left) <= 0:
+                    if ready_now and _gives_back(a, later, missing, reads_left, tiny, chain):
                         frees = heap_push(free_key, free_item, frees, base[later], later)
         for later in _later_ops(a, op):
             missing[later] -= 1
             if missing[later] == 0:
                 ready = heap_push(key, item, ready, base[later], later)
-                if _net_bytes(a, later, reads_left) <= 0 and not _is_source(a, later):
+                if _gives_back(a, later, missing, reads_left, tiny, chain):
                     frees = heap_push(free_key, free_item, frees, base[later], later)
-
-
-@numba.njit(cache=True)
-def _is_source(a: GraphArrays, op: int) -> bool:
-    return a.input_ptr[op] == a.input_ptr[op + 1]
 
 
 @numba.njit(cache=True)

@@ -1,0 +1,59 @@
+"""Frugal orders run an update as soon as its gradient exists."""
+
+import numpy as np
+
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.orders import eager_free_rank, file_rank
+from pardnn.place.schedule import free_plan
+from pardnn.sim.peak import peaks
+
+LAYERS, SIZE = 20, 1 << 20
+
+
+def step_of_rmsprop() -> Graph:
+    """Gradients of 20 layers; then per layer a host scalar, mean square, its root and the update.
+
+    Only the update frees the gradient; the root before it takes as much.
+    """
+
+    def op(
+        name: str, kind: str, inputs: tuple[str, ...], size: int, *, of: str | None = None
+    ) -> Op:
+        output = Tensor(name=name, bytes=size, alias_of=of)
+        return Op(
+            name=name,
+            kind=kind,
+            inputs=inputs,
+            outputs=(output,),
+            memory="reference" if of else "normal" if inputs else "residual",
+            seconds={"accelerator": 1e-3},
+            arguments={"mutates": [of]} if of else None,
+        )
+
+    ops: list[Op] = []
+    for i in range(LAYERS):
+        ops += [op(f"{kind}{i}", "parameter", (), SIZE) for kind in ("weight", "square")]
+        ops.append(op(f"step{i}", "state", (), 4))
+    for i in reversed(range(LAYERS)):
+        above = () if i == LAYERS - 1 else (f"gradient{i + 1}",)
+        ops.append(op(f"gradient{i}", "aten.mm.default", (f"weight{i}", *above), SIZE))
+    for i in range(LAYERS):
+        ops.append(op(f"number{i}", "scalar.item", (f"step{i}",), 8))
+        blended = (f"square{i}", f"gradient{i}", f"number{i}")
+        ops.append(op(f"blend{i}", "aten.addcmul_.default", blended, SIZE, of=f"square{i}"))
+        ops.append(op(f"root{i}", "aten.sqrt.default", (f"blend{i}",), SIZE))
+        inputs = (f"weight{i}", f"gradient{i}", f"root{i}")
+        ops.append(op(f"update{i}", "aten.addcdiv_.default", inputs, SIZE, of=f"weight{i}"))
+    return build_graph("rmsprop", ops)
+
+
+def test_updates_run_as_soon_as_they_can() -> None:
+    a = step_of_rmsprop().arrays
+
+    def peak(rank: np.ndarray) -> int:
+        return int(peaks(a, free_plan(a, 1, np.zeros(a.num_ops, dtype=np.int64), rank))[0])
+
+    lasting = 2 * LAYERS * SIZE
+    assert peak(file_rank(a)) > lasting + LAYERS * SIZE
+    assert peak(eager_free_rank(a)) < lasting + 4 * SIZE
