@@ -50,6 +50,14 @@ def pytest_configure(config: pytest.Config) -> None:
     install_import_hook([f"pardnn.{name}" for name in CHECKED], "shape_checker.check")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_rivals() -> None:
+    """`auto` asks solvers in child processes, 0.7 s per plan; their own test asks them again."""
+    from pardnn.api import algorithms
+
+    algorithms.RIVALS.clear()
+
+
 def _rooms(path: Path, config: pytest.Config) -> tuple[str, ...]:
     return path.relative_to(config.rootpath).parts[1:]
 

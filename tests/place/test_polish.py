@@ -1,12 +1,16 @@
 """Polish: never worse, valid, within the limit, the same twice; its search against a naive run."""
 
+from importlib.util import find_spec
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pardnn.api import algorithms
 from pardnn.api.algorithms import ALGORITHMS, AUTO_SMALL, SOLVED
-from pardnn.api.planning import compare, decide, make_plan
+from pardnn.api.planning import compare, decide, decide_best, make_plan
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError
@@ -28,6 +32,7 @@ from tests.place.test_pardnn import one_device_peak
 from tests.reference.pardnn import op_successors
 from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
 
+MODULES = {"metis": "pymetis", "m-sct": "highspy"}
 TYPES = ("accelerator", "cpu")
 
 
@@ -186,6 +191,25 @@ def test_auto_is_never_worse_than_what_it_ran(family: str) -> None:
     for name in AUTO_SMALL:
         found = decide(graph, cluster, costs, algorithm=name, reserve=0.0, seed=0)
         assert result.makespan_s <= found.makespan_s
+
+
+@pytest.mark.jit
+def test_auto_asks_the_solvers_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(name for name in ("metis", "m-sct") if find_spec(MODULES[name]))
+    monkeypatch.setattr(
+        algorithms, "RIVALS", {name: (100, MODULES[name]) for name in MODULES} | {"none": (9, "no")}
+    )
+    assert algorithms.rivals_to_ask("auto", 40) == names
+    assert algorithms.rivals_to_ask("auto", 101) == ()
+    assert algorithms.rivals_to_ask("heft", 40) == ()
+    graph = random_graph(4, 40, "in-tree")
+    cluster, costs = cluster_of(3), graph_costs(graph)
+    options: dict[str, Any] = {"objective": "seconds", "reserve": 0.0, "seed": 0}
+    worst = decide_best(graph, cluster, costs, names=["single"], **options)
+    best = decide_best(graph, cluster, costs, names=["single"], rivals=names, **options)
+    others = [decide(graph, cluster, costs, algorithm=n, reserve=0.0, seed=0) for n in names]
+    assert best.makespan_s == min(o.makespan_s for o in (worst, *others))
+    assert not names or best.makespan_s < worst.makespan_s
 
 
 def test_compare_has_a_row_for_what_cannot_run() -> None:

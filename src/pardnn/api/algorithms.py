@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from pardnn.errors import UsageError
 
 #: Name of each algorithm: (module, function); imported when it is first used.
@@ -43,6 +45,9 @@ AUTO = ("pardnn", "heft", "contiguous", "single")
 AUTO_SMALL = (*AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo", "layer-round-robin")
 #: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best two plans.
 SMALL_OPS = 50_000
+#: Solvers that `auto` asks last, where they are installed: up to so many ops, by which module.
+#: Their plans are not polished: what is installed makes a difference only where they are best.
+RIVALS = {"metis": (SMALL_OPS, "pymetis"), "m-sct": (5_000, "highspy")}
 
 
 def check_algorithm(name: str) -> None:
@@ -61,6 +66,17 @@ def algorithms_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
     if algorithm not in (BEST, BEST_WHOLE):
         return (algorithm,)
     return AUTO_SMALL if num_ops <= SMALL_OPS else AUTO
+
+
+def rivals_to_ask(algorithm: str, num_ops: int) -> tuple[str, ...]:
+    """Return which solvers are asked once the best plans are polished."""
+    if algorithm not in (BEST, BEST_WHOLE):
+        return ()
+    return tuple(
+        name
+        for name, (most_ops, module) in RIVALS.items()
+        if num_ops <= most_ops and importlib.util.find_spec(module) is not None
+    )
 
 
 def is_polished(algorithm: str, num_ops: int) -> bool:

@@ -1,49 +1,48 @@
-"""Decide: run an algorithm, complete its decision to a checked plan, and measure it."""
+"""From an algorithm's name to a complete, checked plan and what it says of itself."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import time
-from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 
 from pardnn.api.algorithms import (
     ALGORITHMS,
     BEST,
-    SHARDED,
     algorithms_to_try,
     check_algorithm,
     is_polished,
+    rivals_to_ask,
 )
-from pardnn.api.sharding import Spread, decide_sharded, may_shard
+from pardnn.api.deciding import Objective, Outcome, decide, decide_best
+from pardnn.api.sharding import may_shard
 from pardnn.api.warming import warm_up
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, PardnnError, StuckError, UsageError
+from pardnn.errors import InfeasibleError, StuckError, UsageError
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities, check_plan
 from pardnn.plan.file import stamped
-from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
+from pardnn.plan.plan import Plan, Predicted, plan_from_arrays
 from pardnn.report.results import CompareRow, PlanResult
 
-Objective = Literal["seconds", "bytes"]
-
-
-class Outcome(NamedTuple):
-    """One algorithm's decision, judged; `plan` is of the partitioned graph if ops are cut."""
-
-    algorithm: str
-    plan: PlanArrays
-    moved_ops: int
-    makespan_s: float
-    transfer_bytes: int
-    planning_s: float
-    spread: Spread | None = None
-    notes: tuple[str, ...] = ()
+__all__ = [
+    "ALGORITHMS",
+    "Objective",
+    "Outcome",
+    "check_algorithm",
+    "check_reserve",
+    "communication_ratio",
+    "compare",
+    "decide",
+    "decide_best",
+    "finished",
+    "make_plan",
+    "warm_up",
+]
 
 
 def check_reserve(reserve: float) -> None:
@@ -54,148 +53,6 @@ def check_reserve(reserve: float) -> None:
     """
     if not 0 <= reserve < 1:
         raise UsageError(f"reserve is {reserve}; it is a fraction from 0 to below 1", code="E211")
-
-
-def decide(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    *,
-    algorithm: str,
-    reserve: float,
-    seed: int,
-    objective: Objective = "seconds",
-    best: Outcome | None = None,
-) -> Outcome:
-    """Run one algorithm and judge its plan under the plan's own order.
-
-    With `best`, a plan that cuts ops is given up where a quick estimate is worse than that.
-
-    Raises:
-        InfeasibleError: E301, if it finds no plan that fits.
-    """
-    from pardnn.sim.engine import simulate
-    from pardnn.sim.machine import machine_of
-
-    if algorithm in SHARDED:
-        found = decide_sharded(
-            graph,
-            cluster,
-            costs,
-            algorithm=algorithm,
-            objective=objective,
-            reserve=reserve,
-            unless_above=best.makespan_s if best and objective == "seconds" else None,
-        )
-        judged = (found.makespan_s, found.transfer_bytes, found.planning_s)
-        return Outcome(algorithm, found.arrays, 0, *judged, spread=found)
-    module, function = ALGORITHMS[algorithm]
-    place: Callable = getattr(importlib.import_module(module), function)
-    machine = machine_of(costs, cluster)
-    started = time.perf_counter()
-    decision = place(graph, machine, capacities(cluster, reserve), seed=seed)
-    planning = time.perf_counter() - started
-    timeline = simulate(graph, machine, decision.plan)
-    return Outcome(
-        algorithm=algorithm,
-        plan=decision.plan,
-        moved_ops=decision.moved_ops,
-        makespan_s=timeline.makespan,
-        transfer_bytes=timeline.transfer_bytes(graph),
-        planning_s=planning,
-    )
-
-
-def decide_best(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    *,
-    names: Iterable[str],
-    objective: Objective,
-    reserve: float,
-    seed: int,
-    time_limit: float | None = None,
-    improve: bool = False,
-) -> Outcome:
-    """Run several algorithms and return the best outcome; its planning time is that of all.
-
-    With `improve` the best two placements are polished, if the time limit has not passed.
-
-    Raises:
-        InfeasibleError: E301, of the first algorithm, if none finds a plan that fits.
-    """
-    best: Outcome | None = None
-    placed: list[Outcome] = []
-    failure: InfeasibleError | None = None
-    notes: list[str] = []
-    started = time.perf_counter()
-    names = tuple(names)
-    for name in names:
-        spent = time.perf_counter() - started
-        if best is not None and time_limit is not None and spent > time_limit:
-            break
-        options = {"reserve": reserve, "seed": seed, "objective": objective, "best": best}
-        try:
-            found = decide(graph, cluster, costs, algorithm=name, **options)
-        except InfeasibleError as error:
-            failure = failure or error
-            continue
-        except PardnnError as error:
-            if best is None or name not in SHARDED:
-                raise
-            notes.append(f"{name} was not considered: {error.message}")
-            continue
-        if found.spread is None:
-            placed.append(found)
-        if best is None or _score(found, objective) < _score(best, objective):
-            best = found
-    if best is None:
-        assert failure is not None
-        raise failure
-    left = None if time_limit is None else time_limit - (time.perf_counter() - started)
-    if improve and placed and (left is None or left > 0):
-        polished = _polished(graph, cluster, costs, placed, reserve, seed, left)
-        best = min(best, polished, key=lambda outcome: _score(outcome, objective))
-    return best._replace(planning_s=time.perf_counter() - started, notes=tuple(notes))
-
-
-def _polished(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    placed: list[Outcome],
-    reserve: float,
-    seed: int,
-    time_limit: float | None,
-) -> Outcome:
-    from pardnn.place.polish import polish_best
-    from pardnn.sim.engine import simulate
-    from pardnn.sim.machine import machine_of
-
-    machine = machine_of(costs, cluster)
-    # Equal makespans are mostly equal plans: the second start is the next slower one.
-    best = {outcome.makespan_s: outcome for outcome in reversed(placed)}
-    starts = [best[makespan] for makespan in sorted(best)[:2]]
-    plan, origin = polish_best(
-        graph,
-        machine,
-        [outcome.plan for outcome in starts],
-        capacities(cluster, reserve),
-        seed=seed,
-        time_limit=time_limit,
-    )
-    timeline = simulate(graph, machine, plan)
-    return starts[origin]._replace(
-        plan=plan,
-        makespan_s=timeline.makespan,
-        transfer_bytes=timeline.transfer_bytes(graph),
-    )
-
-
-def _score(outcome: Outcome, objective: Objective) -> tuple[float, float]:
-    seconds, sent = outcome.makespan_s, float(outcome.transfer_bytes)
-    return (seconds, sent) if objective == "seconds" else (sent, seconds)
 
 
 def make_plan(
@@ -248,6 +105,7 @@ def make_plan(
         seed=seed,
         time_limit=time_limit,
         improve=improve,
+        rivals=rivals_to_ask(algorithm, len(graph.ops)) if improve else (),
     )
     return finished(
         graph,

@@ -38,7 +38,7 @@ def warm_up(names: Iterable[str], *, limited: bool = True, polished: bool = Fals
         limited: Also those that resolve overflows.
         polished: Also those of `polish`.
     """
-    from pardnn.api.planning import decide
+    from pardnn.api.deciding import decide
     from pardnn.cost.costs import graph_costs
     from pardnn.place.polish import load_kernels
     from pardnn.sim.machine import machine_of

@@ -25,7 +25,6 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
@@ -73,7 +72,7 @@ SLOWER = (1.0, 2.0, 1.4, 3.0)
 def work_for(num_ops: int) -> int:
     """Return the work that is spent by default, in ops whose times are computed again."""
     work = min(WORK, max(LEAST_WORK, WORK_PER_PAIR * num_ops * (num_ops + 20)))
-    return work // PLAIN_PYTHON if numba.config.DISABLE_JIT else work
+    return work if hasattr(search_kernel, "py_func") else work // PLAIN_PYTHON
 
 
 def polish(
