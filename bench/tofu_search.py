@@ -24,12 +24,13 @@ from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.baselines import BASELINES
+from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import NEEDED
 from pardnn.shard.cost import total_bytes
 from pardnn.shard.interned import forget
 from pardnn.shard.problem import make_problem
 from pardnn.shard.search import best_state, find_sharding, polished, prime_factors, stepwise
-from pardnn.shard.tables import ByBytes, Tables
+from pardnn.shard.tables import Tables
 
 RESULTS = Path(__file__).parent / "results"
 GRAPHS = Path(__file__).parent / "graphs"

@@ -6,12 +6,13 @@ import pytest
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
+from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import NEEDED
 from pardnn.shard.exact import exact_state
 from pardnn.shard.problem import make_problem
 from pardnn.shard.search import find_sharding
 from pardnn.shard.seconds import by_seconds
-from pardnn.shard.tables import ByBytes, Tables
+from pardnn.shard.tables import Tables
 from tests.shard.hand import chain, mlp
 
 pytestmark = [

@@ -9,13 +9,14 @@ from pardnn.cluster import Cluster, Device, Link, Rate
 from pardnn.errors import UsageError
 from pardnn.graph.ir import writes
 from pardnn.plan.mesh import make_mesh, owned_boxes
+from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.call import call_of
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING
 from pardnn.shard.cost import is_call, total_bytes
 from pardnn.shard.leaves import leaves
 from pardnn.shard.problem import make_problem
 from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, search
-from pardnn.shard.tables import ByBytes, Tables
+from pardnn.shard.tables import Tables
 from tests.reference.sharding import least_bytes, naive_bytes
 from tests.shard.hand import chain, conv1d, matmul, mlp
 
@@ -125,8 +126,8 @@ def _random(graph, mesh, seed):
     class Chance(ByBytes):
         rng = np.random.default_rng(seed)
 
-        def moved(self, use, ways, owned, parts):
-            return self.rng.random((len(ways), len(owned)))
+        def moved(self, requests):
+            return [self.rng.random((len(r.ways), len(r.owned))) for r in requests]
 
     problem = make_problem(graph, NEEDED)
     tables = Tables(problem, Chance(), mesh.shape)

@@ -12,8 +12,9 @@ from pardnn.shard.cutting import cutting_of, owned_array
 from pardnn.shard.problem import make_problem
 from pardnn.shard.search import find_sharding, held_bytes, search
 from pardnn.shard.seconds import by_seconds, memory_weights
-from pardnn.shard.tables import State, ways_of
+from pardnn.shard.tables import State
 from pardnn.shard.traffic import traffic
+from pardnn.shard.ways import Request, ways_of
 from tests.shard.hand import matmul, mlp
 from tests.shard.test_search import assert_valid
 
@@ -84,7 +85,7 @@ def test_slow_pairs_cost_what_their_link_does():
     use = next(use for use in term.uses if use.shape == (4, 4))
     owned = owned_array((4, 4), (0,), (2,))[None]
     assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
-    assert np.allclose(objective.moved(use, ways, owned, (2,)), 8 * 4 / 1e6)
+    assert np.allclose(objective.moved([Request(use, ways, owned, (2,))]), 8 * 4 / 1e6)
 
 
 def test_an_all_reduce_adds_up_in_shares():

@@ -26,6 +26,7 @@ import numpy as np
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
+from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import NEEDED, TRAINING, op_calls
 from pardnn.shard.cutting import Cutting
 from pardnn.shard.interned import interned
@@ -35,7 +36,7 @@ from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, s
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.steps import solve
 from pardnn.shard.strategy import Cut, strategies
-from pardnn.shard.tables import ByBytes, State, Tables
+from pardnn.shard.tables import State, Tables
 
 
 def _mesh(target: Mesh | Cluster) -> Mesh:
@@ -118,10 +119,8 @@ def _greedy(
         for use in term.uses:
             if use.decision != number and use.decision not in chosen:
                 continue
-            other = tables.problem.decisions[use.decision]
             layouts = options if use.decision == number else [chosen[use.decision]]
-            key = (other.root, state.layouts[use.decision], tuple(layouts))
-            rows = rows + tables.moved(term, use, axes, ways, layouts, key)
+            rows = rows + tables.moved([(use, ways, layouts)])[0]
         total += rows.min(axis=0) * len(term.ops)
     return options[int(total.argmin())]
 

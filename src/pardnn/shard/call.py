@@ -148,9 +148,8 @@ def _bound(
     given = dict(zip(defaults, call.args, strict=False))
     if given.keys() & call.kwargs.keys():
         raise TypeError("an argument is given twice")
-    found = {name: given.get(name, default) for name, default in defaults.items()} | dict(
-        call.kwargs
-    )
+    given |= call.kwargs
+    found = {name: given.get(name, default) for name, default in defaults.items()}
     if inspect.Parameter.empty in found.values():
         raise TypeError("an argument is missing")
     return inspect.BoundArguments(signature, found)  # type: ignore[arg-type]

@@ -89,18 +89,32 @@ def combined(
         owned: What each device owns, in l layouts.
     """
     own = common_volumes(owned[None], shares[:, None]).sum(axis=-1)
-    total = volumes(owned).sum(axis=-1) - own
+    held = volumes(owned).sum(axis=-1)
+    total = held - own
     partial = [way for way, flags in enumerate(reduced) if any(flags)]
-    if not partial:
-        return total
-    some = shares[partial]
-    group = np.array([group_numbers(tuple(reduced[way]), tuple(parts)) for way in partial])
-    equal = (some[:, :, None] == some[:, None]).all(axis=(-1, -2))
-    equal &= group[:, :, None] == group[:, None]
-    is_first = equal.argmax(axis=-1) == np.arange(shares.shape[1])
-    common = common_volumes(owned[None, :, :, None], some[:, None, None]).sum(axis=2)
-    total[partial] = (common * is_first[:, None]).sum(axis=-1) - own[partial]
+    if partial:
+        groups = np.array([group_numbers(tuple(reduced[way]), tuple(parts)) for way in partial])
+        total[partial] += partial_volumes(shares[partial], groups, owned[None]) - held
     return total
+
+
+def partial_volumes(
+    shares: Int64[ndarray, "p n rank 2"],
+    groups: Int64[ndarray, "p n"],
+    owned: Int64[ndarray, "#p l n rank 2"],
+) -> Int64[ndarray, "p l"]:
+    """Return the elements of partial results that make up what devices own, their own included.
+
+    Args:
+        shares: Where the partial result of each device lies.
+        groups: Number of each device's group, equal for those whose results are added up.
+        owned: What each device owns, in l layouts.
+    """
+    equal = (shares[:, :, None] == shares[:, None]).all(axis=(-1, -2))
+    equal &= groups[:, :, None] == groups[:, None]
+    is_first = equal.argmax(axis=-1) == np.arange(shares.shape[1])
+    common = common_volumes(owned[:, :, :, None], shares[:, None, None]).sum(axis=2)
+    return (common * is_first[:, None]).sum(axis=-1)
 
 
 @lru_cache(maxsize=1024)

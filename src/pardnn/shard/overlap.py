@@ -164,6 +164,8 @@ class _Mover:
             wanted = bisect.bisect_left(clock, clock[int(self.at[name])] + lead)
             if lead and min(wanted, last) > self.at[name] + 1:
                 moves.ops[name] = min(wanted - 0.5, last)
+                if op.kind == JOIN:  # its buffer need not be there earlier, too
+                    moves.ops.pop(self.producer[op.inputs[0]], None)
 
     def posted(
         self,

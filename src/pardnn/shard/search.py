@@ -24,6 +24,7 @@ from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.aligned import free_loop
+from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, OpCall, op_calls
 from pardnn.shard.interned import forget_if_large, loops_of
 from pardnn.shard.leaves import Axes
@@ -31,7 +32,7 @@ from pardnn.shard.problem import Problem, make_problem
 from pardnn.shard.seconds import BySeconds, by_seconds, fraction
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.steps import Solved, solve, solve_many
-from pardnn.shard.tables import ByBytes, State, Tables
+from pardnn.shard.tables import State, Tables
 from pardnn.shard.ties import Dims
 
 #: Distinct ops up to which no tensors are tied but those that must be.

@@ -29,8 +29,8 @@ from pardnn.shard.cost import volumes
 from pardnn.shard.cutting import owned_array
 from pardnn.shard.interned import interned
 from pardnn.shard.problem import Decision, Problem, Term, Use
-from pardnn.shard.tables import Ways
 from pardnn.shard.traffic import traffic
+from pardnn.shard.ways import Request, Ways
 
 #: Whose saturation and launch cost say how much faster a part is than the whole.
 MODEL = "a100"
@@ -65,10 +65,13 @@ class BySeconds:
         """Nothing is known yet."""
         self._ratios: dict[int, dict[int, float]] = {}
 
-    def moved(
+    def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
+        """Seconds of the slowest device's messages."""
+        return [self._moved(*request) for request in requests]
+
+    def _moved(
         self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
     ) -> Float64[ndarray, "a l"]:
-        """Seconds of the slowest device's messages."""
         n = owned.shape[1]
         stride = len(self.latency) // n
         latency = self.latency[::stride, ::stride].T

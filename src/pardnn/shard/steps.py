@@ -19,7 +19,8 @@ from pardnn.plan.mesh import Layout
 from pardnn.shard.eliminate import Minimum, Table, minimise
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Term
-from pardnn.shard.tables import State, Tables, Ways
+from pardnn.shard.tables import State, Tables
+from pardnn.shard.ways import Ways
 
 #: Cost of a written tensor that is held whole though it could be cut: less than what must not be.
 WHOLE = 1e18
@@ -112,26 +113,27 @@ def opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> 
         tables.layouts(decision, layout, open_axes)
         for decision, layout in zip(problem.decisions, bare, strict=True)
     ]
-    keys = [
-        (decision.kind, decision.root if tables.allows_layout else None, layout, open_axes)
-        for decision, layout in zip(problem.decisions, bare, strict=True)
-    ]
     held = [
         _held(tables, decision, layouts)
         for decision, layouts in zip(problem.decisions, options, strict=True)
     ]
+    ways = [
+        tables.ways(term, _opened(axes, open_axes), open_axes)
+        for term, axes in zip(problem.terms, fixed.axes, strict=True)
+    ]
+    asked = [
+        (use, each, options[use.decision])
+        for term, each in zip(problem.terms, ways, strict=True)
+        for use in term.uses
+    ]
+    moved = iter(tables.moved(asked))
     parcels: list[_Parcel] = []
-    for term, axes in zip(problem.terms, fixed.axes, strict=True):
-        axes = _opened(axes, open_axes)
-        ways = tables.ways(term, axes, open_axes)
+    for term, each in zip(problem.terms, ways, strict=True):
         by_decision: dict[int, ndarray] = {}
-        for use in term.uses:
-            number = use.decision
-            values = tables.moved(term, use, axes, ways, options[number], keys[number])
-            known = by_decision.get(number)
-            by_decision[number] = values if known is None else known + values
-        computed = tables.objective.computed(term, ways)
-        parcels.append(_Parcel(ways, computed, by_decision))
+        for use, values in zip(term.uses, moved, strict=False):
+            known = by_decision.get(use.decision)
+            by_decision[use.decision] = values if known is None else known + values
+        parcels.append(_Parcel(each, tables.objective.computed(term, each), by_decision))
     return Opened(options, held, parcels)
 
 

@@ -7,21 +7,20 @@ the blocks that the steps before left, all steps jointly, and a second look at a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
-from pardnn.shard.cost import combined, fetched
 from pardnn.shard.cutting import Cutting, extended, owned_array, whole
 from pardnn.shard.interned import loops_of
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Problem, Term, Use
+from pardnn.shard.ways import Request, Ways, misplaced, ways_of
 
 #: Cost of what must not be.
 NEVER = 1e30
@@ -48,10 +47,8 @@ class Objective(Protocol):
         """Whether tensors and ops may stay whole where they could be cut."""
         ...
 
-    def moved(
-        self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
-    ) -> Float64[ndarray, "a l"]:
-        """Cost of fetching and combining one tensor of one op, for each way and each layout."""
+    def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
+        """Cost of fetching and combining tensors of ops, for each way and each layout."""
         ...
 
     def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
@@ -61,117 +58,6 @@ class Objective(Protocol):
     def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:
         """Cost of holding a decision's tensors, for each layout."""
         ...
-
-
-@dataclass(frozen=True, eq=False)
-class Ways:
-    """Ways to compute one op, as arrays.
-
-    Attributes:
-        axes: Of each way.
-        cuttings: Of each way, at least one, all of one form.
-        sizes: Of all dims of all tensors, side by side.
-    """
-
-    axes: Sequence[Axes]
-    cuttings: Sequence[Cutting]
-    sizes: Int64[ndarray, " dims"]
-
-    def __len__(self) -> int:
-        """Return their number."""
-        return len(self.cuttings)
-
-    @cached_property
-    def boxes(self) -> Int64[ndarray, "a n dims 2"]:
-        """What devices need and make, without what sticks out of the tensors."""
-        stacked = np.array([way.boxes for way in self.cuttings])
-        return np.minimum(np.maximum(stacked, 0), self.sizes[:, None])
-
-    def region(self, slot: str) -> Int64[ndarray, "a n rank 2"]:
-        """Return what devices need of an input."""
-        return self.boxes[:, :, self.cuttings[0].form.slots[slot]]
-
-    def share(self, output: int) -> Int64[ndarray, "a n rank 2"] | None:
-        """Return what the devices' results are of the whole; None: not computed."""
-        dims = self.cuttings[0].form.outputs[output]
-        return None if dims is None else self.boxes[:, :, dims]
-
-    def read(self, slot: str) -> list[bool]:
-        """Return for each way whether values of an input are read."""
-        return [way.contents.get(slot, False) for way in self.cuttings]
-
-    def fetches(self, use: Use) -> Iterator[tuple[ndarray, ndarray | None]]:
-        """Yield what ways need at each slot of a tensor, and which: None for all of them.
-
-        A region that is needed at two slots is yielded once.
-        """
-        known: list[tuple[ndarray, ndarray]] = []
-        for slot in use.slots if use.shape else ():
-            read = self.read(slot)
-            if not any(read):
-                continue
-            regions = self.region(slot)
-            new = np.array(read)
-            if len(use.slots) > 1:
-                for other, there in known:
-                    new &= ~(there & (regions == other).all(axis=(1, 2, 3)))
-                known.append((regions, np.array(read)))
-            yield regions, None if new.all() else new
-
-
-def ways_of(number: int, found: Sequence[tuple[Axes, Cutting]]) -> Ways:
-    """Return ways to compute an interned call."""
-    sizes = whole(number).boxes[0, :, 1]
-    return Ways([axes for axes, _ in found], [cutting for _, cutting in found], sizes)
-
-
-def elements(use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]) -> Int64[ndarray, "a l"]:
-    """Return the elements of a tensor that devices get, for each way and each layout."""
-    total = np.zeros((len(ways), len(owned)), dtype=np.int64)
-    for regions, new in ways.fetches(use):
-        got = fetched(regions, owned)
-        total += got if new is None else np.where(new[:, None], got, 0)
-    for output in use.outputs:
-        shares = ways.share(output)
-        if shares is not None:
-            reduced = [way.reduced[output] for way in ways.cuttings]
-            total += combined(shares, reduced, parts, owned)
-    return total
-
-
-def misplaced(use: Use, ways: Ways, owned: ndarray) -> ndarray:
-    """Return for each way and layout whether a tensor is not just where the op works on it."""
-    wrong = np.zeros((len(ways), len(owned)), dtype=bool)
-    for number, way in enumerate(ways.cuttings):
-        boxes = [way.region(slot) for slot in use.slots if slot in way.form.slots]
-        for output in use.outputs:
-            share = way.share(output)
-            if share is not None:
-                boxes.append(share)
-                wrong[number] |= any(way.reduced[output])
-        for box in boxes:
-            wrong[number] |= (owned != box[None]).any(axis=(1, 2, 3))
-    return wrong
-
-
-class ByBytes:
-    """The objective `bytes`: exact traffic, every tensor cut as often as it can be."""
-
-    may_replicate = False
-
-    def moved(
-        self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
-    ) -> Float64[ndarray, "a l"]:
-        """Bytes, summed over devices."""
-        return elements(use, ways, owned, parts).astype(np.float64) * use.item
-
-    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
-        """Nothing."""
-        return np.zeros(len(ways))
-
-    def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:
-        """Nothing."""
-        return np.zeros(len(layouts))
 
 
 @dataclass
@@ -256,21 +142,21 @@ class Tables:
             found = _most_cut(found, lambda way: way[0])
         return ways_of(term.number, found)
 
-    def moved(
-        self, term: Term, use: Use, fixed: Axes, ways: Ways, layouts: list[Layout], key: Any
-    ) -> ndarray:
-        """Return the table of one tensor of a term: ways by layouts."""
-        only = id(term) if self.allows_way else None
-        key = (term.number, term.is_local, fixed, use.kind, only, key)
-        values = self._moved.get(key)
-        if values is None:
-            parts = self.parts[: len(fixed)]
-            owned = self._owners(use, layouts, parts)
-            values = self.objective.moved(use, ways, owned, parts)
-            if use.is_local:
-                values = np.where(misplaced(use, ways, owned), NEVER, values)
+    def moved(self, asked: Sequence[tuple[Use, Ways, list[Layout]]]) -> list[ndarray]:
+        """Return tables of tensors of terms: ways by layouts."""
+        # Ways are kept, so that an id is always of the same ones.
+        keys = [(id(ways), use.kind, tuple(layouts)) for use, ways, layouts in asked]
+        new: dict[Any, Request] = {}
+        for key, (use, ways, layouts) in zip(keys, asked, strict=True):
+            if key not in self._moved and key not in new:
+                parts = self.parts[: len(layouts[0])]
+                new[key] = Request(use, ways, self._owners(use, layouts, parts), parts)
+        found = self.objective.moved(list(new.values()))
+        for (key, request), values in zip(new.items(), found, strict=True):
+            if request.use.is_local:
+                values = np.where(misplaced(request), NEVER, values)
             self._moved[key] = values
-        return values
+        return [self._moved[key] for key in keys]
 
     def _owners(self, use: Use, layouts: list[Layout], parts: tuple[int, ...]) -> ndarray:
         own = tuple([_own(use.dims, layout) for layout in layouts])

@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from pardnn.shard.cost import common_volumes, group_numbers, overlaps, volumes
 from pardnn.shard.problem import Use
-from pardnn.shard.tables import Ways
+from pardnn.shard.ways import Ways
 
 
 def same_boxes(boxes: Int64[ndarray, "*b n rank 2"]) -> ndarray:
