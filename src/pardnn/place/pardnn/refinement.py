@@ -25,15 +25,15 @@ from pardnn.place.pardnn.clusters import Clusters, Problem
 from pardnn.place.pardnn.fenwick import fenwick_sums
 from pardnn.place.pardnn.mapping import (
     Loads,
-    Spans,
-    able_seconds,
     add_transfers,
     add_work,
     can_run,
     loads_of,
     traffic,
 )
+from pardnn.place.pardnn.spans import Spans
 from pardnn.sim.levels import bottom_levels, top_levels
+from pardnn.sim.sorting import stable_order
 
 #: Partners tried per cluster. More than this many clusters that start within one span are alike.
 SWAP_CANDIDATES = 8
@@ -47,10 +47,10 @@ def swap_clusters(
     """Return the devices of the clusters after the swaps. O(C (log C + K log V) + swaps V)."""
     k, machine = problem.machine.num_devices, problem.machine
     device = device.copy()
-    secondaries = k + np.argsort(spans.begin[k:], kind="stable")
+    secondaries = k + stable_order(spans.begin[k:].astype(np.float64))
     _swap_kernel(
-        able_seconds(problem), machine.device_class, machine.latency, 1 / machine.bandwidth,
-        spans, secondaries, can_run(problem, clusters), loads_of(problem, spans, k), device,
+        machine.device_class, machine.latency, 1 / machine.bandwidth, spans, secondaries,
+        can_run(problem, clusters), loads_of(problem, spans, device), device,
     )  # fmt: skip
     return device
 
@@ -73,7 +73,6 @@ def switch_critical_path(
 
 @numba.njit(cache=True)
 def _swap_kernel(
-    seconds: ndarray,
     device_class: ndarray,
     latency: ndarray,
     byte_seconds: ndarray,
@@ -83,13 +82,9 @@ def _swap_kernel(
     loads: Loads,
     device: ndarray,
 ) -> None:
-    s, work, load, count = len(secondaries), loads.work, loads.load, loads.count
-    cost, at = np.empty(len(load)), np.empty(len(load))
+    s, work, count = len(secondaries), loads.work, loads.count
+    cost, at = np.empty(work.shape[1]), np.empty(work.shape[1])
     into, out = spans.into, spans.out
-    for c in range(len(device)):
-        add_work(
-            c, device[c], 1.0, spans.ptr, spans.op, spans.level, seconds, device_class, work, load
-        )
     done = np.zeros(len(device), dtype=np.bool_)
     first = 0
     for i in range(s):
@@ -123,10 +118,7 @@ def _swap_kernel(
             for moved, old, new in ((c, p, q), (other, q, p)):
                 done[moved], device[moved] = True, new
                 for sign, d in ((-1.0, old), (1.0, new)):
-                    add_work(
-                        moved, d, sign, spans.ptr, spans.op, spans.level, seconds, device_class,
-                        work, load,
-                    )  # fmt: skip
+                    add_work(spans, moved, d, sign, device_class[d], loads)
 
 
 @numba.njit(cache=True)
