@@ -2,10 +2,18 @@
 
     python -m bench fidelity [--models trn,hf_gpt2] [--ranks 1,2,4] [--algorithms pardnn,tofu]
 
-Op times are measured here (`--costs measured`, cached), links by `measure_links`; each plan is run
-on gloo ranks of one thread, and its fastest step counts, as whatever else runs here only adds. More
-ranks than cores share them, which no prediction knows: those runs are reported apart. The page
-states the load of the machine. Needs torch and transformers.
+Each model is planned for each number of ranks with roofline costs, which only decide; then
+
+1. every call of every plan is timed, by as many processes side by side as will compute at the same
+   time (as many as ranks, at most as many as cores), and links by `measure_links`;
+2. each plan is run on gloo ranks of one thread; its fastest step counts, as whatever else runs here
+   only adds;
+3. the step is predicted from 1: by the product's judge, which gives each rank a core of its own,
+   and with the machine's cores shared by ranks and messages (`bench/shared_cores.py`), which is the
+   prediction that counts.
+
+Peaks are those of the plan. Needs torch and transformers, and a machine with nothing else to do;
+the page states its load. About eight minutes on two cores.
 """
 
 from __future__ import annotations
@@ -15,128 +23,121 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from bench.fidelity_models import MODELS
-from pardnn.api.costing import costs_for
+from bench import fidelity_models
+from bench.fidelity_page import page
+from bench.fidelity_ranks import Case, posting_seconds, profiled, ran
+from bench.shared_cores import Machine, step_seconds
 from pardnn.api.planning import make_plan
-from pardnn.api.running import run_checked
-from pardnn.api.targets import captured
+from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.links import measure_links
 from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs, measured_costs, preset_costs
 from pardnn.errors import PardnnError
+from pardnn.graph.ir import Graph
+from pardnn.plan.lower import lower
+from pardnn.plan.partition import planned_graph
+from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import machine_of
 
 RESULTS = Path(__file__).parent / "results"
-STEPS = 8
+STEPS = 12
+#: Seconds per graph after which calls are timed once each.
+PROFILE_S = 12.0
+#: Seconds of an action that is no op, such as freeing a tensor. Measured: 0.5 to 1 us.
+ACTION_S = 1e-6
 Row = dict[str, Any]
 
 
-def measure(name: str, num_ranks: int, algorithm: str, link: dict[str, float]) -> Row:
-    """Plan and run one model; an error is a row that says so."""
-    row: Row = {"model": name, "ranks": num_ranks, "algorithm": algorithm, "load": os.getloadavg()}
-    target = f"{Path(__file__).parent / 'fidelity_models.py'}:{name}"
-    try:
-        graph, _ = captured(target)
-        cluster = Cluster.uniform(num_ranks, **link)
-        costs = costs_for(graph, cluster, "measured")
-        plan, result = make_plan(graph, cluster, costs, algorithm=algorithm, reserve=0.0)
-        run = run_checked(target, graph, plan, None, steps=STEPS)
-    except PardnnError as error:
-        return row | {"error": f"{error.code} {error.message.splitlines()[0]}"}
-    used = sum(1 for peak in run.peak_bytes_measured if peak)
-    return row | {
-        "ops": len(graph.ops),
-        "devices_used": used,
-        "predicted_s": result.makespan_s,
-        "measured_s": min(run.step_s[1:]),
-        "median_s": sorted(run.step_s[1:])[(len(run.step_s) - 1) // 2],
-        "predicted_bytes": list(run.peak_bytes_predicted),
-        "measured_bytes": list(run.peak_bytes_measured),
-    }
+class Job(NamedTuple):
+    """One model's plan for some ranks; `parts` is the graph whose ops it places."""
+
+    model: str
+    ranks: int
+    algorithm: str
+    graph: Graph
+    plan: Plan
+    parts: Graph
 
 
-def step_error(row: Row) -> float:
-    """Return predicted / measured step time - 1."""
-    return row["predicted_s"] / row["measured_s"] - 1
+def planned(names: Sequence[str], ranks: Sequence[int], algorithms: Sequence[str]) -> list[Job]:
+    """Capture the models and plan each for each number of ranks."""
+    jobs: list[Job] = []
+    for name in names:
+        step, args = getattr(fidelity_models, name)()
+        graph = capture(step, *args)
+        for k in ranks:
+            cluster = Cluster.uniform(k, bandwidth=2e9, latency=140e-6)
+            costs = preset_costs(graph, "cpu", ["accelerator"], threads=1)
+            for algorithm in algorithms if k > 1 else ("single",):
+                plan, _ = make_plan(graph, cluster, costs, algorithm=algorithm, reserve=0.0)
+                jobs.append(Job(name, k, algorithm, graph, plan, planned_graph(graph, plan)))
+        print(f"planned: {name}, {len(graph.ops)} ops", flush=True)
+    return jobs
 
 
-def peak_error(row: Row) -> float:
-    """Return predicted / measured peak - 1 of the rank where they differ most."""
-    pairs = zip(row["predicted_bytes"], row["measured_bytes"], strict=True)
-    errors = [predicted / measured - 1 for predicted, measured in pairs if measured]
-    return max(errors, key=abs, default=0.0)
-
-
-def _summary(rows: Sequence[Row], label: str) -> list[str]:
-    good = [row for row in rows if "error" not in row]
-    if not good:
-        return []
-    lines = []
-    for what, error in (("step time", step_error), ("peak memory", peak_error)):
-        mean = sum(abs(error(row)) for row in good) / len(good)
-        worst = max(good, key=lambda row: abs(error(row)))
-        lines.append(
-            f"- {label}, {what}: mean absolute error {mean:.1%} over {len(good)} runs; the worst "
-            f"is {worst['model']}, {worst['ranks']} ranks, {worst['algorithm']}: "
-            f"{error(worst):+.1%}."
-        )
-    return lines
-
-
-_EXPLAINED = f"""**Measured** step times and peaks beside the **simulated** ones. Step: the fastest
-of {STEPS - 1} after the first. Error: predicted / measured - 1; of memory, on the rank where they
-differ most. Load: running processes of the machine in the last minute, this bench included.
-"""
-
-
-def _load_note(rows: Sequence[Row], cores: int) -> str:
-    loads = [row["load"][0] for row in rows]
-    if min(loads) <= cores:
-        return ""
-    return (
-        f"The machine was busy: the load was {min(loads):.0f} to {max(loads):.0f} on {cores} "
-        "cores, so steps waited for processors most of the time, and the step errors below tell "
-        "nothing of the predictions. Peaks do not depend on the load."
+def predicted(job: Job, costs: Costs, machine: Machine) -> Row:
+    """Return the step time by the judge, and with the cores shared."""
+    parts, arrays = job.parts, plan_arrays(job.parts, job.plan)
+    cluster = Cluster.uniform(job.ranks, bandwidth=machine.bandwidth, latency=machine.latency)
+    judged = simulate(parts, machine_of(costs, cluster), arrays).makespan
+    lowered = lower(parts, job.plan)
+    size = {tensor.name: tensor.bytes for op in parts.ops for tensor in op.outputs}
+    seconds = costs.on("accelerator").tolist()
+    shared = step_seconds(
+        lowered,
+        {op.name: seconds[i] for i, op in enumerate(parts.ops)},
+        [size[message.tensor] for message in lowered.messages],
+        machine,
     )
+    return {"judged_s": judged, "predicted_s": shared, "messages": len(lowered.messages)}
 
 
-def page(report: Row) -> str:
-    """Return the results as Markdown."""
-    rows, cores = report["rows"], report["cores"]
-    columns = ["model", "ranks", "algorithm", "ops", "predicted, ms", "measured, ms"]
-    columns += ["step error", "peak error", "load"]
-    lines = [f"# Fidelity, {report['date']}", "", f"`{report['command']}`;"]
-    lines += [f"{report['machine']}, {cores} cores, links {report['link']}.", "", _EXPLAINED]
-    lines += [_load_note(rows, cores), "", "| " + " | ".join(columns) + " |", "|" + " --- |" * 9]
-    for row in rows:
-        head = f"| {row['model']} | {row['ranks']} | {row['algorithm']} |"
-        if "error" in row:
-            lines.append(f"{head} {row['error']} | | | | | {row['load'][0]:.1f} |")
-            continue
-        lines.append(
-            f"{head} {row['ops']} | {row['predicted_s'] * 1e3:.1f} | {row['measured_s'] * 1e3:.1f} "
-            f"| {step_error(row):+.1%} | {peak_error(row):+.2%} | {row['load'][0]:.1f} |"
-        )
-    few = [row for row in rows if row["ranks"] <= cores]
-    lines += ["", *_summary(few, f"up to {cores} ranks, one per core")]
-    lines += _summary([row for row in rows if row["ranks"] > cores], "more ranks than cores")
-    return "\n".join(lines) + "\n"
+def measure(jobs: Sequence[Job], ranks: int, machine: Machine, steps: int) -> list[Row]:
+    """Time the calls of the jobs of so many ranks, predict, and run them."""
+    side_by_side = min(ranks, machine.cores)
+    parts = {id(job.parts): job.parts for job in jobs}
+    table = profiled(list(parts.values()), side_by_side, PROFILE_S)
+    found = ran(
+        [Case(getattr(fidelity_models, job.model), job.graph, job.plan) for job in jobs],
+        ranks,
+        steps,
+    )
+    rows: list[Row] = []
+    for job, run in zip(jobs, found, strict=True):
+        row: Row = {"model": job.model, "ranks": ranks, "algorithm": job.algorithm}
+        row |= {"ops": len(job.graph.ops), "load": os.getloadavg()[0]}
+        if "error" not in run:
+            row |= predicted(job, measured_costs(job.parts, {"accelerator": table}), machine)
+        rows.append(row | run)
+    return rows
+
+
+def links_of(cores: int) -> Machine:
+    """Measure messages between two ranks."""
+    fit = measure_links()
+    return Machine(cores, fit.latency, fit.bandwidth, posting_seconds(), ACTION_S)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench fidelity", description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join(fidelity_models.MODELS))
     parser.add_argument("--ranks", default="1,2,4")
-    parser.add_argument("--algorithms", default="pardnn,tofu")
+    parser.add_argument("--algorithms", default="pardnn,tofu,data-parallel")
+    parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    fit = measure_links()
-    link = {"bandwidth": fit.bandwidth, "latency": fit.latency}
+    torch.set_num_threads(1)  # before anything starts threads: ranks are forked
+    begin, cores = time.perf_counter(), os.cpu_count() or 1
+    machine = links_of(cores)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     report: Row = {
         "date": today,
@@ -144,19 +145,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"--algorithms {options.algorithms}",
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, gloo",
-        "cores": os.cpu_count(),
-        "link": f"{fit.bandwidth / 1e9:.2f} GB/s and {fit.latency * 1e6:.0f} us",
+        "cores": cores,
+        "steps": options.steps,
+        "link": f"{machine.bandwidth / 1e9:.2f} GB/s and {machine.latency * 1e6:.0f} us, posting "
+        f"{machine.posting * 1e6:.0f} us",
+        "load_before": os.getloadavg()[0],
         "rows": [],
     }
-    path = options.output / f"{today}_fidelity.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for name in options.models.split(","):
-        for ranks in map(int, options.ranks.split(",")):
-            for algorithm in options.algorithms.split(",") if ranks > 1 else ("single",):
-                report["rows"].append(measure(name, ranks, algorithm, link))
-                print(json.dumps(report["rows"][-1]), flush=True)
-                path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-                path.with_suffix(".md").write_text(page(report), encoding="utf-8")
+    ranks = [int(text) for text in options.ranks.split(",")]
+    jobs = planned(options.models.split(","), ranks, options.algorithms.split(","))
+    for k in ranks:
+        mine = [job for job in jobs if job.ranks == k]
+        report["rows"] += _or_errors(
+            lambda k=k, mine=mine: measure(mine, k, machine, options.steps), mine
+        )
+        report["wall_s"] = time.perf_counter() - begin
+        path = options.output / f"{today}_fidelity.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(page(report), encoding="utf-8")
+        print(f"{k} ranks done after {report['wall_s']:.0f} s", flush=True)
+
+
+def _or_errors(way: Callable[[], list[Row]], jobs: Sequence[Job]) -> list[Row]:
+    """Return the rows, or for each job why there are none."""
+    try:
+        return way()
+    except (PardnnError, RuntimeError) as error:
+        text = str(error).strip().splitlines()[-1]
+        return [
+            {"model": job.model, "ranks": job.ranks, "algorithm": job.algorithm, "error": text}
+            for job in jobs
+        ]
 
 
 if __name__ == "__main__":

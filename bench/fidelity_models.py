@@ -39,7 +39,7 @@ def rnn(batch_size=64):
     return rnns.step, (model, optimizer, inputs, torch.randint(200, (8 * batch_size,)))
 
 
-def wrn(batch_size=16):
+def wrn(batch_size=8):
     """WRN-16-2 on images of 32 x 32."""
     torch.manual_seed(0)
     model = wide.WRN(2, 2)

@@ -1,0 +1,98 @@
+"""The page of the fidelity bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+_EXPLAINED = """\
+**Measured** step times and peaks beside the **simulated** ones. Step: the fastest of {steps} after
+the first. *Predicted*: calls timed by as many processes side by side as compute at once, the cores
+shared by ranks and messages (`bench/shared_cores.py`); *judge*: the product's judge with the same
+costs, which gives each rank a core of its own. Error: predicted / measured - 1; of memory, on the
+rank where they differ most.
+"""
+
+
+def step_error(row: Row) -> float:
+    """Return predicted / measured step time - 1."""
+    return row["predicted_s"] / row["measured_s"] - 1
+
+
+def judge_error(row: Row) -> float:
+    """Return the judge's / measured step time - 1."""
+    return row["judged_s"] / row["measured_s"] - 1
+
+
+def peak_error(row: Row) -> float:
+    """Return predicted / measured peak - 1 of the rank where they differ most."""
+    pairs = zip(row["predicted_bytes"], row["measured_bytes"], strict=True)
+    errors = [predicted / measured - 1 for predicted, measured in pairs if measured]
+    return max(errors, key=abs, default=0.0)
+
+
+def page(report: Row) -> str:
+    """Return the results as Markdown."""
+    rows, cores = report["rows"], report["cores"]
+    lines = [f"# Fidelity, {report['date']}", "", f"`{report['command']}`;"]
+    lines += [f"{report['machine']}, {cores} cores, links {report['link']}.", ""]
+    lines += [_EXPLAINED.format(steps=report["steps"] - 1), *_load(report), "## Summary", ""]
+    lines += ["| runs | number | step, mean error | worst | judge, mean | peak, mean | worst |"]
+    lines += ["| --- " * 7 + "|"]
+    for ranks in sorted({row["ranks"] for row in rows}):
+        lines += _summary([row for row in rows if row["ranks"] == ranks], _ranks(ranks))
+    lines += _summary([row for row in rows if row["ranks"] <= cores], "a core for each rank")
+    lines += _summary(rows, "all")
+    columns = ["model", "ranks", "algorithm", "ops", "messages", "predicted, ms", "judge, ms"]
+    columns += ["measured, ms", "step error", "peak error"]
+    lines += ["", "## Runs", "", "| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
+    lines += [_line(row) for row in rows]
+    lines += ["", f"All of it took {report['wall_s'] / 60:.1f} minutes."]
+    return "\n".join(lines) + "\n"
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" + "s" * (count > 1)
+
+
+def _load(report: Row) -> Iterator[str]:
+    if report["load_before"] > 0.5:
+        yield (
+            f"**The machine was busy**: its load was {report['load_before']:.1f} before anything "
+            "ran here, so the step errors below tell little of the predictions. Peaks do not "
+            "depend on the load."
+        )
+        yield ""
+
+
+def _summary(rows: Sequence[Row], label: str) -> Iterator[str]:
+    good = [row for row in rows if "error" not in row]
+    if not good:
+        return
+
+    def mean(error: Callable[[Row], float]) -> str:
+        return f"{sum(abs(error(row)) for row in good) / len(good):.1%}"
+
+    def worst(error: Callable[[Row], float]) -> str:
+        row = max(good, key=lambda row: abs(error(row)))
+        return f"{error(row):+.1%} ({row['model']}, {row['ranks']}, {row['algorithm']})"
+
+    yield (
+        f"| {label} | {len(good)} | {mean(step_error)} | {worst(step_error)} | "
+        f"{mean(judge_error)} | {mean(peak_error)} | {worst(peak_error)} |"
+    )
+
+
+def _line(row: Row) -> str:
+    head = f"| {row['model']} | {row['ranks']} | {row['algorithm']} |"
+    if "error" in row:
+        return f"{head} {row['error']} | | | | | | |"
+    times = (row["predicted_s"], row["judged_s"], row["measured_s"])
+    return (
+        f"{head} {row['ops']} | {row['messages']} | "
+        + " | ".join(f"{1e3 * seconds:.1f}" for seconds in times)
+        + f" | {step_error(row):+.1%} | {peak_error(row):+.2%} |"
+    )

@@ -1,0 +1,151 @@
+"""What the ranks of the fidelity bench do: time calls side by side, and run plans.
+
+All ranks of one size live in one set of forked processes, one thread each, that take the plans in
+turn: starting them anew for each would take most of the time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from bench.forked import forked, process_group
+from pardnn.backends.torch.binding import Binding
+from pardnn.backends.torch.profile import profile_graph
+from pardnn.backends.torch.program import Program
+from pardnn.backends.torch.session import start
+from pardnn.backends.torch.world import join
+from pardnn.cost.table import CostTable, Entry, Machine
+from pardnn.errors import PardnnError
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+
+CPU = torch.device("cpu")
+#: Times that calls are timed; the faster counts, as what else runs here only adds.
+ROUNDS = 2
+
+
+class Case(NamedTuple):
+    """One plan to run: the model's function, its graph, the plan."""
+
+    make: Callable[[], Any]
+    graph: Graph
+    plan: Plan
+
+
+def profiled(graphs: Sequence[Graph], side_by_side: int, budget_s: float) -> CostTable:
+    """Return what the graphs' calls take while so many processes make the same calls.
+
+    Args:
+        graphs: Captured or partitioned ones.
+        side_by_side: Processes that measure at the same time; the mean of theirs counts.
+        budget_s: Seconds per graph after which a call is timed once only.
+    """
+
+    def body(rank: int, store: str) -> dict[str, float]:
+        if side_by_side > 1:
+            process_group(rank, side_by_side, store)
+        found: dict[str, float] = {}
+        for _ in range(ROUNDS):
+            with tempfile.TemporaryDirectory() as folder:
+                for graph in graphs:
+                    if side_by_side > 1:
+                        dist.barrier()
+                    table = profile_graph(
+                        graph, CPU, threads=1, folder=Path(folder), budget_seconds=budget_s
+                    )[0]
+                for text, entry in table.entries.items():
+                    found[text] = min(found.get(text, entry.seconds), entry.seconds)
+        return found
+
+    ranks = forked(side_by_side, body, limit_s=1800.0)
+    entries = {
+        text: Entry(seconds=statistics.fmean([each[text] for each in ranks if text in each]))
+        for text in ranks[0]
+    }
+    return CostTable(Machine(device="cpu", library="torch", threads=1), entries)
+
+
+def ran(cases: Sequence[Case], num_ranks: int, steps: int) -> list[dict[str, Any]]:
+    """Run each plan for some steps; return seconds of the fastest and median step, and peaks."""
+
+    def body(rank: int, store: str) -> list[dict[str, Any]]:
+        if num_ranks > 1:
+            process_group(rank, num_ranks, store)
+        return [_run(case, steps) for case in cases]
+
+    ranks = forked(num_ranks, body, limit_s=1800.0)
+    return [_together([each[i] for each in ranks]) for i in range(len(cases))]
+
+
+def _run(case: Case, steps: int) -> dict[str, Any]:
+    step, args = case.make()
+    world = join(CPU, timeout_s=120.0)
+    try:
+        program = Program(case.graph, case.plan)
+        binding = Binding(step, args, case.graph, CPU)
+
+        def residents() -> dict[str, Any]:
+            mine = program.residents(world.rank)
+            values = binding.held(mine)
+            binding.keep(values, mine)
+            binding.mark_stepped()
+            return values
+
+        executor = start(program, world, residents)
+        batch = [
+            arg for arg in args if not isinstance(arg, torch.nn.Module | torch.optim.Optimizer)
+        ]
+        for _ in range(steps):
+            executor.step(lambda: binding.batch_inputs(batch))
+    except PardnnError as error:
+        return {"error": f"{error.code} {error.message.splitlines()[0]}"}
+    finally:
+        world.close()
+    return {
+        "step_s": executor.step_s,
+        "peak_bytes": executor.peak_bytes,
+        "predicted_bytes": program.peaks[executor.rank],
+    }
+
+
+def _together(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    failed = next((each for each in ranks if "error" in each), None)
+    if failed is not None:
+        return failed
+    slowest = [max(step) for step in zip(*(each["step_s"] for each in ranks), strict=True)]
+    later = sorted(slowest[1:])  # the first step counts bytes
+    return {
+        "measured_s": later[0],
+        "median_s": later[len(later) // 2],
+        "measured_bytes": [each["peak_bytes"] for each in ranks],
+        "predicted_bytes": [each["predicted_bytes"] for each in ranks],
+    }
+
+
+def posting_seconds() -> float:
+    """Return the seconds that posting a send or a receive takes its own thread, measured."""
+    count = 200
+
+    def body(rank: int, store: str) -> float:
+        process_group(rank, 2, store)
+        buffers = [torch.zeros(8) for _ in range(count)]
+        post, peer = (dist.isend, 1) if rank == 0 else (dist.irecv, 0)
+        taken: list[float] = []
+        for _ in range(3):
+            dist.barrier()
+            begin = time.perf_counter()
+            works = [post(buffer, peer) for buffer in buffers]
+            taken.append((time.perf_counter() - begin) / count)
+            for work in works:
+                work.wait()
+        return min(taken)
+
+    return statistics.fmean(forked(2, body))
