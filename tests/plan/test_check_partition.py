@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
+from pardnn.plan.memory import device_storages, memory_curves
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.plan import Plan
+from pardnn.plan.partition import planned_graph
+from pardnn.plan.plan import Message, Plan, plan_arrays
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spread import spread
 
@@ -71,9 +74,23 @@ def laid_out(plan: Plan, name: str, *words: str) -> Plan:
     )
 
 
-def swap_parts(data: dict[str, Any]) -> None:
-    rows = data["args"][2]
-    rows[0][1], rows[1][1] = rows[1][1], rows[0][1]
+def joined_at(*box: list[int]) -> Callable[[dict[str, Any]], Any]:
+    return lambda data: data["args"][1][0].__setitem__(1, list(box))
+
+
+def received(plan: Plan, **fields: Any) -> Plan:
+    """The plan with other words about the piece of h that device 0 receives in place."""
+    messages = [
+        dataclasses.replace(m, **fields) if m.into is not None and m.target == 0 else m
+        for m in plan.messages
+    ]
+    return dataclasses.replace(plan, messages=tuple(messages))
+
+
+def reading_the_buffer(op: Op) -> Op:
+    name = "h:b:buffer@0"
+    arguments = {"args": [{"tensor": name}, {"tensor": "w2@0"}]}
+    return dataclasses.replace(op, inputs=(name, *op.inputs), arguments=arguments)
 
 
 FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
@@ -98,14 +115,31 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         ),
         r"it cuts .*\[3, 5\].* of shape \[4, 8\]",
     ),
-    "swapped": (lambda p: changed(p, "h:b@0", arguments(swap_parts)), "do not lie beside"),
+    "swapped": (lambda p: changed(p, "h:b@0", arguments(joined_at([0, 2], [0, 8]))), "beside"),
     "missing": (
-        lambda p: changed(p, "h:b@1", arguments(lambda d: d["args"][2].pop())),
+        lambda p: changed(p, "h:b@1", arguments(lambda d: d["args"][1].pop())),
         "its parts hold 16 of 32 elements",
     ),
     "shape": (
-        lambda p: changed(p, "h:b@1", arguments(lambda d: d["args"].__setitem__(0, [8, 4]))),
+        lambda p: changed(
+            p, "h:b:buffer.2@1", arguments(lambda d: d["args"].__setitem__(0, [8, 4]))
+        ),
         "it makes .8, 4.",
+    ),
+    "no fetch": (lambda p: received(p, into="w2@0"), "made by no fetch of device 0"),
+    "too early": (
+        lambda p: received(p, post_before="h:b:buffer@0"),
+        "may arrive before its place is there",
+    ),
+    "a buffer of its own": (lambda p: received(p, into=None), "is not received into"),
+    "no run of memory": (
+        lambda p: changed(p, "h:b@0", arguments(joined_at([0, 4], [0, 4]))),
+        "is no run of the memory",
+    ),
+    "half a buffer": (lambda p: changed(p, "b@0", reading_the_buffer), "is not complete"),
+    "not joined": (
+        lambda p: changed(p, "h:b@0", lambda op: dataclasses.replace(op, inputs=op.inputs[:1])),
+        "is received in place on device 0, but not joined",
     ),
     "addends": (
         lambda p: changed(p, "h:sum@0", arguments(lambda d: d["args"].__setitem__(1, []))),
@@ -123,7 +157,8 @@ def test_the_plan_without_faults_is_valid() -> None:
     assert plan_problems(graph, plan) == []
     assert plan.partition is not None
     kinds = [op.kind for op in plan.partition.ops if op.kind.startswith("pardnn.")]
-    assert {"pardnn.slice", "pardnn.fetch", "pardnn.reduce"} == set(kinds)
+    moves = ("slice", "fetch", "join", "reduce")
+    assert set(kinds) == {f"pardnn.{name}" for name in moves}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -152,3 +187,26 @@ def test_a_graph_that_is_none_is_told() -> None:
         plan, partition=dataclasses.replace(plan.partition, ops=(*ops, ops[-1]))
     )
     assert "two ops are named" in plan_problems(graph, double)[0]
+
+
+def test_what_is_received_in_place_takes_no_memory() -> None:
+    graph, plan = sharded()
+    parts = planned_graph(graph, plan)
+    arrays = plan_arrays(parts, plan)
+    storages = [s for device in device_storages(parts, arrays) for s in device if s.message >= 0]
+    sizes = {plan.messages[s.message].into is None: s.bytes for s in storages}
+    assert sizes == {False: 0, True: 64}  # a piece of h; a partial sum of half of h
+    for storage in storages:
+        assert storage.released >= storage.allocated
+    apart = arrays._replace(message_into=arrays.message_into * 0 - 1)
+    gained = np.subtract(memory_curves(parts, apart), memory_curves(parts, arrays))
+    assert sorted(set(gained.ravel().tolist())) == [0, 64]
+
+
+def test_only_sharded_plans_receive_in_place() -> None:
+    ops = [Op(name="a", kind="input", outputs=(tensor("a", 4),)), Op(name="b", kind="x::y",
+           inputs=("a",), outputs=(tensor("b", 4),))]  # fmt: skip
+    message = Message(tensor="a", source=0, target=1, post_before="b", into="b")
+    plan = Plan(placement={"a": 0, "b": 1}, order=(("a",), ("b",)), messages=(message,))
+    problems = plan_problems(build_graph("two", ops), plan)
+    assert ["only sharded plans" in problem for problem in problems] == [True]

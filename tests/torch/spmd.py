@@ -13,7 +13,7 @@ import torch
 from pardnn.backends.torch.ops import bind, constant_value, decode, find_call, flatten_result
 from pardnn.backends.torch.roots import sources
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
-from pardnn.plan.partition import DRAW, FETCH, REDUCE, SLICE, UPDATE
+from pardnn.plan.partition import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE
 from pardnn.plan.plan import Plan
 
 CPU = torch.device("cpu")
@@ -151,6 +151,11 @@ def step_of(op: Op, env: dict[str, Any]) -> None:
     elif op.kind == UPDATE:
         target, box, source = op.arguments["args"]
         narrowed(env[target["tensor"]], box).copy_(env[source["tensor"]])
+        env[op.outputs[0].name] = env[target["tensor"]]
+    elif op.kind == JOIN:
+        target, parts = op.arguments["args"]
+        for reference, box in parts:
+            narrowed(env[target["tensor"]], box).copy_(env[reference["tensor"]])
         env[op.outputs[0].name] = env[target["tensor"]]
     elif op.kind == DRAW:
         _draw(op, env)

@@ -82,7 +82,7 @@ def squeezed_plan(
     _hold_kernel(a, plan, order, wish, most, tree, released, storage)
     timeline = run_lists(a, machine, plan)
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
-    return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:]))
+    return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:8]))
 
 
 def tight_plan(
@@ -119,7 +119,7 @@ def _in_order_of(plan: PlanArrays, wish: PlanArrays) -> PlanArrays:
     wished = np.argsort(wish.message_tensor * k + wish.message_target)
     take = np.empty_like(mine)
     take[wished] = mine
-    return PlanArrays(*plan[:3], *(column[take] for column in plan[3:]))
+    return PlanArrays(*plan[:3], *(column[take] for column in plan[3:8]))
 
 
 @numba.njit(cache=True)

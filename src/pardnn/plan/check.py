@@ -164,6 +164,8 @@ def _message_problems(c: _Context, m: Message) -> Iterator[str]:
         yield "no link joins the two devices"
     if c.plan.placement.get(m.post_before) != m.target:
         yield f"post_before {m.post_before!r:.60} is no op of the receiver"
+    if m.into is not None and c.plan.partition is None:
+        yield f"it goes into {m.into!r:.60}, but only sharded plans receive in place"
     if m.hold_until is not None:
         if c.plan.placement.get(m.hold_until) != m.source:
             yield f"hold_until {m.hold_until!r:.60} is no op of the sender"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.mesh import Box, Layout, Mesh, owned_boxes
-from pardnn.plan.partition import DRAW, FETCH, REDUCE, SLICE, UPDATE, Partition
+from pardnn.plan.partition import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE, Partition
 from pardnn.plan.plan import Plan
 
 _WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
@@ -52,6 +52,7 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
         boxes[name] = found
     yield from _copies(graph, plan, partition)
     yield from _parts(plan, partition, tensors, boxes)
+    yield from _landings(plan, partition)
 
 
 def layout_of(words: tuple[str, ...]) -> Layout | None:
@@ -115,10 +116,11 @@ def _parts(
     """Follow what each local tensor is of the whole ones."""
     local = {tensor.name: tensor for op in partition.ops for tensor in op.outputs}
     places: dict[str, _Place] = {}
+    begun = _Begun({}, _completed(partition))
     for op in partition.ops:
         device = plan.placement.get(op.name, 0)
         try:
-            found = _moved(op, local, places)
+            found = _moved(op, local, places, begun)
             problem = None
         except (KeyError, TypeError, ValueError, IndexError) as error:
             found, problem = None, f"its arguments make no sense ({error!s:.60})"
@@ -151,7 +153,27 @@ def _block_problem(op: Op, tensor: Tensor, box: Box, found: Any, name: str) -> s
     return None
 
 
-def _moved(op: Op, local: Mapping[str, Tensor], places: dict[str, _Place]) -> _Place | str | None:
+class _Begun(NamedTuple):
+    """Buffers of fetches that updates and joins complete.
+
+    Attributes:
+        args: What each is made of so far: shape, fill and parts, by the name it has then.
+        completed: Names that an update or a join takes up.
+    """
+
+    args: dict[str, tuple[Any, Any, list[Any]]]
+    completed: frozenset[str]
+
+
+def _completed(partition: Partition) -> frozenset[str]:
+    return frozenset(
+        _arguments(op)[0]["tensor"] for op in partition.ops if op.kind in (UPDATE, JOIN)
+    )
+
+
+def _moved(
+    op: Op, local: Mapping[str, Tensor], places: dict[str, _Place], begun: _Begun
+) -> _Place | str | None:
     """Return what a moved tensor is of the whole; a sentence if it cannot be what it says."""
     if op.kind == SLICE:
         reference, ends = _arguments(op)
@@ -160,9 +182,17 @@ def _moved(op: Op, local: Mapping[str, Tensor], places: dict[str, _Place]) -> _P
         shape, fill, rows = _arguments(op)
         if tuple(shape) != (op.outputs[0].shape or ()):
             return f"it makes {list(shape)}, its output has {op.outputs[0].shape}"
-        return _put_together(shape, fill, rows, local, places)
+        return _continued(op, (shape, fill, list(rows)), local, places, begun)
+    if op.kind == JOIN:
+        target, rows = _arguments(op)
+        shape, fill, before = begun.args[target["tensor"]]
+        return _continued(op, (shape, fill, [*before, *rows]), local, places, begun)
     if op.kind == UPDATE:
         target, ends, source = _arguments(op)
+        if target["tensor"] in begun.args:
+            shape, fill, before = begun.args[target["tensor"]]
+            made = shape, fill, [*before, [source, ends]]
+            return _continued(op, made, local, places, begun)
         rows = [[source, ends]]
         shape = local[target["tensor"]].shape or ()
         found = _put_together(shape, 0.0, rows, local, places)
@@ -178,6 +208,23 @@ def _moved(op: Op, local: Mapping[str, Tensor], places: dict[str, _Place]) -> _P
         if any(local[each["tensor"]].shape != shape for each in addends):
             return f"its addends are not all of shape {list(shape or ())}"
     return None
+
+
+def _continued(
+    op: Op,
+    made: tuple[Any, Any, list[Any]],
+    local: Mapping[str, Tensor],
+    places: dict[str, _Place],
+    begun: _Begun,
+) -> _Place | str | None:
+    """Return what a buffer is; where it is completed later, what is missing is no problem."""
+    shape, fill, rows = made
+    (output,) = op.outputs
+    filled = sum(_volume([b - a for a, b in ends]) for _, ends in rows)
+    if output.name in begun.completed and filled < _volume(shape):  # else it is overwritten
+        begun.args[output.name] = made
+        fill = 0.0 if fill is None else fill
+    return _put_together(shape, fill, rows, local, places)
 
 
 def _cut(
@@ -229,3 +276,84 @@ def _volume(shape: Any) -> int:
     for size in shape:
         total *= size
     return total
+
+
+def _landings(plan: Plan, partition: Partition) -> Iterator[str]:
+    """Check that what is received in place gets where a join expects it, and nobody else looks."""
+    producer = {tensor.name: op for op in partition.ops for tensor in op.outputs}
+    position = {name: i for row in plan.order for i, name in enumerate(row)}
+    readers: dict[str, list[Op]] = {}
+    for op in partition.ops:
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op)
+    landed: dict[tuple[str, int], str] = {}
+    for m in plan.messages:
+        if m.into is None:
+            continue
+        where = f"messages: {m.tensor!r:.60} into {m.into!r:.60}"
+        landed[m.tensor, m.target] = m.into
+        maker = producer.get(m.into)
+        if maker is None or maker.kind != FETCH or plan.placement.get(maker.name) != m.target:
+            yield f"{where}: that is made by no fetch of device {m.target}"
+        elif position[maker.name] >= position.get(m.post_before, -1):
+            yield f"{where}: it may arrive before its place is there"
+    for op in partition.ops:
+        if op.kind == JOIN:
+            yield from (
+                f"partition: op {op.name!r:.60}: {problem}"
+                for problem in _joining(op, plan.placement.get(op.name, 0), landed, producer)
+            )
+    buffers = {*landed.values(), *(_arguments(op)[0]["tensor"] for op in partition.ops
+                                   if op.kind == JOIN)}  # fmt: skip
+    sent = {m.tensor for m in plan.messages}
+    for name in sorted(buffers):
+        others = [op for op in readers.get(name, []) if op.kind not in (JOIN, UPDATE)]
+        if others or name in sent:
+            reader = others[0].name if others else "a message"
+            yield f"partition: {reader!r:.60} reads {name!r:.60}, which is not complete"
+    left = landed.keys() - {
+        (name, plan.placement.get(op.name, 0))
+        for op in partition.ops if op.kind == JOIN for name in op.inputs
+    }  # fmt: skip
+    for name, device in sorted(left):
+        yield f"messages: {name!r:.60} is received in place on device {device}, but not joined"
+
+
+def _joining(
+    op: Op, device: int, landed: Mapping[tuple[str, int], str], producer: Mapping[str, Op]
+) -> Iterator[str]:
+    """Check that every part of a join was received into its place, in the order of its memory."""
+    target, rows = _arguments(op)
+    buffer = target["tensor"]
+    while producer[buffer].kind == UPDATE:
+        buffer = _arguments(producer[buffer])[0]["tensor"]
+    (made,) = producer[buffer].outputs
+    for reference, ends in rows:
+        name = reference["tensor"]
+        if landed.get((name, device)) != buffer:
+            yield f"{name!r:.60} is not received into {buffer!r:.60}"
+        piece = next(t for t in producer[name].outputs if t.name == name)
+        if piece.dtype != made.dtype or not is_run(made, piece, ends):
+            yield f"{ends!r:.80} is no run of the memory of {buffer!r:.60} in the piece's order"
+
+
+def is_run(buffer: Tensor, piece: Tensor, box: Any) -> bool:
+    """Whether a box of a new tensor takes the bytes of a piece, as it is sent, in their order."""
+    sizes = [end - begin for begin, end in box]
+    step = 1
+    for stride, size, _ in sorted(zip(_strides(buffer), sizes, range(len(sizes)), strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    large = [dim for dim, size in enumerate(sizes) if size > 1]
+    orders = [sorted(large, key=lambda d: (-s[d], d)) for s in map(_strides, (buffer, piece))]
+    return orders[0] == orders[1]
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.strides is not None:
+        return tensor.strides
+    shape = tensor.shape or ()
+    return tuple(_volume(shape[dim + 1 :]) for dim in range(len(shape)))

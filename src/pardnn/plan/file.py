@@ -25,6 +25,7 @@ def _message_to_dict(message: Message) -> dict[str, Any]:
         "to": message.target,
         "post_before": message.post_before,
         "hold_until": message.hold_until,
+        **({} if message.into is None else {"into": message.into}),
     }
 
 

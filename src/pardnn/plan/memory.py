@@ -1,9 +1,10 @@
 """Peak memory of a plan, from the order alone (semantics of a step).
 
-No clock: for each op in a device's order, allocate the receive buffers posted before it, its
-workspace and its own outputs; then release the workspace and every storage whose last use on the
-device has passed and which no message holds. The peak is the same number in the checker, the
-judge, the runtime's prediction and the limit. `sim.peak` is the kernel for planners; tests hold
+No clock: for each op in a device's order, allocate the receive buffers posted before it (but for
+messages that are received into a tensor that is there already), its workspace and its own outputs;
+then release the workspace and every storage whose last use on the device has passed and which no
+message holds. The peak is the same number in the checker, the judge, the runtime's prediction and
+the limit. `sim.peak` is the kernel for planners; tests hold
 the two equal.
 """
 
@@ -22,7 +23,7 @@ class Storage(NamedTuple):
 
     Attributes:
         tensor: The tensor that owns it, or that it is a received copy of.
-        bytes: Its size.
+        bytes: Its size; 0 for a copy that is received into another storage.
         allocated: Position in the device's order; -1 if residual.
         released: Position after whose op it is released; -1 if not in this step.
         message: Number of the message that delivered it; -1 if it was computed here.
@@ -96,12 +97,14 @@ def _storages(
 ) -> Iterator[Storage]:
     a = graph.arrays
     sizes = a.tensor_bytes
+    placed = plan.message_into >= 0
     for (tensor, target), number in received.items():
         if target == device:
             post = position[int(plan.message_post[number])]
             end = max(last_use.get((tensor, device), -1), post)
             released = -1 if end >= len(row) else end  # a view of the copy may be sent on
-            yield Storage(tensor, int(sizes[tensor]), post, released, number)
+            is_new = not (len(placed) and placed[number])
+            yield Storage(tensor, int(sizes[tensor]) * is_new, post, released, number)
     for at, op in enumerate(row):
         for tensor in range(a.output_ptr[op], a.output_ptr[op + 1]):
             if a.tensor_alias[tensor] >= 0:

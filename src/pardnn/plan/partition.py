@@ -11,10 +11,16 @@ graph, and the checker, the judge, the memory proof and the runtime know nothing
 | `pardnn.fetch` | shape, fill or None, [[tensor, box], ...] | new, each tensor copied to its box |
 | `pardnn.reduce` | name, [tensors], weights or None | new, combined in this order |
 | `pardnn.update` | tensor, box, source | the box of the tensor is overwritten in place |
+| `pardnn.join` | tensor, [[tensor, box], ...] | the first tensor, the others in their boxes |
 | `pardnn.draw` | kind, args, kwargs, boxes | of the random op on the whole, cut |
 
 - Shape, dtype and strides of a new tensor are those of the op's output. Fill is a number, or
   `{"float": "-inf"}`; what no part covers has it, or with None no meaning.
+- A join completes what a fetch began: the fetch makes the buffer and fills in what is here, the
+  rest is received in place, by messages `into` the buffer, before the join. So remote regions need
+  no memory but the buffer. Only joins and updates read such a buffer. A box that is received in
+  place is one run of the buffer's memory; pieces of other boxes are received on their own, and put
+  in by a fetch or an update.
 - Reducers are "sum", "max", "min", "prod", and "mean": the sum of `weights[i] * tensors[i]`.
 - A draw calls `kind` with `args` and `kwargs`, in which `{"ones": [shape, dtype, strides or None]}`
   is a new tensor of ones (into which an in-place kind draws), and keeps of each result the box in
@@ -42,8 +48,8 @@ from pardnn.plan.mesh import Mesh
 if TYPE_CHECKING:
     from pardnn.plan.plan import Plan
 
-SLICE, FETCH, REDUCE, UPDATE, DRAW = (
-    f"pardnn.{name}" for name in ("slice", "fetch", "reduce", "update", "draw")
+SLICE, FETCH, REDUCE, UPDATE, JOIN, DRAW = (
+    f"pardnn.{name}" for name in ("slice", "fetch", "reduce", "update", "join", "draw")
 )
 
 

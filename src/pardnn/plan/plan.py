@@ -33,6 +33,8 @@ class Message:
         post_before: The receiver's op before which the buffer is allocated and the receive posted.
         hold_until: The sender's op after which it waits for the send and may free the tensor;
             None: the tensor is held until the end of the step.
+        into: The receiver's tensor into which it is received in place, without a buffer of its
+            own: an output of a `pardnn.fetch`, see `plan.partition`. None: into a new buffer.
     """
 
     __pydantic_config__ = STRICT
@@ -42,6 +44,7 @@ class Message:
     target: int
     post_before: str
     hold_until: str | None = None
+    into: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,9 @@ class Plan:
         return len(self.order)
 
 
+_NOWHERE = np.zeros(0, dtype=np.int64)
+
+
 class PlanArrays(NamedTuple):
     """A plan as arrays, ops and tensors by their number in the graph."""
 
@@ -116,6 +122,7 @@ class PlanArrays(NamedTuple):
     message_target: Int64[ndarray, " m"]
     message_post: Int64[ndarray, " m"]  # an op of the target
     message_hold: Int64[ndarray, " m"]  # an op of the source, -1 for the end of the step
+    message_into: Int64[ndarray, " m"] = _NOWHERE  # a tensor, -1: a new buffer; empty: all are new
 
     @property
     def num_devices(self) -> int:
@@ -148,6 +155,9 @@ def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
             message_hold=_column(
                 -1 if m.hold_until is None else op_id[m.hold_until] for m in plan.messages
             ),
+            message_into=_column(-1 if m.into is None else tensor_id[m.into] for m in plan.messages)
+            if plan.partition is not None
+            else _NOWHERE,
         )
     except KeyError as error:
         raise MismatchError(
@@ -162,10 +172,10 @@ def _column(values: Iterable[int]) -> ndarray:
 
 
 def plan_from_arrays(graph: Graph, arrays: PlanArrays) -> Plan:
-    """Return the plan by names, without metadata; the inverse of `plan_arrays`."""
+    """Return the plan by names, without metadata; the inverse of `plan_arrays` without `into`."""
     ops = [op.name for op in graph.ops]
     tensors = [tensor.name for op in graph.ops for tensor in op.outputs]
-    rows: list[list[int]] = np.stack(arrays[3:], axis=1).tolist()
+    rows: list[list[int]] = np.stack(arrays[3:8], axis=1).tolist()
     return Plan(
         placement=dict(zip(ops, arrays.place.tolist(), strict=True)),
         order=tuple(tuple(ops[i] for i in row) for row in order_rows(arrays)),

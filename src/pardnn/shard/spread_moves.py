@@ -210,7 +210,7 @@ def _landing(
     together = [key for key in listed if key not in direct and key not in turns]
     if not direct and not turns:
         return _Landing(want, (final[1], final[0]), (), together, (), (), {})
-    buffer = b.fresh(f"{tensor.name}:{makers[device].rpartition('@')[0]}:buffer") + f"@{device}"
+    buffer = b.fresh(f"{final[0].rpartition('@')[0]}:buffer") + f"@{device}"
     steps = [b.fresh(f"{tensor.name}:turn") + f"@{device}" for _ in (*turns, *direct[:1])]
     follow = [*((name, name) for name in steps[:-1]), final]
     posts = dict.fromkeys(direct, follow[0][0])

@@ -135,10 +135,12 @@ def _held_kernel(
 ) -> None:
     n, num_tensors, k = len(plan.place), len(a.tensor_op), len(plan.order_ptr) - 1
     gained, lost = np.zeros(n + 1, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
-    residual = np.zeros(k, dtype=np.int64)
+    residual, into = np.zeros(k, dtype=np.int64), plan.message_into
     for s in range(len(allocated)):
         tensor = s if s < num_tensors else plan.message_tensor[s - num_tensors]
         size = a.tensor_bytes[tensor]
+        if s >= num_tensors and len(into) > 0 and into[s - num_tensors] >= 0:
+            size = 0  # received into a storage that is there already
         if allocated[s] < 0:
             residual[plan.place[a.tensor_op[tensor]]] += size
         elif allocated[s] < n:

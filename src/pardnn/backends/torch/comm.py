@@ -91,10 +91,15 @@ class Channel:
         self._wire_device = torch.device("cpu") if staged else device
         self._timeout = timedelta(seconds=timeout_s)
 
-    def allocate(self, wire: Wire) -> Any:
-        """Make the buffer of a receive; return the tensor that will be in it, or None (scalar)."""
+    def allocate(self, wire: Wire, place: torch.Tensor | None = None) -> Any:
+        """Make the buffer of a receive; return the tensor that will be in it, or None (scalar).
+
+        Args:
+            wire: The message.
+            place: Receive into this, one run of memory, instead of a new buffer.
+        """
         device = self._wire_device if wire.is_scalar else self.device
-        buffer = empty_like_sent(wire, device)
+        buffer = empty_like_sent(wire, device) if place is None else place
         self._buffers[wire.number] = buffer
         return None if wire.is_scalar else buffer
 

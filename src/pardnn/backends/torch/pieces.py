@@ -6,6 +6,7 @@
 | `pardnn.fetch` | one new buffer, each piece copied into it; a plain row of pieces is one `cat` |
 | `pardnn.reduce` | the first two parts into a new tensor, the others onto it, in the given order |
 | `pardnn.update` | a copy into a box of the local tensor |
+| `pardnn.join` | the tensor itself; a piece that was not received in its place is copied there |
 | `pardnn.draw` | the random call on the whole, of which the boxes are kept |
 
 Every device combines the same parts in the same order, so copies agree to the last bit.
@@ -22,7 +23,7 @@ import torch
 from pardnn.errors import FileError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.mesh import Box
-from pardnn.plan.partition import FETCH, REDUCE, SLICE, UPDATE
+from pardnn.plan.partition import FETCH, JOIN, REDUCE, SLICE, UPDATE
 
 Environment = MutableMapping[str, Any]
 Result = Callable[[Environment], Any]
@@ -105,6 +106,32 @@ def _update(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
         return env[name]
 
     return update
+
+
+def _join(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
+    name, pieces = args
+
+    def join(env: Environment) -> Any:
+        buffer = env[name]
+        for piece, box in pieces:
+            place, value = cut_out(buffer, box), env[piece]
+            if place.data_ptr() != value.data_ptr():
+                place.copy_(value)
+        return buffer
+
+    return join
+
+
+def landing(op: Op, piece: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what finds the place of a received piece in the buffer that a join completes.
+
+    Args:
+        op: The join.
+        piece: Name of the piece.
+    """
+    _, rows = (op.arguments or {})["args"]
+    box = next(box for reference, box in rows if reference["tensor"] == piece)
+    return lambda buffer: cut_out(buffer, box)
 
 
 def _fetch(op: Op, args: Sequence[Any], device: torch.device) -> Result:
@@ -197,6 +224,7 @@ def _laid_out(value: torch.Tensor, strides: Sequence[int] | None) -> torch.Tenso
 _MAKERS: Mapping[str, Callable[[Op, Sequence[Any], torch.device], Result]] = {
     SLICE: _slice,
     UPDATE: _update,
+    JOIN: _join,
     FETCH: _fetch,
     REDUCE: _reduce,
 }

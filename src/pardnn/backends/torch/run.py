@@ -21,7 +21,7 @@ from pardnn.backends.torch.geometry import check_resident, geometry, other_batch
 from pardnn.backends.torch.ledger import Ledger, live_bytes
 from pardnn.backends.torch.limits import is_out_of_memory
 from pardnn.backends.torch.ops import bind, constant_value
-from pardnn.backends.torch.pieces import own_part, part_of
+from pardnn.backends.torch.pieces import landing, own_part, part_of
 from pardnn.backends.torch.program import Program
 from pardnn.backends.torch.random import Draws
 from pardnn.backends.torch.wire import wire_text
@@ -116,10 +116,13 @@ class Executor:
         if isinstance(action, Wait) and wire.source == self.rank:
             return lambda env: channel.wait(wire)
 
-        def fill(env: Environment) -> None:
-            env[name] = (channel.allocate if isinstance(action, Allocate) else channel.wait)(wire)
-
-        return fill
+        if isinstance(action, Wait):
+            return lambda env: env.__setitem__(name, channel.wait(wire))
+        into = self.program.lowered.messages[action.message].into
+        if into is None:
+            return lambda env: env.__setitem__(name, channel.allocate(wire))
+        place = landing(self.program.ops[wire.reader], name)
+        return lambda env: env.__setitem__(name, channel.allocate(wire, place(env[into])))
 
     def _computing(self, op: Op) -> Call:
         if op.kind == "input":
