@@ -37,7 +37,7 @@ from pardnn.cost.costs import Costs, preset_costs
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
-from pardnn.shard.cutting import forget
+from pardnn.shard.interned import forget
 from pardnn.shard.search import find_sharding
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
