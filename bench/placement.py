@@ -1,9 +1,12 @@
 """Placement: quality, steps, gaps, memory, topologies and time, as one dated page.
 
-`python -m bench placement` takes about two minutes on an idle core; `--full` takes hours. Both
+`python -m bench placement` takes about two minutes on an idle core, `--full` about twelve. Both
 write `bench/results/<date>_placement.md`, `.json` and `.svg`; `--name` changes the last part.
-Makespans are those of the judge, planning times are wall seconds after the kernels are compiled.
-`base` is plain HEFT under its own order. A part is left out with `--parts`.
+Families, sizes, CCR and numbers of devices make too many rows to run them all: of each size
+`--rows` are drawn by the seed, every family in turn, every CCR and number of devices as often as
+the others; 0 is all of them. Makespans are those of the judge, planning times are wall seconds
+after the kernels are compiled. With `--parts` only these parts run, and the others are kept from
+the page of the same date and name: so a long run can be done in pieces.
 """
 
 from __future__ import annotations
@@ -11,14 +14,21 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import itertools
 import json
+import math
+import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.families import FAMILIES, family_graph
+from bench.placement_memory import captured_cases, feasibility, memory_case
 from bench.placement_page import page, picture
 from bench.placement_parts import ablation, gaps, memory_sweep, topologies
 from pardnn.api.algorithms import ALGORITHMS
@@ -31,17 +41,23 @@ from pardnn.graph.ir import Graph
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import machine_of
 
+CAPTURED = Path(__file__).parent / "graphs"
 RESULTS = Path(__file__).parent / "results"
 #: Compared by default; those that need a solver are named on the command line.
 COLUMNS = tuple(name for name in ALGORITHMS if name not in ("m-sct", "metis", "exact"))
-PARTS = ("ablation", "gaps", "memory", "topologies", "scale")
+#: What `measured` finds, by part.
+PARTS = {
+    "quality": ("rows",), "ablation": ("ablation",), "gaps": ("gaps",), "limits": ("limits",),
+    "memory": ("memory",), "topologies": ("topologies",), "scale": ("scale",),
+}  # fmt: skip
 SHORT = {
-    "ops": "300", "devices": "4,16", "ccr": "0.1,1,10", "scale": "1000,10000",
-    "gaps": 14, "sweeps": 3, "sweep_steps": 8,
+    "ops": "300", "rows": "14", "devices": "4,16", "ccr": "0.1,1,10", "scale": "1000,10000",
+    "gaps": 16, "graphs_with_limits": 50, "sweeps": 3, "sweep_steps": 8,
 }  # fmt: skip
 FULL = {
-    "ops": "1000,5000,20000", "devices": "2,4,16,64", "ccr": "0.1,1,10",
-    "scale": "1000,10000,100000,1000000", "gaps": 300, "sweeps": 500, "sweep_steps": 12,
+    "ops": "1000,5000,20000", "rows": "14,7,3", "devices": "2,4,16,64", "ccr": "0.1,1,10",
+    "scale": "1000,10000,100000", "gaps": 200, "graphs_with_limits": 500, "sweeps": 8,
+    "sweep_steps": 12,
 }  # fmt: skip
 
 
@@ -61,24 +77,51 @@ def measure(graph: Graph, num_devices: int, names: tuple[str, ...], seed: int) -
     return row
 
 
+def sampled(options: argparse.Namespace) -> list[tuple[str, int, float, int]]:
+    """Return the rows to run: family, ops, CCR, devices."""
+    families = list(filter(None, options.families.split(",")))
+    ccrs = [float(c) for c in options.ccr.split(",")]
+    devices = [int(k) for k in options.devices.split(",")]
+    found = []
+    sizes, counts = options.ops.split(","), options.rows.split(",")
+    for size, count in zip(sizes, counts * len(sizes), strict=False):
+        pairs = list(itertools.product(ccrs, devices))
+        if count == "0":
+            found += [(family, int(size), *pair) for family in families for pair in pairs]
+            continue
+        turn = np.random.default_rng([options.seed, int(size)]).permutation(len(pairs))
+        cycle = math.lcm(len(families), len(pairs))
+        for i in range(int(count)):
+            pair = pairs[turn[(i + i // cycle) % len(pairs)]]
+            found.append((families[i % len(families)], int(size), *pair))
+    return found
+
+
 def quality(options: argparse.Namespace, names: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Plan every family at every size, CCR and number of devices, and the graphs that are named."""
+    """Plan the rows that were drawn, and the graphs that are named."""
     rows = []
-    for ops in options.ops.split(","):
-        for family in filter(None, options.families.split(",")):
-            for ccr in options.ccr.split(","):
-                graph = family_graph(family, int(ops), ccr=float(ccr), seed=options.seed)
-                more = {"family": family, "wished_ccr": float(ccr)}
-                rows += [
-                    measure(graph, int(k), names, options.seed) | more
-                    for k in options.devices.split(",")
-                ]
+    for family, ops, ccr, k in sampled(options):
+        graph = family_graph(family, ops, ccr=ccr, seed=options.seed)
+        row = measure(graph, k, names, options.seed)
+        rows.append(row | {"family": family, "wished_ccr": ccr})
+        told(f"{graph.name}, K = {k}")
     for path in options.graphs:
         graph = read_graph(path)
-        for k in options.devices.split(","):
-            row = measure(graph, int(k), names, options.seed)
+        for k in map(int, options.devices.split(",")):
+            row = measure(graph, k, names, options.seed)
             rows.append(row | {"family": graph.name, "wished_ccr": round(row["ccr"], 2)})
     return rows
+
+
+def told(what: str) -> None:
+    """Say on stderr how far the run is, with the CPU seconds so far, of solvers too."""
+    print(f"{cpu_seconds():7.0f} s  {what}", file=sys.stderr, flush=True)
+
+
+def cpu_seconds() -> float:
+    """Return the user seconds of this process and of the solvers it has asked."""
+    times = os.times()
+    return times.user + times.children_user
 
 
 def scale_curve(sizes: list[int], seed: int) -> list[dict[str, Any]]:
@@ -102,7 +145,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     """Return the options; those of the short or the full run where nothing is said."""
     parser = argparse.ArgumentParser(prog="python -m bench placement", description=__doc__)
     parser.add_argument("graphs", nargs="*", type=Path, help="graph files, beside the families")
-    parser.add_argument("--full", action="store_true", help="the whole table: hours")
+    parser.add_argument(
+        "--full", action="store_true", help="larger graphs, more devices, more of everything"
+    )
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--algorithms", default=",".join(["auto", *COLUMNS]))
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -117,44 +162,75 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def limits_kept(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Plan random graphs and captured ones under rising limits."""
+    cases = [memory_case(i, options.seed) for i in range(options.graphs_with_limits)]
+    cases += captured_cases(CAPTURED)
+    return [feasibility(case, turn) for turn, case in enumerate(cases)]
+
+
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Run all parts that are asked for."""
     names, parts = tuple(options.algorithms.split(",")), options.parts.split(",")
     seed, size = options.seed, int(options.ops.split(",")[0])
-    steps = [family_graph(f, size, ccr=c, seed=seed) for f in FAMILIES for c in (1.0, 10.0)]
     unlike = ["auto", "pardnn", "heft", "m-etf", "contiguous", "linear-clustering", "metis"]
+
+    def part(name: str, run: Callable[[], Any]) -> Any:
+        found = run() if name in parts else []
+        told(name)
+        return found
+
+    def steps() -> list[dict[str, Any]]:
+        ratios = zip(FAMILIES, itertools.cycle((1.0, 10.0)), strict=False)
+        graphs = [family_graph(family, size, ccr=ccr, seed=seed) for family, ccr in ratios]
+        return ablation(graphs, [8], seed)
+
     return {
         "algorithms": list(names),
-        "rows": quality(options, names),
-        "ablation": ablation(steps, [8], seed) if "ablation" in parts else [],
-        "gaps": gaps(options.gaps, seed) if "gaps" in parts else [],
-        "memory": memory_sweep(options.sweeps, 120, options.sweep_steps, seed)
-        if "memory" in parts
-        else [],
-        "topologies": topologies(size, unlike, seed) if "topologies" in parts else [],
-        "scale": scale_curve([int(n) for n in options.scale.split(",")], seed)
-        if "scale" in parts
-        else [],
+        "rows": part("quality", lambda: quality(options, names)),
+        "ablation": part("ablation", steps),
+        "gaps": part("gaps", lambda: gaps(options.gaps, seed)),
+        "limits": part("limits", lambda: limits_kept(options)),
+        "memory": part(
+            "memory", lambda: memory_sweep(options.sweeps, 120, options.sweep_steps, seed)
+        ),
+        "topologies": part("topologies", lambda: topologies(size, unlike, seed)),
+        "scale": part("scale", lambda: scale_curve([*map(int, options.scale.split(","))], seed)),
     }
+
+
+def merged(report: dict[str, Any], run: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the report with the parts that did not run now, and the runs that made them."""
+    old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    missing = set(PARTS) - set(run["parts"])
+    kept = [old_run | {"parts": [part for part in old_run["parts"] if part in missing]}
+            for old_run in old.get("runs", [])]  # fmt: skip
+    kept = [old_run for old_run in kept if old_run["parts"]]
+    for part in (part for old_run in kept for part in old_run["parts"]):
+        report |= {key: old[key] for key in PARTS[part]}
+        if part == "quality":
+            report["algorithms"] = old["algorithms"]
+    return report | {"runs": [*kept, run]}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and write the page."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parsed(arguments)
-    started = time.perf_counter()
+    started = cpu_seconds()
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     stem = RESULTS / f"{date}_{options.name}"
     report: dict[str, Any] = {
         "date": date,
-        "command": " ".join(["python -m bench placement", *arguments]),
         "seed": options.seed,
         "machine": f"{platform.machine()}, Python {platform.python_version()}, numba "
         f"{importlib.metadata.version('numba')}",
         "picture": f"{stem.name}.svg",
         **measured(options),
-        "seconds": time.perf_counter() - started,
     }
+    run = {"command": " ".join(["python -m bench placement", *arguments]),
+           "parts": options.parts.split(","), "cpu_seconds": cpu_seconds() - started}  # fmt: skip
+    report = merged(report, run, stem.with_suffix(".json"))
     RESULTS.mkdir(exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     stem.with_suffix(".svg").write_text(picture(report), encoding="utf-8")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.placement_memory import feasibility_summary
 from bench.placement_parts import geometric_mean, memory_summary
 
 Report = dict[str, Any]
@@ -38,15 +39,29 @@ def page(report: Report) -> str:
     lines = [
         f"# Placement, {report['date']}",
         "",
-        f"`{report['command']}`, seed {report['seed']}; {report['machine']}.",
-        f"{report['seconds']:.0f} s in all, on cores that other work may have shared.",
+        f"Seed {report['seed']}; {report['machine']}; cores may have been shared.",
+        "",
+        *table(
+            ["command", "parts that are below", "CPU seconds"],
+            [
+                [f"`{run['command']}`", ", ".join(run["parts"]), f"{run['cpu_seconds']:.0f}"]
+                for run in report["runs"]
+            ],
+        ),
         "",
         f"![makespan / bound of each algorithm]({report['picture']})",
-        *_quality(report),
-        *_families(report),
-        *_where_baselines_win(report["rows"], report["algorithms"]),
     ]
-    for part in (_ablation, _gaps, _memory, _topologies, _scale):
+    for part in (
+        _quality,
+        _families,
+        _where_baselines_win,
+        _ablation,
+        _gaps,
+        _limits,
+        _memory,
+        _topologies,
+        _scale,
+    ):
         lines += part(report)
     return "\n".join(lines) + "\n"
 
@@ -57,6 +72,8 @@ def _number(value: float | None) -> str:
 
 def _quality(report: Report) -> list[str]:
     rows, names = report["rows"], report["algorithms"]
+    if not rows:
+        return []
     body = []
     for row in rows:
         bound = row["lower_bound_s"]
@@ -84,6 +101,8 @@ def _quality(report: Report) -> list[str]:
 
 def _families(report: Report) -> list[str]:
     names = report["algorithms"]
+    if not report["rows"]:
+        return []
     families = list(dict.fromkeys(row["family"] for row in report["rows"]))
     body = []
     for family in families:
@@ -93,10 +112,10 @@ def _families(report: Report) -> list[str]:
             *table(["family", *names], body)]  # fmt: skip
 
 
-def _where_baselines_win(rows: list[dict[str, Any]], names: list[str]) -> list[str]:
+def _where_baselines_win(report: Report) -> list[str]:
     """List the graphs on which a baseline beats `pardnn` alone, and any that beats `auto`."""
-    lines = []
-    for ours in ("pardnn", "auto"):
+    rows, names, lines = report["rows"], report["algorithms"], []
+    for ours in ("pardnn", "auto") if rows else ():
         wins = []
         for row in rows:
             times = {
@@ -152,9 +171,29 @@ def _gaps(report: Report) -> list[str]:
     head = ["", "graphs", "optimal", "mean gap", "90 %", "95 %", "99 %", "worst",
             "optimum above the bound, mean", "least"]  # fmt: skip
     return ["", "## Gaps", "",
-            "`auto` against proven optima (CP-SAT) of graphs of 8 to 20 ops, K 2 to 4; on",
+            "`auto` against proven optima (CP-SAT): 8 to 20 ops of all families and at random, K 2",
+            "to 4, CCR 0.1 to 10, links and speeds alike or not; on",
             f"{len(rows) - len(proven)} of {len(rows)} nothing was proven in time.", "",
             *table(head, body)]  # fmt: skip
+
+
+def _limits(report: Report) -> list[str]:
+    if not report["limits"]:
+        return []
+    body = [
+        [row["kind"], row["graphs"], row["plans"], row["over"], row["infeasible"], row["missed"],
+         row["no_witness"]]
+        for row in feasibility_summary(report["limits"])
+    ]  # fmt: skip
+    head = ["graphs", "number", "plans", "over their limit", "no plan", "of these packable",
+            "of these without a witness"]  # fmt: skip
+    return ["", "## Limits", "",
+            "`pardnn`, which `auto` tries first, under two of six limits per graph, 0.9 / K to 1.1",
+            "of the peak of one device. Mixed: views, in-place writes, workspace and co-located",
+            "ops at random. Packable: the residual groups, largest first, fit into the limit less",
+            "the transient peak of one device. A witness names the device, the op and what no plan",
+            "can do without.",
+            "", *table(head, body)]  # fmt: skip
 
 
 def _memory(report: Report) -> list[str]:
@@ -168,7 +207,7 @@ def _memory(report: Report) -> list[str]:
         for row in rows
     ]  # fmt: skip
     head = ["graph", "K", *(f"limit {i + 1}" for i in range(len(rows[0]["tried"])))]
-    return ["", "## Memory", "",
+    return ["", "## More memory", "",
             "Makespan of `auto`, ms, under limits rising geometrically from 0.9 / K to 1.1 of the",
             f"peak of one device. {found['plans']} plans, {found['over_limit']} over their limit;",
             f"more memory was slower in {found['slower']} of {found['steps']} steps, by at most",
