@@ -40,4 +40,5 @@ def test_search_moves_no_more_than_any_baseline(name, sizes):
     graph = mlp(*sizes)
     baseline = BASELINES[name](graph, MESH)
     assert_valid(graph, baseline)
+    assert all(None not in baseline.layouts[name] for name in ("w1", "w2", "w1.new", "w2.new"))
     assert total_bytes(graph, search(graph, MESH)) <= total_bytes(graph, baseline)

@@ -12,13 +12,13 @@ from pardnn.plan.mesh import make_mesh, owned_boxes
 from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.call import call_of
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING
-from pardnn.shard.cost import is_call, total_bytes
+from pardnn.shard.cost import is_call, sharding_bytes, total_bytes
 from pardnn.shard.leaves import leaves
 from pardnn.shard.problem import make_problem
 from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, search
 from pardnn.shard.tables import Tables
 from tests.reference.sharding import least_bytes, naive_bytes
-from tests.shard.hand import chain, conv1d, matmul, mlp
+from tests.shard.hand import Steps, chain, conv1d, matmul, mlp
 
 #: Under the hook that checks shapes each of these takes seconds.
 pytestmark = pytest.mark.jit
@@ -174,6 +174,19 @@ def test_the_slowest_links_are_on_the_first_axis():
     links = tuple(Link(source=f"d{i}", target=f"d{j}", bandwidth=1e11) for i, j in near)
     cluster = Cluster(devices=devices, links=links, default_link=Rate(bandwidth=1e9))
     assert mesh_of(cluster).shape == (2, 3)
+
+
+def test_ops_without_description_are_counted_whatever_their_tensors_are_called():
+    g = Steps()
+    x, w = g.source("x", (8, 4), "input"), g.source("w", (4, 6))
+    y = g.mm("y", x, w)
+    z = g.call("z", "nobody::knows.default", [y, y], (8, 6))
+    g.call("last", "nobody::knows.default", [z, z], (8, 6))
+    graph = g.graph()
+    found = find_sharding(graph, MESHES[4])
+    assert found.cost == total_bytes(graph, found.sharding)
+    each = sharding_bytes(graph, found.sharding)
+    assert each["z"] == each["last"] == 4 * 3 * 8 * 6
 
 
 def test_unknown_objective():

@@ -34,7 +34,7 @@ from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Problem, Term, make_problem
 from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, stepwise
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.steps import solve
+from pardnn.shard.steps import held_cost, solve
 from pardnn.shard.strategy import Cut, strategies
 from pardnn.shard.tables import State, Tables
 
@@ -111,7 +111,7 @@ def _greedy(
     """Return the layout of one decision that is best for its ops; undecided tensors are free."""
     decision = tables.problem.decisions[number]
     options = tables.layouts(decision, (*state.layouts[number], None), [axis])
-    total = np.zeros(len(options))
+    total = held_cost(tables, decision, options)
     for term in terms:
         axes = (*state.axes[place[id(term)]], None)
         ways = tables.ways(term, axes, [axis])

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph, Op, writes
 from pardnn.shard.aligned import Alignment, Place, alignment_of
 from pardnn.shard.call import Call, call_of, skeleton_of, walk
@@ -99,10 +98,7 @@ def _slots(call: Call) -> dict[str, int]:
     args = tuple(walk(value, "", visit) for value in call.args)
     kwargs = {key: walk(value, "", visit) for key, value in call.kwargs.items()}
     named = Call(call.kind, args, kwargs, shapes, call.outputs, dtypes)
-    try:
-        return {slot: int(name) for slot, name in slots_of(named).items()}
-    except PardnnError:  # a description that does not fit: slots are names
-        return {}
+    return {slot: int(name) for slot, name in slots_of(named).items()}
 
 
 class Storage(NamedTuple):

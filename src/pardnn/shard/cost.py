@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from pardnn.errors import PardnnError
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.mesh import Layout
-from pardnn.shard.call import call_of, fingerprint
+from pardnn.shard.call import call_of, fingerprint, skeleton_of
 from pardnn.shard.cutting import Cutting, cutting_of, owned_array
 from pardnn.shard.leaves import input_names
 from pardnn.shard.registry import description_of
@@ -141,10 +142,18 @@ def is_call(op: Op) -> bool:
 
 
 def slots_of(call: Any) -> dict[str, str]:
-    """Return the name of the tensor in each slot; without description slots are the names."""
-    if description_of(call.kind) is None:
-        return {name: name for name in call.shapes}
-    return input_names(call)
+    """Return the name of the tensor in each slot.
+
+    Without a description, or with one that does not fit, slots are numbers: "0" for the first
+    tensor of the arguments and so on.
+    """
+    try:
+        if description_of(call.kind) is not None:
+            return input_names(call)
+    except PardnnError:
+        pass
+    names = skeleton_of(call.kind, call.args, call.kwargs).names
+    return {str(slot): name for slot, name in enumerate(names)}
 
 
 def sharding_bytes(graph: Graph, sharding: Sharding) -> dict[str, int]:

@@ -32,7 +32,7 @@ from pardnn.shard.interned import (
 )
 from pardnn.shard.leaves import Axes, leaves
 from pardnn.shard.partition import Piece, pieces_of
-from pardnn.shard.registry import Description
+from pardnn.shard.registry import Description, description_of
 from pardnn.shard.tdl import Shape, Sizes, Tensor
 
 
@@ -116,8 +116,9 @@ def _whole(call: Call) -> Cutting:
         found = leaves(call, (), Mesh(shape=(), names=()))
     except PardnnError:
         found = None
-    if found is None:  # a description that does not fit: slots are names
-        local, shapes = call, call.shapes
+    if found is None or description_of(call.kind) is None:
+        local, names = call, skeleton_of(call.kind, call.args, call.kwargs).names
+        shapes = {str(slot): call.shapes[name] for slot, name in enumerate(names)}
         contents = dict.fromkeys(shapes, True)
     else:
         (leaf,) = found

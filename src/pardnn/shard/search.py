@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from pardnn.cluster import Cluster
@@ -205,14 +206,44 @@ def best_state(tables: Tables) -> Solved:
     It is exact, for the ties of the problem, if all axes could be chosen together.
     """
     problem, count = tables.problem, len(tables.parts)
-    empty = State(((),) * len(problem.decisions), ((),) * len(problem.terms))
+    empty = _empty(problem)
     if is_small(tables, count):
         solved = solve(tables, _longer(empty, count), range(count))
         if solved.is_exact:
             return solved
     is_many = len(problem.terms) > MANY_TERMS
-    first = stepwise(tables) if is_many else stepwise(tables, BEAM, NOISES)
-    return polished(tables, first, 1 if is_many else POLISHES)
+    starts = [stepwise(tables) if is_many else stepwise(tables, BEAM, NOISES)]
+    if tables.objective.may_replicate or not is_many:
+        starts += chopped(tables)
+    rounds = 1 if is_many else POLISHES
+    return min((polished(tables, start, rounds) for start in starts), key=lambda s: s.cost)
+
+
+def chopped(tables: Tables) -> list[Solved]:
+    """Return the best choice that is the same at every mesh axis, if there is one.
+
+    It is found as that of a mesh of one axis, so it is what `equal-chop` would choose, and no
+    recursion has lost anything.
+    """
+    problem, count = tables.problem, len(tables.parts)
+    if count == 1:
+        return []
+    flat = replace(tables, parts=(math.prod(tables.parts),))
+    found = solve(flat, _longer(_empty(problem), 1), [0]).state
+    state = State(
+        tuple(layout * count for layout in found.layouts), tuple(a * count for a in found.axes)
+    )
+    for decision, layout in zip(problem.decisions, state.layouts, strict=True):
+        if not tables.layouts(decision, layout, ()):
+            return []
+    for term, axes in zip(problem.terms, state.axes, strict=True):
+        if not len(tables.ways(term, axes, ())):
+            return []
+    return [solve(tables, state, ())]
+
+
+def _empty(problem: Problem) -> State:
+    return State(((),) * len(problem.decisions), ((),) * len(problem.terms))
 
 
 def stepwise(tables: Tables, beam: int = 1, noises: Sequence[float] = (0.0,)) -> Solved:
@@ -224,7 +255,7 @@ def stepwise(tables: Tables, beam: int = 1, noises: Sequence[float] = (0.0,)) ->
         noises: Disturbances of the tables that further plans come from.
     """
     problem = tables.problem
-    empty = State(((),) * len(problem.decisions), ((),) * len(problem.terms))
+    empty = _empty(problem)
     kept = [Solved(empty, 0.0, True)]
     for axis in range(len(tables.parts)):
         found: dict[State, Solved] = {}

@@ -21,7 +21,7 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.cost.presets import DeviceModel, device_model
+from pardnn.cost.presets import DEVICE_MODELS, DeviceModel, device_model
 from pardnn.cost.roofline import op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import Layout
@@ -32,7 +32,8 @@ from pardnn.shard.problem import Decision, Problem, Term, Use
 from pardnn.shard.traffic import traffic
 from pardnn.shard.ways import Request, Ways
 
-#: Whose saturation and launch cost say how much faster a part is than the whole.
+#: Whose saturation and launch cost say how much faster a part is than the whole, where the costs
+#: come from no model.
 MODEL = "a100"
 
 
@@ -45,7 +46,8 @@ class BySeconds:
         bandwidth: Bytes/s between each pair.
         is_serial: Whether a device's messages follow each other.
         seconds: Of each op of the graph on the slowest device, by name.
-        free: Seconds of the ops that follow a decision's tensors, by root.
+        free: Seconds of the ops that follow a decision's tensors, by root: what each takes
+            however little it does, and the rest.
         weights: Bytes of a decision that count against memory, by root.
         price: Seconds per byte of them: the multiplier of the memory limit.
         model: For the ratio of a part to the whole.
@@ -55,7 +57,7 @@ class BySeconds:
     bandwidth: ndarray
     is_serial: bool
     seconds: Mapping[str, float]
-    free: Mapping[str, float]
+    free: Mapping[str, tuple[float, float]]
     weights: Mapping[str, float]
     price: float = 0.0
     model: DeviceModel = field(default_factory=lambda: device_model(MODEL))
@@ -95,12 +97,12 @@ class BySeconds:
 
     def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:
         """Seconds of the ops that follow it, and the price of the memory that it takes."""
-        cost = self.free.get(decision.root, 0.0)
-        cost += self.price * self.weights.get(decision.root, 0.0)
-        if not cost:
+        least, rest = self.free.get(decision.root, (0.0, 0.0))
+        rest += self.price * self.weights.get(decision.root, 0.0)
+        if not least + rest:
             return np.zeros(len(layouts))
         stride = len(self.latency) // math.prod(parts)
-        return cost / stride * np.array([fraction(decision, o, parts) for o in layouts])
+        return least + rest / stride * np.array([fraction(decision, o, parts) for o in layouts])
 
     def _seconds_of(self, term: Term, number: int, known: dict[int, float]) -> float:
         if number not in known:
@@ -147,10 +149,14 @@ def by_seconds(graph: Graph, problem: Problem, cluster: Cluster, costs: Costs) -
     rows = [costs.on(device.type, device.speed) for device in cluster.devices]
     slowest = np.max(rows, axis=0)
     seconds = {op.name: float(s) for op, s in zip(graph.ops, slowest, strict=True)}
-    free: dict[str, float] = {}
+    model = DEVICE_MODELS.get(costs.source) or device_model(MODEL)
+    free: dict[str, tuple[float, float]] = {}
     for op_call in problem.free:
         root = problem.ties.root[op_call.places[0]]
-        free[root] = free.get(root, 0.0) + seconds[op_call.op.name]
+        least, rest = free.get(root, (0.0, 0.0))
+        whole = seconds[op_call.op.name]
+        fixed = min(whole, model.launch + model.fill / model.bandwidth)
+        free[root] = least + fixed, rest + whole - fixed
     arrays = cluster.arrays
     return BySeconds(
         arrays.latency,
@@ -159,6 +165,7 @@ def by_seconds(graph: Graph, problem: Problem, cluster: Cluster, costs: Costs) -
         seconds,
         free,
         memory_weights(graph, problem),
+        model=model,
     )
 
 

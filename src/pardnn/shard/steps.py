@@ -114,7 +114,7 @@ def opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> 
         for decision, layout in zip(problem.decisions, bare, strict=True)
     ]
     held = [
-        _held(tables, decision, layouts)
+        held_cost(tables, decision, layouts)
         for decision, layouts in zip(problem.decisions, options, strict=True)
     ]
     ways = [
@@ -137,7 +137,7 @@ def opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> 
     return Opened(options, held, parcels)
 
 
-def _held(tables: Tables, decision: Decision, layouts: list[Layout]) -> ndarray:
+def held_cost(tables: Tables, decision: Decision, layouts: list[Layout]) -> ndarray:
     """Return what holding a decision costs in each layout; a written one had better be cut."""
     held = tables.objective.held(decision, layouts, tables.parts[: len(layouts[0])])
     if decision.is_written and not tables.objective.may_replicate:
