@@ -179,6 +179,7 @@ def test_large_graphs_take_few_walks_to_valid_plans(
     monkeypatch.setattr("pardnn.place.pardnn.spans.MOST_LEVELS", 8)
     monkeypatch.setattr("pardnn.place.pardnn.spans.LEVEL_BINS", 4)
     monkeypatch.setattr("pardnn.place.pardnn.curves.MOST_LEAVES", 16)
+    monkeypatch.setattr("pardnn.place.pardnn.slicing.MANY_KEYS", 10)
     graph = random_graph(7, 60, family)
     cluster = cluster_of(3, serial=serial)
     machine = machine_for(graph, cluster)

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph
 from pardnn.place.groups import colocated
 from pardnn.place.orders import blended_rank, eager_free_rank, file_rank
@@ -11,14 +12,21 @@ from pardnn.place.pardnn.clusters import Problem, clustered_levels, problem_of
 from pardnn.place.pardnn.curves import curves_of
 from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sums
 from pardnn.place.pardnn.mapping import map_clusters, placement
+from pardnn.place.pardnn.numbering import (
+    numbering_by_priority,
+    original_plan,
+    renumbered,
+    renumbered_overwrites,
+)
 from pardnn.place.pardnn.overflow import move_unit, units_of
 from pardnn.place.pardnn.partition import emulated, improved
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.rangemax import add_range, first_fitting, last_fitting, max_range, range_max
-from pardnn.place.schedule import first_overwrites
+from pardnn.place.schedule import first_overwrites, free_plan
 from pardnn.place.squeeze import limits
 from pardnn.sim.levels import slowest_link
+from pardnn.sim.peak import peaks
 from tests.place.machines import cluster_of, machine_for
 from tests.reference import pardnn as naive
 from tests.strategies import FAMILIES, graphs, random_graph
@@ -163,3 +171,28 @@ def test_curves_stay_exact_while_units_move(graph: Graph, seed: int) -> None:
         held = naive.held_in_order(graph, curves.place.tolist(), rank.tolist(), 3)
         assert curves.top[:, 1].tolist() == np.maximum(held.max(axis=1), 0).tolist()
         move_unit(curves, parts, int(rng.integers(units)), int(rng.integers(3)), stamp)
+
+
+@given(graph=graphs(max_ops=14, shuffled=True), num_devices=st.integers(1, 3))
+def test_another_numbering_is_the_same_graph(graph: Graph, num_devices: int) -> None:
+    a, machine = graph.arrays, machine_for(graph, cluster_of(num_devices))
+    numbers = numbering_by_priority(a, machine)
+    here = renumbered(a, numbers)
+    written = renumbered_overwrites(first_overwrites(graph), numbers)
+    later = [[] for _ in range(a.num_ops)]
+    for pair in op_edges(here).tolist():
+        assert pair[0] < pair[1]
+        later[numbers.op[pair[0]]].append(int(numbers.op[pair[1]]))
+    assert [sorted(row) for row in later] == [
+        sorted(set(row)) for row in naive.op_successors(graph)
+    ]
+    assert np.array_equal(here.tensor_bytes, a.tensor_bytes[numbers.tensor])
+    assert np.array_equal(numbers.op[here.tensor_op], a.tensor_op[numbers.tensor])
+    group = colocated(here, written)[numbers.op_here]
+    own = colocated(a, first_overwrites(graph))
+    assert len(set(zip(group.tolist(), own.tolist(), strict=True))) == len(set(own.tolist()))
+    place = np.random.default_rng(0).integers(0, num_devices, a.num_ops)
+    plan = free_plan(a, num_devices, place, file_rank(a))
+    there = free_plan(here, num_devices, place[numbers.op], file_rank(here))
+    assert np.array_equal(peaks(a, plan), peaks(a, original_plan(there, numbers)))
+    assert np.array_equal(peaks(a, plan), peaks(here, there))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.sim.sorting import by_column, stable_order
+from pardnn.sim.sorting import by_column, by_time, stable_order
 
 
 @given(st.lists(st.integers(-5, 5), max_size=30))
@@ -29,3 +29,16 @@ def test_by_column(seed: int, most: int) -> None:
     rng = np.random.default_rng(seed)
     rank, column = rng.permutation(25), rng.integers(0, most, 25)
     assert by_column(rank, column).tolist() == np.lexsort((rank, column)).tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=30),
+    st.sampled_from([0, 100]),
+)
+def test_by_time(messages: list[tuple[int, int]], many: int) -> None:
+    start = np.array([row[0] for row in messages], dtype=np.float64)
+    finish = np.array([row[1] for row in messages], dtype=np.float64)
+    expected = sorted(range(len(messages)), key=lambda i: (*messages[i], i))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pardnn.sim.sorting.MANY_KEYS", many)
+        assert by_time(start, finish).tolist() == expected

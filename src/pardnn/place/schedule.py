@@ -19,7 +19,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
-from pardnn.sim.sorting import by_column
+from pardnn.sim.sorting import by_column, by_time
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
 
@@ -82,7 +82,7 @@ def ordered_plan(
     place = np.ascontiguousarray(place, dtype=np.int64)
     order_op = by_column(timeline.dispatch, place)
     counts = np.bincount(place, minlength=num_devices)
-    by_start = np.lexsort((timeline.message_finish, timeline.message_start))
+    by_start = by_time(timeline.message_start, timeline.message_finish)
     plan = PlanArrays(
         place=place,
         order_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
@@ -162,6 +162,22 @@ def first_overwrite(
 
 
 @numba.njit(cache=True)
+def _first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
+    """Return the first position with a value of at least so much, or the end; most are near."""
+    step = 1
+    while begin + step < end and values[begin + step] < least:
+        begin, step = begin + step, 2 * step
+    end = min(end, begin + step)
+    while begin < end:
+        middle = (begin + end) // 2
+        if values[middle] < least:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@numba.njit(cache=True)
 def _hold_and_post_kernel(
     a: GraphArrays,
     plan: PlanArrays,
@@ -183,9 +199,9 @@ def _hold_and_post_kernel(
             reach[plan.order_ptr[d]] = 0.0
     for i in range(len(sent)):
         d = plan.message_source[i]
-        first, end = plan.order_ptr[d], plan.order_ptr[d + 1]
+        end = plan.order_ptr[d + 1]
         made = position[a.tensor_op[plan.message_tensor[i]]]
-        p = max(made, first + np.searchsorted(done[first:end], arrived[i]))
+        p = _first_reaching(done, made, end, arrived[i])
         # A transfer of no time is settled by order alone: two that tie could wait for each other.
         while arrived[i] <= sent[i] and p < end and done[p] <= arrived[i]:
             p += 1
@@ -197,14 +213,18 @@ def _hold_and_post_kernel(
         plan.message_hold[i] = plan.order_op[p] if p < end else -1
         if p < end - 1:
             reach[p + 1] = max(reach[p + 1], arrived[i])
+    # Messages come in the order in which they are sent, so each device is walked once.
+    now = plan.order_ptr[:-1].copy()
     for i in range(len(sent)):
         q, t = plan.message_target[i], plan.message_tensor[i]
         first, last = plan.order_ptr[q], n
+        while now[q] + 1 < plan.order_ptr[q + 1] and reach[now[q] + 1] <= sent[i]:
+            now[q] += 1
         for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
             op = a.consumer_op[edge]
             if plan.place[op] == q:
                 last = min(last, position[op])
-        p = first + np.searchsorted(reach[first : last + 1], sent[i], side="right") - 1
+        p = min(now[q], last)
         while arrived[i] <= sent[i] and p > first and reach[p] >= sent[i]:
             p -= 1
         plan.message_post[i] = plan.order_op[max(p, first)]

@@ -18,6 +18,7 @@ from pardnn.place.baseline import runnable
 from pardnn.sim.flow import OTHER, Edges, Flow, flow_of
 from pardnn.sim.levels import longest_paths, slowest_link, slowest_ways
 from pardnn.sim.machine import Machine, fastest_seconds
+from pardnn.sim.sorting import stable_order
 
 
 class Problem(NamedTuple):
@@ -85,6 +86,16 @@ def cluster_rows(
     member = np.empty(int(ptr[-1]), dtype=np.int64)
     _rows_kernel(of, ptr[:-1].copy(), member)
     return ptr, member
+
+
+def heaviest_first(problem: Problem, clusters: Clusters) -> Clusters:
+    """Number the secondaries by decreasing work, as mapping visits them: rows are then in line."""
+    k, c = problem.machine.num_devices, len(clusters.head)
+    weight = np.bincount(clusters.of, weights=problem.seconds, minlength=c)
+    turn = np.concatenate([np.arange(k), k + stable_order(-weight[k:])])
+    number = np.empty(c, dtype=np.int64)
+    number[turn] = np.arange(c)
+    return Clusters(number[clusters.of], clusters.head[turn], clusters.tail[turn])
 
 
 def clustered_levels(

@@ -12,7 +12,8 @@ EJOR 1992): that counts the queues of the devices too.
 
 The number of passes is bounded by work, not by time. Above `MANY_OPS` it is constant, so that the
 time is that of a fixed number of walks over the graph: list scheduling with the placement fixed
-stands for the emulator, and the best start alone is improved.
+stands for the emulator, clusters are refined only if, mapped, they are not far behind HEFT, and the
+best start alone is improved.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.place.orders import file_rank
-from pardnn.place.pardnn.clusters import Problem
+from pardnn.place.pardnn.clusters import Problem, heaviest_first
 from pardnn.place.pardnn.listing import Homes, Listing, list_schedule, listed_timeline
 from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.packing import packed_place
@@ -44,6 +45,9 @@ from pardnn.sim.timeline import Timeline
 PASS_OPS, MOST_PASSES = 600_000, 40
 #: Ops above which the number of walks over the graph is constant, and the passes there.
 MANY_OPS, FEWEST_PASSES = 50_000, 2
+#: Times the makespan of HEFT: large graphs whose clusters, mapped, are slower are not refined.
+#: Measured on 66 graphs of 60,000 ops: swaps and switches gain 1 % on average, 6 % at most.
+REFINED_WITHIN = 1.05
 #: A start is given up after this many passes without a better schedule.
 PATIENCE = 6
 #: Passes before the estimate of what comes after an op changes.
@@ -76,7 +80,11 @@ def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
     """
     seconds: dict[str, float] = {}
     found: list[Candidate] = []
-    for step, name in ((_single, "single"), (_clustered, "clusters"), (_listed, "listing")):
+    few = problem.arrays.num_ops > MANY_OPS and problem.machine.num_devices > 1
+    heft = ((_heft, "heft"),) if few else ()
+    for step, name in (
+        (_single, "single"), *heft, (_clustered, "clusters"), (_listed, "listing")
+    ):  # fmt: skip
         begin = time.perf_counter()
         found += step(problem, found, seconds)
         seconds.setdefault(name, time.perf_counter() - begin)
@@ -132,6 +140,15 @@ def _single(
     yield Candidate(place, order, made.makespan, made)
 
 
+def _heft(
+    problem: Problem, found: list[Candidate], seconds: dict[str, float]
+) -> Iterator[Candidate]:
+    """List scheduling without homes."""
+    anywhere = np.full(len(problem.runs), -1, dtype=np.int64)
+    key = -bottom_levels(problem.arrays, problem.machine, flow=problem.flow)
+    yield _listed_once(problem, key, Homes(np.empty(0, dtype=np.int64), np.empty(0), anywhere))
+
+
 def _clustered(
     problem: Problem, found: list[Candidate], seconds: dict[str, float]
 ) -> Iterator[Candidate]:
@@ -139,10 +156,17 @@ def _clustered(
     k = problem.machine.num_devices
     clock = _Clock(seconds)
     clusters = slice_graph(problem, k)
+    if problem.arrays.num_ops > MANY_OPS:
+        clusters = heaviest_first(problem, clusters)
     clock.lap("slicing")
     device, spans = map_clusters(problem, clusters)
     clock.lap("mapping")
     best = judged(problem, placement(problem, clusters, device))
+    rival = found[-1].makespan if found else np.inf
+    if problem.arrays.num_ops > MANY_OPS and best.makespan > REFINED_WITHIN * rival:
+        clock.lap("refinement")
+        yield best
+        return
     swapped = swap_clusters(problem, clusters, spans, device)
     other = judged(problem, placement(problem, clusters, swapped))
     best = min(best, other, key=lambda candidate: candidate.makespan)
@@ -166,13 +190,11 @@ def _listed(
         return
     clustered = found[-1]  # now: the list grows while this generator runs
     anywhere = np.full(len(problem.runs), -1, dtype=np.int64)
-    nothing = Homes(np.empty(0, dtype=np.int64), np.empty(0), anywhere)
-    key = -bottom_levels(problem.arrays, problem.machine, flow=problem.flow)
-    heft = _listed_once(problem, key, nothing)
-    yield heft
     if problem.arrays.num_ops > MANY_OPS:
-        yield improved(problem, min(clustered, heft, key=lambda start: start.makespan), anywhere)
+        yield improved(problem, min(found[-2:], key=lambda start: start.makespan), anywhere)
         return
+    (heft,) = _heft(problem, found, seconds)
+    yield heft
     unlimited = limits([None] * problem.machine.num_devices)
     packed = packed_place(problem, file_rank(problem.arrays), unlimited)
     for start in (clustered, heft, emulated(problem, packed)):

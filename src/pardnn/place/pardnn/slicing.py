@@ -23,6 +23,7 @@ from numpy import ndarray
 
 from pardnn.place.pardnn.clusters import Clusters, Problem, clustered_levels
 from pardnn.sim.levels import longest_paths
+from pardnn.sim.sorting import MANY_KEYS, stable_order
 
 
 def slice_graph(problem: Problem, num_primaries: int) -> Clusters:
@@ -38,8 +39,7 @@ def slice_graph(problem: Problem, num_primaries: int) -> Clusters:
     tail = np.full(num_primaries + n, -1, dtype=np.int64)
     _peel_primaries(problem, num_primaries, of, head, tail)
     top, bottom = clustered_levels(problem, of)
-    rest = np.flatnonzero(of < 0)
-    starts = rest[np.lexsort((-bottom[rest], -(top + bottom)[rest]))]  # stable: then by number
+    starts = _by_level(problem, np.flatnonzero(of < 0), top, bottom)
     rank = np.full(n, n, dtype=np.int64)
     rank[starts] = np.arange(len(starts))
     later = problem.flow.later
@@ -48,6 +48,17 @@ def slice_graph(problem: Problem, num_primaries: int) -> Clusters:
         problem.member, rank, of, head, tail,
     )  # fmt: skip
     return Clusters(of, head[:count].copy(), tail[:count].copy())
+
+
+def _by_level(problem: Problem, ops: ndarray, top: ndarray, bottom: ndarray) -> ndarray:
+    """Sort ops by decreasing `tl + bl`, then by decreasing `bl`, then by number."""
+    if len(ops) <= MANY_KEYS:
+        return ops[np.lexsort((-bottom[ops], -(top + bottom)[ops]))]
+    # Sums that differ by rounding are alike. Of ops on one longest path, the first is `bl`'s too.
+    waiting = np.zeros(len(top), dtype=np.bool_)
+    waiting[ops] = True
+    ordered = problem.flow.order[waiting[problem.flow.order]]
+    return ordered[stable_order(-(top + bottom)[ordered])]
 
 
 def _peel_primaries(
