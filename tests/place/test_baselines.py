@@ -17,7 +17,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place import solvers
 from pardnn.place.baseline import closed_arrays, speed_shares
 from pardnn.place.decision import Decision
-from pardnn.place.heft import heft_timeline
+from pardnn.place.heft import heft_timeline, place_heft
 from pardnn.place.linear_clustering import linear_clusters
 from pardnn.place.m_etf import etf_timeline
 from pardnn.place.m_sct import favourite_children, linear_program
@@ -174,6 +174,17 @@ def test_etf_goes_elsewhere_when_a_device_is_full() -> None:
     assert plan_problems(graph, plan_from_arrays(graph, plan), limited(cluster_of(3), limit)) == []
     with pytest.raises(InfeasibleError):
         place("heft", graph, machine, [limit // 2] * 3)
+
+
+def test_heft_goes_elsewhere_only_when_a_device_is_full() -> None:
+    pair = [Row(role="parameter", bytes=100, quarters=0)]
+    rows = [*pair, *pair, Row(reads=(0,), bytes=1), Row(reads=(1,), bytes=1, quarters=1)]
+    graph = build_graph("two parameters", ops_of(rows))
+    machine = machine_for(graph, cluster_of(2))
+    roomy = place_heft(graph, machine, [None, None]).plan
+    assert roomy.place[:2].tolist() == [0, 0]
+    tight = place_heft(graph, machine, [150, 150]).plan
+    assert sorted(tight.place[:2].tolist()) == [0, 1]
 
 
 def test_a_device_waits_for_the_favourite_child() -> None:
