@@ -78,7 +78,7 @@ def random_sharding(name: str, shape: tuple[int, ...], rng: random.Random) -> Sh
 def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
     """Spread, move transfers beside computation of any length, check both, run the latter."""
     graph, values, expected = captured(name)
-    plan = spread(graph, sharding, in_turn=rng.random() < 0.5)
+    plan = spread(graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000]))
     assert plan_problems(graph, plan) == []
     seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
     cluster = Cluster.uniform(plan.num_devices)

@@ -26,6 +26,9 @@ AUTO_PARTS = 200_000
 #: Parts above which `tofu` judges one plan that fits and no second.
 MANY_PARTS = 50_000
 
+#: Ops of the graph for which a fetched region is kept for the next reader, where all are too many.
+NEAR_OPS = 32
+
 #: Parts of a transfer's time that are left between its begin and its end; each is tried.
 LEADS = (1.0, 2.0)
 
@@ -173,23 +176,26 @@ def spread_sharding(
 
 
 def _frugal(graph: Graph, sharding: Sharding, usable: Sequence[int | None]) -> tuple[Plan, Graph]:
-    """Return the plan that receives pieces together, or in turn where memory asks for it.
+    """Return the plan that shares as many fetches as memory allows.
 
-    That is where only the latter fits, or where only it keeps to `memory_goal`, which plans that
-    hold tensors whole need not.
+    Tried are: each region is fetched once, again where the next reader is far, for every reader,
+    and for every reader in turn. The first wins that fits and keeps to `memory_goal`; else, as for
+    tensors held whole, the first after sharing all that fits.
     """
     from pardnn.shard.spread import spread
     from pardnn.sim.peak import peaks
 
     plain: tuple[Plan, Graph] | None = None
-    for in_turn in (False, True):
-        plan = spread(graph, sharding, in_turn=in_turn)
+    number = len(graph.ops)
+    is_large = number * sharding.mesh.size > MANY_PARTS
+    for reuse in (*(() if is_large else (number,)), NEAR_OPS, 0, -1):
+        plan = spread(graph, sharding, in_turn=reuse < 0, reuse=max(reuse, 0))
         parts = planned_graph(graph, plan)
         held = peaks(parts.arrays, plan_arrays(parts, plan)).tolist()
         fits = all(size is None or size >= peak for size, peak in zip(usable, held, strict=True))
         if fits and max(held) <= memory_goal(graph, parts, plan.num_devices):
             return plan, parts
-        if plain is None and (fits or in_turn):
+        if plain is None and reuse < number and (fits or reuse < 0):
             plain = plan, parts
     assert plain is not None
     return plain

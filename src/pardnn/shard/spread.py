@@ -30,7 +30,7 @@ from pardnn.shard.spread_calls import cut_work, run
 from pardnn.shard.spread_draws import draw, is_drawn
 
 
-def spread(graph: Graph, sharding: Sharding, *, in_turn: bool = False) -> Plan:
+def spread(graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: int = 0) -> Plan:
     """Return the plan that carries out a sharding, without metadata.
 
     Args:
@@ -38,14 +38,16 @@ def spread(graph: Graph, sharding: Sharding, *, in_turn: bool = False) -> Plan:
         sharding: A layout for every tensor and the cut loops of every call; see `valid_sharding`.
         in_turn: Receive the pieces of a region one after the other, so that less memory is held
             and a region takes longer.
+        reuse: Two ops that need the same region of a tensor share one fetch if at most so many
+            ops of the graph lie between them; the region is held so long.
 
     Raises:
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
         DescriptionError: E220, if a description is wrong.
     """
-    b = Builder(graph, sharding, in_turn=in_turn)
+    b = Builder(graph, sharding, in_turn=in_turn, reuse=reuse)
     undescribed: Counter[str] = Counter()
-    for number in graph.arrays.topological.tolist():
+    for b.now, number in enumerate(graph.arrays.topological.tolist()):
         op = graph.ops[number]
         if op.is_source:
             _source(b, op)

@@ -55,13 +55,20 @@ class Builder:
         graph: The graph.
         sharding: The decision.
         in_turn: Receive the pieces of a region one after the other.
+        reuse: Number of ops of the graph for which a fetched region is kept for another reader.
 
     Raises:
         InvalidPlanError: E410, if a layout cannot be.
     """
 
-    def __init__(self, graph: Graph, sharding: Sharding, *, in_turn: bool = False) -> None:
+    def __init__(
+        self, graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: int = 0
+    ) -> None:
         self.in_turn = in_turn
+        self.reuse = reuse
+        self.now = 0
+        # What was fetched last of a tensor: when, and under which name by device.
+        self.fetched: dict[tuple[str, tuple[Want | None, ...]], tuple[int, list[str | None]]] = {}
         self.graph = graph
         self.sharding = sharding
         self.mesh = sharding.mesh

@@ -50,14 +50,24 @@ def provide(b: Builder, held: Held, wants: Sequence[Want | None], at: At) -> lis
         else:
             fetched[device] = want
     if any(want is not None for want in fetched):
-        name = b.fresh(f"{held.tensor.name}:{at.op.name}")
-        outs = [f"{name}@{device}" for device in b.devices]
-        fetch(b, held, fetched, at, outs, outs)
+        outs = _fetched(b, held, tuple(fetched), at)
         found = [
             out if want is not None else name
             for name, out, want in zip(found, outs, fetched, strict=True)
         ]
     return found
+
+
+def _fetched(b: Builder, held: Held, wants: tuple[Want | None, ...], at: At) -> list[str | None]:
+    """Return what is fetched for an op, or was for one shortly before; it is freed at last use."""
+    key = held.tensor.name, wants
+    when, outs = b.fetched.get(key, (-1, []))
+    if not outs or b.now - when > b.reuse:
+        name = b.fresh(f"{held.tensor.name}:{at.op.name}")
+        outs = [f"{name}@{device}" for device in b.devices]
+        fetch(b, held, wants, at, outs, outs)
+    b.fetched[key] = b.now, list(outs)
+    return list(outs)
 
 
 def view(b: Builder, held: Held, device: int, box: Box, at: At, name: str | None = None) -> str:
