@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -199,6 +200,13 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def revision() -> str:
+    """Return the revision of the code that runs; nothing outside a repository."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=RESULTS.parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def merged(report: dict[str, Any], run: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the report with the parts that did not run now, and the runs that made them."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -228,7 +236,7 @@ def main(arguments: list[str] | None = None) -> None:
         "picture": f"{stem.name}.svg",
         **measured(options),
     }
-    run = {"command": " ".join(["python -m bench placement", *arguments]),
+    run = {"command": " ".join(["python -m bench placement", *arguments]), "revision": revision(),
            "parts": options.parts.split(","), "cpu_seconds": cpu_seconds() - started}  # fmt: skip
     report = merged(report, run, stem.with_suffix(".json"))
     RESULTS.mkdir(exist_ok=True)

@@ -42,9 +42,14 @@ def page(report: Report) -> str:
         f"Seed {report['seed']}; {report['machine']}; cores may have been shared.",
         "",
         *table(
-            ["command", "parts that are below", "CPU seconds"],
+            ["command", "revision", "parts that are below", "CPU seconds"],
             [
-                [f"`{run['command']}`", ", ".join(run["parts"]), f"{run['cpu_seconds']:.0f}"]
+                [
+                    f"`{run['command']}`",
+                    run["revision"],
+                    ", ".join(run["parts"]),
+                    f"{run['cpu_seconds']:.0f}",
+                ]
                 for run in report["runs"]
             ],
         ),

@@ -51,11 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_rivals() -> None:
-    """`auto` asks solvers in child processes, 0.7 s per plan; their own test asks them again."""
+def _short_plans() -> None:
+    """`auto` polishes for up to 2 s, then asks solvers for 0.7 s: too long for each of its tests.
+
+    The solvers' own test asks them again.
+    """
     from pardnn.api import algorithms
+    from pardnn.place import polish
 
     algorithms.RIVALS.clear()
+    polish.WORK = 2_000_000
 
 
 def _rooms(path: Path, config: pytest.Config) -> tuple[str, ...]:
