@@ -119,7 +119,7 @@ def identity(rank: int) -> Dims:
 
 def composed(first: Dims, second: Dims) -> Dims:
     """Return the dims reached by one map after the other."""
-    if first is identity(len(first)):
+    if first is identity(len(second)):
         return second
     if second is identity(len(second)):
         return first

@@ -1,0 +1,18 @@
+"""Dims of tied tensors: maps of another rank stay what they are."""
+
+from pardnn.shard.ties import Ties, composed, identity
+
+
+def test_a_map_into_more_dims_keeps_its_rank():
+    assert composed(identity(2), identity(4)) == (0, 1)
+    assert composed(identity(2), (1, 0, None)) == (1, 0)
+    assert composed((1, None), identity(2)) == (1, None)
+
+
+def test_a_tensor_with_dims_of_size_one_is_tied_to_its_gradient():
+    shapes = {"view": (12, 48), "mean": (12, 48, 1, 1), "gradient": (12, 48, 1, 1)}
+    ties = Ties(shapes)
+    assert ties.tie("view", "mean", (0, 1))
+    assert ties.tie("view", "gradient", (0, 1))
+    assert ties.tie("mean", "gradient")
+    assert ties.dims["mean"] == ties.dims["gradient"] == (0, 1)
