@@ -4,7 +4,7 @@ HEAD = """\
 Qararyah, *A computational-graph partitioning method for training memory-constrained DNNs*,
 chapter 6. **Simulated**, all but the planning times: no V100 was used. Steps are captured from
 PyTorch at full size (`bench/zoo/`, `bench/graphs/`), their sizes at other batches are affine
-between two captures (`bench/thesis_batch.py`), op times are the `v100` preset's roofline, links
+between two captures (`pardnn.api.scaling`), op times are the `v100` preset's roofline, links
 are NVSwitch's 300 GB/s and 25 us, 10 % of each device's memory stays in reserve. Planning times
 are CPU seconds after the kernels are compiled.
 """
@@ -21,9 +21,9 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   to be distributed.
 - **The batch of Word-RNN stops growing**: its softmax over all steps is one op, and from some
   batch on no device holds what this op reads and writes. No placement of whole ops can pass that.
-- **TRN on one device**: parameters, gradients and Adam's state are 32 GB together, more than the
-  usable 29 GiB. It would fit if each update ran as soon as its gradient is there; the orders that
-  the planner tries do not find that.
+- **TRN on one device** needs each update to run as soon as its gradient is there: parameters,
+  gradients and Adam's state are 30 GiB together, without the gradients 23. The frugal orders of the
+  planner do that since they follow chains of ops that free in the end what they take.
 - **Models of use case 2 that fit fewer devices**: Word-RNN-2 for the same reason as Word-RNN;
   E3D-2 has a third of the published parameters, which seem to count Adam's moments
   (`bench/zoo/e3d.py`).
@@ -45,6 +45,9 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   TensorFlow's FIFO.
 - **At the edge of memory throughput may fall** from one number of devices to the next, as for
   TRN-2: the largest batch is where the memory step has given up most for fitting.
+- **TRN-2 loses throughput where memory binds**: above 50,000 ops the planner repairs one placement
+  in under a second instead of trying several; its plans at the thesis's batches are up to half as
+  fast as those that take ten seconds.
 - **Linear clustering takes seconds**, not hours: it is another implementation of it.
 - **More ops are moved** by the memory step: it does not repair one placement, it also starts anew
   from placements packed by memory, and counted is every op that ends on another device than

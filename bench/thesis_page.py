@@ -282,6 +282,7 @@ def page(report: Report) -> str:
     report = report | {part: _in_order(report[part]) for part, _ in SECTIONS if part in report}
     lines = [f"# The ParDNN thesis, regenerated, {report['date']}", ""]
     lines += [f"`{report['command']}`; {report['machine']}.", "", HEAD, _missing(report)]
+    lines += [report["note"] + "\n"] if "note" in report else []
     for part, section in SECTIONS:
         if part in report:
             lines += section(report)
