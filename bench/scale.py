@@ -175,7 +175,7 @@ def measure(name: str, shape: Shape, seed: int, *, limited: bool) -> dict[str, A
     return row
 
 
-STEPS = ("problem", "single", "slicing", "mapping", "refinement", "listing", "order")
+STEPS = ("problem", "single", "heft", "slicing", "mapping", "refinement", "listing", "order")
 
 
 def page(rows: list[dict[str, Any]], command: str) -> str:

@@ -48,6 +48,8 @@ class Curves(NamedTuple):
         size: Bytes of each tensor.
         residual: Whether an op's outputs stay.
         workspace: Bytes of each op.
+        near: Bits of the devices that may hold each storage or a copy of it; device d has bit
+            d modulo 64. A device that no longer does keeps its bit.
         read: First and last rank at which each device reads a tensor: scratch.
     """
 
@@ -67,6 +69,7 @@ class Curves(NamedTuple):
     size: Int64[ndarray, " t"]
     residual: Bool[ndarray, " n"]
     workspace: Int64[ndarray, " n"]
+    near: Int64[ndarray, " t"]
     read: Int64[ndarray, "k 2"]
 
 
@@ -108,6 +111,7 @@ def curves_of(
         size=a.tensor_bytes,
         residual=a.memory == RESIDUAL,
         workspace=a.workspace,
+        near=np.zeros(a.num_tensors, dtype=np.int64),
         read=np.empty((k, 2), dtype=np.int64),
     )
     _fill_kernel(curves)
@@ -165,6 +169,9 @@ def _fill_kernel(c: Curves) -> None:
             at, d = c.rank[op] >> c.shift, c.place[op]
             add_range(RangeMax(c.top[d], c.add[d]), at, at + 1, c.workspace[op])
     for t in range(len(c.owner)):
+        c.near[c.owner[t]] |= 1 << (c.place[c.maker[t]] & 63)
+        for e in range(c.consumer_ptr[t], c.consumer_ptr[t + 1]):
+            c.near[c.owner[t]] |= 1 << (c.place[c.consumer_op[e]] & 63)
         if c.owner[t] == t:
             count_storage(c, t, 1)
 

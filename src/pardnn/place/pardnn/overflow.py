@@ -9,7 +9,8 @@ goes to the device with which it communicates most, of those that stay within th
 Deviations: the traversal goes to the largest overflow first instead of from the sink back; memory
 is counted on one fixed global order (see `curves`). A unit moves at most once per round, and in a
 large graph tries `MOST_TRIES` devices. What is alive at a point is found in an index over
-intervals. O(alive) per overflow point, plus O(readers log ops) per move.
+intervals, and a bit says whether it can be on a device. O(alive) per overflow point, plus
+O(readers log ops) per move.
 
 Reference: thesis, section 4.1.2.
 """
@@ -116,6 +117,7 @@ def move_unit(c: Curves, u: Units, unit: int, target: int, stamp: ndarray) -> No
                 if stamp[c.owner[t]] != stamp[-1]:
                     stamp[c.owner[t]] = stamp[-1]
                     count_storage(c, c.owner[t], sign)
+                    c.near[c.owner[t]] |= 1 << (c.place[op] & 63)
 
 
 @numba.njit(cache=True)
@@ -142,7 +144,10 @@ def _potentials(
         count: Their number.
     """
     low, high = at << c.shift, ((at + 1) << c.shift) - 1
+    bit = 1 << (d & 63)
     for owner in items:
+        if c.near[owner] & bit == 0:
+            continue
         maker = c.maker[owner]
         unit, stays, end = group[maker], 0, c.rank[maker]
         for i in range(c.alias_ptr[owner], c.alias_ptr[owner + 1]):
