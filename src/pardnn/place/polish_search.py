@@ -27,7 +27,8 @@ EVALUATION = 20
 #: Ops of a block, at most.
 MOST_BLOCK = 8
 #: Of so many steps two try to exchange groups or blocks, which are simulated, up to `MANY_OPS` ops
-#: and above.
+#: and above; up to five times as many where residual bytes do not fit on one device, and ops have
+#: to make room for each other.
 MANY_TRIES, MANY_OPS, FEW_TRIES = 8, 500, 32
 
 
@@ -173,7 +174,8 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
     fill_kernel(t, s)
     now = best = makespan(s)
     best_place, best_order = s.place.copy(), s.order.copy()
-    work, spread = 0, MANY_TRIES if n <= MANY_OPS else FEW_TRIES
+    is_full = t.residual.sum() > t.room.min()
+    work, spread = 0, MANY_TRIES if n <= MANY_OPS or (is_full and n <= 5 * MANY_OPS) else FEW_TRIES
     while work < most_work:
         limit = max(best * (1 + tolerance * (1 - work / most_work)), now * (1 - 1e-9))
         seed = seed * 48271 % 2147483647
