@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
+import os
 import platform
 import resource
 import sys
@@ -193,7 +194,8 @@ def page(rows: list[dict[str, Any]], command: str) -> str:
         "run; `memory` is the process's peak so far, in GiB; `gap` is makespan / lower bound, and",
         "`bound` the seconds that the bound itself takes. `limited` is the time of the whole plan",
         f"when every other device may hold {TIGHTNESS:g} of the peak without limits, `moved` the",
-        "share of ops that are then elsewhere.",
+        "share of ops that are then elsewhere. Load average at the end: "
+        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors.",
         "",
         f"| {head} | memory |",
         "| --- |" + " --- |" * 11,
