@@ -194,8 +194,8 @@ def page(rows: list[dict[str, Any]], command: str) -> str:
         "run; `memory` is the process's peak so far, in GiB; `gap` is makespan / lower bound, and",
         "`bound` the seconds that the bound itself takes. `limited` is the time of the whole plan",
         f"when every other device may hold {TIGHTNESS:g} of the peak without limits, `moved` the",
-        "share of ops that are then elsewhere. Load average at the end: "
-        f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} processors.",
+        f"share of ops that are then elsewhere. Load average at the end: {os.getloadavg()[0]:.1f}",
+        f"on {os.cpu_count()} processors.",
         "",
         f"| {head} | memory |",
         "| --- |" + " --- |" * 11,
