@@ -10,10 +10,10 @@ what comes after an op is estimated by bottom levels, and by the time left in a 
 every op starts as late as it can without delaying the end (Li and Willis's forward-backward passes,
 EJOR 1992): that counts the queues of the devices too.
 
-The number of passes is bounded by work, not by time. Above `MANY_OPS` it is constant, so that the
-time is that of a fixed number of walks over the graph: list scheduling with the placement fixed
-stands for the emulator, clusters are refined only if, mapped, they are not far behind HEFT, and the
-best start alone is improved.
+The number of passes is bounded by work, not by time. Above `MOST_OPS`, and above `MANY_OPS` where
+plain HEFT is `NEAR` a bound, it is constant, so that the time is that of a fixed number of walks
+over the graph: list scheduling with the placement fixed stands for the emulator, clusters are
+refined only if, mapped, they are not far behind HEFT, and the best start alone is improved.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.schedule import free_plan
 from pardnn.place.squeeze import limits
+from pardnn.sim.bounds import work_seconds
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
@@ -45,6 +46,9 @@ from pardnn.sim.timeline import Timeline
 PASS_OPS, MOST_PASSES = 600_000, 40
 #: Ops above which the number of walks over the graph is constant, and the passes there.
 MANY_OPS, FEWEST_PASSES = 50_000, 2
+#: Graphs up to `MOST_OPS` get the whole search all the same, unless plain HEFT is `NEAR` the work
+#: spread over all devices, which no plan beats: at 57,000 ops (TRN-2) a third faster plan for 1 s.
+MOST_OPS, NEAR = 100_000, 1.01
 #: Times the makespan of HEFT: large graphs whose clusters, mapped, are slower are not refined.
 #: Measured on 24 graphs of 60,000 ops, on 64 machines in all: swaps and switches gain less than
 #: 1 % on average, 6 % at most.
@@ -92,6 +96,18 @@ def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
     return sorted(found, key=lambda candidate: candidate.makespan), seconds
 
 
+def is_short(problem: Problem, makespan: float) -> bool:
+    """Return whether a fixed number of walks has to do: see the module's docstring.
+
+    Args:
+        problem: The problem.
+        makespan: Seconds of a plan that needed no search.
+    """
+    n = problem.arrays.num_ops
+    near = makespan <= NEAR * work_seconds(problem.machine)
+    return n > MOST_OPS or (n > MANY_OPS and near)
+
+
 def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
     """Return the complete timeline of a candidate."""
     schedule = candidate.schedule
@@ -106,7 +122,7 @@ def emulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
 
 def judged(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
     """Judge a placement by the emulator, or in a large graph by list scheduling."""
-    if problem.arrays.num_ops <= MANY_OPS:
+    if problem.arrays.num_ops <= MOST_OPS:
         return emulated(problem, place)
     fixed = np.empty(len(problem.runs), dtype=np.int64)
     fixed[problem.arrays.group] = place
@@ -164,7 +180,8 @@ def _clustered(
     clock.lap("mapping")
     best = judged(problem, placement(problem, clusters, device))
     rival = found[-1].makespan if found else np.inf
-    if problem.arrays.num_ops > MANY_OPS and best.makespan > REFINED_WITHIN * rival:
+    short = is_short(problem, rival)
+    if short and best.makespan > REFINED_WITHIN * rival:
         clock.lap("refinement")
         yield best
         return
@@ -172,7 +189,7 @@ def _clustered(
     other = judged(problem, placement(problem, clusters, swapped))
     best = min(best, other, key=lambda candidate: candidate.makespan)
     place, idle = best.place, 0
-    for _ in range(k if problem.arrays.num_ops <= MANY_OPS else 1):
+    for _ in range(1 if short else k):
         place, switched = switch_critical_path(problem, place)
         if switched == 0 or idle == SWITCH_PATIENCE:
             break
@@ -192,10 +209,14 @@ def _listed(
     clustered = found[-1]  # now: the list grows while this generator runs
     anywhere = np.full(len(problem.runs), -1, dtype=np.int64)
     if problem.arrays.num_ops > MANY_OPS:
-        yield improved(problem, min(found[-2:], key=lambda start: start.makespan), anywhere)
-        return
-    (heft,) = _heft(problem, found, seconds)
-    yield heft
+        start = min(found[-2:], key=lambda start: start.makespan)
+        if is_short(problem, start.makespan):
+            yield improved(problem, start, anywhere)
+            return
+        heft = found[-2]
+    else:
+        (heft,) = _heft(problem, found, seconds)
+        yield heft
     unlimited = limits([None] * problem.machine.num_devices)
     packed = packed_place(problem, file_rank(problem.arrays), unlimited)
     for start in (clustered, heft, emulated(problem, packed)):
@@ -210,7 +231,7 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
         start: Any candidate.
         fixed: Device of each group, -1 where it is free.
     """
-    few = problem.arrays.num_ops > MANY_OPS
+    few = is_short(problem, start.makespan)
     passes = FEWEST_PASSES if few else min(PASS_OPS // problem.arrays.num_ops, MOST_PASSES)
     best = current = start
     shortest, idle = np.inf, 0  # of the passes alone: the first may be worse than the start
@@ -224,7 +245,9 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
             best = current
         if idle == PATIENCE:
             break
-    other = best if few else emulated(problem, best.place)
+    if few and best.makespan <= NEAR * work_seconds(problem.machine):
+        return best  # the emulator takes 1.2 s per million ops
+    other = emulated(problem, best.place)
     return other if other.makespan < best.makespan else best
 
 
