@@ -89,3 +89,8 @@ def step(
 
     shape = (batch, LENGTH, width)
     return train, (model, optimizer, torch.randn(shape), torch.randn(shape))
+
+
+def small(batch_size: int = 2) -> tuple[Any, tuple[Any, ...]]:
+    """One block of width 32."""
+    return step(batch_size, width=32, inner=(64,))
