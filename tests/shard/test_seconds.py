@@ -7,12 +7,12 @@ from pardnn.cluster import Cluster, Device, Link
 from pardnn.cost.costs import preset_costs
 from pardnn.errors import UsageError
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.coarsen import NEEDED, op_calls
+from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, op_calls
 from pardnn.shard.cutting import cutting_of, owned_array
 from pardnn.shard.problem import make_problem
-from pardnn.shard.search import find_sharding, held_bytes, search
+from pardnn.shard.search import best_state, find_sharding, held_bytes, search
 from pardnn.shard.seconds import by_seconds, memory_weights
-from pardnn.shard.tables import State
+from pardnn.shard.tables import State, Tables
 from pardnn.shard.traffic import traffic
 from pardnn.shard.ways import Request, ways_of
 from tests.shard.hand import matmul, mlp
@@ -47,6 +47,18 @@ def test_slow_links_leave_all_whole():
     graph = mlp(64, 64, 64, 64)
     found = _found(graph, Cluster.uniform(2, bandwidth="1MB/s", latency="1s"))
     assert set(found.sharding.layouts.values()) == {(None,)}
+
+
+@pytest.mark.parametrize("level", [NEEDED, TRAINING, REPEATED])
+def test_a_step_left_whole_takes_what_its_ops_take_however_coarse(level):
+    graph = mlp(64, 96, 160, 32)
+    cluster = Cluster.uniform(2, bandwidth="1B/s", latency="1s")
+    costs = preset_costs(graph, "a100")
+    problem = make_problem(graph, level)
+    objective = by_seconds(graph, problem, cluster, costs)
+    best = best_state(Tables(problem, objective, (2,)))
+    assert set(best.state.layouts) == {(None,)}
+    assert best.cost == pytest.approx(costs.seconds["accelerator"].sum())
 
 
 def test_memory_is_a_limit():

@@ -23,7 +23,7 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.cost.presets import DEVICE_MODELS, DeviceModel, device_model
 from pardnn.cost.roofline import op_seconds
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor, writes
 from pardnn.plan.mesh import Layout
 from pardnn.shard.cost import volumes
 from pardnn.shard.cutting import owned_array
@@ -133,6 +133,8 @@ def _local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
         op,
         inputs=tuple(inputs),
         outputs=tuple(outputs),
+        # Results alias nothing here, so a write in place would pass for a view, which is free.
+        memory="normal" if writes(op) else op.memory,
         arguments={"args": list(call.args), "kwargs": dict(call.kwargs)},
     )
     return local, inputs | {tensor.name: tensor for tensor in outputs}
