@@ -6,8 +6,8 @@ scheduling with the residual groups pinned makes new starts of what fits. The ju
 
 Deviations: the thesis repairs one placement; here several are, since where memory binds, the
 fastest placement is often not the one that is best to repair. Above `MANY_OPS` ops it is one, as in
-the thesis: the fastest, repaired on its own order. Only if that fails, or costs more than
-`REPAIR_COSTS` of the unlimited makespan, is all else tried.
+the thesis: the fastest, repaired on its own order. Only if that fails, or, up to `ATTEMPT_OPS`, if
+it takes more than `REPAIR_COSTS` times the unlimited makespan, is all else tried.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.peak import peaks
 
-#: Ops times starts that are worked on once some plan fits; one start in any case.
+#: Ops times starts that are worked on once some plan fits.
 ATTEMPT_OPS = 60_000
 #: A large graph's repaired plan so much slower than the unlimited one is not the last word: where
 #: residual bytes fill the devices, other starts have been twice as fast (TRN-2 on 4 V100).
@@ -82,7 +82,8 @@ def fit_memory(task: Task, candidates: list[Candidate]) -> PlanArrays | None:
     found: list[Fitting] = []
     if task.problem.arrays.num_ops > MANY_OPS:
         _keep(task, found, _fit_fastest(task, candidates[0]))
-        if found and found[0].makespan <= REPAIR_COSTS * candidates[0].makespan:
+        near = REPAIR_COSTS * candidates[0].makespan
+        if found and (found[0].makespan <= near or task.problem.arrays.num_ops > ATTEMPT_OPS):
             return found[0].plan
     attempts = max(1, ATTEMPT_OPS // task.problem.arrays.num_ops)
     for candidate in candidates[:attempts]:
