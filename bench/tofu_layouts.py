@@ -138,7 +138,6 @@ def gaps(limit: float = 10.0) -> list[str]:
     """Return the table of the objective `seconds` beside the integer program."""
     from tests.shard.hand import chain, conv1d, mlp
 
-    block = {"width": 64, "inner": (256,)}
     lines = [
         "## Seconds beside the integer program",
         "",
@@ -154,7 +153,9 @@ def gaps(limit: float = 10.0) -> list[str]:
         ("MLP 64-128-512-510", mlp(64, 128, 512, 510)),
         ("chain 512-2048-512-2048", chain(512, 2048, 512, 2048)),
         ("conv1d", conv1d(8, 64, 128, 4096, 3)),
-        ("GPT-2 block, forward and backward", _captured(2, **block)),
+        ("GPT-2 block, width 64, batch 2", _captured(2, width=64, inner=(256,))),
+        ("GPT-2 block, width 1024, batch 2", _captured(2, width=1024, inner=(4096,))),
+        ("GPT-2 block, width 2048, batch 8", _captured(8, width=2048, inner=(8192,))),
     ]
     for name, graph in graphs:
         for devices in (2, 3, 4):
