@@ -59,7 +59,7 @@ def _ranks(count: int) -> str:
 
 
 def _load(report: Row) -> Iterator[str]:
-    if report["load_before"] > 0.5:
+    if report["load_before"] > 1.0:  # what ended a minute ago still counts half
         yield (
             f"**The machine was busy**: its load was {report['load_before']:.1f} before anything "
             "ran here, so the step errors below tell little of the predictions. Peaks do not "
