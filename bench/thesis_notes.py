@@ -46,8 +46,8 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
 - **At the edge of memory throughput may fall** from one number of devices to the next, as for
   TRN-2: the largest batch is where the memory step has given up most for fitting.
 - **TRN-2's rows are behind the planner**: they were made when it repaired one placement above
-  50,000 ops. It now tries others up to 60,000: on 4 devices at batch 2 it makes 4.7 samples per second
-  instead of the 2.5 of the table (simulated; planned in 2.4 s).
+  50,000 ops. It now tries others up to 60,000: on 4 devices at batch 2 it makes 4.7 samples
+  per second instead of the 2.5 of the table (simulated; planned in 2.4 s).
 - **Linear clustering takes seconds**, not hours: it is another implementation of it.
 - **More ops are moved** by the memory step: it does not repair one placement, it also starts anew
   from placements packed by memory, and counted is every op that ends on another device than
