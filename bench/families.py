@@ -24,14 +24,19 @@ MEAN_SECONDS = 1e-3
 Reads = list[tuple[int, ...]]
 
 
-def fork_join(num_ops: int, rng: np.random.Generator) -> Reads:
-    """Forks of 4 to 12 chains of 4 to 16 ops, each fork after the join before it."""
+def fork_join(
+    num_ops: int,
+    rng: np.random.Generator,
+    chains: tuple[int, int] = (4, 12),
+    ops: tuple[int, int] = (4, 16),
+) -> Reads:
+    """Forks of so many chains of so many ops, each fork after the join before it."""
     reads: Reads = [()]
     while len(reads) < num_ops:
         fork, ends = len(reads) - 1, []
-        for _ in range(int(rng.integers(4, 13))):
+        for _ in range(int(rng.integers(*chains, endpoint=True))):
             last = fork
-            for _ in range(int(rng.integers(4, 17))):
+            for _ in range(int(rng.integers(*ops, endpoint=True))):
                 reads.append((last,))
                 last = len(reads) - 1
             ends.append(last)

@@ -92,14 +92,7 @@ def _run(case: Case, steps: int) -> dict[str, Any]:
         program = Program(case.graph, case.plan)
         binding = Binding(step, args, case.graph, CPU)
 
-        def residents() -> dict[str, Any]:
-            mine = program.residents(world.rank)
-            values = binding.held(mine)
-            binding.keep(values, mine)
-            binding.mark_stepped()
-            return values
-
-        executor = start(program, world, residents)
+        executor = start(program, world, lambda: binding.take(program.residents(world.rank)))
         batch = [
             arg for arg in args if not isinstance(arg, torch.nn.Module | torch.optim.Optimizer)
         ]

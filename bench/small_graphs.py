@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench import families
 from bench.families import Reads, graph_of, in_tree, layered, out_tree
 from pardnn.cluster import Cluster, Device, Link, Rate
 from pardnn.graph.ir import Graph
@@ -19,17 +20,7 @@ MOST_OPS = 20
 
 def fork_join(num_ops: int, rng: np.random.Generator) -> Reads:
     """Forks of 2 to 4 chains of 1 to 3 ops, each fork after the join before it."""
-    reads: Reads = [()]
-    while len(reads) < num_ops:
-        fork, ends = len(reads) - 1, []
-        for _ in range(int(rng.integers(2, 5))):
-            last = fork
-            for _ in range(int(rng.integers(1, 4))):
-                reads.append((last,))
-                last = len(reads) - 1
-            ends.append(last)
-        reads.append(tuple(ends))
-    return reads[:num_ops]
+    return families.fork_join(num_ops, rng, (2, 4), (1, 3))[:num_ops]
 
 
 def recurrent(num_ops: int, rng: np.random.Generator) -> Reads:

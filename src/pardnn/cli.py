@@ -332,13 +332,9 @@ def convert(
     if cluster is not None or devices is not None:
         machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     options = ConvertOptions(
-        to=to,
-        graph_file=graph_file,
-        cluster=machine,
-        cluster_file=cluster_file,
-        reserve=reserve,
-        costs=costs,
-    )
+        to=to, graph_file=graph_file, cluster=machine, cluster_file=cluster_file,
+        reserve=reserve, costs=costs,
+    )  # fmt: skip
     target = output or output_option
     assert target is not None
     show(convert_file(source, target, options), as_json, None)

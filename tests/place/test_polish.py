@@ -20,7 +20,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.baseline import closed_arrays, residual_bytes
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish import polish, polish_best, state_of, task_of
-from pardnn.place.polish_kernel import State, best_slot, changed, fill_kernel
+from pardnn.place.polish_kernel import State, Task, best_slot, changed, fill_kernel
 from pardnn.place.polish_search import search_kernel
 from pardnn.place.round_robin import place_round_robin
 from pardnn.plan.check import plan_problems
@@ -62,18 +62,13 @@ def test_never_worse_valid_and_within_the_limit(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_the_search_knows_of_times_is_what_a_simulation_finds(family: str) -> None:
     graph = random_graph(2, 40, family)
-    machine = machine_for(graph, cluster_of(3))
-    arrays = closed_arrays(graph)
-    plan = place_round_robin(graph, machine, [None] * 3).plan
-    order = np.argsort(simulate(graph, machine, plan).dispatch)
-    state, task = state_of(plan.place, order, 3), task_of(arrays, machine)
-    fill_kernel(task, state)
+    machine, arrays, task, state = round_robin_searched(graph, 3)
     seed, before = 7, state.finish.max()
     for _ in range(30):  # whatever was tried and undone last, all times must be right
         seed = search_kernel(task, state, 200, 0.05, seed)
         fresh = state_of(state.place, state.order, 3)
         fill_kernel(task, fresh)
-        for op in range(len(order)):
+        for op in range(arrays.num_ops):
             slots = [*range(fresh.position[op])][::-3]
             for to in slots[:2]:
                 low = _earliest(arrays, fresh, op)
@@ -88,6 +83,16 @@ def test_what_the_search_knows_of_times_is_what_a_simulation_finds(family: str) 
         assert again.finish.tolist() == finish
         assert again.left.tolist() == left
     assert state.finish.max() <= before
+
+
+def round_robin_searched(graph: Graph, k: int) -> tuple[Machine, GraphArrays, Task, State]:
+    """What the search is given when it begins at a round robin plan."""
+    machine, arrays = machine_for(graph, cluster_of(k)), closed_arrays(graph)
+    plan = place_round_robin(graph, machine, [None] * k).plan
+    order = np.argsort(simulate(graph, machine, plan).dispatch)
+    task, state = task_of(arrays, machine), state_of(plan.place, order, k)
+    fill_kernel(task, state)
+    return machine, arrays, task, state
 
 
 def _earliest(arrays: GraphArrays, state: State, op: int) -> int:
@@ -129,13 +134,8 @@ def naive_times(
 @settings(max_examples=15)
 @given(graph=graphs(max_ops=10, memory=False), seed=st.integers(1, 99), k=st.integers(2, 3))
 def test_a_slot_promises_no_less_than_a_simulation_finds(graph: Graph, seed: int, k: int) -> None:
-    machine = machine_for(graph, cluster_of(k))
-    arrays = closed_arrays(graph)
-    plan = place_round_robin(graph, machine, [None] * k).plan
-    order = np.argsort(simulate(graph, machine, plan).dispatch)
-    state, task = state_of(plan.place, order, k), task_of(arrays, machine)
-    fill_kernel(task, state)
-    for op in range(len(order)):
+    *_, task, state = round_robin_searched(graph, k)
+    for op in range(len(graph.ops)):
         before = state.finish.max()
         path, d, x, to, seed = best_slot(task, state, op, 0.0, seed)
         if d >= 0:
@@ -240,13 +240,9 @@ def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_search_keeps_residual_bytes_within_their_room(family: str) -> None:
     graph = random_graph(5, 60, family)
-    machine = machine_for(graph, cluster_of(3))
-    arrays = closed_arrays(graph)
-    plan = place_round_robin(graph, machine, [None] * 3).plan
-    order = np.argsort(simulate(graph, machine, plan).dispatch)
-    state = state_of(plan.place, order, 3)
+    machine, arrays, _, state = round_robin_searched(graph, 3)
     residual = residual_bytes(arrays, np.arange(arrays.num_ops))
-    held = np.bincount(plan.place, weights=residual, minlength=3).astype(np.int64)
+    held = np.bincount(state.place, weights=residual, minlength=3).astype(np.int64)
     room = held + residual.max() // 2
     seed, devices = 3, set()
     for _ in range(20):

@@ -148,11 +148,7 @@ class Memory:
             call.after = storage.writes[-1:]
         call.inputs = [base]
         value = Value(call, geometry, storage, len(storage.writes), base, device=newest.device)
-        call.outputs = call.returns = [value]
-        self.locator.place(call)
-        self.calls.append(call)
-        storage.values[geometry] = value
-        return value
+        return self._viewed(value)
 
     def _sliced(self, storage: Storage, base: Value, cuts: list[tuple[int, int, int]]) -> Value:
         """Cut a view out of another one: unlike `as_strided`, it can be spread over devices."""
@@ -164,10 +160,18 @@ class Memory:
             cut = torch.Size((*shape[:dim], end - begin, *shape[dim + 1 :]))
             geometry = cut, strides, offset + begin * strides[dim], dtype
             value = Value(call, geometry, storage, len(storage.writes), value, device=base.device)
-            call.outputs = call.returns = [value]
-            self.locator.place(call)
-            self.calls.append(call)
-            storage.values[geometry] = value
+            self._viewed(value)
+        return value
+
+    def _viewed(self, value: Value) -> Value:
+        """Record the call that makes a view, and the view as its storage's value of that shape."""
+        call, storage, geometry = value.call, value.storage, value.geometry
+        assert storage is not None
+        assert geometry is not None
+        call.outputs = call.returns = [value]
+        self.locator.place(call)
+        self.calls.append(call)
+        storage.values[geometry] = value
         return value
 
     def _copy_constant(self, storage: Storage) -> None:

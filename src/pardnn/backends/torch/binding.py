@@ -141,6 +141,13 @@ class Binding:
         for optimizer in self._optimizers:
             optimizer._opt_called = True
 
+    def take(self, residents: Sequence[Op]) -> dict[str, Any]:
+        """Return a rank's share of the live values, and leave only that in the user's objects."""
+        values = self.held(residents)
+        self.keep(values, residents)
+        self.mark_stepped()
+        return values
+
     # What each step is given.
 
     def example(self) -> tuple[Any, ...]:

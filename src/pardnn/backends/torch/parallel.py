@@ -133,14 +133,8 @@ def parallelize(
     except PardnnError as error:
         raise world.settle(error) from error.__cause__
 
-    def residents() -> dict[str, Any]:
-        mine = program.residents(world.rank)
-        values = binding.held(mine)
-        binding.keep(values, mine)
-        binding.mark_stepped()
-        return values
-
-    return Parallel(start(program, world, residents), binding)
+    executor = start(program, world, lambda: binding.take(program.residents(world.rank)))
+    return Parallel(executor, binding)
 
 
 def _shared(
