@@ -12,9 +12,10 @@ PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch clean
 
-# Two lanes of one process each, on two cores; then the ranks, which want the cores to themselves.
-test: lint
-	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) shapes jit
+# Kernels on one core, static checks and the lane without them on the other; then the ranks, which
+# want the cores to themselves.
+test: $(STAMP)
+	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) jit lint shapes
 	$(MAKE) torch
 
 # One call of pip, so that the pinned torch is the only one that is ever considered.
