@@ -16,3 +16,12 @@ def test_a_tensor_with_dims_of_size_one_is_tied_to_its_gradient():
     assert ties.tie("view", "gradient", (0, 1))
     assert ties.tie("mean", "gradient")
     assert ties.dims["mean"] == ties.dims["gradient"] == (0, 1)
+
+
+def test_a_view_that_lost_all_dims_is_tied_to_one_of_more_dims():
+    ties = Ties({"flat": (1152,), "strided": (12, 96), "copy": (12, 96), "view": (12, 96, 1)})
+    assert ties.tie("flat", "strided", (None,), hard=True)
+    assert ties.tie("view", "copy", (0, 1, None))
+    assert ties.tie("copy", "strided", hard=True)
+    assert len(set(ties.root.values())) == 1
+    assert all(len(dims) == len(ties.shapes[ties.root["copy"]]) for dims in ties.dims.values())

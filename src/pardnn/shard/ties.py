@@ -61,7 +61,7 @@ class Ties:
         if len(self.members[self.root[one]]) < len(self.members[self.root[other]]):
             one, other, dims = other, one, inverse(dims, len(self.shapes[other]))
         kept, moved = self.root[one], self.root[other]
-        back = inverse(self.dims[other], len(self.shapes[moved]))
+        back = inverse(self.dims[other], len(self.shapes[other]))
         # dim of the kept root -> of one -> of other -> of the moved root
         through = composed(composed(self.dims[one], dims), back)
         if not hard and not self._covers(kept, moved, through):
