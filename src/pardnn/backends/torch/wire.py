@@ -8,6 +8,8 @@ nothing else is ever copied. Host scalars travel as eight bytes.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -61,7 +63,12 @@ class Wire(NamedTuple):
     @property
     def torch_dtype(self) -> torch.dtype:
         """Element type of what travels."""
-        return HOST_TYPES[self.dtype][0] if self.is_scalar else getattr(torch, self.dtype)
+        return _torch_dtype(self.dtype)
+
+
+@functools.cache
+def _torch_dtype(name: str) -> torch.dtype:
+    return HOST_TYPES[name][0] if name in HOST_TYPES else getattr(torch, name)
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
@@ -116,14 +123,28 @@ def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
+def memory_of(tensor: torch.Tensor, num_bytes: int) -> memoryview:
+    """Return the bytes of a dense tensor of the host; it must be kept while they are used."""
+    return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr()))
+
+
 def outgoing(wire: Wire, value: Any, device: torch.device) -> torch.Tensor:
     """Return the bytes to send, a view of `value` where it is dense.
 
     Raises:
         RankError: E604, if `value` is not what the message was announced to carry.
     """
+    return byte_view(dense(wire, value, device))
+
+
+def dense(wire: Wire, value: Any, device: torch.device) -> torch.Tensor:
+    """Return the tensor to send, `value` itself where it is dense.
+
+    Raises:
+        RankError: E604, if `value` is not what the message was announced to carry.
+    """
     if wire.is_scalar:
-        return torch.tensor([value], dtype=wire.torch_dtype, device=device).view(torch.uint8)
+        return torch.tensor([value], dtype=wire.torch_dtype, device=device)
     if value.shape != wire.shape or value.dtype != wire.torch_dtype:
         raise RankError(
             f"op {shown(wire.op)} made {shown(wire.tensor)} as {value.dtype} "
@@ -136,7 +157,7 @@ def outgoing(wire: Wire, value: Any, device: torch.device) -> torch.Tensor:
         value = value.resolve_conj().resolve_neg()
     if value.stride() != wire.strides:
         value = empty_like_sent(wire, value.device).copy_(value)
-    return byte_view(value)
+    return value
 
 
 def empty_like_sent(wire: Wire, device: torch.device) -> torch.Tensor:

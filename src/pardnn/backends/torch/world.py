@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from pardnn.backends.torch.agree import exchange
 from pardnn.backends.torch.comm import Channel
+from pardnn.backends.torch.local import connect_local
 from pardnn.backends.torch.watch import State, Watch
 from pardnn.errors import MismatchError, PardnnError, RankError
 
@@ -152,6 +153,8 @@ def join(
         ) from error
     channel = Channel(group, rank, timeout_s=timeout_s, device=device, headers=headers)
     world = World(rank, size, device, timeout_s, store, channel)
+    if backend == "gloo" and device.type == "cpu" and not headers:
+        channel.local = connect_local(rank, world.exchange)
     # Nobody may fail, and so close connections, while another one still connects.
     world.exchange("joined", rank)
     return world

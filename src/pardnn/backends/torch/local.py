@@ -1,0 +1,238 @@
+"""Messages between ranks of one machine, moved by the ranks' own threads over Unix sockets.
+
+Gloo moves a message with three wake-ups of its own threads (announce, answer, data). Where ranks
+compute on all cores, those threads wait for a core each time, and a message of any size costs 0.3
+to 0.6 ms; here it costs two copies and, if the receiver sleeps, one wake-up: 10 to 40 us. And no
+hidden thread takes a core, so that the time of a step can be told from its action lists.
+
+A send copies into the socket's buffer at once and what does not fit later, at this rank's next
+message; a wait moves whatever can move, for all peers. So two ranks that wait for each other's
+data never wait for ever, and messages between two ranks arrive in the order of their posts, which
+is one global order on all ranks (`plan/lower.py`). Buffers are the system's and bounded; a message
+that would not fit a good part of one goes over the process group, which moves it while both ranks
+compute.
+
+The sockets lie in a private directory until all have connected. Ranks on another machine, or that
+cannot be reached for any reason, are left to the process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+#: Bytes asked for a socket's buffer; the system may give less (`net.core.wmem_max`).
+BUFFER_BYTES = 4 << 20
+#: A rank that has connected has said so; longer to take up its connection means a broken machine.
+ACCEPT_S = 20.0
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+Exchange = Callable[[str, Any], list[Any]]
+
+
+class Transfer:
+    """A message on its way: `left` holds the bytes not yet moved."""
+
+    __slots__ = ("left", "peer", "sending")
+
+    def __init__(self, peer: int, left: memoryview, *, sending: bool) -> None:
+        self.peer = peer
+        self.left = left
+        self.sending = sending
+
+
+class LocalLinks:
+    """One rank's connections to the ranks of its machine.
+
+    Args:
+        sockets: Connected, by rank.
+        limit_bytes: Of the longest message; the same on all ranks.
+    """
+
+    def __init__(self, sockets: dict[int, socket.socket], limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._sockets = sockets
+        self._out: dict[int, deque[Transfer]] = {peer: deque() for peer in sockets}
+        self._in: dict[int, deque[Transfer]] = {peer: deque() for peer in sockets}
+        self._broken: dict[int, OSError] = {}
+        for each in sockets.values():
+            each.setblocking(False)
+
+    def carries(self, peer: int, num_bytes: int) -> bool:
+        """Whether a message to or from a rank goes this way."""
+        return peer in self._sockets and num_bytes <= self.limit_bytes
+
+    def send(self, peer: int, payload: memoryview) -> Transfer:
+        """Start sending; the payload must stay as it is until `wait` returns."""
+        transfer = Transfer(peer, payload, sending=True)
+        self._out[peer].append(transfer)
+        self._push(peer)
+        return transfer
+
+    def receive(self, peer: int, buffer: memoryview) -> Transfer:
+        """Receive the peer's next message, of this very size, into the buffer."""
+        transfer = Transfer(peer, buffer, sending=False)
+        self._in[peer].append(transfer)
+        return transfer
+
+    def move(self, transfer: Transfer) -> bool:
+        """Move what can move without waiting; return whether this message has left or arrived."""
+        if transfer.left:
+            (self._push if transfer.sending else self._pull)(transfer.peer)
+        return not transfer.left
+
+    def wait(self, transfer: Transfer, timeout_s: float) -> None:
+        """Move messages until this one has left or arrived.
+
+        Raises:
+            TimeoutError: After `timeout_s`.
+            OSError: If the peer's connection closed.
+        """
+        end = time.monotonic() + timeout_s
+        while not self.move(transfer):
+            if transfer.peer in self._broken:
+                raise self._broken[transfer.peer]
+            rest = end - time.monotonic()
+            if rest <= 0.0:
+                raise TimeoutError
+            self._move_all(rest)
+
+    def _move_all(self, timeout_s: float) -> None:
+        """Wait until anything can move, and move it."""
+        poll, peers = select.poll(), {}
+        for peer, connection in self._sockets.items():
+            events = select.POLLIN if self._in[peer] else 0
+            events |= select.POLLOUT if self._out[peer] else 0
+            if events and peer not in self._broken:
+                poll.register(connection, events)
+                peers[connection.fileno()] = peer
+        for number, events in poll.poll(1e3 * timeout_s):
+            if events & ~select.POLLOUT:
+                self._pull(peers[number])
+            if events & ~select.POLLIN:
+                self._push(peers[number])
+
+    def _push(self, peer: int) -> None:
+        queue, send = self._out[peer], self._sockets[peer].send
+        try:
+            while queue:
+                transfer = queue[0]
+                transfer.left = transfer.left[send(transfer.left) :]
+                if not transfer.left:
+                    queue.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._broken.setdefault(peer, error)
+
+    def _pull(self, peer: int) -> None:
+        queue, receive = self._in[peer], self._sockets[peer].recv_into
+        try:
+            while queue:
+                transfer = queue[0]
+                count = receive(transfer.left)
+                if count == 0:
+                    raise ConnectionResetError("the peer closed the connection")
+                transfer.left = transfer.left[count:]
+                if not transfer.left:
+                    queue.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._broken.setdefault(peer, error)
+
+    def close(self) -> None:
+        """Close all connections: peers that wait for this rank stop waiting."""
+        for each in self._sockets.values():
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._sockets, self._in, self._out = {}, {}, {}
+
+
+def connect_local(rank: int, exchange: Exchange) -> LocalLinks | None:
+    """Connect to all ranks of this machine that can be reached; None if there are none.
+
+    Args:
+        rank: This rank.
+        exchange: Gives every rank what each rank says under a key; all ranks call this function.
+    """
+    with contextlib.ExitStack() as stack:
+        listener, path = _listening(stack)
+        said = exchange("local", {"machine": _machine(), "path": path})
+        near = [
+            each["path"] if each["path"] and each["machine"] == said[rank]["machine"] else None
+            for each in said
+        ]
+        sockets = dict(_called(rank, near[:rank]))
+        met = exchange("reached", {"peers": list(sockets), "limit": _limit_bytes()})
+        callers = [peer for peer, each in enumerate(met) if rank in each["peers"]]
+        if listener is not None:
+            sockets.update(_accepted(listener, callers))
+    return LocalLinks(sockets, min(each["limit"] for each in met)) if sockets else None
+
+
+def _machine() -> str:
+    """Return what two processes share if they run on one machine, under one system."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _listening(stack: contextlib.ExitStack) -> tuple[socket.socket | None, str | None]:
+    try:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pardnn-"))
+        path = str(Path(folder) / "s")
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(4096)
+    except (OSError, AttributeError):  # no such sockets here, or the path is too long for one
+        return None, None
+    return listener, path
+
+
+def _sized(connection: socket.socket) -> socket.socket:
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    return connection
+
+
+def _limit_bytes() -> int:
+    """Return the longest message that a socket's buffer holds with room for a few others."""
+    if not hasattr(socket, "AF_UNIX"):
+        return 0
+    with _sized(socket.socket(socket.AF_UNIX)) as probe:
+        # Linux returns twice the size, for what it keeps of its own.
+        return probe.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 4
+
+
+def _called(rank: int, paths: list[str | None]) -> Iterator[tuple[int, socket.socket]]:
+    """Connect to the listed ranks; whoever calls says its number."""
+    for peer, path in enumerate(paths):
+        if path is None:
+            continue
+        connection = _sized(socket.socket(socket.AF_UNIX))
+        try:
+            connection.settimeout(ACCEPT_S)
+            connection.connect(path)
+            connection.sendall(rank.to_bytes(4, "big"))
+        except OSError:
+            connection.close()
+        else:
+            yield peer, connection
+
+
+def _accepted(listener: socket.socket, callers: list[int]) -> Iterator[tuple[int, socket.socket]]:
+    listener.settimeout(ACCEPT_S)
+    for _ in callers:
+        connection = _sized(listener.accept()[0])
+        connection.settimeout(ACCEPT_S)
+        yield int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big"), connection
