@@ -11,7 +11,9 @@ from collections.abc import Iterator
 def collector_paused() -> Iterator[None]:
     """Keep the collector from walking traces and graphs again and again: it would find nothing.
 
-    Measured: it takes a third of the time of a capture of 11,000 ops, a tenth of a search.
+    What was made meanwhile counts as old afterwards, else the next object would set off a walk of
+    all of it. Measured: the collector takes a third of the time of a capture of 11,000 ops, and a
+    fifth of a search, half of that in the walk afterwards.
     """
     is_enabled = gc.isenabled()
     gc.disable()
@@ -19,4 +21,7 @@ def collector_paused() -> Iterator[None]:
         yield
     finally:
         if is_enabled:
+            if not gc.get_freeze_count():  # else the user has frozen objects, and they stay frozen
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()

@@ -9,10 +9,8 @@ Complexity: O(distinct local calls x loops) calls of `pieces_of`, the rest is ar
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Int64
@@ -21,7 +19,8 @@ from numpy import ndarray
 from pardnn.errors import PardnnError
 from pardnn.plan.mesh import Mesh
 from pardnn.shard.analysis import Analysis
-from pardnn.shard.call import Bound, Call, Skeleton, skeleton_of
+from pardnn.shard.call import Bound, Call, Skeleton, replaced, skeleton_of
+from pardnn.shard.form import Form, form_of
 from pardnn.shard.interned import (
     EXCHANGED,
     KEPT,
@@ -31,36 +30,10 @@ from pardnn.shard.interned import (
     interned,
 )
 from pardnn.shard.leaves import Axes, leaves
-from pardnn.shard.partition import Piece, pieces_of
+from pardnn.shard.partition import Part, Piece, extents_of, own_attributes, pieces_of
 from pardnn.shard.registry import Description, description_of
+from pardnn.shard.stencil import Column, Stencil, stencil_of
 from pardnn.shard.tdl import Shape, Sizes, Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Form:
-    """Where the boxes of a call's tensors are among all dims, side by side.
-
-    Attributes:
-        slots: Dims of each input.
-        outputs: Dims of each output, None for what is not computed.
-        width: Number of all dims.
-    """
-
-    slots: Mapping[str, slice]
-    outputs: tuple[slice | None, ...]
-    width: int
-
-
-@lru_cache(maxsize=4096)
-def _form(slots: tuple[tuple[str, int], ...], outputs: tuple[int | None, ...]) -> Form:
-    """Return the form of calls with such ranks: always the same object."""
-    ends = list(itertools.accumulate((rank or 0 for _, rank in slots), initial=0))
-    inputs = {slot: slice(a, a + rank) for (slot, rank), a in zip(slots, ends, strict=False)}
-    at, found = ends[-1], list[slice | None]()
-    for rank in outputs:
-        found.append(None if rank is None else slice(at, at + rank))
-        at += rank or 0
-    return Form(inputs, tuple(found), at)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,18 +98,11 @@ def _whole(call: Call) -> Cutting:
         local = leaf.call
         shapes = {slot: local.shapes[slot] for slot in leaf.regions}
         contents = {slot: region.content for slot, region in leaf.regions.items()}
-    form = _form_of(shapes, local.outputs)
+    form = form_of(shapes, local.outputs)
     sizes = [n for shape in (*shapes.values(), *local.outputs) for n in shape or ()]
     boxes = np.zeros((1, form.width, 2), dtype=np.int64)
     boxes[0, :, 1] = sizes
     return Cutting((intern_call(local),), form, boxes, contents, ((),) * len(local.outputs))
-
-
-def _form_of(shapes: Mapping[str, Shape], outputs: Sequence[Shape | None]) -> Form:
-    return _form(
-        tuple((slot, len(shape)) for slot, shape in shapes.items()),
-        tuple(None if shape is None else len(shape) for shape in outputs),
-    )
 
 
 def _pieces(number: int, axis: str, parts: int) -> _Pieces | None:
@@ -150,14 +116,89 @@ def _find_pieces(number: int, axis: str, parts: int) -> _Pieces | None:
     known = analysed(number)
     if known is None or axis not in known[1].axes:
         return None
-    if parts == 2 and number in KEPT.halves:
-        found = KEPT.halves[number].get(axis, (None, None))[1]
-    else:
-        try:
+    try:
+        if parts == 2 and number in KEPT.halves:
+            found = KEPT.halves[number].get(axis, (None, None))[1]
+        elif not known[0].is_exact:
+            return _stamped(number, known, axis, parts)
+        else:
             found = pieces_of(*known, axis, parts)
-        except PardnnError:
-            found = None
+    except PardnnError:
+        return None
     return None if found is None else _stacked(number, *known, found)
+
+
+def _stamped(
+    number: int, known: tuple[Description, Analysis, Bound], axis: str, parts: int
+) -> _Pieces | None:
+    """Return the pieces of a call by the stencil of the loop."""
+    _, analysis, bound = known
+    extents = extents_of(*known)
+    stencil = stencil_of(analysis, bound, extents, axis, parts) if axis in extents else None
+    if stencil is None:
+        return None
+    read = {access.slot for access in analysis.reads}
+    shapes: dict[str, Shape] = {}
+    for slot, tensor in bound.tensors.items():
+        shape = tensor.sizes.shape
+        shapes[slot] = shape if slot in read else (0,) * len(shape)
+    dtypes = {slot: tensor.dtype for slot, tensor in bound.tensors.items()}
+    call = replace(bound.call, shapes=shapes, dtypes=dtypes)
+    ranges = {name: (0, size - 1) for name, size in extents.items()}
+    numbers = _numbers(known, _by_slot(number, bound), call, stencil, axis, ranges)
+    if numbers is None:
+        found = pieces_of(*known, axis, parts)
+        return None if found is None else _stacked(number, *known, found)
+    form = form_of(shapes, call.outputs)
+    boxes = np.zeros((parts, form.width, 2), dtype=np.int64)
+    boxes[:, :, 1] = [n for shape in (*shapes.values(), *call.outputs) for n in shape or ()]
+    starts = [form.slots[p] if isinstance(p, str) else form.outputs[p] for p, _ in stencil.columns]
+    moved = [at.start + dim for at, (_, dim) in zip(starts, stencil.columns, strict=True) if at]
+    boxes[:, moved] = stencil.boxes
+    contents = {slot: slot in read and slot in analysis.contents for slot in shapes}
+    return _Pieces(numbers, form, boxes, contents, stencil.flags)
+
+
+def _numbers(
+    known: tuple[Description, Analysis, Bound],
+    skeleton: Skeleton,
+    whole: Call,
+    stencil: Stencil,
+    axis: str,
+    ranges: Mapping[str, tuple[int, int]],
+) -> tuple[int, ...] | None:
+    """Return the number of each worker's call, None where an input may be dropped."""
+    description, analysis, _ = known
+    numbers: list[int] = []
+    plain: dict[Sequence[int], tuple[Call, int | None]] = {}
+    for worker, (sizes, ends) in enumerate(zip(stencil.sizes, stencil.ends, strict=True)):
+        if sizes not in plain:
+            plain[sizes] = _resized(whole, stencil.columns, sizes), None
+        call, found = plain[sizes]
+        part = Part(axis, worker, {**ranges, axis: ends}, call.shapes, call.outputs)
+        if attributes := own_attributes(analysis, part):
+            if None in attributes.values():
+                return None
+            numbers.append(intern_call(replaced(description, call, attributes)))
+            continue
+        if found is None:
+            found = intern_skeleton(call, skeleton)
+            plain[sizes] = call, found
+            _derive(found, known)
+        numbers.append(found)
+    return tuple(numbers)
+
+
+def _resized(call: Call, columns: Sequence[Column], sizes: Sequence[int]) -> Call:
+    """Return a call whose moved dims have other sizes."""
+    inputs, outputs = dict(call.shapes), list(call.outputs)
+    for (place, dim), size in zip(columns, sizes, strict=True):
+        if isinstance(place, str):
+            shape = inputs[place]
+            inputs[place] = (*shape[:dim], size, *shape[dim + 1 :])
+        elif (made := outputs[place]) is not None:
+            outputs[place] = (*made[:dim], size, *made[dim + 1 :])
+    return Call(call.kind, call.args, call.kwargs, inputs, tuple(outputs), call.dtypes)
 
 
 def _stacked(
@@ -180,12 +221,10 @@ def _stacked(
         if call.args is not bound.call.args or call.kwargs is not bound.call.kwargs:
             calls.append(intern_call(call))
             continue
-        new = intern_skeleton(call, _by_slot(number, bound))
-        calls.append(new)
-        if new not in KEPT.analysed and (known := _derived(analysis, bound, call)):
-            KEPT.analysed[new] = (description, analysis, known)
+        calls.append(intern_skeleton(call, _by_slot(number, bound)))
+        _derive(calls[-1], (description, analysis, bound))
     shapes = {slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()}
-    form = _form_of(shapes, bound.call.outputs)
+    form = form_of(shapes, bound.call.outputs)
     boxes = np.array([_row(piece, shapes) for piece in pieces], dtype=np.int64)
     contents = {
         slot: any(slot in p.regions and p.regions[slot].content for p in pieces) for slot in shapes
@@ -211,6 +250,13 @@ def _row(piece: Piece, shapes: Mapping[str, Shape]) -> list[tuple[int, int]]:
     for share in piece.shares:
         row += () if share is None else share.box
     return row
+
+
+def _derive(new: int, known: tuple[Description, Analysis, Bound]) -> None:
+    """Note the analysis of a piece, if it is that of the call that it is a piece of."""
+    description, analysis, bound = known
+    if new not in KEPT.analysed and (found := _derived(analysis, bound, interned(new))):
+        KEPT.analysed[new] = (description, analysis, found)
 
 
 def _derived(analysis: Analysis, bound: Bound, call: Call) -> Bound | None:

@@ -24,6 +24,7 @@ from pardnn.cost.costs import Costs, graph_costs
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
+from pardnn.shard import describe as _descriptions  # noqa: F401  (searching is no time to load them)
 from pardnn.shard.aligned import free_loop
 from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, OpCall, op_calls
