@@ -238,7 +238,7 @@ def test_interrupted_while_planning(tmp_path: Path, number: int) -> None:
     command = [
         sys.executable,
         "-m",
-        "pardnn.cli",
+        "pardnn",
         "plan",
         "g.json",
         "--devices",

@@ -39,6 +39,8 @@ class Interpreter:
         self.sources = [op for op in self.ops if op.is_source]
         self.loss = next(op.inputs[0] for op in graph.ops if op.kind == LOSS_KIND)
         self.state = {op.name: self._first(op) for op in self.sources if op.kind in PERSISTENT}
+        self.redrawn = {redraws(op) for op in graph.ops}
+        self.began: dict[str, torch.Tensor] = {}
         self.mutable = {t.name for op in graph.ops for t in op.outputs}
 
     def _first(self, op: Op) -> torch.Tensor:
@@ -65,10 +67,23 @@ class Interpreter:
                 env[op.name] = _copy(found) if isinstance(found, torch.Tensor) else found
         with torch.no_grad():
             for op, call in self.calls:
-                call(env)
+                self._call(op, call, env)
                 if check:
                     check_result(op, env)
         return env[self.loss].clone()
+
+    def _call(self, op: Op, call: Callable[[Any], None], env: dict[str, Any]) -> None:
+        """Run one op; what draws numbers once more begins where the first draw began."""
+        if op.name in self.redrawn:
+            self.began[op.name] = torch.get_rng_state()
+        again = redraws(op)
+        if again is None:
+            call(env)
+            return
+        now = torch.get_rng_state()
+        torch.set_rng_state(self.began[again])
+        call(env)
+        torch.set_rng_state(now)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,7 +122,10 @@ def _ordered(graph: Graph, seed: int | None) -> list[Op]:
     producer = {t.name: op.name for op in graph.ops for t in op.outputs}
     before = {op.name: {producer[t] for t in op.inputs} | set(op.after) for op in graph.ops}
     # The generator serves one op after the other: random ops keep their order.
-    draws = [op.name for op in graph.ops if is_random(op)]
+    draws = [op.name for op in graph.ops if is_random(op) and redraws(op) is None]
+    for op in graph.ops:
+        if redraws(op) is not None:
+            before[op.name].add(str(redraws(op)))
     for earlier, later in itertools.pairwise(draws):
         before[later].add(earlier)
     named = {op.name: op for op in graph.ops}
@@ -127,6 +145,11 @@ def _ordered(graph: Graph, seed: int | None) -> list[Op]:
                 ready.append(follower)
     assert len(order) == len(graph.ops)
     return order
+
+
+def redraws(op: Op) -> str | None:
+    """Return the op whose random numbers an op draws once more."""
+    return (op.arguments or {}).get("redraws") if not op.is_source else None
 
 
 def is_random(op: Op) -> bool:

@@ -23,7 +23,7 @@ _HOST_BYTES = 8
 
 def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
     """Return the calls that `roots` and random numbers need, in the order of the trace."""
-    stack = [*roots, *(call for call in calls if call.random)]
+    stack = [*roots, *(call for call in calls if call.random and not call.redraws)]
     live: set[Call] = set()
     while stack:
         call = stack.pop()
@@ -32,6 +32,7 @@ def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
         live.add(call)
         stack.extend(value.call for value in call.inputs)
         stack.extend(call.after)
+        stack.extend([call.redraws] if call.redraws else [])
         for storage, version in call.reads:
             stack.extend(storage.writes[:version])
     return [call for call in calls if call in live]
@@ -216,6 +217,8 @@ def _arguments(call: Call, accelerator: str) -> dict[str, Any] | None:
     arguments: dict[str, Any] = {"args": encode(call.args, name_of, accelerator)}
     if kwargs:
         arguments["kwargs"] = kwargs
+    if call.redraws is not None:
+        arguments["redraws"] = call.redraws.name
     returned = [None if value is None else value.name for value in call.returns]
     if returned != [value.name for value in call.outputs]:
         arguments["returns"] = returned

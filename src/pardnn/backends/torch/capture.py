@@ -71,6 +71,9 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
     """
     arguments = list(args)
     original = reach(step, arguments)
+    scripted = [r.name for r in original.roots if isinstance(r.value, torch.jit.ScriptModule)]
+    if scripted:
+        raise refuse.scripted(scripted[0])
     batch = batch_arguments(step, args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     session = _Session(step, arguments, batch, mode, FakeResults(mode))

@@ -26,7 +26,7 @@ from pardnn.backends.torch.random import (
 )
 from pardnn.backends.torch.signature import signature
 from pardnn.backends.torch.wire import HOST_TYPES
-from pardnn.errors import UnsupportedError, shown
+from pardnn.errors import FileError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.partition import DRAW
 
@@ -49,13 +49,31 @@ def is_random(op: Op) -> bool:
 def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
     """Return the op of the whole graph whose numbers an op of a planned graph draws.
 
-    The copies of one draw, one per device, are one draw of the generator.
+    The copies of one draw, one per device, are one draw of the generator, and so is what draws it
+    once more.
+
+    Raises:
+        FileError: E401, if it is said to draw once more what no op draws.
     """
     of = (op.arguments or {}).get("of")
-    if of is not None:
-        return str(of)
     copied = op.name.rpartition("@")[0]
-    return op.name if op.name in whole or copied not in whole else copied
+    name = op.name if op.name in whole or copied not in whole else copied
+    name = name if of is None else str(of)
+    again = redrawn(whole[name]) if name in whole else None
+    if again is None:
+        return name
+    if again not in whole or not is_random(whole[again]) or redrawn(whole[again]) is not None:
+        raise FileError(f"op {shown(name)} draws the numbers of {shown(again)}, which draws none")
+    return again
+
+
+def redrawn(op: Op) -> str | None:
+    """Return the op whose numbers this op of the whole graph draws once more; None if its own.
+
+    In a step that `torch.utils.checkpoint` computes a second time both exist.
+    """
+    again = (op.arguments or {}).get("redraws")
+    return None if again is None else str(again)
 
 
 def check_one_draw(op: Op, whole: Op, draws: Draws) -> None:
@@ -217,5 +235,6 @@ def make_stream(
     place = {name: i for i, name in enumerate(order)}
     calls = [draws[name] for name in order]
     in_order = [place[name] for name in mine] == sorted(place[name] for name in mine)
-    kind = RandomStream if in_order else SteppedStates
+    is_once = len(set(mine)) == len(mine)
+    kind = RandomStream if in_order and is_once else SteppedStates
     return kind(list(order), calls, set(mine), default_generator(device))

@@ -71,6 +71,16 @@ def hidden_size(op: str, where: str | None) -> UnsupportedError:
     )
 
 
+def scripted(name: str) -> UnsupportedError:
+    """A module whose code is no Python any more."""
+    return UnsupportedError(
+        f"{name!r} is made by torch.jit.script or torch.jit.trace: its parameters live outside of\n"
+        "Python, where no stand-in can take their place.\n"
+        "Pass the module that it was made of; torch.compile(module) is accepted, too.",
+        details={"module": name},
+    )
+
+
 def sparse(where: str | None) -> UnsupportedError:
     """A sparse tensor: what it holds decides how large it is."""
     return _refuse(
@@ -94,8 +104,9 @@ def reseeded(where: str | None) -> UnsupportedError:
     """Random numbers after the step has set the generator's state."""
     return _refuse(
         f"the step sets the state of the random generator and then draws from it{_at(where)},\n"
-        "so the graph cannot tell which numbers come out. Seed before the step; for\n"
-        "torch.utils.checkpoint over a module with dropout, leave the checkpoint out.",
+        "so the graph cannot tell which numbers come out: only the very calls that drew from\n"
+        "that state before may come after it, as torch.utils.checkpoint has it.\n"
+        "Seed before the step, or draw before it and pass the numbers as tensors.",
         where,
     )
 

@@ -16,7 +16,13 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.draws import drawn_once, is_random, make_stream, random_ops
+from pardnn.backends.torch.draws import (
+    drawn_once,
+    is_random,
+    make_stream,
+    random_ops,
+    redrawn,
+)
 from pardnn.backends.torch.geometry import check_resident, geometry, other_batch
 from pardnn.backends.torch.ledger import Ledger, live_bytes
 from pardnn.backends.torch.limits import is_out_of_memory
@@ -79,12 +85,12 @@ class Executor:
         self._checked = [(op, *geometry(op)) for op in program.inputs()]
 
     def _make_stream(self, draws: Mapping[str, Draws] | None) -> Any:
-        drawing = random_ops(self.program.graph) if self.world.size > 1 else []
+        drawing = random_ops(self.program.graph) if self.world.size > 1 or draws else []
         if not drawing:
             return None
         whole = {op.name: op for op in random_ops(self.program.whole)}
         self._drawn = known = {op.name: drawn_once(op, whole) for op in drawing}
-        order = list(whole)
+        order = [name for name, op in whole.items() if redrawn(op) is None]
         mine = [known[name] for name in self.program.plan.order[self.rank] if name in known]
         return make_stream(order, draws or {}, mine, self.world.device)
 

@@ -32,6 +32,7 @@ def run_traced(
     try:
         with mode, tracer, tracer.locator.watching(), _patched(tracer), torch.enable_grad():
             result = step(*args)
+        tracer.redraws.finish()
     except PardnnError:
         raise
     except (
@@ -45,6 +46,8 @@ def run_traced(
         refusal = _refused_by_text(str(error), where)
         if refusal is not None:
             raise refusal from error
+        if _is_ours(error):
+            raise
         raise UserCodeError(
             f"while running your step for capture{f' ({where})' if where else ''}: "
             f"{type(error).__name__}: {error}"
@@ -57,6 +60,15 @@ def run_traced(
     return result
 
 
+def _is_ours(error: Exception) -> bool:
+    """Whether this package raised: no code of the user's, nor of torch on its behalf."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    return name.partition(".")[0] == "pardnn"
+
+
 def _refused(error: Exception, where: str | None) -> UnsupportedError:
     op = str(getattr(error, "func", None) or error.args[0])
     if isinstance(error, fake_tensor.DataDependentOutputException):
@@ -66,9 +78,13 @@ def _refused(error: Exception, where: str | None) -> UnsupportedError:
     return refuse.untraceable(op, where)
 
 
+#: What is said where data is needed; a number that is printed asks its symbol for text.
+_NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data is not allocated")
+
+
 def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
     """Recognise what torch says where a fake tensor or a symbol cannot stand for a real one."""
-    if "tensor subclasses" in text:
+    if any(said in text for said in _NEEDS_DATA):
         return refuse.decision_by_value(where)
     if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
         return refuse.decides_shape(where)
@@ -78,28 +94,19 @@ def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
     return refuse.untraceable(missing[1], where) if missing else None
 
 
-_SEEDING = ((torch, "set_rng_state"), (torch, "manual_seed"),
-            (torch.random, "set_rng_state"), (torch.random, "manual_seed"))  # fmt: skip
 #: Their schemas take Python floats only, and would bake in the hyperparameters.
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 
 
 @contextlib.contextmanager
 def _patched(tracer: Tracer) -> Iterator[None]:
-    """Tell the tracer when the step seeds, and keep numbers live through fused optimizers."""
-
-    def seeding(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        tracer.note_seed()
-        return real(*args, **kwargs)
+    """Keep numbers live through fused optimizers."""
 
     def fused(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         live = {key: tracer.disguise(value) for key, value in kwargs.items()}
         return real(*(tracer.disguise(arg) for arg in args), **live)
 
     with contextlib.ExitStack() as stack:
-        for module, name in _SEEDING:
-            patch = functools.partial(seeding, getattr(module, name))
-            stack.enter_context(mock.patch.object(module, name, patch))
         for name in _FUSED:
             patch = functools.partial(fused, getattr(torch, name))
             stack.enter_context(mock.patch.object(torch, name, patch))

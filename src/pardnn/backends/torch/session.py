@@ -14,6 +14,7 @@ from pardnn.backends.torch.draws import (
     draws_to_data,
     measure_draws,
     random_ops,
+    redrawn,
 )
 from pardnn.backends.torch.program import Program
 from pardnn.backends.torch.random import Draws
@@ -45,7 +46,7 @@ def share_draws(program: Program, world: World) -> dict[str, Draws]:
         UnsupportedError: E822, if an op's draws depend on values.
     """
     ops = random_ops(program.graph)
-    if world.store is None or not ops:
+    if not ops or (world.store is None and _draws_as_written(program)):
         return {}
     check_fixed_draws(ops)
     mine = [op for op in ops if program.plan.placement[op.name] == world.rank]
@@ -57,8 +58,16 @@ def share_draws(program: Program, world: World) -> dict[str, Draws]:
         check_one_draw(op, whole[name], found[op.name])
         named[name] = found[op.name]
     data = draws_to_data(named)
-    everyone = world.exchange("draws", data)
+    everyone = [data] if world.store is None else world.exchange("draws", data)
     return draws_from_data({name: each for said in everyone for name, each in said.items()})
+
+
+def _draws_as_written(program: Program) -> bool:
+    """Whether a plan for one device draws as the step does, so that no generator is moved."""
+    own = [op.name for op in random_ops(program.graph)]
+    drawing = set(own)
+    ordered = [name for order in program.plan.order for name in order if name in drawing]
+    return ordered == own and all(redrawn(op) is None for op in random_ops(program.whole))
 
 
 def start(

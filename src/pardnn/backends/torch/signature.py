@@ -7,6 +7,7 @@ or return views that it does not mark; they are listed here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,11 @@ _SIZED_BY_SCALARS = frozenset({"aten::arange", "aten::range"})
 #: Their results depend on a whole storage, or they change the geometry of an argument.
 _UNKEPT_PREFIXES = ("as_strided", "resize", "set_", "_resize", "swap_")
 _UNKEPT_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.inplace_view})
+#: Backward passes of which `output_mask` says which gradients they make.
+_MASKED = frozenset({
+    "aten::native_batch_norm_backward", "aten::native_group_norm_backward",
+    "aten::native_layer_norm_backward", "aten::convolution_backward",
+})  # fmt: skip
 _PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
 
 
@@ -142,7 +148,14 @@ def _twin_kind(op: torch._ops.OpOverload) -> str:
     name = op._schema.name.removeprefix("aten::")
     if name not in _VIEWS_IN_PLACE:
         return ""
-    return op_kind(getattr(getattr(torch.ops.aten, name[:-1]), op._overloadname))
+    twins = getattr(torch.ops.aten, name[:-1])
+    # `transpose_` has one overload without a name, `transpose.int` is its twin.
+    types = [str(argument.type) for argument in op._schema.arguments]
+    for overload in twins.overloads():
+        twin = getattr(twins, overload)
+        if [str(argument.type) for argument in twin._schema.arguments] == types:
+            return op_kind(twin)
+    raise AssertionError(f"{name} has no twin that makes a view")
 
 
 def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
@@ -152,17 +165,35 @@ def same_view(op: torch._ops.OpOverload) -> torch._ops.OpOverload:
     return op
 
 
-def fake_result(op: torch._ops.OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an op's fake kernel.
+def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run an op's fake kernel, and put right what it is known to get wrong.
 
     That of `_grouped_mm` takes bfloat16 only, while the real one on the CPU takes any: it is asked
-    about bfloat16, and its answer has the dtype of the arguments.
+    about bfloat16, and its answer has the dtype of the arguments. That of layer norm's backward
+    pass lays the gradients out as the incoming one, the real one without gaps. Results that an
+    `output_mask` leaves out are None in truth, and tensors for some fake kernels.
     """
+    name = op._schema.name
+    if name == "aten::native_layer_norm_backward":
+        made = op(*args, **kwargs)
+        made = [None if t is None else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+                for t in made]  # fmt: skip
+        return _masked(op, args, kwargs, made)
+    if name in _MASKED:
+        return _masked(op, args, kwargs, list(op(*args, **kwargs)))
     if op._schema.name == "aten::_grouped_mm" and args[0].dtype != torch.bfloat16:
         low = [a.bfloat16() if isinstance(a, torch.Tensor) and i < 2 else a
                for i, a in enumerate(args)]  # fmt: skip
         return torch.empty_like(op(*low, **kwargs), dtype=args[0].dtype).contiguous()
     return same_view(op)(*args, **kwargs)
+
+
+def _masked(
+    op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], results: list[Any]
+) -> tuple[Any, ...]:
+    names = [argument.name for argument in op._schema.arguments]
+    mask = (dict(zip(names, args, strict=False)) | kwargs)["output_mask"]
+    return tuple(t if kept else None for t, kept in zip(results, mask, strict=True))
 
 
 def parts(sig: Signature, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[Any, Any]] | None:

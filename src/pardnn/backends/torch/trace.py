@@ -30,6 +30,7 @@ from pardnn.backends.torch.alias import Memory
 from pardnn.backends.torch.fakes import FakeResults, is_too_large_to_run
 from pardnn.backends.torch.locate import Locator
 from pardnn.backends.torch.ops import flatten_result
+from pardnn.backends.torch.redraw import Redraws
 from pardnn.backends.torch.scalars import HostNode, inputs_behind, node_of, symbol, tests_zero
 from pardnn.backends.torch.signature import Signature, parts, signature, written_names
 from pardnn.backends.torch.values import Call, Value, geometry_of, leaves
@@ -66,7 +67,7 @@ class Tracer(TorchDispatchMode):
         self._fake_mode = fake_mode
         self._fakes = fakes or FakeResults(fake_mode)
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
-        self._seeded = False
+        self.redraws = Redraws()
         self._disguised: dict[float, HostNode] = {}
 
     # What exists before the step.
@@ -282,8 +283,10 @@ class Tracer(TorchDispatchMode):
         sig: Signature,
     ) -> None:
         call.random, call.view = sig.random, sig.view
-        if sig.random and self._seeded:
-            raise refuse.reseeded(self.locator.line())
+        if sig.random:
+            met = [t for t in (*results, *written) if t is not None]
+            device = met[0].device.type if met else "cpu"
+            self.redraws.note(call, device, self.locator.line())
         memory = self.memory
         if written:
             call.mutated = list(dict.fromkeys(memory.current(memory.value(t)) for t in written))
@@ -340,10 +343,6 @@ class Tracer(TorchDispatchMode):
             self.memory.constant(tensor, fake)
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]
-
-    def note_seed(self) -> None:
-        """Remember that the step set the state of the generator."""
-        self._seeded = True
 
 
 class _Met:

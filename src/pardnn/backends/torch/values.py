@@ -84,6 +84,7 @@ class Call:
         source: "file.py:line".
         module: Module path.
         backward_of: The forward call whose gradient it computes.
+        redraws: The earlier call whose random numbers it draws once more.
         arguments: The `arguments` of a source op, which has no call.
     """
 
@@ -101,6 +102,7 @@ class Call:
     source: str | None = None
     module: str | None = None
     backward_of: Call | None = None
+    redraws: Call | None = None
     arguments: dict[str, Any] | None = None
     name: str = ""
 
