@@ -115,7 +115,7 @@ def test_a_known_duration_is_measured(tmp_path):
     graph = one_call("pardnn_profile_test::sleep.default", 4)
     table, _ = profile_graph(graph, folder=tmp_path)
     entry = table.entries[signature(graph.ops[1], tensors_by_name(graph))]
-    assert entry.repetitions == module.MIN_REPETITIONS
+    assert entry.repetitions >= module.MIN_REPETITIONS
     assert SLEEP_SECONDS <= entry.seconds < 3 * SLEEP_SECONDS
 
 
@@ -149,7 +149,8 @@ def test_what_does_not_fit_is_not_tried(tmp_path):
 def test_after_the_budget_each_call_is_timed_once(tmp_path):
     table, stats = profile_graph(mlp_graph(8), folder=tmp_path, budget_seconds=0)
     assert stats.measured == 4
-    calls = [e for t, e in table.entries.items() if t not in (VIEW_SIGNATURE, HOST_SIGNATURE)]
+    overheads = (VIEW_SIGNATURE, HOST_SIGNATURE)
+    calls = [e for t, e in table.entries.items() if not t.startswith(overheads)]
     assert [entry.repetitions for entry in calls] == [1] * 4
 
 

@@ -53,6 +53,11 @@ class Costs:
         return np.full(len(some), np.inf)
 
 
+def view_signature(op: Op) -> str:
+    """Return the signature under which a table keeps what views of this kind cost."""
+    return f"{VIEW_SIGNATURE} {op.kind}"
+
+
 def graph_costs(graph: Graph) -> Costs:
     """Return the costs that the graph's ops state themselves.
 
@@ -126,7 +131,8 @@ def _measured(table: CostTable) -> CostModel:
         if is_free(op):
             return 0.0
         if is_view(op):
-            return view
+            entry = entries.get(view_signature(op))
+            return view if entry is None else entry.seconds
         if op.kind.startswith("scalar."):
             return host
         entry = entries.get(signature(op, tensors))

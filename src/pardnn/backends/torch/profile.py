@@ -1,13 +1,16 @@
 """Costs from measurement: every distinct call of a graph is timed on the real device.
 
-A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). Each is
-made alone on made-up inputs, so a model that is too large for the device is still measured op by
-op. What was measured is kept in the user's cache; a second run measures nothing.
+A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). On a CPU
+that a graph fits, they are timed where they stand, in runs of the whole graph on made-up values
+(`rehearsal.py`). Elsewhere each is made alone on made-up inputs, so a model that is too large for
+the device is still measured op by op.
 
-Warm or cold? Repeated alone, a call finds its inputs in the fastest caches; in a step the ops
-between have displaced them. So on a CPU 4 MiB are written before each repetition, which leaves the
-inputs in the last cache at most. Sum of op times over the time of eager steps (processor time, one
-thread, 1 MiB of second-level and 36 MiB of third-level cache), by MiB written:
+What was measured is kept in the user's cache; a second run measures nothing.
+
+Alone, a call finds its inputs in the fastest caches; in a step the ops between have displaced
+them. So on a CPU 4 MiB are written before each repetition, which leaves the inputs in the last
+cache at most. Sum of op times over the time of eager steps (processor time, one thread, 1 MiB of
+second-level and 36 MiB of third-level cache), by MiB written:
 
                             0     2     4     8    12
     six linear layers    0.56  0.65  0.78  0.79  0.97
@@ -28,7 +31,9 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.clock import undisturbed
 from pardnn.backends.torch.ops import bind
+from pardnn.backends.torch.rehearsal import rehearse
 from pardnn.backends.torch.synthetic import synthetic_inputs
 from pardnn.cost.call import is_free, is_view, signature, tensors_by_name
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE
@@ -130,7 +135,9 @@ def profile_graph(
         cached = load_table(machine, folder)
         cases = _cases(graph, tensors)
         missing = [case for case in cases if case.text not in cached.entries]
-        table, estimated = _measure_all(cached, missing, tensors, device, progress, budget_seconds)
+        table, estimated = _measure_all(
+            cached, missing, graph, tensors, device, progress, budget_seconds
+        )
     if table is not cached:
         save_table(table, folder)
     stats = ProfileStats(
@@ -167,6 +174,7 @@ def _quiet(device: torch.device, threads: int | None) -> Iterator[None]:
 def _measure_all(
     cached: CostTable,
     missing: list[_Case],
+    graph: Graph,
     tensors: Mapping[str, Tensor],
     device: torch.device,
     progress: Progress | None,
@@ -178,9 +186,15 @@ def _measure_all(
     end = time.perf_counter() + budget_seconds
     if not {VIEW_SIGNATURE, HOST_SIGNATURE} <= set(cached.entries):
         found |= _overheads(device)
+    in_place: Mapping[str, Entry] = {}
+    if missing and device.type == "cpu":
+        in_place = rehearse(graph, tensors, end)
+        found |= {text: each for text, each in in_place.items() if text not in cached.entries}
     for done, case in enumerate(missing):
         try:
-            found[case.text] = _measure(case.op, tensors, device, hurry=time.perf_counter() > end)
+            if case.text not in in_place:
+                hurry = time.perf_counter() > end
+                found[case.text] = _measure(case.op, tensors, device, hurry=hurry)
         except (RuntimeError, TypeError, ValueError, IndexError, UnsupportedError) as error:
             seconds = op_seconds(case.op, tensors, _estimator(device))
             found[case.text] = Entry(seconds=seconds)
@@ -237,15 +251,17 @@ def _timed(once: Callable[[], None]) -> float:
 def _time_cpu(once: Callable[[], None], hurry: bool) -> Entry:
     sweep = torch.zeros(SWEEP_BYTES // 4)
 
-    def timed() -> float:
-        sweep.add_(1.0)
-        return _timed(once)
+    with undisturbed() as own_time:
 
-    first = timed()  # loads kernels, plans the convolution: milliseconds
-    if first > SLOW_SECONDS and not hurry:
-        return _entry([first, timed()])
-    warm = first if first > CALL_SECONDS else timed()
-    return _entry([timed() for _ in range(_repetitions(warm, hurry))])
+        def timed() -> float:
+            sweep.add_(1.0)
+            return own_time(once)
+
+        first = timed()  # loads kernels, plans the convolution: milliseconds
+        if first > SLOW_SECONDS and not hurry:
+            return _entry([first, timed()])
+        warm = first if first > CALL_SECONDS else timed()
+        return _entry([timed() for _ in range(_repetitions(warm, hurry))])
 
 
 def _entry(seconds: list[float]) -> Entry:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from pardnn.cost.call import Call, call_of
+from pardnn.cost.call import Call, bare_name, call_of
 from pardnn.errors import UnsupportedError
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor, storage_owners
 
 _PATTERN = 1 << 16
 _HOST_VALUES: Mapping[str, Any] = {"host.int": 1, "host.float": 0.5, "host.bool": True}
@@ -91,12 +91,42 @@ def synthetic_inputs(op: Op, tensors: Mapping[str, Tensor], device: torch.device
     bound = _BOUNDS.get(call.name, lambda _: None)(call)
     low = 1 if call.name in _DIVISIONS else 0
     return {
-        tensor.name: _value(tensor, range(low, max(bound or low + 1, low + 1)), generator)
+        tensor.name: made_up(tensor, range(low, max(bound or low + 1, low + 1)), generator)
         for tensor in call.inputs
     }
 
 
-def _value(tensor: Tensor, integers: range, generator: torch.Generator) -> Any:
+def index_bounds(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return what the integers of each tensor must stay below, by the calls that it goes into.
+
+    Args:
+        graph: The graph.
+        tensors: Its tensors by name.
+
+    Returns:
+        By the name of the tensor that owns the storage: views of indices are indices. Tensors
+        that no call is known to bound are absent.
+    """
+    owners = storage_owners(graph.ops)
+    found: dict[str, int] = {}
+    for op in graph.ops:
+        if op.is_source or bare_name(op.kind) not in _BOUNDS:
+            continue
+        call = call_of(op, tensors)
+        bound = _BOUNDS[call.name](call)
+        for name in op.inputs if bound is not None else ():
+            owner = owners[name]
+            if owner is not None and (tensors[name].dtype or "").startswith("int"):
+                found[owner] = min(bound or 1, found.get(owner, bound or 1))
+    return found
+
+
+def made_up(tensor: Tensor, integers: range, generator: torch.Generator) -> Any:
+    """Return a value of a tensor's form, integers in the given range.
+
+    Raises:
+        UnsupportedError: E801, if its shape or dtype is unknown.
+    """
     if tensor.dtype in _HOST_VALUES:
         return _HOST_VALUES[tensor.dtype]
     dtype = getattr(torch, tensor.dtype or "", None)

@@ -1,0 +1,101 @@
+"""Calls timed where they stand: each gets a time, in order, whatever some of them refuse."""
+
+import itertools
+
+import pytest
+import torch
+
+from pardnn.backends.torch import clock, rehearsal
+from pardnn.backends.torch.clock import undisturbed
+from pardnn.backends.torch.rehearsal import rehearse
+from pardnn.backends.torch.synthetic import index_bounds
+from pardnn.cost.call import signature, tensors_by_name
+from pardnn.cost.costs import VIEW_SIGNATURE, view_signature
+from pardnn.graph.build import build_graph
+from tests.cost.helpers import call, mlp_graph, source, tensor
+
+LIBRARY = torch.library.Library("pardnn_rehearsal_test", "FRAGMENT")
+LIBRARY.define("seen(Tensor x, int at) -> Tensor")
+LIBRARY.define("refuse(Tensor x) -> Tensor")
+SEEN: list[tuple[int, float]] = []
+
+
+@torch.library.impl(LIBRARY, "seen", "CPU")
+def _seen(x, at):
+    SEEN.append((at, float(x.sum())))
+    return x + 1
+
+
+@torch.library.impl(LIBRARY, "refuse", "CPU")
+def _refuse(x):
+    raise RuntimeError("only real data will do")
+
+
+def seen(name, reads, at):
+    return call(name, "pardnn_rehearsal_test::seen.default", [reads, at], [tensor(name, 8)])
+
+
+def entries(graph, end=0.0):
+    return rehearse(graph, tensors_by_name(graph), end)
+
+
+def test_values_flow_from_call_to_call():
+    SEEN.clear()
+    graph = build_graph("g", [source("x", 8), seen("a", "x", 0), seen("b", "a", 1)])
+    found = entries(graph)
+    assert [at for at, _ in SEEN] == [0, 1, 0, 1]  # once to warm up, once timed
+    assert all(b[1] == pytest.approx(a[1] + 8) for a, b in zip(SEEN[::2], SEEN[1::2], strict=True))
+    assert all(found[signature(op, tensors_by_name(graph))].seconds > 0 for op in graph.ops[1:])
+
+
+def test_what_reads_a_refused_call_is_timed_all_the_same():
+    SEEN.clear()
+    refusing = call("r", "pardnn_rehearsal_test::refuse.default", ["x"], [tensor("r", 8)])
+    graph = build_graph("g", [source("x", 8), refusing, seen("a", "r", 0)])
+    found = entries(graph)
+    texts = {op.name: signature(op, tensors_by_name(graph)) for op in graph.ops[1:]}
+    assert texts["a"] in found
+    assert texts["r"] not in found
+    assert len(SEEN) == 2
+
+
+def test_kinds_of_views_are_told_apart():
+    graph = mlp_graph(8)
+    found = entries(graph)
+    views = {view_signature(op) for op in graph.ops if op.memory == "reference" and op.inputs}
+    assert views
+    assert views & set(found) == {each for each in found if each.startswith(VIEW_SIGNATURE + " ")}
+    assert VIEW_SIGNATURE in found
+
+
+def test_a_graph_that_does_not_fit_is_not_run(monkeypatch):
+    SEEN.clear()
+    monkeypatch.setattr(rehearsal, "available_bytes", lambda: 100)
+    assert entries(build_graph("g", [source("x", 8), seen("a", "x", 0)])) == {}
+    assert SEEN == []
+
+
+def test_indices_behind_a_view_are_bounded_by_what_they_index():
+    weight, index = source("w", 40, 6), source("i", 5, 2, dtype="int64")
+    flat = call("f", "aten.view.default", ["i", [10]],
+                [tensor("f", 10, dtype="int64", alias_of="i")])  # fmt: skip
+    rows = call("y", "aten.embedding.default", ["w", "f"], [tensor("y", 10, 6)])
+    graph = build_graph("g", [weight, index, flat, rows])
+    assert index_bounds(graph, tensors_by_name(graph)) == {"i": 40}
+    assert signature(rows, tensors_by_name(graph)) in entries(graph)
+
+
+def test_a_wait_for_a_core_does_not_count(monkeypatch):
+    counted = itertools.count(0, 30_000_000)  # 30 ms more at every look
+    monkeypatch.setattr(clock, "_waited", lambda _: next(counted))
+    with undisturbed() as timed:
+        assert timed(lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8))) < 0.03
+        monkeypatch.setattr(clock, "_wall", lambda call: 0.05)
+        assert timed(lambda: None) == pytest.approx(0.02)
+
+
+def test_without_the_system_s_count_the_wall_clock_counts(monkeypatch):
+    monkeypatch.setattr(clock, "_SCHEDSTAT", "/nowhere")
+    monkeypatch.setattr(clock, "_wall", lambda call: 0.05)
+    with undisturbed() as timed:
+        assert timed(lambda: None) == 0.05
