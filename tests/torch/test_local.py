@@ -69,6 +69,40 @@ def test_more_than_the_buffers_hold_goes_both_ways_at_once() -> None:
         assert outcome.value is True, outcome.error
 
 
+@pytest.mark.parametrize("late", ["push", "pull"])
+def test_messages_move_while_a_rank_waits_for_the_process_group(late: str) -> None:
+    """What is still leaving or coming must not wait for a longer message, nor that one for it."""
+
+    def body(rank: int, store: str) -> bool:
+        channel = connect(rank, 2, store, 5.0).channel
+        assert channel is not None
+        assert channel.local is not None
+        small, large = channel.local.limit_bytes, channel.local.limit_bytes + 1
+        wires = [Wire(i, "x", 0, 1, small, "uint8", (small,), (1,), "producer", "reader")
+                 for i in range(9)]  # fmt: skip
+        source = 1 if late == "push" else 0
+        last = Wire(9, "x", source, 1 - source, large, "uint8", (large,), (1,), "p", "r")
+        for wire in wires:
+            if rank == 0:
+                channel.send(wire, filled(small, wire.number))
+            else:
+                channel.allocate(wire)
+                channel.receive(wire)
+        time.sleep(0.3 * rank)  # all that fits into the buffers is in them
+        values = []
+        for wire in [last, *wires] if rank != source else [*wires, last]:
+            if wire is last and rank == source:
+                channel.send(wire, filled(large, wire.number))
+            elif wire is last:
+                channel.allocate(wire)
+                channel.receive(wire)
+            values.append((wire.number, channel.wait(wire)))
+        return all(value is None or bool((value == number).all()) for number, value in values)
+
+    for outcome in run_ranks(2, body):
+        assert outcome.value is True, outcome.error
+
+
 def test_a_wait_ends_in_time(pair: Pair) -> None:
     here, _ = pair
     buffer = filled(10, 0)

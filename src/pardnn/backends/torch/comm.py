@@ -203,7 +203,8 @@ class Channel:
                 assert self.local is not None
                 self.local.wait(work, self.timeout_s)
             else:
-                work.wait(self._timeout)
+                with self.local.moving() if self.local else contextlib.nullcontext():
+                    work.wait(self._timeout)
         except (RuntimeError, OSError) as error:
             if time.perf_counter() - start >= 0.98 * self.timeout_s:
                 raise self._stuck(wire, peer) from error

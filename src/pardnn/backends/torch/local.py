@@ -6,11 +6,11 @@ to 0.6 ms; here it costs two copies and, if the receiver sleeps, one wake-up: 10
 hidden thread takes a core, so that the time of a step can be told from its action lists.
 
 A send copies into the socket's buffer at once and what does not fit later, at this rank's next
-message; a wait moves whatever can move, for all peers. So two ranks that wait for each other's
-data never wait for ever, and messages between two ranks arrive in the order of their posts, which
-is one global order on all ranks (`plan/lower.py`). Buffers are the system's and bounded; a message
-that would not fit a good part of one goes over the process group, which moves it while both ranks
-compute.
+message; a wait moves whatever can move, for all peers, and so does a thread beside a wait for the
+process group. So two ranks that wait for each other's data never wait for ever, and messages
+between two ranks arrive in the order of their posts, which is one global order on all ranks
+(`plan/lower.py`). Buffers are the system's and bounded; a message that would not fit a good part of
+one goes over the process group, which moves it while both ranks compute.
 
 The sockets lie in a private directory until all have connected. Ranks on another machine, or that
 cannot be reached for any reason, are left to the process group.
@@ -22,6 +22,7 @@ import contextlib
 import select
 import socket
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -103,19 +104,44 @@ class LocalLinks:
                 raise TimeoutError
             self._move_all(rest)
 
-    def _move_all(self, timeout_s: float) -> None:
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[None]:
+        """Move messages beside a wait for the process group.
+
+        What is awaited may have to wait, at its sender, for one of these.
+        """
+        if not (any(self._out.values()) or any(self._in.values())):
+            yield
+            return
+        stop, stopped = socket.socketpair()
+        beside = threading.Thread(target=self._move_until, args=(stopped,), daemon=True)
+        beside.start()
+        try:
+            yield
+        finally:
+            stop.close()
+            beside.join()
+            stopped.close()
+
+    def _move_until(self, stopped: socket.socket) -> None:
+        while not select.select([stopped], [], [], 0.0)[0]:
+            self._move_all(None, stopped)
+
+    def _move_all(self, timeout_s: float | None, wake: socket.socket | None = None) -> None:
         """Wait until anything can move, and move it."""
         poll, peers = select.poll(), {}
+        if wake is not None:
+            poll.register(wake, select.POLLIN)
         for peer, connection in self._sockets.items():
             events = select.POLLIN if self._in[peer] else 0
             events |= select.POLLOUT if self._out[peer] else 0
             if events and peer not in self._broken:
                 poll.register(connection, events)
                 peers[connection.fileno()] = peer
-        for number, events in poll.poll(1e3 * timeout_s):
-            if events & ~select.POLLOUT:
+        for number, events in poll.poll(None if timeout_s is None else 1e3 * timeout_s):
+            if number in peers and events & ~select.POLLOUT:
                 self._pull(peers[number])
-            if events & ~select.POLLIN:
+            if number in peers and events & ~select.POLLIN:
                 self._push(peers[number])
 
     def _push(self, peer: int) -> None:
