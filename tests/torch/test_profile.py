@@ -234,10 +234,13 @@ def test_made_up_indices_are_valid_and_spread(kind, args, bound):
 
 def test_local_links_are_measured_and_kept(tmp_path):
     assert cached_links(tmp_path) is None
-    fit = measure_links(folder=tmp_path)
-    assert cached_links(tmp_path) == fit
-    assert 1e-6 < fit.latency < 1e-1
-    assert 1e7 < fit.bandwidth < 1e12
+    found = measure_links(folder=tmp_path)
+    assert cached_links(tmp_path) == found
+    for fit in (found.idle, found.sending, found.taking):
+        assert 1e-6 < fit.latency < 1e-1
+        assert 1e7 < fit.bandwidth < 1e12
+    assert 1e-6 < found.posting < 1e-2
+    assert 0.0 <= found.waking < 1e-2
 
 
 def test_links_that_take_too_long_are_given_up():

@@ -85,14 +85,20 @@ def profiled(graph: Graph, threads: int = 1) -> ProfileResult:
 
 
 def profiled_links() -> LinksResult:
-    """Measure latency and bandwidth between two local ranks."""
+    """Measure messages between two local ranks, idle and while they compute."""
     from pardnn.backends.torch.links import measure_links
 
     started = time.perf_counter()
-    fit = measure_links()
+    found = measure_links()
     return LinksResult(
-        latency_s=fit.latency,
-        bandwidth=fit.bandwidth,
+        latency_s=found.idle.latency,
+        bandwidth=found.idle.bandwidth,
+        send_s=found.sending.latency,
+        send_bandwidth=found.sending.bandwidth,
+        post_s=found.posting,
+        take_s=found.taking.latency,
+        take_bandwidth=found.taking.bandwidth,
+        wake_s=found.waking,
         seconds=time.perf_counter() - started,
         measured=1,
         cached=0,

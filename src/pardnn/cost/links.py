@@ -35,6 +35,31 @@ class LinkFit:
     error: float
 
 
+@dataclass(frozen=True, slots=True)
+class LinkCosts:
+    """What a message between two ranks costs that compute between messages.
+
+    The model is LogGP with the processors' share spelt out (Culler et al., "LogP: towards a
+    realistic model of parallel computation", PPoPP 1993; Alexandrov et al., "LogGP", SPAA 1995):
+    sender and receiver each give their own time, an overhead and a share per byte, and a receiver
+    that sleeps takes some time to wake up. On ranks of one machine nothing else is on the way.
+
+    Attributes:
+        idle: Of ranks that do nothing else: seconds from one to the other.
+        sending: Own time of the sender; its `latency` is the overhead o.
+        taking: Own time of the receiver once the message is there.
+        posting: Seconds of the receiver's own for the buffer and the post.
+        waking: Seconds from the end of a send until a receiver that slept goes on, without
+            `taking`.
+    """
+
+    idle: LinkFit
+    sending: LinkFit
+    taking: LinkFit
+    posting: float
+    waking: float
+
+
 def message_seconds(num_bytes: float | int, *, bandwidth: float, latency: float) -> float:
     """Seconds of one message of `num_bytes`."""
     return latency + num_bytes / bandwidth

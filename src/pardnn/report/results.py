@@ -152,12 +152,24 @@ class ProfileResult:
 
 @dataclass(frozen=True, kw_only=True)
 class LinksResult:
-    """A link between two local ranks, measured."""
+    """Messages between two local ranks, measured.
+
+    `latency_s` and `bandwidth` are of idle ranks. The others are of ranks that compute between
+    messages: own time of the sender (`send_s` + bytes / `send_bandwidth`), of the receiver for a
+    message that is there (`post_s` + `take_s` + bytes / `take_bandwidth`), and what a receiver
+    that sleeps needs to go on (`wake_s`).
+    """
 
     __pydantic_config__ = STRICT
 
     latency_s: float
     bandwidth: float
+    send_s: float
+    send_bandwidth: float
+    post_s: float
+    take_s: float
+    take_bandwidth: float
+    wake_s: float
     seconds: float
     measured: int
     cached: int

@@ -91,7 +91,7 @@ def _fields(result: object) -> RenderableType:
             text = bytes_text(value)
         elif key.endswith("_s") or key == "seconds":
             text = seconds_text(value)
-        elif key == "bandwidth":
+        elif key.endswith("bandwidth"):
             text = f"{bytes_text(value)}/s"
         elif isinstance(value, tuple | list):
             text = "\n".join(map(str, value)) or "none"

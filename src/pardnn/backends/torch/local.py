@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import struct
 import tempfile
 import threading
 import time
@@ -31,6 +32,8 @@ from typing import Any
 
 #: Bytes asked for a socket's buffer; the system may give less (`net.core.wmem_max`).
 BUFFER_BYTES = 4 << 20
+#: A rank that waits for one peer looks this often whether others want to get rid of something.
+NAP_S = 0.02
 #: A rank that has connected has said so; longer to take up its connection means a broken machine.
 ACCEPT_S = 20.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -62,8 +65,10 @@ class LocalLinks:
         self._out: dict[int, deque[Transfer]] = {peer: deque() for peer in sockets}
         self._in: dict[int, deque[Transfer]] = {peer: deque() for peer in sockets}
         self._broken: dict[int, OSError] = {}
+        nap = struct.pack("ll", 0, int(1e6 * NAP_S))
         for each in sockets.values():
-            each.setblocking(False)
+            each.setblocking(True)  # each call says if it may wait
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, nap)
 
     def carries(self, peer: int, num_bytes: int) -> bool:
         """Whether a message to or from a rank goes this way."""
@@ -102,7 +107,20 @@ class LocalLinks:
             rest = end - time.monotonic()
             if rest <= 0.0:
                 raise TimeoutError
-            self._move_all(rest)
+            if transfer.sending or rest < NAP_S or any(self._out.values()):
+                self._move_all(rest)
+            else:
+                self._nap(transfer.peer)
+
+    def _nap(self, peer: int) -> None:
+        """Wait for the peer's next bytes, a moment at most, with a single call of the system."""
+        head = self._in[peer][0]
+        try:
+            self._arrived(peer, head, self._sockets[peer].recv_into(head.left))
+        except BlockingIOError:
+            self._move_all(0.0)
+        except OSError as error:
+            self._broken.setdefault(peer, error)
 
     @contextlib.contextmanager
     def moving(self) -> Iterator[None]:
@@ -149,7 +167,7 @@ class LocalLinks:
         try:
             while queue:
                 transfer = queue[0]
-                transfer.left = transfer.left[send(transfer.left) :]
+                transfer.left = transfer.left[send(transfer.left, socket.MSG_DONTWAIT) :]
                 if not transfer.left:
                     queue.popleft()
         except BlockingIOError:
@@ -161,17 +179,18 @@ class LocalLinks:
         queue, receive = self._in[peer], self._sockets[peer].recv_into
         try:
             while queue:
-                transfer = queue[0]
-                count = receive(transfer.left)
-                if count == 0:
-                    raise ConnectionResetError("the peer closed the connection")
-                transfer.left = transfer.left[count:]
-                if not transfer.left:
-                    queue.popleft()
+                self._arrived(peer, queue[0], receive(queue[0].left, 0, socket.MSG_DONTWAIT))
         except BlockingIOError:
             pass
         except OSError as error:
             self._broken.setdefault(peer, error)
+
+    def _arrived(self, peer: int, transfer: Transfer, count: int) -> None:
+        if count == 0:
+            raise ConnectionResetError("the peer closed the connection")
+        transfer.left = transfer.left[count:]
+        if not transfer.left:
+            self._in[peer].popleft()
 
     def close(self) -> None:
         """Close all connections: peers that wait for this rank stop waiting."""
