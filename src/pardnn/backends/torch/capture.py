@@ -328,21 +328,21 @@ def _written_out(
     for call in calls:
         if call.name in odd:
             raise refuse.odd_initial_state(call.name, odd[call.name])
-    _refuse_numbers_of_activations(calls)
+    _refuse_numbers_of_activations(calls, trace.tracer.free_numbers)
     sources_first = sorted(calls, key=lambda call: not call.name)
     add_order_edges(sources_first)
     name_calls(sources_first)
     return sources_first
 
 
-def _refuse_numbers_of_activations(calls: list[Call]) -> None:
+def _refuse_numbers_of_activations(calls: list[Call], free: set[Call]) -> None:
     """Refuse `.item()` of what depends on the batch or the parameters: every rank would wait."""
     tainted: set[Value] = set()
     for call in calls:
         touched = call.random or any(value in tainted for value in call.inputs)
         if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
             touched = True
-        if touched and call.kind == "aten._local_scalar_dense.default":
+        if touched and call.kind == "aten._local_scalar_dense.default" and call not in free:
             raise refuse.decision_by_value(call.source)
         if touched:
             tainted.update(call.outputs)

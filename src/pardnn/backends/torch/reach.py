@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 #: Of torch's own classes only these hold what a step changes or computes with.
 _TORCH_CLASSES = (
@@ -251,6 +252,8 @@ def _module_children(met: Reach, at: Found) -> Iterator[Found]:
 
 def _object_children(met: Reach, at: Found) -> Iterator[Found]:
     value = at.value
+    if isinstance(value, torch.amp.GradScaler):
+        _wake(value)
     met.contents.append((at.name, value, dict(value.__dict__)))
     if isinstance(value, _TORCH_CLASSES):
         met.roots.append(at)
@@ -264,6 +267,13 @@ def _object_children(met: Reach, at: Found) -> Iterator[Found]:
     call = type(value).__dict__.get("__call__")
     if isinstance(call, types.FunctionType):
         yield at._replace(value=call, slot=None)
+
+
+def _wake(scaler: torch.amp.GradScaler) -> None:
+    """Let a scaler have its tensors now instead of in its first step: ranks give them values."""
+    if scaler.is_enabled() and scaler._scale is None:
+        with _disable_current_modes():
+            scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
 
 
 def _function_children(met: Reach, at: Found) -> Iterator[Found]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch import refuse
+from pardnn.backends.torch.rewrites import rewritten
 from pardnn.backends.torch.trace import Tracer
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
 
@@ -30,7 +29,7 @@ def run_traced(
     """
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with mode, tracer, tracer.locator.watching(), _patched(tracer), torch.enable_grad():
+        with mode, tracer, tracer.locator.watching(), rewritten(tracer), torch.enable_grad():
             result = step(*args)
         tracer.redraws.finish()
     except PardnnError:
@@ -92,25 +91,6 @@ def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
         return refuse.sparse(where)
     missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
     return refuse.untraceable(missing[1], where) if missing else None
-
-
-#: Their schemas take Python floats only, and would bake in the hyperparameters.
-_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
-
-
-@contextlib.contextmanager
-def _patched(tracer: Tracer) -> Iterator[None]:
-    """Keep numbers live through fused optimizers."""
-
-    def fused(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        live = {key: tracer.disguise(value) for key, value in kwargs.items()}
-        return real(*(tracer.disguise(arg) for arg in args), **live)
-
-    with contextlib.ExitStack() as stack:
-        for name in _FUSED:
-            patch = functools.partial(fused, getattr(torch, name))
-            stack.enter_context(mock.patch.object(torch, name, patch))
-        yield
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sub": operator.sub,
     "truediv": operator.truediv,
     "trunc": math.trunc,
+    "where": lambda condition, a, b: a if condition else b,
     "xor": operator.xor,
 }
 
@@ -256,6 +257,16 @@ def node_of(number: Any) -> HostNode | None:
         node = number.node
         return node if isinstance(node, HostNode) else None
     return None
+
+
+def choose(condition: Any, one: Any, other: Any) -> Any:
+    """Return `one if condition else other`, as a symbol where the condition is one."""
+    node = node_of(condition)
+    if node is None:
+        return one if condition else other
+    wrap = {float: node.wrap_float, int: node.wrap_int, bool: node.wrap_bool}
+    chosen = [node_of(number) or wrap[type(number)](number) for number in (one, other)]
+    return symbol(node._call("where", *chosen))
 
 
 def tests_zero(node: HostNode) -> bool:

@@ -14,7 +14,7 @@ where nobody else refers to it, and the trace must show what an eager step does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,11 @@ class Tracer(TorchDispatchMode):
     Attributes:
         calls: In the order of execution, sources first.
         guards: Host scalar inputs that a decision depended on: "nonzero" or "exact".
+        redraws: The random calls and the generators.
+        before_write: Called with each tensor that the next call writes; None for nothing.
+        may_read_numbers: Whether numbers may be read from activations now.
+        free_numbers: The calls that read one while they might.
+        answers: What the next decisions on data get, instead of being refused.
     """
 
     def __init__(
@@ -68,6 +73,10 @@ class Tracer(TorchDispatchMode):
         self._fakes = fakes or FakeResults(fake_mode)
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
         self.redraws = Redraws()
+        self.before_write: Callable[[torch.Tensor], None] | None = None
+        self.may_read_numbers = False
+        self.free_numbers: set[Call] = set()
+        self.answers: list[bool] = []
         self._disguised: dict[float, HostNode] = {}
 
     # What exists before the step.
@@ -118,6 +127,8 @@ class Tracer(TorchDispatchMode):
 
     def scalar_decides(self, node: HostNode) -> Any:
         """Note the inputs that a decision depends on, or refuse it; see `ScalarRecorder`."""
+        if node.hint is None and self.answers:
+            return self.answers.pop(0)
         if node.hint is None:
             raise refuse.decision_by_value(self.locator.line())
         weak = tests_zero(node)
@@ -134,6 +145,8 @@ class Tracer(TorchDispatchMode):
                 return constant.item()  # a literal of the user's own code
         call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
         self.memory.note_read(call, value)
+        if self.may_read_numbers:
+            self.free_numbers.add(call)
         kind = bool if tensor.dtype == torch.bool else float
         if kind is float and not tensor.dtype.is_floating_point:
             kind = int
@@ -175,6 +188,9 @@ class Tracer(TorchDispatchMode):
         self, func: torch._ops.OpOverload, sig: Signature, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         writes = written_names(sig, args, kwargs)
+        if writes and self.before_write is not None:
+            for tensor in _written(sig, writes, list(args), kwargs):
+                self.before_write(tensor)
         met = _Met(sig.kept, sig.view, sig.sized)
         fake_args, fake_kwargs = [], {}
         traced_args, traced_kwargs = [], {}
@@ -272,6 +288,11 @@ class Tracer(TorchDispatchMode):
         self.calls.append(call)
         call.returns = [self.memory.new_value(call, args[0])]
         return result
+
+    def copied(self, tensor: torch.Tensor) -> Any:
+        """Record a copy of a tensor and return it; also from inside of a call."""
+        clone = torch.ops.aten.clone.default
+        return self._call(clone, signature(clone), (tensor,), {})
 
     # Recording.
 

@@ -1,0 +1,155 @@
+"""Steps of torch's own that branch on data, written without the branch while they are traced.
+
+One graph must hold for every step, so `if` on a tensor is refused in a user's code. In torch's code
+the user cannot rewrite it; here it is written as a choice between two results, bit by bit what the
+branch gives:
+
+- RAdam leaves out its rectification in the first steps: `radam.py`.
+- `GradScaler` leaves out the optimizer's step where a gradient is not finite: the step is taken,
+  and what it changed is put back. One tensor at a time, so it takes the memory of one.
+- `AveragedModel` copies the model the first time and averages from then on: it does both.
+- Adafactor clips numbers by Python's `min` and `max`, and reads norms of parameters as numbers.
+
+Complexity: what the branch takes, and one copy of what it changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.optim import swa_utils
+
+from pardnn.backends.torch import radam
+from pardnn.backends.torch.scalars import choose
+from pardnn.backends.torch.trace import Tracer
+from pardnn.backends.torch.undoing import keep_unless
+
+#: Their schemas take Python floats only, and would bake in the hyperparameters.
+_FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+_CHECK = "_amp_foreach_non_finite_check_and_unscale_"
+_ADAFACTOR = "torch.optim._adafactor"
+
+
+@contextlib.contextmanager
+def rewritten(tracer: Tracer) -> Iterator[None]:
+    """While it is open, torch's branches on data are choices, and fused optimizers keep numbers.
+
+    Args:
+        tracer: Of the step that runs inside.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def put(owner: Any, name: str, new: Callable[..., Any]) -> None:
+            patch = functools.partial(new, tracer, getattr(owner, name, None))
+            stack.enter_context(mock.patch.object(owner, name, _bound(patch), create=True))
+
+        for name in _FUSED:
+            put(torch, name, _with_live_numbers)
+        put(torch, _CHECK, _checked_one_by_one)
+        put(torch.amp.GradScaler, "_maybe_opt_step", _maybe_step)
+        put(torch.amp.GradScaler, "update", _update_scale)
+        put(swa_utils.AveragedModel, "update_parameters", _update_average)
+        adafactor = sys.modules[_ADAFACTOR]
+        put(adafactor, "min", _smaller)
+        put(adafactor, "max", _larger)
+        put(adafactor, "adafactor", _with_numbers)
+        optimizer = sys.modules["torch.optim.radam"]
+        put(optimizer, "_single_tensor_radam", radam.one_by_one)
+        put(optimizer, "_multi_tensor_radam", radam.all_together)
+        yield
+
+
+def _bound(patch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function, which a class binds to its instances; a partial would not be bound."""
+    return lambda *args, **kwargs: patch(*args, **kwargs)
+
+
+def _with_live_numbers(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
+    live = {key: tracer.disguise(value) for key, value in kwargs.items()}
+    return real(*(tracer.disguise(arg) for arg in args), **live)
+
+
+def _with_numbers(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let torch's own optimizer read numbers from parameters: they feed arithmetic alone."""
+    tracer.may_read_numbers = True
+    try:
+        return real(*args, **kwargs)
+    finally:
+        tracer.may_read_numbers = False
+
+
+def _smaller(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
+    return choose(b < a, b, a)
+
+
+def _larger(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
+    return choose(b > a, b, a)
+
+
+def _checked_one_by_one(
+    _tracer: Tracer, real: Any, grads: list[torch.Tensor], found: torch.Tensor, inv: torch.Tensor
+) -> None:
+    """Unscale each gradient by itself: one call on all of them would tie them to one device."""
+    marks = []
+    for grad in grads:
+        mark = torch.zeros_like(found)
+        real([grad], mark, inv)
+        marks.append(mark)
+    if marks:
+        found.copy_(torch.maximum(found, torch.stack(marks).amax(0)))
+
+
+def _maybe_step(
+    tracer: Tracer,
+    _real: Any,
+    _scaler: torch.amp.GradScaler,
+    optimizer: torch.optim.Optimizer,
+    optimizer_state: dict[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    marks = list(optimizer_state["found_inf_per_device"].values())
+    skipped = torch.stack([mark.to(marks[0].device) for mark in marks]).sum() != 0
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held += [t for state in optimizer.state.values() for t in state.values()]
+    with keep_unless(tracer, skipped, [t for t in held if isinstance(t, torch.Tensor)]):
+        return optimizer.step(*args, **kwargs)
+
+
+def _update_scale(
+    _tracer: Tracer, real: Any, scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any
+) -> None:
+    """Forget the step's own notes where they stand: a new dictionary looks like changed state."""
+    if not scaler.is_enabled():
+        return real(scaler, *args, **kwargs)
+    notes = scaler._per_optimizer_states
+    real(scaler, *args, **kwargs)
+    if notes is not scaler._per_optimizer_states:
+        notes.clear()
+        scaler._per_optimizer_states = notes
+    return None
+
+
+def _update_average(
+    tracer: Tracer, real: Any, average: swa_utils.AveragedModel, model: torch.nn.Module
+) -> None:
+    """Average as always, and put the model itself in the place of the first average."""
+    is_first = average.n_averaged == 0
+    inside = [*average.module.parameters()]
+    outside = [*model.parameters()]
+    if average.use_buffers:
+        inside, outside = [*inside, *average.module.buffers()], [*outside, *model.buffers()]
+    tracer.answers = [False, True]  # is this the first one; is there one to go on from
+    try:
+        real(average, model)
+    finally:
+        tracer.answers = []
+    with torch.no_grad():
+        for mine, theirs in zip(inside, outside, strict=True):
+            mine.copy_(torch.where(is_first.to(mine.device), theirs.to(mine.device), mine))
