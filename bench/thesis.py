@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.thesis_batch import RULES
+from bench.thesis_batch import RULES, captured
+from bench.thesis_cut import cut_row
 from bench.thesis_page import page, pictures
 from bench.thesis_published import DEVICES, MODELS
 from bench.thesis_rivals import rivals_row
@@ -36,6 +37,8 @@ Row = tuple[str, Callable[[], dict[str, Any]]]
 
 #: Devices on which the steps of the algorithm are compared.
 STEPS_DEVICES = (4, 16)
+#: Devices over which every op is cut, and up to how many ops: planning 50,000 takes three minutes.
+CUT_DEVICES, MOST_CUT_OPS = 4, 30_000
 #: What is planned at the thesis's number of ops: the ends of its range, and the largest graph.
 UNROLLED = (("Word-RNN", 2), ("TRN-2", 16), ("WRN", 16))
 
@@ -86,6 +89,13 @@ def _rivals(names: Sequence[str]) -> Iterator[Row]:
             yield f"{name}, {k}", lambda m=found, k=k: rivals_row(m.graph, m.batch[k], k)
 
 
+def _cut(names: Sequence[str]) -> Iterator[Row]:
+    for name in _models(names):
+        found, k = MODELS[name], CUT_DEVICES
+        if len(captured(found.graph).graph.ops) <= MOST_CUT_OPS:
+            yield f"{name}, {k}", lambda m=found, k=k: cut_row(m.graph, m.batch[k], k)
+
+
 PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
     "shapes": _shapes,
     "steps": _steps,
@@ -93,6 +103,7 @@ PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
     "search": _search,
     "given": _given,
     "unrolled": _unrolled,
+    "cut": _cut,
 }
 
 
