@@ -5,7 +5,7 @@
 Each model is planned for each number of ranks with roofline costs, which only decide; then
 
 1. every call of every plan is timed, by as many processes side by side as will compute at the same
-   time (as many as ranks, at most as many as cores), and links by `measure_links`;
+   time (as many as ranks, at most as many as cores), and messages by `measure_links`;
 2. each plan is run on gloo ranks of one thread; its fastest step counts, as whatever else runs here
    only adds;
 3. the step is predicted from 1: by the product's judge, which gives each rank a core of its own,
@@ -32,13 +32,14 @@ import torch
 
 from bench import fidelity_models
 from bench.fidelity_page import page
-from bench.fidelity_ranks import Case, posting_seconds, profiled, ran
-from bench.shared_cores import Machine, step_seconds
+from bench.fidelity_ranks import Case, profiled, ran
+from bench.shared_cores import Machine, simulated_step
 from pardnn.api.planning import make_plan
 from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.links import measure_links
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, measured_costs, preset_costs
+from pardnn.cost.links import LinkCosts
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.lower import lower
@@ -51,8 +52,8 @@ RESULTS = Path(__file__).parent / "results"
 STEPS = 12
 #: Seconds per graph after which calls are timed once each.
 PROFILE_S = 12.0
-#: Seconds of an action that is no op, such as freeing a tensor. Measured: 0.5 to 1 us.
-ACTION_S = 1e-6
+#: Seconds of an action that is no op and no message, such as freeing a tensor. Measured: 1 to 2 us.
+ACTION_S = 1.5e-6
 Row = dict[str, Any]
 
 
@@ -86,18 +87,24 @@ def planned(names: Sequence[str], ranks: Sequence[int], algorithms: Sequence[str
 def predicted(job: Job, costs: Costs, machine: Machine) -> Row:
     """Return the step time by the judge, and with the cores shared."""
     parts, arrays = job.parts, plan_arrays(job.parts, job.plan)
-    cluster = Cluster.uniform(job.ranks, bandwidth=machine.bandwidth, latency=machine.latency)
+    idle = machine.links.idle
+    cluster = Cluster.uniform(job.ranks, bandwidth=idle.bandwidth, latency=idle.latency)
     judged = simulate(parts, machine_of(costs, cluster), arrays).makespan
     lowered = lower(parts, job.plan)
     size = {tensor.name: tensor.bytes for op in parts.ops for tensor in op.outputs}
     seconds = costs.on("accelerator").tolist()
-    shared = step_seconds(
+    shared = simulated_step(
         lowered,
         {op.name: seconds[i] for i, op in enumerate(parts.ops)},
         [size[message.tensor] for message in lowered.messages],
         machine,
     )
-    return {"judged_s": judged, "predicted_s": shared, "messages": len(lowered.messages)}
+    return {
+        "judged_s": judged,
+        "predicted_s": shared.seconds,
+        "predicted_cpu_s": shared.work,
+        "messages": len(lowered.messages),
+    }
 
 
 def measure(jobs: Sequence[Job], ranks: int, machine: Machine, steps: int) -> list[Row]:
@@ -120,10 +127,16 @@ def measure(jobs: Sequence[Job], ranks: int, machine: Machine, steps: int) -> li
     return rows
 
 
-def links_of(cores: int) -> Machine:
-    """Measure messages between two ranks."""
-    fit = measure_links()
-    return Machine(cores, fit.latency, fit.bandwidth, posting_seconds(), ACTION_S)
+def links_text(links: LinkCosts) -> str:
+    """Say what messages cost."""
+    idle, sending, taking = (
+        f"{1e6 * fit.latency:.0f} us + bytes / {fit.bandwidth / 1e9:.2f} GB/s"
+        for fit in (links.idle, links.sending, links.taking)
+    )
+    return (
+        f"idle {idle}; beside computation sending {sending}, posting {1e6 * links.posting:.0f} us, "
+        f"taking {taking}, waking {1e6 * links.waking:.0f} us"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -137,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # before anything starts threads: ranks are forked
     begin, cores = time.perf_counter(), os.cpu_count() or 1
-    machine = links_of(cores)
+    machine = Machine(cores, measure_links(), ACTION_S)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     report: Row = {
         "date": today,
@@ -147,8 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{torch.__version__}, gloo",
         "cores": cores,
         "steps": options.steps,
-        "link": f"{machine.bandwidth / 1e9:.2f} GB/s and {machine.latency * 1e6:.0f} us, posting "
-        f"{machine.posting * 1e6:.0f} us",
+        "link": links_text(machine.links),
         "load_before": os.getloadavg()[0],
         "rows": [],
     }

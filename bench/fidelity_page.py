@@ -11,9 +11,10 @@ Row = Mapping[str, Any]
 _EXPLAINED = """\
 **Measured** step times and peaks beside the **simulated** ones. Step: the fastest of {steps} after
 the first. *Predicted*: calls timed by as many processes side by side as compute at once, the cores
-shared by ranks and messages (`bench/shared_cores.py`); *judge*: the product's judge with the same
-costs, which gives each rank a core of its own. Error: predicted / measured - 1; of memory, on the
-rank where they differ most.
+shared by the ranks, messages at what they take their ends (`bench/shared_cores.py`); *judge*: the
+product's judge with the same costs, which gives each rank a core of its own and each message an
+idle link. *CPU*: processor time of all ranks together, which a busy machine changes little. Error:
+predicted / measured - 1; of memory, on the rank where they differ most.
 """
 
 
@@ -25,6 +26,11 @@ def step_error(row: Row) -> float:
 def judge_error(row: Row) -> float:
     """Return the judge's / measured step time - 1."""
     return row["judged_s"] / row["measured_s"] - 1
+
+
+def cpu_error(row: Row) -> float:
+    """Return predicted / measured processor time of all ranks - 1."""
+    return row["predicted_cpu_s"] / row["measured_cpu_s"] - 1
 
 
 def peak_error(row: Row) -> float:
@@ -40,14 +46,15 @@ def page(report: Row) -> str:
     lines = [f"# Fidelity, {report['date']}", "", f"`{report['command']}`;"]
     lines += [f"{report['machine']}, {cores} cores, links {report['link']}.", ""]
     lines += [_EXPLAINED.format(steps=report["steps"] - 1), *_load(report), "## Summary", ""]
-    lines += ["| runs | number | step, mean error | worst | judge, mean | peak, mean | worst |"]
-    lines += ["| --- " * 7 + "|"]
+    titles = ["runs", "number", "step, mean error", "worst", "judge, mean", "CPU, mean"]
+    titles += ["peak, mean", "worst"]
+    lines += ["| " + " | ".join(titles) + " |", "| --- " * len(titles) + "|"]
     for ranks in sorted({row["ranks"] for row in rows}):
         lines += _summary([row for row in rows if row["ranks"] == ranks], _ranks(ranks))
     lines += _summary([row for row in rows if row["ranks"] <= cores], "a core for each rank")
     lines += _summary(rows, "all")
     columns = ["model", "ranks", "algorithm", "ops", "messages", "predicted, ms", "judge, ms"]
-    columns += ["measured, ms", "step error", "peak error"]
+    columns += ["measured, ms", "step error", "CPU predicted, ms", "measured, ms", "peak error"]
     lines += ["", "## Runs", "", "| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     lines += [_line(row) for row in rows]
     lines += ["", f"All of it took {report['wall_s'] / 60:.1f} minutes."]
@@ -82,17 +89,18 @@ def _summary(rows: Sequence[Row], label: str) -> Iterator[str]:
 
     yield (
         f"| {label} | {len(good)} | {mean(step_error)} | {worst(step_error)} | "
-        f"{mean(judge_error)} | {mean(peak_error)} | {worst(peak_error)} |"
+        f"{mean(judge_error)} | {mean(cpu_error)} | {mean(peak_error)} | {worst(peak_error)} |"
     )
 
 
 def _line(row: Row) -> str:
     head = f"| {row['model']} | {row['ranks']} | {row['algorithm']} |"
     if "error" in row:
-        return f"{head} {row['error']} | | | | | | |"
+        return f"{head} {row['error']} | | | | | | | | |"
     times = (row["predicted_s"], row["judged_s"], row["measured_s"])
     return (
         f"{head} {row['ops']} | {row['messages']} | "
         + " | ".join(f"{1e3 * seconds:.1f}" for seconds in times)
-        + f" | {step_error(row):+.1%} | {peak_error(row):+.2%} |"
+        + f" | {step_error(row):+.1%} | {1e3 * row['predicted_cpu_s']:.1f} | "
+        f"{1e3 * row['measured_cpu_s']:.1f} | {peak_error(row):+.2%} |"
     )

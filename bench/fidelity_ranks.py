@@ -96,14 +96,18 @@ def _run(case: Case, steps: int) -> dict[str, Any]:
         batch = [
             arg for arg in args if not isinstance(arg, torch.nn.Module | torch.optim.Optimizer)
         ]
+        cpu: list[float] = []
         for _ in range(steps):
+            begin = time.process_time()
             executor.step(lambda: binding.batch_inputs(batch))
+            cpu.append(time.process_time() - begin)
     except PardnnError as error:
         return {"error": f"{error.code} {error.message.splitlines()[0]}"}
     finally:
         world.close()
     return {
         "step_s": executor.step_s,
+        "cpu_s": min(cpu[1:]),
         "peak_bytes": executor.peak_bytes,
         "predicted_bytes": program.peaks[executor.rank],
     }
@@ -118,27 +122,7 @@ def _together(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "measured_s": later[0],
         "median_s": later[len(later) // 2],
+        "measured_cpu_s": sum(each["cpu_s"] for each in ranks),
         "measured_bytes": [each["peak_bytes"] for each in ranks],
         "predicted_bytes": [each["predicted_bytes"] for each in ranks],
     }
-
-
-def posting_seconds() -> float:
-    """Return the seconds that posting a send or a receive takes its own thread, measured."""
-    count = 200
-
-    def body(rank: int, store: str) -> float:
-        process_group(rank, 2, store)
-        buffers = [torch.zeros(8) for _ in range(count)]
-        post, peer = (dist.isend, 1) if rank == 0 else (dist.irecv, 0)
-        taken: list[float] = []
-        for _ in range(3):
-            dist.barrier()
-            begin = time.perf_counter()
-            works = [post(buffer, peer) for buffer in buffers]
-            taken.append((time.perf_counter() - begin) / count)
-            for work in works:
-                work.wait()
-        return min(taken)
-
-    return statistics.fmean(forked(2, body))

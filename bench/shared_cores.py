@@ -1,18 +1,19 @@
 """Step time of a plan on ranks that share the cores of one machine.
 
-The judge of the product gives every device its own speed. Ranks on one machine share its cores, and
-so do the threads that carry messages. Here everything that is at work, ops and transfers alike,
-gets an equal part of the cores, at most a whole one (processor sharing). Each rank follows its own
-action list; a message moves once its send and its receive are posted, one at a time per sender.
+The judge of the product gives every device its own speed and every message its link. Ranks on one
+machine share its cores, and move their messages themselves (`pardnn.backends.torch.local`). Here
+each rank follows its own action list, and whoever is at work gets an equal part of the cores, at
+most a whole one (processor sharing). A message costs its sender and its receiver their own time
+(LogGP's overheads, `pardnn.cost.links.LinkCosts`), more if the receiver sleeps when it comes.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pardnn.plan.actions import Action, Compute, Receive, Send, Wait
+from pardnn.cost.links import LinkCosts, LinkFit, message_seconds
+from pardnn.plan.actions import Action, Allocate, Compute, Receive, Send, Wait
 from pardnn.plan.lower import Lowered
 
 _DONE = 1e-12
@@ -23,23 +24,31 @@ class Machine(NamedTuple):
 
     Attributes:
         cores: Shared by all.
-        latency: Seconds of an empty message.
-        bandwidth: Bytes/s of a message.
-        posting: Seconds that a rank's own thread takes to post a send or a receive.
-        action: Seconds of an action that is no op: what is timed of an op holds its own.
+        links: What messages cost their ends.
+        action: Seconds of an action that is no op and no message, such as freeing a tensor.
     """
 
     cores: int
-    latency: float
-    bandwidth: float
-    posting: float
+    links: LinkCosts
     action: float
 
 
-def step_seconds(
+class Step(NamedTuple):
+    """A simulated step.
+
+    Attributes:
+        seconds: From its start to the end of the last rank.
+        work: Seconds of cores that all ranks took together.
+    """
+
+    seconds: float
+    work: float
+
+
+def simulated_step(
     lowered: Lowered, seconds: Mapping[str, float], sizes: Sequence[int], machine: Machine
-) -> float:
-    """Return the simulated seconds of one step. O(actions x ranks).
+) -> Step:
+    """Simulate one step. O(actions x ranks).
 
     Args:
         lowered: Action lists and messages.
@@ -50,11 +59,11 @@ def step_seconds(
     state = _State(lowered, seconds, sizes, machine)
     while state.advance():
         pass
-    return state.now
+    return Step(state.now, state.work)
 
 
 class _State:
-    """What every rank and every message is at."""
+    """What every rank is at."""
 
     def __init__(
         self,
@@ -63,86 +72,83 @@ class _State:
         sizes: Sequence[int],
         machine: Machine,
     ) -> None:
-        self.machine, self.seconds, self.sizes, self.now = machine, seconds, sizes, 0.0
+        self.machine, self.seconds, self.sizes = machine, seconds, sizes
+        self.now = self.work = 0.0
         self.lists, self.messages = lowered.ranks, lowered.messages
         ranks = len(self.lists)
         self.at = [0] * ranks
-        self.left = [0.0] * ranks  # of the action that a rank is at
-        self.posted: dict[int, int] = {}
-        self.arrived: set[int] = set()
-        self.queues: list[deque[int]] = [deque() for _ in range(ranks)]
-        self.moving = [0.0] * ranks  # left of the transfer at the head of a sender's queue
+        self.left = [0.0] * ranks  # of the action that a rank is at; 0 of one that sleeps
+        self.sent: set[int] = set()
+        self.asleep: dict[int, int] = {}  # ranks, by the message that they wait for
         for rank in range(ranks):
             self._begin(rank)
 
     def advance(self) -> bool:
-        """Go on to the next end of an action or a transfer; False when all is done."""
-        running = [rank for rank in range(len(self.at)) if self.left[rank] > 0.0]
-        sending = [rank for rank, queue in enumerate(self.queues) if queue]
-        if not running and not sending:
-            stuck = [r for r in range(len(self.at)) if self.at[r] < len(self.lists[r])]
-            assert not stuck, f"ranks {stuck} wait for ever"
+        """Go on to the next end of an action; False when all is done."""
+        running = [rank for rank, left in enumerate(self.left) if left > 0.0]
+        if not running:
+            assert not self.asleep, f"ranks {sorted(self.asleep.values())} wait for ever"
             return False
-        rate = min(1.0, self.machine.cores / (len(running) + len(sending)))
-        least = min([self.left[r] for r in running] + [self.moving[r] for r in sending])
+        rate = min(1.0, self.machine.cores / len(running))
+        least = min(self.left[rank] for rank in running)
         self.now += least / rate
-        for rank in sending:
-            self.moving[rank] -= least
-            if self.moving[rank] <= _DONE:
-                self._arrive(rank)
         for rank in running:
             self.left[rank] -= least
+        for rank in running:
             if self.left[rank] <= _DONE:
-                self._end(rank)
+                self._finish(rank)
         return True
 
     def _begin(self, rank: int) -> None:
-        """Start a rank's next actions until one takes time or waits."""
+        """Start a rank's next actions until one takes time or sleeps."""
+        self.left[rank] = 0.0
         while self.at[rank] < len(self.lists[rank]):
             action = self.lists[rank][self.at[rank]]
-            if isinstance(action, Wait) and action.message not in self.arrived:
-                self.left[rank] = 0.0
+            awaited = self._awaited(rank, action)
+            if awaited is not None and awaited not in self.sent:
+                self.asleep[awaited] = rank
                 return
-            self.left[rank] = self._work(action)
+            self._give(rank, self._work(rank, action))
             if self.left[rank] > 0.0:
                 return
-            self._finish(rank, action)
-        self.left[rank] = 0.0
+            self._done(rank, action)
 
-    def _work(self, action: Action) -> float:
+    def _give(self, rank: int, seconds: float) -> None:
+        self.left[rank] += seconds
+        self.work += seconds
+
+    def _awaited(self, rank: int, action: Action) -> int | None:
+        """Return the message that an action of the rank takes, if it does."""
+        is_wait = isinstance(action, Wait) and self.messages[action.message].target == rank
+        return action.message if is_wait else None
+
+    def _work(self, rank: int, action: Action) -> float:
+        links = self.machine.links
         if isinstance(action, Compute):
             return self.seconds[action.op]
-        posting = isinstance(action, Send | Receive)
-        return self.machine.action + (self.machine.posting if posting else 0.0)
+        if isinstance(action, Send):
+            return own_seconds(links.sending, self.sizes[action.message])
+        if isinstance(action, Receive):  # with the buffer, which is an action before it
+            return links.posting
+        awaited = self._awaited(rank, action)
+        if awaited is not None:
+            return own_seconds(links.taking, self.sizes[awaited])
+        return 0.0 if isinstance(action, Allocate) else self.machine.action
 
-    def _end(self, rank: int) -> None:
-        self._finish(rank, self.lists[rank][self.at[rank]])
+    def _finish(self, rank: int) -> None:
+        self._done(rank, self.lists[rank][self.at[rank]])
         self._begin(rank)
 
-    def _finish(self, rank: int, action: Action) -> None:
+    def _done(self, rank: int, action: Action) -> None:
         self.at[rank] += 1
-        if isinstance(action, Send | Receive):
-            number = action.message
-            self.posted[number] = self.posted.get(number, 0) + 1
-            if self.posted[number] == 2:
-                self._queue(self.messages[number].source, number)
+        if isinstance(action, Send):
+            self.sent.add(action.message)
+            sleeper = self.asleep.pop(action.message, None)
+            if sleeper is not None:
+                self._begin(sleeper)
+                self._give(sleeper, self.machine.links.waking)
 
-    def _queue(self, source: int, number: int) -> None:
-        self.queues[source].append(number)
-        if len(self.queues[source]) == 1:
-            self.moving[source] = self._transfer(number)
 
-    def _transfer(self, number: int) -> float:
-        return self.machine.latency + self.sizes[number] / self.machine.bandwidth
-
-    def _arrive(self, source: int) -> None:
-        number = self.queues[source].popleft()
-        self.arrived.add(number)
-        if self.queues[source]:
-            self.moving[source] = self._transfer(self.queues[source][0])
-        for rank, at in enumerate(self.at):
-            if self.left[rank] > 0.0 or at >= len(self.lists[rank]):
-                continue
-            action = self.lists[rank][at]
-            if isinstance(action, Wait) and action.message == number:
-                self._begin(rank)
+def own_seconds(fit: LinkFit, num_bytes: int) -> float:
+    """Return what a message takes one of its ends."""
+    return message_seconds(num_bytes, bandwidth=fit.bandwidth, latency=fit.latency)

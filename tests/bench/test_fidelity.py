@@ -2,8 +2,9 @@
 
 import pytest
 
-from bench.shared_cores import Machine, step_seconds
+from bench.shared_cores import Machine, Step, simulated_step
 from pardnn.cost.costs import graph_costs
+from pardnn.cost.links import LinkCosts, LinkFit
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.lower import lower
@@ -12,7 +13,7 @@ from pardnn.plan.plan import Message, Plan
 SIZE = 1000
 
 
-def graph_of(num_chains: int) -> Graph:
+def graph_of(num_chains: int, busy: int) -> Graph:
     """Chains of two ops of one second each, and one op that reads the first chain's end."""
     ops: list[Op] = []
 
@@ -23,14 +24,20 @@ def graph_of(num_chains: int) -> Graph:
     for i in range(num_chains):
         op(f"a{i}")
         op(f"b{i}", f"a{i}")
+    for i in range(busy):
+        op(f"busy{i}")
     op("last", "b0")
     return build_graph("chains", ops)
 
 
-def seconds_on(num_ranks: int, cores: int) -> float:
-    """Simulate a chain per rank; the last op is on the last rank, a message from the first."""
-    graph = graph_of(num_ranks)
+def step_on(num_ranks: int, cores: int, busy: int = 0) -> Step:
+    """Simulate a chain per rank; the last op is on the last rank, a message from the first.
+
+    The last rank runs `busy` ops more before it.
+    """
+    graph = graph_of(num_ranks, busy)
     names = [[f"a{i}", f"b{i}"] for i in range(num_ranks)]
+    names[-1] += [f"busy{i}" for i in range(busy)]
     names[-1].append("last")
     message = Message(tensor="b0", source=0, target=num_ranks - 1, post_before="last",
                       hold_until=None)  # fmt: skip
@@ -42,16 +49,42 @@ def seconds_on(num_ranks: int, cores: int) -> float:
     seconds = dict(
         zip([op.name for op in graph.ops], graph_costs(graph).on("accelerator"), strict=True)
     )
-    machine = Machine(cores=cores, latency=0.25, bandwidth=4 * SIZE, posting=0.0, action=0.0)
-    return step_seconds(lower(graph, plan), seconds, [SIZE] * (num_ranks > 1), machine)
+    links = LinkCosts(
+        idle=LinkFit(0.0, 1e9, 0.0),
+        sending=LinkFit(0.25, 4 * SIZE, 0.0),
+        taking=LinkFit(0.125, 8 * SIZE, 0.0),
+        posting=0.0625,
+        waking=0.03125,
+    )
+    machine = Machine(cores=cores, links=links, action=0.0)
+    return simulated_step(lower(graph, plan), seconds, [SIZE] * (num_ranks > 1), machine)
+
+
+def seconds_on(num_ranks: int, cores: int, busy: int = 0) -> float:
+    return step_on(num_ranks, cores, busy).seconds
+
+
+#: The message: sent, then woken up for and taken. The receive is posted while it is sent.
+SENT, TAKEN = 0.25 + 0.25, 0.03125 + 0.125 + 0.125
 
 
 def test_a_core_for_each_rank() -> None:
     assert seconds_on(1, 2) == pytest.approx(3.0)
-    # Two ops side by side, 0.25 + 0.25 s of message, the last op.
-    assert seconds_on(2, 2) == pytest.approx(2 + 0.5 + 1)
+    assert seconds_on(2, 2) == pytest.approx(2 + SENT + TAKEN + 1)
 
 
 def test_more_ranks_than_cores_take_turns() -> None:
-    assert seconds_on(4, 2) == pytest.approx(2 * 2 + 0.5 + 1)
-    assert seconds_on(4, 1) == pytest.approx(4 * 2 + 0.5 + 1)
+    # The last rank posts its receive while others compute or send.
+    assert seconds_on(4, 2) == pytest.approx(2 * 2 + SENT + TAKEN + 1, abs=0.04)
+    assert seconds_on(4, 1) == pytest.approx(4 * 2 + SENT + 0.0625 + TAKEN + 1)
+
+
+def test_a_message_that_is_there_wakes_nobody() -> None:
+    """The receiver computes for two more seconds, so only its own time for the message counts."""
+    assert seconds_on(2, 2, busy=2) == pytest.approx(2 + 2 + 0.0625 + TAKEN - 0.03125 + 1)
+
+
+def test_work_is_the_same_on_any_number_of_cores() -> None:
+    for cores in (1, 2, 4):
+        expected = 4 * 2 + SENT + 0.0625 + TAKEN + 1
+        assert step_on(4, cores).work == pytest.approx(expected)
