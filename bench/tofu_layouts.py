@@ -20,8 +20,9 @@ from pardnn.plan.mesh import make_mesh, placements
 from pardnn.shard.coarsen import NEEDED
 from pardnn.shard.exact import exact_state
 from pardnn.shard.interned import forget
+from pardnn.shard.meshes import mesh_of
 from pardnn.shard.problem import make_problem
-from pardnn.shard.search import find_sharding, mesh_of
+from pardnn.shard.search import find_sharding
 from pardnn.shard.seconds import by_seconds
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.tables import Tables

@@ -30,8 +30,10 @@ from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import NEEDED
 from pardnn.shard.cost import total_bytes
 from pardnn.shard.interned import forget
+from pardnn.shard.meshes import prime_factors
 from pardnn.shard.problem import make_problem
-from pardnn.shard.search import best_state, find_sharding, polished, prime_factors, stepwise
+from pardnn.shard.recursion import best_state, polished, stepwise
+from pardnn.shard.search import find_sharding
 from pardnn.shard.tables import Tables
 
 PARTS = {

@@ -14,8 +14,10 @@ from pardnn.shard.call import call_of
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING
 from pardnn.shard.cost import is_call, sharding_bytes, total_bytes
 from pardnn.shard.leaves import leaves
+from pardnn.shard.meshes import mesh_of
 from pardnn.shard.problem import make_problem
-from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, search
+from pardnn.shard.recursion import best_state, completed
+from pardnn.shard.search import find_sharding, search
 from pardnn.shard.tables import Tables
 from tests.reference.sharding import least_bytes, naive_bytes
 from tests.shard.hand import Steps, chain, conv1d, matmul, mlp

@@ -10,7 +10,8 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, op_calls
 from pardnn.shard.cutting import cutting_of, owned_array
 from pardnn.shard.problem import make_problem
-from pardnn.shard.search import best_state, find_sharding, held_bytes, search
+from pardnn.shard.recursion import best_state
+from pardnn.shard.search import find_sharding, held_bytes, search
 from pardnn.shard.seconds import by_seconds, memory_weights
 from pardnn.shard.tables import State, Tables
 from pardnn.shard.traffic import traffic

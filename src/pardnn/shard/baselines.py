@@ -19,7 +19,7 @@ so that memory is 1/k as for all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,20 +27,39 @@ from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.by_bytes import ByBytes
-from pardnn.shard.coarsen import NEEDED, TRAINING, op_calls
+from pardnn.shard.coarsen import NEEDED, TRAINING, OpCall, op_calls
 from pardnn.shard.cutting import Cutting
-from pardnn.shard.interned import interned
+from pardnn.shard.interned import strategies_of
 from pardnn.shard.leaves import Axes
+from pardnn.shard.meshes import mesh_of
 from pardnn.shard.problem import Decision, Problem, Term, make_problem
-from pardnn.shard.search import best_state, completed, find_sharding, mesh_of, stepwise
+from pardnn.shard.recursion import (
+    FEW_TERMS,
+    best_state,
+    coarse_problem,
+    completed,
+    stepwise,
+)
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.steps import held_cost, solve
-from pardnn.shard.strategy import Cut, strategies
+from pardnn.shard.strategy import Cut, Strategy
 from pardnn.shard.tables import State, Tables
 
+Chooser = Callable[[Graph, Sequence[OpCall], Tables, int], State]
+"""Chooses for some first mesh axes of the tables of a graph's problem."""
 
-def _mesh(target: Mesh | Cluster) -> Mesh:
-    return mesh_of(target) if isinstance(target, Cluster) else target
+
+def _chosen(choose: Chooser, graph: Graph, target: Mesh | Cluster) -> Sharding:
+    mesh = mesh_of(target) if isinstance(target, Cluster) else target
+    calls = op_calls(graph)
+    problem = tied_problem(graph, calls, *coarse_problem(graph, calls, FEW_TERMS))
+    tables = Tables(problem, ByBytes(), mesh.shape)
+    return completed(problem, choose(graph, calls, tables, len(mesh.shape)), mesh, graph)
+
+
+def tied_problem(graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem) -> Problem:
+    """Return the problem that baselines decide: that of the search, gradients tied at least."""
+    return make_problem(graph, TRAINING, calls) if level == NEEDED else problem
 
 
 def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
@@ -49,8 +68,18 @@ def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     A gradient or a transposed view is cut as the tensor that it belongs to.
     """
     del objective  # the choice does not depend on it
-    mesh = _mesh(target)
-    problem = make_problem(graph, TRAINING)
+    return _chosen(choose_rows, graph, target)
+
+
+def choose_rows(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> State:
+    """Choose as `allrow_greedy` does, on the first `count` mesh axes."""
+    if "rows" not in tables.kept:
+        tables.kept["rows"] = _row_tables(tables)
+    return stepwise(tables.kept["rows"], count=count).state
+
+
+def _row_tables(tables: Tables) -> Tables:
+    problem = tables.problem
     position = {name: i for i, name in enumerate(problem.tensors)}
     first: dict[str, int | None] = {}
     for root, members in problem.ties.members.items():
@@ -63,8 +92,7 @@ def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     def allows(decision: Decision, layout: Layout) -> bool:
         return layout[-1] == first.get(decision.root)
 
-    tables = Tables(problem, ByBytes(), mesh.shape, allows_layout=allows)
-    return completed(problem, stepwise(tables).state, mesh, graph)
+    return tables.limited(layout=allows)
 
 
 def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
@@ -73,25 +101,30 @@ def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> S
     A tensor counts with its gradient and its optimizer state.
     """
     del objective  # the choice does not depend on it
-    mesh = _mesh(target)
-    problem = make_problem(graph, TRAINING)
+    return _chosen(choose_largest_first, graph, target)
+
+
+def choose_largest_first(
+    graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int
+) -> State:
+    """Choose as `spartan` does, on the first `count` mesh axes."""
+    problem = tables.problem
     at: list[list[Term]] = [[] for _ in problem.decisions]
     for term in problem.terms:
         for number in {use.decision for use in term.uses}:
             at[number].append(term)
     order = sorted(range(len(at)), key=lambda n: -problem.decisions[n].bytes)
-    tables = Tables(problem, ByBytes(), mesh.shape)
     state = State(((),) * len(problem.decisions), ((),) * len(problem.terms))
     place = {id(term): i for i, term in enumerate(problem.terms)}
-    for axis in range(len(mesh.shape)):
+    for axis in range(count):
         chosen: dict[int, Layout] = {}
         for number in order:
             chosen[number] = _greedy(tables, state, axis, number, at[number], chosen, place)
         layouts = tuple(chosen[n] for n in range(len(at)))
         state = State(layouts, tuple((*axes, None) for axes in state.axes))
-        fixed = Tables(problem, ByBytes(), mesh.shape, allows_layout=_among(problem, layouts))
+        fixed = tables.limited(layout=_among(problem, layouts))
         state = solve(fixed, state, [axis]).state
-    return completed(problem, state, mesh, graph)
+    return state
 
 
 def _among(problem: Problem, layouts: tuple[Layout, ...]) -> Callable[[Decision, Layout], bool]:
@@ -131,7 +164,10 @@ def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -
     Its mesh has one axis.
     """
     del objective  # the choice does not depend on it
-    return find_sharding(graph, make_mesh((_mesh(target).size,))).sharding
+    size = (mesh_of(target) if isinstance(target, Cluster) else target).size
+    mesh = make_mesh((size,))
+    _, problem = coarse_problem(graph, op_calls(graph), FEW_TERMS)
+    return completed(problem, best_state(Tables(problem, ByBytes(), (size,))).state, mesh, graph)
 
 
 def _keeps_outputs(term: Term, axes: Axes, cutting: Cutting) -> bool:
@@ -141,13 +177,19 @@ def _keeps_outputs(term: Term, axes: Axes, cutting: Cutting) -> bool:
 def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
     """Return the best sharding that is found if no partial results are ever combined."""
     del objective  # the choice does not depend on it
-    mesh = _mesh(target)
-    problem = make_problem(graph, TRAINING)
-    tables = Tables(problem, ByBytes(), mesh.shape, allows_way=_keeps_outputs)
-    return completed(problem, best_state(tables).state, mesh, graph)
+    return _chosen(choose_unreduced, graph, target)
 
 
-def batch_dims(graph: Graph) -> tuple[dict[str, int], dict[str, str]]:
+def choose_unreduced(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> State:
+    """Choose as `icml18` does, on the first `count` mesh axes."""
+    limited = tables.limited(way=_keeps_outputs)
+    is_all = count == len(tables.parts)
+    return (best_state(limited) if is_all else stepwise(limited, count=count)).state
+
+
+def batch_dims(
+    graph: Graph, calls: Sequence[OpCall] | None = None
+) -> tuple[dict[str, int], dict[str, str]]:
     """Return the dim of each tensor that runs over the batch, and the loop of each op that does.
 
     Dim 0 of every input that has dims is one; an op hands it on through the loop that cuts it.
@@ -160,11 +202,14 @@ def batch_dims(graph: Graph) -> tuple[dict[str, int], dict[str, str]]:
         if tensor.shape
     }
     loops: dict[str, str] = {}
-    for op_call in op_calls(graph):
+    known: dict[int, Sequence[Strategy]] = {}
+    for op_call in op_calls(graph) if calls is None else calls:
         marked = {p: dims[n] for p, n in op_call.places.items() if isinstance(p, str) and n in dims}
         if not marked:
             continue
-        for strategy in strategies(interned(op_call.number)):
+        if op_call.number not in known:
+            known[op_call.number] = tuple(strategies_of(op_call.number).values())
+        for strategy in known[op_call.number]:
             cuts = {p: strategy.inputs.get(str(p)) for p in marked}
             if all(isinstance(c, Cut) and c.dim == marked[p] for p, c in cuts.items()):
                 loops[op_call.op.name] = strategy.axis
@@ -179,22 +224,34 @@ def batch_dims(graph: Graph) -> tuple[dict[str, int], dict[str, str]]:
 def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
     """Return every op that sees the batch cut along it; tensors that do not by their first dim."""
     del objective  # the choice does not depend on it
-    mesh = _mesh(target)
-    dims, loops = batch_dims(graph)
-    problem = make_problem(graph, NEEDED)
+    return _chosen(choose_batch, graph, target)
+
+
+def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> State:
+    """Choose as `data_parallel` does, on the first `count` mesh axes."""
+    if "batch" not in tables.kept:
+        tables.kept["batch"] = _batch_tables(graph, calls, tables)
+    return stepwise(tables.kept["batch"], count=count).state
+
+
+def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Tables:
+    dims, loops = batch_dims(graph, calls)
+    problem = tables.problem
+    batch: dict[str, int] = {}
+    for decision in problem.decisions[1:]:
+        for name in problem.ties.members[decision.root]:
+            own = problem.ties.dims[name]
+            if name in dims and dims[name] in own:
+                batch[decision.root] = own.index(dims[name])
+                break
 
     def allows_layout(decision: Decision, layout: Layout) -> bool:
-        wanted = dims.get(decision.root, min(decision.dims, default=None))
-        return layout[-1] == wanted
+        return layout[-1] == batch.get(decision.root, min(decision.dims, default=None))
 
-    def allows_way(term: Term, axes: Axes, cutting: Cutting) -> bool:
-        wanted = loops.get(term.ops[0].op.name)
-        return wanted is None or axes[-1] == wanted
+    def loop(term: Term) -> str | None:
+        return None if term.is_local else loops.get(term.ops[0].op.name)
 
-    tables = Tables(
-        problem, ByBytes(), mesh.shape, allows_layout=allows_layout, allows_way=allows_way
-    )
-    return completed(problem, stepwise(tables).state, mesh, graph)
+    return tables.limited(layout=allows_layout, loop=loop)
 
 
 #: The baselines by name.
@@ -204,4 +261,12 @@ BASELINES: Mapping[str, Callable[..., Sharding]] = {
     "equal-chop": equal_chop,
     "icml18": icml18,
     "data-parallel": data_parallel,
+}
+
+#: How baselines choose that keep to the mesh.
+CHOOSERS: Mapping[str, Chooser] = {
+    "allrow-greedy": choose_rows,
+    "spartan": choose_largest_first,
+    "icml18": choose_unreduced,
+    "data-parallel": choose_batch,
 }

@@ -28,6 +28,7 @@ class ByBytes:
     """Bytes that all devices get from others."""
 
     may_replicate = False
+    are_axes_alike = True
 
     def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
         """Bytes, summed over devices."""

@@ -62,6 +62,7 @@ class BySeconds:
     price: float = 0.0
     model: DeviceModel = field(default_factory=lambda: device_model(MODEL))
     may_replicate: bool = True
+    are_axes_alike: bool = False
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""

@@ -47,6 +47,11 @@ class Objective(Protocol):
         """Whether tensors and ops may stay whole where they could be cut."""
         ...
 
+    @property
+    def are_axes_alike(self) -> bool:
+        """Whether it does not matter which mesh axis is which, if they have as many devices."""
+        ...
+
     def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
         """Cost of fetching and combining tensors of ops, for each way and each layout."""
         ...
@@ -71,6 +76,8 @@ class Tables:
         allows_layout: Further limits on layouts, for baselines: of a decision and its layout on
             the first mesh axes.
         allows_way: Further limits on loops: of a term and its cutting over the first mesh axes.
+        loop: The loop of a term that is cut where it can be, None if any may be.
+        kept: What is known of the problem with these options, by name.
     """
 
     problem: Problem
@@ -78,6 +85,7 @@ class Tables:
     parts: tuple[int, ...]
     allows_layout: Callable[[Decision, Layout], bool] | None = None
     allows_way: Callable[[Term, Axes, Cutting], bool] | None = None
+    loop: Callable[[Term], str | None] | None = None
 
     def __post_init__(self) -> None:
         """Nothing is known yet."""
@@ -85,6 +93,21 @@ class Tables:
         self._layouts: dict[Any, list[Layout]] = {}
         self._owned: dict[Any, ndarray] = {}
         self._moved: dict[Any, ndarray] = {}
+        self.kept: dict[str, Any] = {}
+
+    def limited(
+        self,
+        *,
+        layout: Callable[[Decision, Layout], bool] | None = None,
+        way: Callable[[Term, Axes, Cutting], bool] | None = None,
+        loop: Callable[[Term], str | None] | None = None,
+    ) -> Tables:
+        """Return tables with further limits, which share what is known here where they can."""
+        found = Tables(self.problem, self.objective, self.parts, layout, way, loop)
+        found._owned = self._owned
+        if way is None and loop is None:  # tables are known by the identity of ways
+            found._ways, found._moved = self._ways, self._moved
+        return found
 
     def layouts(self, decision: Decision, fixed: Layout, open_axes: Sequence[int]) -> list[Layout]:
         """Return the layouts that a decision may have, given those of the other mesh axes."""
@@ -119,7 +142,7 @@ class Tables:
 
     def ways(self, term: Term, fixed: Axes, open_axes: Sequence[int]) -> Ways:
         """Return the ways in which a term may be computed, given the loops of other mesh axes."""
-        only = id(term) if self.allows_way else None
+        only = id(term) if self.allows_way else self.loop and self.loop(term)
         key = (term.number, term.is_local, fixed, tuple(open_axes), only)
         if key not in self._ways:
             self._ways[key] = self._find_ways(term, fixed, open_axes)
@@ -128,19 +151,29 @@ class Tables:
     def _find_ways(self, term: Term, fixed: Axes, open_axes: Sequence[int]) -> Ways:
         found: list[tuple[Axes, Cutting]] = [((), whole(term.number))]
         loops = loops_of(term.number)
+        wanted = self.loop and self.loop(term)
         for axis, loop in enumerate(fixed):
-            choices = (*loops, None) if axis in open_axes else (loop,)
-            tried = [
-                ((*axes, name), extended(cutting, name, self.parts[axis]))
-                for axes, cutting in found
-                for name in choices
-            ]
-            found = [(axes, cutting) for axes, cutting in tried if cutting is not None]
+            before, choices = found, (*loops, None) if axis in open_axes else (loop,)
+            if axis in open_axes and wanted in loops:
+                found = self._longer(before, axis, (wanted,)) or self._longer(before, axis, choices)
+            else:
+                found = self._longer(before, axis, choices)
             if self.allows_way is not None and axis in open_axes:
                 found = [way for way in found if self.allows_way(term, *way)] or found
         if not self.objective.may_replicate and not term.is_local:
             found = _most_cut(found, lambda way: way[0])
         return ways_of(term.number, found)
+
+    def _longer(
+        self, ways: list[tuple[Axes, Cutting]], axis: int, choices: Sequence[str | None]
+    ) -> list[tuple[Axes, Cutting]]:
+        """Return ways with one loop more, cut along a mesh axis."""
+        tried = [
+            ((*axes, name), extended(cutting, name, self.parts[axis]))
+            for axes, cutting in ways
+            for name in choices
+        ]
+        return [(axes, cutting) for axes, cutting in tried if cutting is not None]
 
     def moved(self, asked: Sequence[tuple[Use, Ways, list[Layout]]]) -> list[ndarray]:
         """Return tables of tensors of terms: ways by layouts."""
