@@ -30,6 +30,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pardnn.errors import RankError
+
 #: Bytes asked for a socket's buffer; the system may give less (`net.core.wmem_max`).
 BUFFER_BYTES = 4 << 20
 #: A rank that waits for one peer looks this often whether others want to get rid of something.
@@ -207,6 +209,9 @@ def connect_local(rank: int, exchange: Exchange) -> LocalLinks | None:
     Args:
         rank: This rank.
         exchange: Gives every rank what each rank says under a key; all ranks call this function.
+
+    Raises:
+        RankError: E605, if a rank that called cannot be heard.
     """
     with contextlib.ExitStack() as stack:
         listener, path = _listening(stack)
@@ -278,6 +283,15 @@ def _called(rank: int, paths: list[str | None]) -> Iterator[tuple[int, socket.so
 def _accepted(listener: socket.socket, callers: list[int]) -> Iterator[tuple[int, socket.socket]]:
     listener.settimeout(ACCEPT_S)
     for _ in callers:
-        connection = _sized(listener.accept()[0])
-        connection.settimeout(ACCEPT_S)
-        yield int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big"), connection
+        try:
+            connection = _sized(listener.accept()[0])
+            connection.settimeout(ACCEPT_S)
+            caller = connection.recv(4, socket.MSG_WAITALL)
+        except OSError as error:
+            raise RankError(
+                f"ranks {callers} of this machine called, but their connections did not come: "
+                f"{error}.\nOne of them may have ended; look at what it printed last.",
+                code="E605",
+                details={"missing": callers},
+            ) from error
+        yield int.from_bytes(caller, "big"), connection
