@@ -53,6 +53,25 @@ def run_json(run: Run) -> Run:
     return go
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--devices", "100000"], "E201", "at most 1024 devices"),
+        (["--devices", "2", "--max-memory", "1e30GiB"], "E202", "too large"),
+        (["--devices", "2", "--time-limit", "nan"], "E201", "number of seconds"),
+        (["--devices", "2", "--time-limit", "-1"], "E201", "number of seconds"),
+        (["--cluster", "dgx-w100:4"], "E403", "no preset of that name"),
+        (["--devices", "2", "-o", "nowhere/p.json"], "E405", "nowhere/p.json"),
+        (["--devices", "2", "-o", "."], "E405", "Is a directory"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_any_work(run, arguments, code, said):
+    _, out, _ = run("plan", "no-such-graph.json", *arguments, "--json")
+    error = json.loads(out)["error"]
+    assert error["code"] == code
+    assert said in error["message"]
+
+
 def test_plan_check_simulate_agree(run_json: Run, tiny: Path, tmp_path: Path) -> None:
     graph, plan = tiny / "graph.json", tmp_path / "plan.json"
     cluster = tiny / "cluster.json"

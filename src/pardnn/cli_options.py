@@ -8,15 +8,33 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster
-from pardnn.errors import UsageError
+from pardnn.errors import FileError, UsageError
+from pardnn.files import check_writable
 
 if TYPE_CHECKING:
     from pardnn.graph.ir import Graph
 
+
+def _writable(path: Path | None) -> Path | None:
+    """Refuse a place that cannot be written before any work is done for it."""
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+def _seconds(limit: float | None) -> float | None:
+    """Refuse a time limit that is no time."""
+    if limit is not None and not limit >= 0:
+        raise UsageError(f"--time-limit is {limit}; it is a number of seconds, 0 or more")
+    return limit
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 GraphOption = Annotated[Path, typer.Option("--graph", help="Graph file of the plan.")]
-Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.")]
-OptionalOutput = Annotated[Path | None, typer.Option("-o", "--output", help="File to write.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.", callback=_writable)]
+OptionalOutput = Annotated[
+    Path | None, typer.Option("-o", "--output", help="File to write.", callback=_writable)
+]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="Graph file or FILE.py:FUNCTION.")]
 EntryPoint = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns step, args.")]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")]
@@ -49,7 +67,10 @@ Reserve = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", help="Seconds after which nothing more is tried.")
+    float | None,
+    typer.Option(
+        "--time-limit", help="Seconds after which nothing more is tried.", callback=_seconds
+    ),
 ]
 CostChoice = Annotated[
     str | None,
@@ -109,6 +130,12 @@ def _named_cluster(text: str) -> Cluster:
     from pardnn.cluster import PRESETS
 
     name, _, count = text.partition(":")
+    if name not in PRESETS and not Path(text).exists():
+        raise FileError(
+            f"there is no cluster file {text!r:.200}, and no preset of that name: there are "
+            f"{', '.join(PRESETS)}",
+            code="E403",
+        )
     if name not in PRESETS:
         return Cluster.load(text)
     if count and not (count.isascii() and count.isdigit() and int(count) > 0):

@@ -22,6 +22,8 @@ LinkModel = Literal["independent", "serial"]
 #: Defaults of the command line: NVSwitch of a DGX-2, and the latency the thesis measured.
 DEFAULT_BANDWIDTH = 300e9
 DEFAULT_LATENCY = 25e-6
+#: Every pair of devices has a link of its own: a thousand devices are a million links.
+MAX_DEVICES = 1024
 
 
 def _file_key(name: str) -> str:
@@ -144,6 +146,8 @@ class Cluster:
         """
         if num_devices < 1:
             raise UsageError(f"a cluster needs at least 1 device, not {num_devices}")
+        if num_devices > MAX_DEVICES:
+            raise UsageError(f"a cluster has at most {MAX_DEVICES} devices, not {num_devices}")
         if links not in ("independent", "serial"):
             raise UsageError(f"links is {links!r:.40}; it can be independent or serial")
         limits = parse_limits(memory, num_devices)

@@ -7,6 +7,7 @@ fields and wrong types are refused with their place; writing is all or nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import gzip
 import io
@@ -62,6 +63,26 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             path.write_bytes(content)  # a pipe or /dev/null must not become a plain file
         else:
             _replace(path, content)
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot write {_reason(path, error)}", code="E405") from error
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a file that `write_bytes` could not write, before the work for it is done.
+
+    A temporary file is made beside it and removed; the file itself is not touched.
+
+    Raises:
+        FileError: E405, with the path and the system's reason.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not path.exists() or path.is_file():
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".pardnn-")
+            os.close(handle)
+            Path(name).unlink()
     except (OSError, ValueError) as error:
         raise FileError(f"cannot write {_reason(path, error)}", code="E405") from error
 
