@@ -20,6 +20,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.baseline import closed_arrays, residual_bytes
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish import polish, polish_best, state_of, task_of
+from pardnn.place.polish_blocks import give, judged, move_block
 from pardnn.place.polish_kernel import State, Task, best_slot, changed, fill_kernel
 from pardnn.place.polish_search import search_kernel
 from pardnn.place.round_robin import place_round_robin
@@ -266,3 +267,46 @@ def test_blocks_go_where_no_op_can_go_alone() -> None:
     state = state_of(np.zeros(arrays.num_ops, dtype=np.int64), arrays.topological, 2)
     search_kernel(task_of(arrays, machine), state, 20_000, 0.01, 1)
     assert sorted(np.bincount(state.place, minlength=2)) == [5, 6]
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_is_judged_as_it_is_simulated(family: str) -> None:
+    graph = random_graph(4, 40, family)
+    _, arrays, task, state = round_robin_searched(graph, 3)
+    judged_ops = 0
+    for op in range(arrays.num_ops):
+        if len(np.flatnonzero(arrays.group == arrays.group[op])) > 1:
+            continue
+        d = int(state.place[op] + 1) % 3
+        fresh = state_of(state.place, state.order, 3)
+        fill_kernel(task, fresh)
+        fresh.block[0], fresh.dirty[op] = op, True
+        path = judged(task, fresh, 1, d)
+        fresh.dirty[op] = False
+        if not np.isfinite(path):
+            continue
+        give(task, fresh, 0, 1, d)
+        seconds = task.seconds[task.device_class[d], op]
+        assert path == pytest.approx(fresh.finish[op] + fresh.left[op] - seconds, rel=1e-12)
+        judged_ops += 1
+    assert judged_ops > 0
+
+
+@pytest.mark.jit
+def test_a_block_that_makes_the_step_too_slow_goes_back() -> None:
+    graph = random_graph(4, 60, "fork-join", memory=False)
+    _, arrays, task, state = round_robin_searched(graph, 3)
+    fill_kernel(task, state)
+    moved = 0
+    for seed in range(1, 200):
+        op, limit = seed % arrays.num_ops, state.finish.max() * 1.02
+        before = state.place.copy()
+        move_block(task, state, op, limit, seed * 7919)
+        moved += bool((state.place != before).sum() > 1)
+        fresh = state_of(state.place, state.order, 3)
+        fill_kernel(task, fresh)
+        np.testing.assert_allclose(state.finish, fresh.finish)
+        np.testing.assert_allclose(state.left, fresh.left)
+        assert state.finish.max() <= limit
+    assert moved > 5

@@ -44,8 +44,10 @@ from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 
-#: Ops whose times are computed again, if no budget is given, at most: 2 to 4 s, measured.
-WORK = 20_000_000
+#: Ops whose times are computed again, if no budget is given, at most.
+WORK = 200_000_000
+#: So many per op, and from some 220 ops on at least so many.
+WORK_PER_OP, USUAL_WORK = 10_000, 20_000_000
 #: Small graphs need less: this times n (n + 20), but at least so much, 0.2 s. Published problems of
 #: 100 to 600 ops under a tight limit: with a twentieth of this plans were up to 20 % slower.
 WORK_PER_PAIR, LEAST_WORK = 400, 2_000_000
@@ -71,7 +73,8 @@ SLOWER = (1.0, 2.0, 1.4, 3.0)
 
 def work_for(num_ops: int) -> int:
     """Return the work that is spent by default, in ops whose times are computed again."""
-    work = min(WORK, max(LEAST_WORK, WORK_PER_PAIR * num_ops * (num_ops + 20)))
+    pairs = min(USUAL_WORK, WORK_PER_PAIR * num_ops * (num_ops + 20))
+    work = min(WORK, max(LEAST_WORK, pairs, WORK_PER_OP * num_ops))
     return work if hasattr(search_kernel, "py_func") else work // PLAIN_PYTHON
 
 
@@ -324,4 +327,6 @@ def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devic
         ready=np.zeros(k),
         follow=np.zeros(k),
         block=np.empty(n, dtype=np.int64),
+        end=np.zeros(n),
+        queued=np.zeros(n, dtype=np.int64),
     )

@@ -64,7 +64,9 @@ class State(NamedTuple):
     near: Int64[ndarray, " k"]  # scratch of one evaluation
     ready: Float64[ndarray, " k"]
     follow: Float64[ndarray, " k"]
-    block: Int64[ndarray, " n"]  # two lists of ops, one from each end
+    block: Int64[ndarray, " n"]  # ops that move together, and those they change places with
+    end: Float64[ndarray, " n"]  # when they would end, and behind which op, elsewhere
+    queued: Int64[ndarray, " n"]
 
 
 @numba.njit(cache=True)
