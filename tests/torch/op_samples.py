@@ -196,6 +196,43 @@ sample("aten._adaptive_avg_pool2d.default")(lambda d: (d.f(*d.sizes(2), 9, 8), [
 sample("aten.adaptive_avg_pool1d.default")(lambda d: (d.f(*d.sizes(2), 9), [4]))
 sample("aten._adaptive_avg_pool3d.default")(lambda d: (d.f(*d.sizes(2), 5, 6, 7), [3, 2, 4]))
 sample("aten._adaptive_avg_pool2d_backward.default")(lambda d: (d.f(5, 6, 3, 5), d.f(5, 6, 9, 8)))
+sample("aten.upsample_nearest2d_backward.default")(
+    lambda d: (d.f(5, 6, 8, 10), [8, 10], [5, 6, 4, 5])
+)
+sample("aten.upsample_bilinear2d_backward.default")(
+    lambda d: (d.f(5, 6, 7, 9), [7, 9], [5, 6, 4, 5], False)
+)
+sample("aten.upsample_nearest3d.vec")(lambda d: (d.f(*d.sizes(2), 3, 4, 5), None, [2.0, 1.5, 1.0]))
+sample("aten.upsample_nearest3d_backward.default")(
+    lambda d: (d.f(5, 6, 6, 4, 5), [6, 4, 5], [5, 6, 3, 4, 5])
+)
+sample("aten.avg_pool3d_backward.default")(
+    lambda d: (d.f(5, 6, 2, 3, 2), d.f(5, 6, 4, 6, 5), [2, 2, 2], [], [0, 0, 0], False, True, None)
+)
+
+
+@sample("aten.max_pool3d_with_indices_backward.default")
+def max_pool3d_backward(d: Draw) -> tuple[Any, ...]:
+    data, window = d.f(5, 6, 4, 6, 5), ([2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False)
+    made, indices = torch.ops.aten.max_pool3d_with_indices(data, *window)
+    return d.f(*made.shape), data, *window, indices
+
+
+@sample("aten.glu.default")
+def glu(d: Draw) -> tuple[Any, ...]:
+    dim, sizes = d.one(0, 1, -1), d.sizes(3)
+    sizes[dim] = 8
+    return d.f(*sizes), dim
+
+
+@sample("aten.glu_backward.default")
+def glu_backward(d: Draw) -> tuple[Any, ...]:
+    data, dim = glu(d)
+    return d.f(*torch.ops.aten.glu(data, dim).shape), data, dim
+
+
+sample("aten._prelu_kernel.default")(lambda d: (d.f(5, 6, 7), d.f(1, 6, 1)))
+sample("aten._prelu_kernel_backward.default")(lambda d: (d.f(5, 6, 7), d.f(5, 6, 7), d.f(1, 6, 1)))
 sample("aten.upsample_nearest2d.vec")(lambda d: (d.f(*d.sizes(2), 4, 5), None, [2.0, 1.5]))
 sample("aten.upsample_bilinear2d.vec")(lambda d: (d.f(*d.sizes(2), 4, 5), [7, 9], False, None))
 sample("aten.grid_sampler_2d.default")(

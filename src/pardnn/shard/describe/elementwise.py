@@ -31,7 +31,7 @@ _SEVERAL = [
     "leaky_relu_backward", "lerp", "logaddexp", "logaddexp2", "logical_and", "logical_or",
     "logical_xor", "logit_backward", "lt", "masked_fill", "maximum", "minimum", "mish_backward",
     "mul", "native_dropout_backward", "ne", "nextafter", "pow", "remainder", "rsub",
-    "sigmoid_backward", "silu_backward", "softplus_backward", "softshrink_backward",
+    "_prelu_kernel", "sigmoid_backward", "silu_backward", "softplus_backward", "softshrink_backward",
     "hardshrink_backward", "sub", "tanh_backward", "threshold_backward", "true_divide", "where",
     "xlogy",
 ]  # fmt: skip
@@ -78,6 +78,12 @@ def loss_backward(
 def log_sigmoid_forward(self: Tensor) -> Any:
     """Two outputs; the second is a buffer that only CPUs fill."""
     return same_index(self), same_index(self)
+
+
+@describe("aten._prelu_kernel_backward")
+def prelu_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> Any:
+    """Gradients of input and slopes, of the input's shape both."""
+    return same_index(grad_output, self, weight), same_index(grad_output, self, weight)
 
 
 @describe("aten.polar", "aten.complex")

@@ -86,6 +86,14 @@ def pool2d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
     return plane(grad_output, 2, self, *indices)
 
 
+@describe("aten.avg_pool3d_backward", "aten.max_pool3d_with_indices_backward")
+@describe("aten._adaptive_avg_pool3d_backward")
+def pool3d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
+    """The same in three dims."""
+    indices = [value for value in attributes if isinstance(value, Tensor)]
+    return plane(grad_output, 3, self, *indices)
+
+
 @describe("aten.max_pool2d_with_indices")
 def max_pool2d_with_indices(self: Tensor, *attributes: Any) -> Any:
     """Maxima, and their positions in the plane, which a part of the plane does not know."""
@@ -126,6 +134,42 @@ def upsample2d(input: Tensor, *attributes: Any, **more: Any) -> Any:
 def upsample1d(input: Tensor, *attributes: Any, **more: Any) -> Any:
     """Resampling of rows."""
     return plane(input, 1)
+
+
+@describe("aten.upsample_nearest3d", "aten.upsample_trilinear3d")
+def upsample3d(input: Tensor, *attributes: Any, **more: Any) -> Any:
+    """Resampling of volumes."""
+    return plane(input, 3)
+
+
+@describe(*(f"aten.upsample_{n}_backward" for n in ("nearest1d", "linear1d")))
+@describe(*(f"aten.upsample_{n}_backward" for n in ("nearest2d", "bilinear2d", "bicubic2d")))
+@describe(*(f"aten.upsample_{n}_backward" for n in ("nearest3d", "trilinear3d")))
+def upsample_backward(
+    grad_output: Tensor, output_size: list[int], input_size: list[int], *attributes: Any
+) -> Any:
+    """Gradient of a resampling: planes are independent, and the call states their number."""
+    value = plane(grad_output, grad_output.ndim - 2)
+    return Local(value, input_size=lambda part: list(part.outputs[0]))
+
+
+@describe("aten.glu")
+def glu(self: Tensor, dim: int = -1) -> Any:
+    """One half of a dim gates the other: that dim stays whole."""
+    at = dim % self.ndim
+    return lambda *i: pool(self[(*i[:at], ALL, *i[at + 1 :])])[i[at]]
+
+
+@describe("aten.glu_backward")
+def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Any:
+    """Gradient of `glu`."""
+    at = dim % self.ndim
+
+    def value(*i: Any) -> Node:
+        where = (*i[:at], ALL, *i[at + 1 :])
+        return pool(grad_output[where], self[where])[i[at]]
+
+    return value
 
 
 @describe("aten.grid_sampler_2d")
