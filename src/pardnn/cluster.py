@@ -24,6 +24,8 @@ DEFAULT_BANDWIDTH = 300e9
 DEFAULT_LATENCY = 25e-6
 #: Every pair of devices has a link of its own: a thousand devices are a million links.
 MAX_DEVICES = 1024
+#: Sums of a few of these still fit the 64 bits of the kernels.
+MAX_MEMORY_BYTES = 1 << 60
 
 
 def _file_key(name: str) -> str:
@@ -151,6 +153,8 @@ class Cluster:
         if links not in ("independent", "serial"):
             raise UsageError(f"links is {links!r:.40}; it can be independent or serial")
         limits = parse_limits(memory, num_devices)
+        if any(size is not None and size > MAX_MEMORY_BYTES for size in limits.values()):
+            raise UsageError(f"memory {memory!r:.60} is too large: at most 1 EiB", code="E202")
         devices = tuple(
             Device(name="cpu", type="cpu", memory=size)
             if key == "cpu"
@@ -217,6 +221,8 @@ def _problems(cluster: Cluster) -> Iterator[str]:
             yield f"device {device.name!r:.60}: speed is {device.speed}"
         if device.memory is not None and device.memory <= 0:
             yield f"device {device.name!r:.60}: memory is {device.memory} bytes"
+        if device.memory is not None and device.memory > MAX_MEMORY_BYTES:
+            yield f"device {device.name!r:.60}: memory of {device.memory} bytes is too large"
     if cluster.link_model not in ("independent", "serial"):
         yield f"link_model is {cluster.link_model!r:.40}, not independent or serial"
     seen: set[tuple[str, str]] = set()

@@ -19,8 +19,6 @@ _BYTES = {
 #: Units per second: dividing by them is exact where multiplying by 1e-6 is not.
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
-#: Sums of a few of these still fit the 64 bits of the kernels.
-_MOST_BYTES = 1 << 60
 _SIZE_HELP = 'write B, KiB, MiB, GiB, TiB (binary) or KB, MB, GB, TB (decimal), such as "16GiB"'
 
 _USUAL = {"bandwidth": "GB/s", "time": "us", "size": "GiB", "memory": "GiB"}
@@ -67,8 +65,6 @@ def parse_bytes(size: int | str, what: str = "size") -> int:
             raise UsageError(
                 f"{what} {size!r:.60} is too large: {_SIZE_HELP}", code="E202"
             ) from None
-    if value > _MOST_BYTES:
-        raise UsageError(f"{what} {size!r:.60} is too large: {_SIZE_HELP}", code="E202")
     if value <= 0:
         raise UsageError(f"{what} {size!r} is not positive: {_SIZE_HELP}", code="E202")
     return value
