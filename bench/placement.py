@@ -4,9 +4,11 @@
 write `bench/results/<date>_placement.md`, `.json` and `.svg`; `--name` changes the last part.
 Families, sizes, CCR and numbers of devices make too many rows to run them all: of each size
 `--rows` are drawn by the seed, every family in turn, every CCR and number of devices as often as
-the others; 0 is all of them. Makespans are those of the judge, planning times are wall seconds
-after the kernels are compiled. With `--parts` only these parts run, and the others are kept from
-the page of the same date and name: so a long run can be done in pieces.
+the others; 0 is all of them. `--large` and `--large-rows` say the same of the part on recurrent
+grids, wide branches and fork-join graphs, where `auto` is compared with plain HEFT. Makespans are
+those of the judge, planning times are wall seconds after the kernels are compiled. With `--parts`
+only these parts run, and the others are kept from the page of the same date and name: so a long run
+can be done in pieces.
 """
 
 from __future__ import annotations
@@ -48,17 +50,21 @@ RESULTS = Path(__file__).parent / "results"
 COLUMNS = tuple(name for name in ALGORITHMS if name not in ("m-sct", "metis", "exact"))
 #: What `measured` finds, by part.
 PARTS = {
-    "quality": ("rows",), "ablation": ("ablation",), "gaps": ("gaps",), "limits": ("limits",),
+    "quality": ("rows",), "large": ("large",), "ablation": ("ablation",), "gaps": ("gaps",),
+    "limits": ("limits",),
     "memory": ("memory",), "topologies": ("topologies",), "scale": ("scale",),
 }  # fmt: skip
+#: Of the part on large graphs.
+LARGE = ("fork-join", "recurrent", "branches")
 SHORT = {
     "ops": "300", "rows": "14", "devices": "4,16", "ccr": "0.1,1,10", "scale": "1000,10000",
-    "gaps": 16, "graphs_with_limits": 50, "sweeps": 3, "sweep_steps": 8,
+    "gaps": 16, "graphs_with_limits": 50, "sweeps": 3, "sweep_steps": 8, "large": "300",
+    "large_rows": "6",
 }  # fmt: skip
 FULL = {
     "ops": "1000,5000,20000", "rows": "14,7,3", "devices": "2,4,16,64", "ccr": "0.1,1,10",
     "scale": "1000,10000,100000", "gaps": 200, "graphs_with_limits": 500, "sweeps": 8,
-    "sweep_steps": 12,
+    "sweep_steps": 12, "large": "5000,20000", "large_rows": "0,6",
 }  # fmt: skip
 
 
@@ -111,6 +117,20 @@ def quality(options: argparse.Namespace, names: tuple[str, ...]) -> list[dict[st
         for k in map(int, options.devices.split(",")):
             row = measure(graph, k, names, options.seed)
             rows.append(row | {"family": graph.name, "wished_ccr": round(row["ccr"], 2)})
+    return rows
+
+
+def large(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Plan graphs of the families in `LARGE` by `auto` and by plain HEFT."""
+    chosen = vars(options) | {
+        "families": ",".join(LARGE), "ops": options.large, "rows": options.large_rows
+    }  # fmt: skip
+    rows = []
+    for family, ops, ccr, k in sampled(argparse.Namespace(**chosen)):
+        graph = family_graph(family, ops, ccr=ccr, seed=options.seed)
+        row = measure(graph, k, ("auto", "heft"), options.seed)
+        rows.append(row | {"family": family, "wished_ccr": ccr})
+        told(f"{graph.name}, K = {k}")
     return rows
 
 
@@ -189,6 +209,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "algorithms": list(names),
         "rows": part("quality", lambda: quality(options, names)),
+        "large": part("large", lambda: large(options)),
         "ablation": part("ablation", steps),
         "gaps": part("gaps", lambda: gaps(options.gaps, seed)),
         "limits": part("limits", lambda: limits_kept(options)),

@@ -60,6 +60,7 @@ def page(report: Report) -> str:
         _quality,
         _families,
         _where_baselines_win,
+        _large,
         _ablation,
         _gaps,
         _limits,
@@ -134,6 +135,31 @@ def _where_baselines_win(report: Report) -> list[str]:
                 wins.append(f"- {row['graph']}, K = {row['devices']}: `{best}`, by {ratio:.3f}")
         lines += ["", f"A baseline is faster than `{ours}` on {len(wins)} of {len(rows)}:", *wins]
     return lines
+
+
+def _large(report: Report) -> list[str]:
+    rows = report.get("large")
+    if not rows:
+        return []
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    ccrs = sorted({row["wished_ccr"] for row in rows})
+    body = []
+    for family in [*families, "all"]:
+        mine = [row for row in rows if family in (row["family"], "all")]
+        by_ccr = [[row for row in mine if row["wished_ccr"] == ccr] for ccr in ccrs]
+        body.append([family, len(mine), *(_number(mean_ratio(some, "auto", "heft"))
+                     for some in [*by_ccr, mine])])  # fmt: skip
+    each = []
+    for row in sorted(rows, key=lambda row: (row["ops"], row["graph"], row["devices"])):
+        auto, heft = (row["by"][name]["makespan_s"] for name in ("auto", "heft"))
+        each.append([row["graph"], row["devices"], _number(row["lower_bound_s"] / heft),
+                     _number(auto / heft), f"{row['by']['auto']['planning_s']:.1f}"])  # fmt: skip
+    return ["", "## Recurrent grids, wide branches, fork-join graphs", "",
+            "Makespan of `auto` / that of plain `heft` under its own order, geometric means:", "",
+            *table(["family", "rows", *(f"CCR {ccr:g}" for ccr in ccrs), "all"], body), "",
+            "Row by row; no plan is better than the bound:", "",
+            *table(["graph", "K", "bound / heft", "auto / heft", "planning of auto, s"],
+                   each)]  # fmt: skip
 
 
 def _ablation(report: Report) -> list[str]:

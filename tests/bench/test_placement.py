@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from bench import placement_memory
-from bench.placement import parsed, sampled
+from bench.placement import large, parsed, sampled
 from bench.placement_memory import feasibility, feasibility_summary, memory_case, packs
-from bench.placement_page import _limits
+from bench.placement_page import _large, _limits
 from bench.small_graphs import FAMILIES, MOST_OPS, small_case
 from pardnn.api.planning import make_plan
 from pardnn.cluster import Cluster
@@ -76,3 +76,13 @@ def test_a_planner_that_gives_up_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
     row = feasibility(case, 2)
     assert (row["plans"], row["infeasible"], row["no_witness"]) == (0, 2, 2)
     assert row["missed"] >= 1
+
+
+@pytest.mark.jit
+def test_auto_is_compared_with_heft_on_large_graphs() -> None:
+    rows = large(parsed(["--large", "40", "--large-rows", "3", "--devices", "2", "--ccr", "1"]))
+    assert {row["family"] for row in rows} == {"fork-join", "recurrent", "branches"}
+    text = "\n".join(_large({"large": rows}))
+    assert text.count("-40-ccr1-0 | 2 |") == 3
+    assert all(row["by"]["auto"]["makespan_s"] <= row["by"]["heft"]["makespan_s"] for row in rows)
+    assert _large({}) == []
