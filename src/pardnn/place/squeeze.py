@@ -29,6 +29,8 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import held_bytes, home_storages, storage_lives, tensor_rows
+from pardnn.sim.sorting import stable_order
+from pardnn.sim.timeline import Timeline
 
 #: Stands for an unlimited device; sums of bytes stay below 2**62.
 UNLIMITED = 2**61
@@ -66,23 +68,59 @@ def squeezed_plan(
             more: check the peaks.
         overwrites: From `first_overwrites`.
     """
-    a = arrays
-    plan, order = _tight_plan(a, machine.num_devices, place, rank, overwrites)
+    a, most = arrays, limits(capacities)
     free = free_plan(a, machine.num_devices, place, rank)
     timeline = run_lists(a, machine, free)
     wish = ordered_plan(a, machine.num_devices, place, timeline, overwrites)
-    plan = _in_order_of(plan, wish)
-    most = limits(capacities)
-    tree = range_max(held_bytes(a, plan))
+    plan, order = _tight_plan(a, wish, rank, overwrites)
+    rows = tensor_rows(a, plan)
+    tree = range_max(held_bytes(a, plan, storage_lives(a, plan, rows)))
     _post_kernel(a, plan, order, wish, most, tree)
     _least_hold_kernel(a, plan, order)
-    tree = range_max(held_bytes(a, plan))
-    released = storage_lives(a, plan)[1]
-    storage = home_storages(a, plan, *tensor_rows(a, plan))
-    _hold_kernel(a, plan, order, wish, most, tree, released, storage)
+    lives = storage_lives(a, plan, rows)
+    tree = range_max(held_bytes(a, plan, lives))
+    _hold_kernel(a, plan, order, wish, most, tree, lives[1], home_storages(a, plan, *rows))
     timeline = run_lists(a, machine, plan)
     by_start = np.lexsort((timeline.message_finish, timeline.message_start))
     return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:8]))
+
+
+def quickly_squeezed_plan(
+    arrays: GraphArrays,
+    timeline: Timeline,
+    num_devices: int,
+    place: Int64[ndarray, " n"],
+    rank: Int64[ndarray, " n"],
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays:
+    """Return the plan of `squeezed_plan` with fewer walks over the graph, for large ones.
+
+    Sends are held no shorter than for the latest slot, which that plan gives up where nothing is
+    gained, and messages are sorted by an instant at which each can be sent, not by a simulation.
+
+    Args:
+        arrays: The graph.
+        timeline: Of the placement and the order, with memory spent freely.
+        num_devices: Number of devices.
+        place: Device of each op.
+        rank: Position of each op in a topological order of all ops.
+        capacities: As in `squeezed_plan`.
+        overwrites: From `first_overwrites`.
+    """
+    a, most = arrays, limits(capacities)
+    wish = ordered_plan(a, num_devices, place, timeline, overwrites)
+    plan, order = _tight_plan(a, wish, rank, overwrites)
+    rows = tensor_rows(a, plan)
+    lives = storage_lives(a, plan, rows)
+    tree = range_max(held_bytes(a, plan, lives))
+    _post_kernel(a, plan, order, wish, most, tree)
+    _hold_kernel(a, plan, order, wish, most, tree, lives[1], home_storages(a, plan, *rows))
+    posted = order.position[plan.message_post]
+    before = np.where(posted > plan.order_ptr[plan.message_target], order.rank_at[posted] - 1, 0)
+    slot = np.maximum(order.rank[a.tensor_op[plan.message_tensor]], before)
+    turn = stable_order(slot.astype(np.float64))
+    return PlanArrays(*plan[:3], *(column[turn] for column in plan[3:8]))
 
 
 def tight_plan(
@@ -93,33 +131,24 @@ def tight_plan(
     overwrites: Int64[ndarray, "w 2"],
 ) -> PlanArrays:
     """Return the plan with every message in its latest slot; arguments as in `squeezed_plan`."""
-    return _tight_plan(arrays, num_devices, place, rank, overwrites)[0]
+    return _tight_plan(arrays, free_plan(arrays, num_devices, place, rank), rank, overwrites)[0]
 
 
 def _tight_plan(
-    arrays: GraphArrays, num_devices: int, place: ndarray, rank: ndarray, overwrites: ndarray
+    arrays: GraphArrays, free: PlanArrays, rank: ndarray, overwrites: ndarray
 ) -> tuple[PlanArrays, _Order]:
-    plan = free_plan(arrays, num_devices, place, rank)
-    position = np.empty(len(place), dtype=np.int64)
-    position[plan.order_op] = np.arange(len(place))
-    order = _Order(np.ascontiguousarray(rank, dtype=np.int64), position, rank[plan.order_op])
-    m = len(plan.message_tensor)
-    plan = plan._replace(
+    """Return a plan in the order of `rank` with its messages, in the same turn, in other slots."""
+    position = np.empty(len(free.place), dtype=np.int64)
+    position[free.order_op] = np.arange(len(free.place))
+    rank = np.ascontiguousarray(rank, dtype=np.int64)
+    order = _Order(rank, position, rank[free.order_op])
+    m = len(free.message_tensor)
+    plan = free._replace(
         message_post=np.empty(m, dtype=np.int64), message_hold=np.empty(m, dtype=np.int64)
     )
     _latest_slot_kernel(arrays, plan, order, overwrites)
     _least_hold_kernel(arrays, plan, order)
     return plan, order
-
-
-def _in_order_of(plan: PlanArrays, wish: PlanArrays) -> PlanArrays:
-    """Return `plan` with its messages, each (tensor, target) once, in the order of `wish`."""
-    k = plan.num_devices
-    mine = np.argsort(plan.message_tensor * k + plan.message_target)
-    wished = np.argsort(wish.message_tensor * k + wish.message_target)
-    take = np.empty_like(mine)
-    take[wished] = mine
-    return PlanArrays(*plan[:3], *(column[take] for column in plan[3:8]))
 
 
 @numba.njit(cache=True)
@@ -169,13 +198,13 @@ def _post_kernel(
     tree: RangeMax,
 ) -> None:
     for i in range(len(plan.message_tensor)):
-        size = a.tensor_bytes[plan.message_tensor[i]]
+        size, limit = a.tensor_bytes[plan.message_tensor[i]], most[plan.message_target[i]]
         now = order.position[plan.message_post[i]]
-        wished = order.position[wish.message_post[i]]
-        limit = most[plan.message_target[i]] - size
-        at = first_fitting(tree, wished, now, limit)
-        if at < now:
+        at = order.position[wish.message_post[i]]
+        if limit < UNLIMITED and at < now:
+            at = first_fitting(tree, at, now, limit - size)
             add_range(tree, at, now, size)
+        if at < now:
             plan.message_post[i] = plan.order_op[at]
 
 
@@ -203,11 +232,12 @@ def _hold_kernel(
         size = a.tensor_bytes[owner]
         held = released[s]  # its last position, n if it stays
         if held < n and wished > held:
-            last = min(wished, end - 1)
-            fits = last_fitting(tree, held + 1, last + 1, most[d] - size) - 1
+            fits = last = min(wished, end - 1)
+            if most[d] < UNLIMITED:
+                fits = last_fitting(tree, held + 1, last + 1, most[d] - size) - 1
+                add_range(tree, held + 1, fits + 1, size)
             if fits < last:
                 wished = fits
-            add_range(tree, held + 1, fits + 1, size)
             released[s] = n if wished == end else fits
         hold = max(least, wished)
         plan.message_hold[i] = -1 if hold == end else plan.order_op[hold]

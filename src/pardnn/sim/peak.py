@@ -24,16 +24,28 @@ def peaks(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " k"]:
     return np.array([held[begin:end].max(initial=0) for begin, end in ends], dtype=np.int64)
 
 
-def held_bytes(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " n"]:
-    """Return the bytes held on an op's device while it runs, in the order of `plan.order_op`."""
-    allocated, released = storage_lives(arrays, plan)
+def held_bytes(
+    arrays: GraphArrays,
+    plan: PlanArrays,
+    lives: tuple[Int64[ndarray, " s"], Int64[ndarray, " s"]] | None = None,
+) -> Int64[ndarray, " n"]:
+    """Return the bytes held on an op's device while it runs, in the order of `plan.order_op`.
+
+    Args:
+        arrays: The graph.
+        plan: The plan.
+        lives: From `storage_lives`, if they are known.
+    """
+    allocated, released = lives or storage_lives(arrays, plan)
     held = np.zeros(arrays.num_ops, dtype=np.int64)
     _held_kernel(arrays, plan, allocated, released, held)
     return held
 
 
 def storage_lives(
-    arrays: GraphArrays, plan: PlanArrays
+    arrays: GraphArrays,
+    plan: PlanArrays,
+    rows: tuple[Int64[ndarray, " m"], Int64[ndarray, " p"]] | None = None,
 ) -> tuple[Int64[ndarray, " s"], Int64[ndarray, " s"]]:
     """Return where storages are allocated and released, as positions in `plan.order_op`.
 
@@ -41,11 +53,17 @@ def storage_lives(
     delivers. A storage is allocated before the op at its position runs and released after the op
     at its position has run. Residual storages are allocated at -1; a storage that is not released
     in this step has a release of n. Tensors that own no storage have n and -1.
+
+    Args:
+        arrays: The graph.
+        plan: The plan.
+        rows: From `tensor_rows`, if they are known.
     """
     n, t, m = arrays.num_ops, arrays.num_tensors, len(plan.message_tensor)
     allocated = np.full(t + m, n, dtype=np.int64)
     released = np.full(t + m, -1, dtype=np.int64)
-    _lives_kernel(arrays, plan, *tensor_rows(arrays, plan), allocated, released)
+    rows = rows or tensor_rows(arrays, plan)
+    _lives_kernel(arrays, plan, *rows, allocated, released)
     return allocated, released
 
 

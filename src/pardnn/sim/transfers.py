@@ -24,20 +24,33 @@ class Transfers(NamedTuple):
 
 def transfers_of(arrays: GraphArrays, place: Int64[ndarray, " n"], num_devices: int) -> Transfers:
     """Return the transfers that `place` (device of each op) causes. O(edges)."""
-    edges = len(arrays.consumer_op)
+    return transfers_of_edges(
+        arrays.consumer_ptr, arrays.consumer_op, arrays.tensor_op, place, num_devices
+    )
+
+
+def transfers_of_edges(
+    consumer_ptr: Int64[ndarray, " t+1"],
+    consumer_op: Int64[ndarray, " e"],
+    tensor_op: Int64[ndarray, " t"],
+    place: Int64[ndarray, " n"],
+    num_devices: int,
+) -> Transfers:
+    """Return the transfers of a graph of which only these arrays, named as there, are known."""
+    edges = len(consumer_op)
     message = np.empty(edges, dtype=np.int64)
     tensor, target = np.empty(edges, dtype=np.int64), np.empty(edges, dtype=np.int64)
-    of_tensor = np.zeros(arrays.num_tensors + 1, dtype=np.int64)
+    of_tensor = np.zeros(len(tensor_op) + 1, dtype=np.int64)
     place = np.array(place, dtype=np.int64)
     count = _number_kernel(
-        arrays.consumer_ptr, arrays.consumer_op, arrays.tensor_op, place, num_devices, message,
-        tensor, target, of_tensor,
+        consumer_ptr, consumer_op, tensor_op, place, num_devices, message, tensor, target,
+        of_tensor,
     )  # fmt: skip
     reader_ptr = np.zeros(count + 1, dtype=np.int64)
     remote = message >= 0
     np.cumsum(np.bincount(message[remote], minlength=count), out=reader_ptr[1:])
     reader = np.empty(int(reader_ptr[-1]), dtype=np.int64)
-    _readers_kernel(arrays.consumer_op, message, reader_ptr[:-1].copy(), reader)
+    _readers_kernel(consumer_op, message, reader_ptr[:-1].copy(), reader)
     return Transfers(tensor[:count].copy(), target[:count].copy(), of_tensor, reader_ptr, reader)
 
 

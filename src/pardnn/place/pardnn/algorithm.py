@@ -20,7 +20,7 @@ from pardnn.place.decision import Decision
 from pardnn.place.fitting import fits
 from pardnn.place.groups import colocated
 from pardnn.place.pardnn.clusters import Problem, problem_of
-from pardnn.place.pardnn.memory import Task, fit_memory, nearest
+from pardnn.place.pardnn.memory import Task, fit_memory, nearest, overflows, start_of
 from pardnn.place.pardnn.numbering import (
     numbering_by_priority,
     original_plan,
@@ -113,16 +113,21 @@ def _place(
     seconds = {"problem": time.perf_counter() - begin}
     candidates, by_step = partition(problem)
     seconds |= by_step
-    best = candidates[0]
-    begin = time.perf_counter()
-    timeline = timeline_of(problem, best)
-    plan = ordered_plan(arrays, machine.num_devices, best.place, timeline, overwrites)
-    seconds["order"] = time.perf_counter() - begin
-    if all(limit is None for limit in capacities) or fits(arrays, plan, capacities):
-        return Decision(plan, 0, seconds)
-    begin = time.perf_counter()
-    task = Task(problem, _with_views(problem, overwrites), capacities, overwrites)
-    found = fit_memory(task, candidates)
+    best, limited = candidates[0], any(limit is not None for limit in capacities)
+    task = Task(problem, problem, capacities, overwrites)
+    begin, start = time.perf_counter(), None
+    if limited:
+        task = task._replace(units=_with_views(problem, overwrites))
+    if limited and arrays.num_ops > MANY_OPS:
+        start = start_of(task, best)
+    if start is None or not overflows(start):
+        timeline = timeline_of(problem, best)
+        plan = ordered_plan(arrays, machine.num_devices, best.place, timeline, overwrites)
+        seconds["order"] = time.perf_counter() - begin
+        if not limited or fits(arrays, plan, capacities):
+            return Decision(plan, 0, seconds)
+        begin = time.perf_counter()
+    found = fit_memory(task, candidates, start)
     seconds["memory"] = time.perf_counter() - begin
     if found is None:
         raise _NothingFitsError(nearest(task), group)

@@ -20,11 +20,10 @@ from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.place.rangemax import RangeMax, add_range
+from pardnn.sim.transfers import Transfers, transfers_of_edges
 
 #: Leaves of a tree: the trees of 16 devices then take 16 MiB.
 MOST_LEAVES = 1 << 15
-#: Blocks of the order in the index of what is alive.
-BLOCKS = 1 << 10
 
 
 class Curves(NamedTuple):
@@ -48,8 +47,6 @@ class Curves(NamedTuple):
         size: Bytes of each tensor.
         residual: Whether an op's outputs stay.
         workspace: Bytes of each op.
-        near: Bits of the devices that may hold each storage or a copy of it; device d has bit
-            d modulo 64. A device that no longer does keeps its bit.
         read: First and last rank at which each device reads a tensor: scratch.
     """
 
@@ -69,7 +66,6 @@ class Curves(NamedTuple):
     size: Int64[ndarray, " t"]
     residual: Bool[ndarray, " n"]
     workspace: Int64[ndarray, " n"]
-    near: Int64[ndarray, " t"]
     read: Int64[ndarray, "k 2"]
 
 
@@ -79,7 +75,32 @@ def curves_of(
     rank: Int64[ndarray, " n"],
     most: Int64[ndarray, " k"],
 ) -> Curves:
-    """Return the curves of a placement.
+    """Return the curves of a placement; arguments as in `held_along`."""
+    return held_along(arrays, place, rank, most).curves
+
+
+class Held(NamedTuple):
+    """What a placement holds along an order.
+
+    Attributes:
+        curves: Its curves.
+        lives: What they come from.
+        least: Bytes that each device holds at some leaf, in any order of the leaf's ops: what
+            begins or ends there is left out.
+    """
+
+    curves: Curves
+    lives: Lives
+    least: Int64[ndarray, " k"]
+
+
+def held_along(
+    arrays: GraphArrays,
+    place: Int64[ndarray, " n"],
+    rank: Int64[ndarray, " n"],
+    most: Int64[ndarray, " k"],
+) -> Held:
+    """Return what a placement holds along an order. O(ops + edges + leaves devices).
 
     Args:
         arrays: The graph.
@@ -98,7 +119,7 @@ def curves_of(
         rank=np.ascontiguousarray(rank, dtype=np.int64),
         place=np.array(place, dtype=np.int64),
         most=most,
-        top=np.zeros((k, 2 << (bits - shift)), dtype=np.int64),
+        top=np.empty((k, 2 << (bits - shift)), dtype=np.int64),
         add=np.zeros((k, 2 << (bits - shift)), dtype=np.int64),
         shift=shift,
         bits=bits - shift,
@@ -111,11 +132,87 @@ def curves_of(
         size=a.tensor_bytes,
         residual=a.memory == RESIDUAL,
         workspace=a.workspace,
-        near=np.zeros(a.num_tensors, dtype=np.int64),
         read=np.empty((k, 2), dtype=np.int64),
     )
-    _fill_kernel(curves)
-    return curves
+    lives = lives_of(curves)
+    return Held(curves, lives, _fill(curves, lives))
+
+
+class Lives(NamedTuple):
+    """From which rank to which one, both included, storages and sent copies are held.
+
+    Attributes:
+        begin: Of each tensor's storage where it is made.
+        end: The same; tensors that own no storage extend the life of their owner's.
+        sent: The messages.
+        first: First rank at which a message is read.
+        last: Last one.
+    """
+
+    begin: Int64[ndarray, " t"]
+    end: Int64[ndarray, " t"]
+    sent: Transfers
+    first: Int64[ndarray, " m"]
+    last: Int64[ndarray, " m"]
+
+
+def lives_of(c: Curves) -> Lives:
+    """Return where storages are held, for the placement as it is now. O(ops + edges)."""
+    rank, home = c.rank, c.place[c.maker]
+    sent = transfers_of_edges(c.consumer_ptr, c.consumer_op, c.maker, c.place, len(c.most))
+    local = c.place[c.consumer_op] == np.repeat(home, np.diff(c.consumer_ptr))
+    read = rank[sent.reader]
+    end = rows(np.maximum, np.where(local, rank[c.consumer_op], -1), c.consumer_ptr, rank[c.maker])
+    nothing = np.full(len(sent.tensor), len(rank))
+    first = rows(np.minimum, read, sent.reader_ptr, nothing)
+    last = rows(np.maximum, read, sent.reader_ptr, -nothing)
+    end = rows(np.maximum, first - 1, sent.of_tensor, end)
+    if has_views(c):
+        np.maximum.at(end, c.owner, end.copy())
+    stays = c.residual[c.maker]
+    begin = np.where(stays, 0, rank[c.maker])
+    return Lives(begin, np.where(stays, len(rank) - 1, end), sent, first, last)
+
+
+def has_views(c: Curves) -> bool:
+    """Whether some tensor shares the storage of another."""
+    return bool((c.owner != np.arange(len(c.owner))).any())
+
+
+def _fill(c: Curves, lives: Lives) -> Int64[ndarray, " k"]:
+    """Make the trees, all storages at once: the sum of what `count_storage` adds for each.
+
+    Returns `least`, see `Held`.
+    """
+    own = np.flatnonzero(c.owner == np.arange(len(c.owner)))
+    works = np.flatnonzero(c.workspace > 0)
+    at, sent = c.rank[works], lives.sent
+    device = np.concatenate([c.place[c.maker[own]], sent.target, c.place[works]])
+    begin = np.concatenate([lives.begin[own], lives.first, at]) >> c.shift
+    end = np.concatenate([lives.end[own], lives.last, at]) >> c.shift
+    size = np.concatenate([c.size[own], c.size[sent.tensor], c.workspace[works]])
+    leaves = c.top.shape[1] >> 1
+    begins = np.zeros((len(c.most), leaves), dtype=np.int64)
+    ends = np.zeros((len(c.most), leaves), dtype=np.int64)
+    np.add.at(begins.reshape(-1), device * leaves + begin, size)
+    np.add.at(ends.reshape(-1), device * leaves + end, size)
+    held = c.top[:, leaves:]
+    np.cumsum(begins, axis=1, out=held)
+    held[:, 1:] -= np.cumsum(ends[:, :-1], axis=1)
+    least = (held - begins - ends).max(axis=1)
+    while leaves > 1:
+        pairs = c.top[:, leaves : 2 * leaves].reshape(len(c.most), -1, 2)
+        leaves //= 2
+        pairs.max(axis=2, out=c.top[:, leaves : 2 * leaves])
+    return least
+
+
+def rows(ufunc: np.ufunc, values: ndarray, ptr: ndarray, start: ndarray) -> ndarray:
+    """Return the values of each row and its start, joined by a function of two numbers."""
+    result, some = start.copy(), np.flatnonzero(ptr[:-1] < ptr[1:])
+    if len(some) > 0:
+        result[some] = ufunc(result[some], ufunc.reduceat(values, ptr[some]))
+    return result
 
 
 def storage_owner(arrays: GraphArrays) -> Int64[ndarray, " t"]:
@@ -126,54 +223,6 @@ def storage_owner(arrays: GraphArrays) -> Int64[ndarray, " t"]:
         if np.array_equal(further, owner):
             return owner
         owner = further
-
-
-def alive_index(curves: Curves) -> tuple[Int64[ndarray, " m"], Int64[ndarray, " i"]]:
-    """Index the storages by the blocks of the order that they may be alive in.
-
-    A segment tree over `BLOCKS` blocks: a storage, from its maker to its last reader on any
-    device, is listed in the few nodes that cover it, so that the lists from a leaf to the root hold
-    what may be alive in that block. Returns compressed sparse rows over the nodes.
-    """
-    c = curves
-    readers = np.repeat(np.arange(len(c.maker)), np.diff(c.consumer_ptr))
-    last = c.rank[c.maker]
-    np.maximum.at(last, readers, c.rank[c.consumer_op])
-    end = c.rank[c.maker]
-    np.maximum.at(end, c.owner, last)
-    held = np.flatnonzero((c.owner == np.arange(len(c.owner))) & (c.size > 0))
-    begin, end = c.rank[c.maker[held]], end[held]
-    stays = c.residual[c.maker[held]]
-    begin[stays], end[stays] = 0, len(c.rank) - 1
-    left, right = (((rank >> c.shift) * BLOCKS >> c.bits) + BLOCKS for rank in (begin, end))
-    right += 1
-    nodes, items = [], []
-    while len(held) > 0:
-        for odd, node in ((left & 1 == 1, left), (right & 1 == 1, right - 1)):
-            nodes.append(node[odd])
-            items.append(held[odd])
-        left, right = (left + 1) >> 1, right >> 1
-        open_ = left < right
-        held, left, right = held[open_], left[open_], right[open_]
-    node = np.concatenate([np.empty(0, dtype=np.int64), *nodes])
-    item = np.concatenate([np.empty(0, dtype=np.int64), *items])
-    counts = np.bincount(node, minlength=2 * BLOCKS)
-    ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    return ptr, item[np.argsort(node.astype(np.int16), kind="stable")]
-
-
-@numba.njit(cache=True)
-def _fill_kernel(c: Curves) -> None:
-    for op in range(len(c.rank)):
-        if c.workspace[op] > 0:
-            at, d = c.rank[op] >> c.shift, c.place[op]
-            add_range(RangeMax(c.top[d], c.add[d]), at, at + 1, c.workspace[op])
-    for t in range(len(c.owner)):
-        c.near[c.owner[t]] |= 1 << (c.place[c.maker[t]] & 63)
-        for e in range(c.consumer_ptr[t], c.consumer_ptr[t + 1]):
-            c.near[c.owner[t]] |= 1 << (c.place[c.consumer_op[e]] & 63)
-        if c.owner[t] == t:
-            count_storage(c, t, 1)
 
 
 @numba.njit(cache=True)

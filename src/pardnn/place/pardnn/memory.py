@@ -22,7 +22,7 @@ from numpy import ndarray
 from pardnn.place.fitting import fit_candidate, fit_order, fits
 from pardnn.place.orders import eager_free_rank, file_rank
 from pardnn.place.pardnn.clusters import Problem
-from pardnn.place.pardnn.curves import curves_of
+from pardnn.place.pardnn.curves import Held, curves_of, held_along
 from pardnn.place.pardnn.overflow import resolve_overflow
 from pardnn.place.pardnn.packing import (
     allowed_place,
@@ -34,10 +34,11 @@ from pardnn.place.pardnn.partition import (
     MANY_OPS,
     Candidate,
     improved,
+    in_order,
     judged,
     timeline_of,
 )
-from pardnn.place.squeeze import limits, squeezed_plan, tight_plan
+from pardnn.place.squeeze import limits, quickly_squeezed_plan, tight_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.peak import peaks
@@ -72,18 +73,23 @@ class Fitting(NamedTuple):
     makespan: float
 
 
-def fit_memory(task: Task, candidates: list[Candidate]) -> PlanArrays | None:
+def fit_memory(
+    task: Task, candidates: list[Candidate], start: Start | None = None
+) -> PlanArrays | None:
     """Return the fastest plan found that fits.
 
     Args:
         task: The task.
         candidates: Of step 1, fastest first.
+        start: Of the first one, if it is known.
     """
     found: list[Fitting] = []
     if task.problem.arrays.num_ops > MANY_OPS:
-        _keep(task, found, _fit_fastest(task, candidates[0]))
-        near = REPAIR_COSTS * candidates[0].makespan
-        if found and (found[0].makespan <= near or task.problem.arrays.num_ops > ATTEMPT_OPS):
+        plan = _fit_fastest(task, start or start_of(task, candidates[0]))
+        if plan is not None and task.problem.arrays.num_ops > ATTEMPT_OPS:
+            return plan
+        _keep(task, found, plan)
+        if found and found[0].makespan <= REPAIR_COSTS * candidates[0].makespan:
             return found[0].plan
     attempts = max(1, ATTEMPT_OPS // task.problem.arrays.num_ops)
     for candidate in candidates[:attempts]:
@@ -91,11 +97,11 @@ def fit_memory(task: Task, candidates: list[Candidate]) -> PlanArrays | None:
             task.problem.arrays, task.problem.machine, candidate.place,
             timeline_of(task.problem, candidate), task.capacities, task.overwrites,
         ))  # fmt: skip
-    starts = ((start, rank) for start in _starts(task, candidates) for rank in _frugal_ranks(task))
-    for number, (start, rank) in enumerate(starts):
+    starts = ((place, rank) for place in _starts(task, candidates) for rank in _frugal_ranks(task))
+    for number, (place, rank) in enumerate(starts):
         if found and number >= attempts:
             break
-        _attempt(task, found, start, rank)
+        _attempt(task, found, place, rank)
     if not found:
         for rank in _frugal_ranks(task):
             place = balanced_place(task.units, rank, limits(task.capacities))
@@ -104,15 +110,38 @@ def fit_memory(task: Task, candidates: list[Candidate]) -> PlanArrays | None:
     return best.plan if best else None
 
 
-def _fit_fastest(task: Task, candidate: Candidate) -> PlanArrays | None:
+class Start(NamedTuple):
+    """The fastest placement, and what it holds along its own order."""
+
+    rank: Int64[ndarray, " n"]
+    held: Held
+
+
+def start_of(task: Task, candidate: Candidate) -> Start:
+    """Return what repair of a large graph's fastest placement starts from."""
+    rank = np.empty(task.problem.arrays.num_ops, dtype=np.int64)
+    rank[candidate.order] = np.arange(len(rank))
+    place = candidate.place  # groups are together
+    if task.units is not task.problem:
+        place = allowed_place(task.units, place, candidate.order)
+    return Start(rank, held_along(task.units.arrays, place, rank, limits(task.capacities)))
+
+
+def overflows(start: Start) -> bool:
+    """Return whether its plan, too, is sure to hold too much: it holds no less at any point."""
+    return bool((start.held.least > start.held.curves.most).any())
+
+
+def _fit_fastest(task: Task, start: Start) -> PlanArrays | None:
     """Repair the fastest placement on its own order; the plan keeps to that order."""
-    a, machine = task.problem.arrays, task.problem.machine
-    rank = np.empty(a.num_ops, dtype=np.int64)
-    rank[candidate.order] = np.arange(a.num_ops)
-    place = repaired(task, allowed_place(task.units, candidate.place, candidate.order), rank)
-    if place is None:
+    a, rank, curves = task.problem.arrays, start.rank, start.held.curves
+    if not resolve_overflow(task.units, curves, start.held.lives):
         return None
-    plan = squeezed_plan(a, machine, place, rank, task.capacities, task.overwrites)
+    place = curves.place
+    timeline = timeline_of(task.problem, in_order(task.problem, place, rank.astype(np.float64)))
+    plan = quickly_squeezed_plan(
+        a, timeline, len(curves.most), place, rank, task.capacities, task.overwrites
+    )
     return plan if fits(a, plan, task.capacities) else None
 
 

@@ -8,9 +8,9 @@ goes to the device with which it communicates most, of those that stay within th
 
 Deviations: the traversal goes to the largest overflow first instead of from the sink back; memory
 is counted on one fixed global order (see `curves`). A unit moves at most once per round, and in a
-large graph tries `MOST_TRIES` devices. What is alive at a point is found in an index over
-intervals, and a bit says whether it can be on a device. O(alive) per overflow point, plus
-O(readers log ops) per move.
+large graph tries `MOST_TRIES` devices. What a unit would free is noted before units move
+(`claims`), and again where no unit is left that helps. O(alive + storages / BLOCK) per overflow
+point, plus O(readers log ops) per move.
 
 Reference: thesis, section 4.1.2.
 """
@@ -27,8 +27,9 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
+from pardnn.place.pardnn.claims import BLOCK, Claims, claims_of
 from pardnn.place.pardnn.clusters import Problem
-from pardnn.place.pardnn.curves import BLOCKS, Curves, alive_index, count_storage
+from pardnn.place.pardnn.curves import Curves, Lives, count_storage
 from pardnn.place.rangemax import RangeMax, add_range, max_range
 from pardnn.sim.heap import heap_pop, heap_push
 
@@ -37,6 +38,9 @@ ROUNDS = 4
 #: In a large graph: devices that a unit tries, the last one that with most room; and units that may
 #: stay where they are, as a share of all, before repair is given up.
 MOST_TRIES, MOST_STUCK = 3, 0.02
+
+#: What comes of a pass: all fits; no unit helps; none that was noted helps, but some have moved.
+_FITS, _FAILS, _STALE = 0, 1, 2
 
 
 class Units(NamedTuple):
@@ -47,6 +51,7 @@ class Units(NamedTuple):
     member: Int64[ndarray, " n"]
     runs: Bool[ndarray, "g k"]
     seconds: Float64[ndarray, " n"]
+    work: Float64[ndarray, " g"]  # seconds of a unit
     output_ptr: Int64[ndarray, " n+1"]
     input_ptr: Int64[ndarray, " n+1"]
     input_tensor: Int64[ndarray, " e"]
@@ -62,6 +67,9 @@ def units_of(problem: Problem) -> Units:
         member=problem.member,
         runs=problem.runs,
         seconds=problem.seconds,
+        work=np.bincount(
+            problem.arrays.group, weights=problem.seconds, minlength=len(problem.runs)
+        ),
         output_ptr=problem.arrays.output_ptr,
         input_ptr=problem.arrays.input_ptr,
         input_tensor=problem.arrays.input_tensor,
@@ -70,14 +78,19 @@ def units_of(problem: Problem) -> Units:
     )
 
 
-def resolve_overflow(problem: Problem, curves: Curves) -> bool:
+def resolve_overflow(problem: Problem, curves: Curves, lives: Lives | None = None) -> bool:
     """Move units until every device fits; return whether it does. Changes `curves.place`.
 
     O(overflow_points alive + moves readers log ops) in each round.
+
+    Args:
+        problem: The problem.
+        curves: What is held.
+        lives: What they come from, if it is known.
     """
     if bool((curves.top[:, 1] <= curves.most).all()):
         return True
-    units, index = units_of(problem), alive_index(curves)
+    units = units_of(problem)
     tries, rounds, patience = len(curves.most), ROUNDS, len(problem.runs)
     if curves.shift:
         tries, rounds, patience = MOST_TRIES, 1, int(MOST_STUCK * len(problem.runs))
@@ -85,7 +98,14 @@ def resolve_overflow(problem: Problem, curves: Curves) -> bool:
     for _ in range(rounds):
         moved = np.zeros(len(problem.runs), dtype=np.bool_)
         potential = np.zeros(len(problem.runs), dtype=np.int64)
-        if _resolve_kernel(curves, units, *index, moved, potential, stamp, tries, patience):
+        outcome = _STALE
+        while outcome == _STALE:
+            claims = claims_of(curves, units.group, lives)
+            lives = None
+            outcome, patience = _resolve_kernel(
+                curves, units, claims, moved, potential, stamp, tries, patience
+            )
+        if outcome == _FITS:
             return True
     return False
 
@@ -117,77 +137,45 @@ def move_unit(c: Curves, u: Units, unit: int, target: int, stamp: ndarray) -> No
                 if stamp[c.owner[t]] != stamp[-1]:
                     stamp[c.owner[t]] = stamp[-1]
                     count_storage(c, c.owner[t], sign)
-                    c.near[c.owner[t]] |= 1 << (c.place[op] & 63)
 
 
 @numba.njit(cache=True)
-def _potentials(
-    c: Curves,
-    group: ndarray,
-    d: int,
-    at: int,
-    items: ndarray,
-    potential: ndarray,
-    touched: ndarray,
-    count: int,
-) -> int:
+def _potentials(claims: Claims, d: int, at: int, potential: ndarray, touched: ndarray) -> int:
     """Add to each unit the bytes that would leave device d at a leaf with it (M_pot).
 
     Args:
-        c: The curves.
-        group: Unit of each op.
+        claims: What units hold.
         d: The device.
         at: The leaf.
-        items: Owners of storages that may be alive there.
         potential: Added to.
-        touched: Units with a potential, appended to.
-        count: Their number.
+        touched: Filled with the units that have a potential.
+
+    Returns:
+        The number of units that have one.
     """
-    low, high = at << c.shift, ((at + 1) << c.shift) - 1
-    bit = 1 << (d & 63)
-    for owner in items:
-        if c.near[owner] & bit == 0:
+    first, last, count = claims.ptr[d], claims.ptr[d + 1], 0
+    for block in range(first // BLOCK, (last + BLOCK - 1) // BLOCK):
+        if claims.until[block] < at:
             continue
-        maker = c.maker[owner]
-        unit, stays, end = group[maker], 0, c.rank[maker]
-        for i in range(c.alias_ptr[owner], c.alias_ptr[owner + 1]):
-            t = c.alias[i]
-            first, last, alone = len(c.rank), -1, -1
-            for e in range(c.consumer_ptr[t], c.consumer_ptr[t + 1]):
-                op = c.consumer_op[e]
-                r = c.rank[op]
-                if c.place[op] != d:
-                    end = max(end, r - 1)
-                    continue
-                end = max(end, r)
-                if group[op] != unit:
-                    first, last = min(first, r), max(last, r)
-                    if r >= low:
-                        alone = group[op] if alone in (-1, group[op]) else -2
-            if first <= high and low <= last:
-                stays += c.size[t]
-                if c.place[maker] != d and alone >= 0:
-                    if potential[alone] == 0:
-                        touched[count] = alone
-                        count += 1
-                    potential[alone] += c.size[t]
-        alive = c.residual[maker] or (c.rank[maker] <= high and low <= end)
-        if c.place[maker] == d and alive and c.size[owner] > stays:
+        for i in range(max(first, block * BLOCK), min(last, (block + 1) * BLOCK)):
+            if claims.row[i, 0] > at:
+                return count
+            if claims.row[i, 1] < at or claims.row[i, 2] <= at <= claims.row[i, 3]:
+                continue
+            unit = claims.row[i, 4]
             if potential[unit] == 0:
                 touched[count] = unit
                 count += 1
-            potential[unit] += c.size[owner] - stays
+            potential[unit] += claims.row[i, 5]
     return count
 
 
 @numba.njit(cache=True)
-def _neighbourhood(c: Curves, u: Units, unit: int, comm: ndarray) -> float:
-    """Fill the seconds of communication with each device; return the unit's own seconds."""
-    work = 0.0
+def _neighbourhood(c: Curves, u: Units, unit: int, comm: ndarray) -> None:
+    """Fill the seconds of communication with each device."""
     comm[:] = 0.0
     for i in range(u.member_ptr[unit], u.member_ptr[unit + 1]):
         op = u.member[i]
-        work += u.seconds[op]
         for e in range(u.input_ptr[op], u.input_ptr[op + 1]):
             t = u.input_tensor[e]
             if u.group[c.maker[t]] != unit:
@@ -196,7 +184,6 @@ def _neighbourhood(c: Curves, u: Units, unit: int, comm: ndarray) -> float:
             for e in range(c.consumer_ptr[t], c.consumer_ptr[t + 1]):
                 if u.group[c.consumer_op[e]] != unit:
                     comm[c.place[c.consumer_op[e]]] += u.latency + c.size[t] * u.byte_seconds
-    return work
 
 
 @numba.njit(cache=True)
@@ -246,15 +233,15 @@ def _try_to_move(
 def _resolve_kernel(
     c: Curves,
     u: Units,
-    index_ptr: ndarray,
-    index: ndarray,
+    claims: Claims,
     moved: ndarray,
     potential: ndarray,
     stamp: ndarray,
     tries: int,
     patience: int,
-) -> bool:
-    k, n = len(c.most), len(moved)
+) -> tuple[int, int]:
+    """Resolve overflows; return what came of it, and the patience that is left."""
+    k, n, fresh = len(c.most), len(moved), True
     comm, tried, peaks = np.empty(k), np.empty(k, dtype=np.bool_), np.empty(k, dtype=np.int64)
     touched, cost = np.empty(n, dtype=np.int64), np.empty(n)
     by_ratio, ratio_unit = np.empty(n), np.empty(n, dtype=np.int64)
@@ -262,27 +249,30 @@ def _resolve_kernel(
     while True:
         d, at = _worst(c)
         if d < 0:
-            return True
+            return _FITS, patience
         tree = RangeMax(c.top[d], c.add[d])
         over = c.top[d, 1] - c.most[d]
-        count, ratios, costs, progress = 0, 0, 0, False
-        node = (at * BLOCKS >> c.bits) + BLOCKS
-        while node > 0:
-            items = index[index_ptr[node] : index_ptr[node + 1]]
-            count = _potentials(c, u.group, d, at, items, potential, touched, count)
-            node >>= 1
+        ratios, costs, progress = 0, 0, False
+        count = _potentials(claims, d, at, potential, touched)
         for i in range(count):
             unit = touched[i]
             if not moved[unit]:
-                work = _neighbourhood(c, u, unit, comm)
-                cost[unit] = work + comm[d]
-                ratio = cost[unit] / potential[unit]
-                ratios = heap_push(by_ratio, ratio_unit, ratios, ratio, unit)
+                # Most are never looked at again: the work alone says how cheap it may be.
+                cost[unit], least = -1.0, u.work[unit]
                 if potential[unit] >= over:
-                    costs = heap_push(by_cost, cost_unit, costs, cost[unit], unit)
+                    _neighbourhood(c, u, unit, comm)
+                    cost[unit] = least = u.work[unit] + comm[d]
+                    costs = heap_push(by_cost, cost_unit, costs, least, unit)
+                ratios = heap_push(by_ratio, ratio_unit, ratios, least / potential[unit], unit)
         while over > 0:
-            while ratios > 0 and moved[ratio_unit[0]]:
+            while ratios > 0 and (moved[ratio_unit[0]] or cost[ratio_unit[0]] < 0):
+                unit = ratio_unit[0]
                 ratios = heap_pop(by_ratio, ratio_unit, ratios)
+                if not moved[unit]:
+                    _neighbourhood(c, u, unit, comm)
+                    cost[unit] = u.work[unit] + comm[d]
+                    ratio = cost[unit] / potential[unit]
+                    ratios = heap_push(by_ratio, ratio_unit, ratios, ratio, unit)
             while costs > 0 and (moved[cost_unit[0]] or potential[cost_unit[0]] < over):
                 costs = heap_pop(by_cost, cost_unit, costs)
             if ratios == 0 or patience < 0:
@@ -293,14 +283,14 @@ def _resolve_kernel(
             moved[unit] = True
             _neighbourhood(c, u, unit, comm)
             if _try_to_move(c, u, unit, d, at, tries, comm, peaks, tried, stamp):
-                progress = True
+                progress, fresh = True, False
             else:
                 patience -= 1
             over = max_range(tree, at, at + 1) - c.most[d]
         for i in range(count):
             potential[touched[i]] = 0
         if over > 0 and (not progress or patience < 0):
-            return False
+            return _FAILS if fresh or patience < 0 else _STALE, patience
 
 
 @numba.njit(cache=True)

@@ -124,10 +124,24 @@ def judged(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
     """Judge a placement by the emulator, or in a large graph by list scheduling."""
     if problem.arrays.num_ops <= MOST_OPS:
         return emulated(problem, place)
+    key = -bottom_levels(problem.arrays, problem.machine, place, problem.flow)
+    return in_order(problem, place, key)
+
+
+def in_order(
+    problem: Problem, place: Int64[ndarray, " n"], key: Float64[ndarray, " n"]
+) -> Candidate:
+    """Judge a placement that runs its ops in an order, memory spent freely.
+
+    Args:
+        problem: The problem.
+        place: Device of each op.
+        key: Smallest first; never decreases along an edge.
+    """
     fixed = np.empty(len(problem.runs), dtype=np.int64)
     fixed[problem.arrays.group] = place
-    key = -bottom_levels(problem.arrays, problem.machine, place, problem.flow)
-    return _listed_once(problem, key, Homes(np.empty(0, dtype=np.int64), np.empty(0), fixed))
+    homes = Homes(np.empty(0, dtype=np.int64), np.empty(0), fixed)
+    return _listed_once(problem, key, homes)
 
 
 def _timed(place: ndarray, timeline: Timeline) -> Candidate:
