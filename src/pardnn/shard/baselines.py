@@ -41,7 +41,7 @@ from pardnn.shard.recursion import (
     stepwise,
 )
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.steps import held_cost, solve
+from pardnn.shard.steps import Solved, held_cost, solve
 from pardnn.shard.strategy import Cut, Strategy
 from pardnn.shard.tables import State, Tables
 
@@ -236,14 +236,7 @@ def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: i
 
 def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Tables:
     dims, loops = batch_dims(graph, calls)
-    problem = tables.problem
-    batch: dict[str, int] = {}
-    for decision in problem.decisions[1:]:
-        for name in problem.ties.members[decision.root]:
-            own = problem.ties.dims[name]
-            if name in dims and dims[name] in own:
-                batch[decision.root] = own.index(dims[name])
-                break
+    batch = _batch_of(tables.problem, dims)
 
     def allows_layout(decision: Decision, layout: Layout) -> bool:
         return layout[-1] == batch.get(decision.root, min(decision.dims, default=None))
@@ -252,6 +245,28 @@ def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Tabl
         return None if term.is_local else loops.get(term.ops[0].op.name)
 
     return tables.limited(layout=allows_layout, loop=loop)
+
+
+def replicas(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Solved:
+    """Return the best choice that cuts the batch, and leaves all that has none whole."""
+    batch = _batch_of(tables.problem, batch_dims(graph, calls)[0])
+
+    def allows(decision: Decision, layout: Layout) -> bool:
+        return layout[-1] == batch.get(decision.root)
+
+    return stepwise(tables.limited(layout=allows))
+
+
+def _batch_of(problem: Problem, dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the dim of each decision that runs over the batch, by root."""
+    batch: dict[str, int] = {}
+    for decision in problem.decisions[1:]:
+        for name in problem.ties.members[decision.root]:
+            own = problem.ties.dims[name]
+            if name in dims and dims[name] in own:
+                batch[decision.root] = own.index(dims[name])
+                break
+    return batch
 
 
 #: The baselines by name.

@@ -23,7 +23,7 @@ from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Mesh, make_mesh
 from pardnn.shard import describe as _descriptions  # noqa: F401  (searching is no time to load them)
-from pardnn.shard.baselines import CHOOSERS, tied_problem
+from pardnn.shard.baselines import CHOOSERS, replicas, tied_problem
 from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import OpCall, op_calls
 from pardnn.shard.interned import forget_if_large
@@ -130,7 +130,7 @@ def _found(
         found = _least(graph, calls, level, problem, mesh)
     elif isinstance(target, Cluster):
         timed = by_seconds(graph, problem, target, costs or graph_costs(graph))
-        found = _Choice(problem, mesh, _within(problem, timed, mesh, capacity))
+        found = _Choice(problem, mesh, _within(graph, calls, problem, timed, mesh, capacity))
     else:
         raise UsageError("the objective 'seconds' needs a cluster: it has the links", code="E212")
     problem, mesh, best = found
@@ -182,9 +182,30 @@ def _cost(tables: Tables, state: State) -> float:
     return solve(tables, state, ()).cost
 
 
-def _within(problem: Problem, objective: BySeconds, mesh: Mesh, capacity: float | None) -> Solved:
+def _fastest(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Solved:
+    """Return the fastest state that is found, no slower than one device or replicas."""
+    best = best_state(tables)
+    if best.is_exact:
+        return best
+    none = (None,) * len(tables.parts)
+    problem = tables.problem
+    whole = State((none,) * len(problem.decisions), (none,) * len(problem.terms))
+    for other in (solve(tables, whole, ()), replicas(graph, calls, tables)):
+        if other.cost < best.cost:
+            best = polished(tables, other)
+    return best
+
+
+def _within(
+    graph: Graph,
+    calls: Sequence[OpCall],
+    problem: Problem,
+    objective: BySeconds,
+    mesh: Mesh,
+    capacity: float | None,
+) -> Solved:
     """Return the fastest state that fits, by a price on memory that is found by bisection."""
-    best = best_state(Tables(problem, objective, mesh.shape))
+    best = _fastest(graph, calls, Tables(problem, objective, mesh.shape))
     if capacity is None or held_bytes(problem, objective, best.state, mesh) <= capacity:
         return best
     low, high = 0.0, 0.0

@@ -31,7 +31,8 @@ _SEVERAL = [
     "leaky_relu_backward", "lerp", "logaddexp", "logaddexp2", "logical_and", "logical_or",
     "logical_xor", "logit_backward", "lt", "masked_fill", "maximum", "minimum", "mish_backward",
     "mul", "native_dropout_backward", "ne", "nextafter", "pow", "remainder", "rsub",
-    "_prelu_kernel", "sigmoid_backward", "silu_backward", "softplus_backward", "softshrink_backward",
+    "_prelu_kernel",
+    "sigmoid_backward", "silu_backward", "softplus_backward", "softshrink_backward",
     "hardshrink_backward", "sub", "tanh_backward", "threshold_backward", "true_divide", "where",
     "xlogy",
 ]  # fmt: skip
