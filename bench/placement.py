@@ -202,7 +202,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         return found
 
     def steps() -> list[dict[str, Any]]:
-        ratios = zip(FAMILIES, itertools.cycle((1.0, 10.0)), strict=False)
+        ratios = itertools.product(FAMILIES, (1.0, 10.0))
         graphs = [family_graph(family, size, ccr=ccr, seed=seed) for family, ccr in ratios]
         return ablation(graphs, [8], seed)
 
