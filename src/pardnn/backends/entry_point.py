@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import inspect
 import sys
@@ -42,15 +44,54 @@ def load_factory(target: str, batch_size: int | None = None) -> Callable[[], Any
     found = getattr(_load(path), function, None)
     if not callable(found):
         raise UsageError(f"{name} has no function {function!r}", code="E222")
+    _check_arguments(found, name, function, {"batch_size"} if batch_size is not None else set())
     if batch_size is None:
-        return found
+        return _without_exit(found)
     if "batch_size" not in inspect.signature(found).parameters:
         raise UsageError(
             f"{function} in {name} takes no keyword `batch_size`, so --batch-size cannot be used.\n"
             f"Write `def {function}(batch_size=8): ...`.",
             code="E223",
         )
-    return lambda: found(batch_size=batch_size)
+    return _without_exit(functools.partial(found, batch_size=batch_size))
+
+
+def _check_arguments(found: Callable[..., Any], name: str, function: str, given: set[str]) -> None:
+    """Refuse a function that needs arguments: there is nobody to give them."""
+    try:
+        parameters = inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [
+        key
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind not in variable
+    ]
+    missing = [key for key in needed if key not in given]
+    if missing:
+        raise UsageError(
+            f"{function} in {name} needs {', '.join(missing)}; an entry point is called without "
+            "arguments.\nGive defaults, or write a function of none that calls it.",
+            code="E222",
+        )
+
+
+def _without_exit(factory: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a factory that raises where its own code would end the program, status and all."""
+
+    def guarded() -> Any:
+        try:
+            # stdout is for results alone.
+            with contextlib.redirect_stdout(sys.stderr):
+                return factory()
+        except SystemExit as error:
+            raise UserCodeError(
+                f"your own code ended the program, by sys.exit({error.code!r}), instead of "
+                "returning (step, args).\nRaise an exception instead, or return."
+            ) from error
+
+    return guarded
 
 
 def _load(path: Path) -> Any:
@@ -64,8 +105,15 @@ def _load(path: Path) -> Any:
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module  # dataclasses and inspect look modules up by name
     try:
-        specification.loader.exec_module(module)
+        with contextlib.redirect_stdout(sys.stderr):
+            specification.loader.exec_module(module)
+    except SystemExit as error:
+        del sys.modules[name]
+        raise UserCodeError(
+            f"{path} ends the program, by sys.exit({error.code!r}), when it is loaded.\n"
+            'Put what it does as a script under `if __name__ == "__main__":`.'
+        ) from error
     except Exception as error:
         del sys.modules[name]
-        raise UserCodeError(f"while loading {path}") from error
+        raise UserCodeError(f"while loading {path}: {type(error).__name__}: {error}") from error
     return module

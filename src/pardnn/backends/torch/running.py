@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +31,9 @@ def run_traced(
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with mode, tracer, tracer.locator.watching(), rewritten(tracer), torch.enable_grad():
-            result = step(*args)
+            # stdout is for results alone, and a step is traced more than once.
+            with contextlib.redirect_stdout(sys.stderr):
+                result = step(*args)
         tracer.redraws.finish()
     except PardnnError:
         raise
@@ -40,7 +43,7 @@ def run_traced(
         fake_tensor.UnsupportedOperatorException,
     ) as error:
         raise _refused(error, tracer.locator.line_of(error)) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = tracer.locator.line_of(error)
         refusal = _refused_by_text(str(error), where)
         if refusal is not None:
@@ -59,13 +62,14 @@ def run_traced(
     return result
 
 
-def _is_ours(error: Exception) -> bool:
+def _is_ours(error: BaseException) -> bool:
     """Whether this package raised: no code of the user's, nor of torch on its behalf."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
-    return name.partition(".")[0] == "pardnn"
+    # A step that takes other arguments raises here, where it is called.
+    return name.partition(".")[0] == "pardnn" and name != __name__
 
 
 def _refused(error: Exception, where: str | None) -> UnsupportedError:

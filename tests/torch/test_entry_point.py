@@ -1,0 +1,66 @@
+"""Entry points whose own code ends the program: an error as any other, with a status of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from pardnn.backends.entry_point import load_factory
+from pardnn.backends.torch.entry import capture_factory
+from pardnn.errors import UsageError, UserCodeError
+
+EXITS = {
+    "file": ("import sys\nsys.exit(3)\ndef training(): ...\n", r"__main__"),
+    "function": ("import sys\ndef training():\n    sys.exit(3)\n", r"sys.exit\(3\)"),
+    "step": (
+        "import sys, torch\ndef training(): return lambda model: sys.exit(3), (torch.nn.ReLU(),)\n",
+        "SystemExit: 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", EXITS)
+def test_a_program_that_ends_itself_is_the_users_error(tmp_path: Path, where: str) -> None:
+    text, said = EXITS[where]
+    path = tmp_path / f"ends_in_{where}.py"
+    path.write_text(text)
+    with pytest.raises(UserCodeError, match=said) as caught:
+        capture_factory(load_factory(f"{path}:training"))
+    assert caught.value.exit_status == 1
+
+
+def test_a_step_of_other_arguments_is_the_users_error(tmp_path: Path) -> None:
+    path = tmp_path / "arity.py"
+    path.write_text("import torch\ndef training(): return lambda x, y: x, (torch.nn.ReLU(),)\n")
+    with pytest.raises(UserCodeError, match="missing 1 required"):
+        capture_factory(load_factory(f"{path}:training"))
+
+
+def test_a_function_that_needs_arguments_is_no_entry_point(tmp_path: Path) -> None:
+    path = tmp_path / "needy.py"
+    path.write_text("def training(size, batch_size=2, *rest, **more): ...\n")
+    with pytest.raises(UsageError, match="needs size"):
+        load_factory(f"{path}:training", batch_size=4)
+
+
+def test_what_a_program_prints_is_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prints.py"
+    path.write_text(
+        "import torch\nprint('file')\ndef step(model, x):\n    print('step')\n"
+        "    loss = model(x).sum()\n    loss.backward()\n"
+        "    torch.optim.SGD(model.parameters(), 1.0).step()\n    return loss\n"
+        "def training():\n    print('function')\n"
+        "    return step, (torch.nn.Linear(2, 1), torch.ones(2, 2))\n"
+    )
+    capture_factory(load_factory(f"{path}:training"))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert {"file", "function", "step"} <= set(err.split())
+
+
+def test_a_file_that_does_not_load_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "broken_file.py"
+    path.write_text("def training(:\n")
+    with pytest.raises(UserCodeError, match="SyntaxError"):
+        load_factory(f"{path}:training")
