@@ -30,10 +30,11 @@ def run_traced(
     """
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with mode, tracer, tracer.locator.watching(), rewritten(tracer), torch.enable_grad():
-            # stdout is for results alone, and a step is traced more than once.
-            with contextlib.redirect_stdout(sys.stderr):
-                result = step(*args)
+        # stdout is for results alone, and a step is traced more than once.
+        quiet = contextlib.redirect_stdout(sys.stderr)
+        traced = tracer.locator.watching(), rewritten(tracer)
+        with mode, tracer, traced[0], traced[1], torch.enable_grad(), quiet:
+            result = step(*args)
         tracer.redraws.finish()
     except PardnnError:
         raise
