@@ -28,8 +28,6 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 
 CPU = torch.device("cpu")
-#: Times that calls are timed; the faster counts, as what else runs here only adds.
-ROUNDS = 2
 
 
 class Case(NamedTuple):
@@ -52,18 +50,14 @@ def profiled(graphs: Sequence[Graph], side_by_side: int, budget_s: float) -> Cos
     def body(rank: int, store: str) -> dict[str, float]:
         if side_by_side > 1:
             process_group(rank, side_by_side, store)
-        found: dict[str, float] = {}
-        for _ in range(ROUNDS):
-            with tempfile.TemporaryDirectory() as folder:
-                for graph in graphs:
-                    if side_by_side > 1:
-                        dist.barrier()
-                    table = profile_graph(
-                        graph, CPU, threads=1, folder=Path(folder), budget_seconds=budget_s
-                    )[0]
-                for text, entry in table.entries.items():
-                    found[text] = min(found.get(text, entry.seconds), entry.seconds)
-        return found
+        with tempfile.TemporaryDirectory() as folder:
+            for graph in graphs:
+                if side_by_side > 1:
+                    dist.barrier()
+                table = profile_graph(
+                    graph, CPU, threads=1, folder=Path(folder), budget_seconds=budget_s
+                )[0]
+        return {text: entry.seconds for text, entry in table.entries.items()}
 
     ranks = forked(side_by_side, body, limit_s=1800.0)
     entries = {
@@ -71,6 +65,16 @@ def profiled(graphs: Sequence[Graph], side_by_side: int, budget_s: float) -> Cos
         for text in ranks[0]
     }
     return CostTable(Machine(device="cpu", library="torch", threads=1), entries)
+
+
+def faster(one: CostTable, other: CostTable) -> CostTable:
+    """Return the faster of two timings of each call, as what else runs here only adds."""
+    entries = {
+        text: min(entry, other.entries[text], key=lambda each: each.seconds)
+        for text, entry in one.entries.items()
+        if text in other.entries
+    }
+    return CostTable(one.machine, dict(one.entries) | entries)
 
 
 def ran(cases: Sequence[Case], num_ranks: int, steps: int) -> list[dict[str, Any]]:
