@@ -3,9 +3,14 @@
 import pytest
 
 from pardnn.plan.mesh import make_mesh
+from pardnn.shard import search as search_module
 from pardnn.shard.baselines import BASELINES
+from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.cost import total_bytes
+from pardnn.shard.recursion import stepwise
 from pardnn.shard.search import search
+from pardnn.shard.steps import solve
+from pardnn.shard.tables import Tables
 from tests.shard.hand import mlp
 from tests.shard.test_search import assert_valid
 
@@ -42,3 +47,32 @@ def test_search_moves_no_more_than_any_baseline(name, sizes):
     assert_valid(graph, baseline)
     assert all(None not in baseline.layouts[name] for name in ("w1", "w2", "w1.new", "w2.new"))
     assert total_bytes(graph, search(graph, MESH)) <= total_bytes(graph, baseline)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("shape", [(2, 2, 2), (3, 2)])
+def test_sizes_that_do_not_divide_lose_to_no_baseline(name, shape):
+    graph, mesh = mlp(23, 17, 29, 19), make_mesh(shape)
+    assert total_bytes(graph, search(graph, mesh)) <= total_bytes(
+        graph, BASELINES[name](graph, mesh)
+    )
+
+
+def test_an_even_cut_that_no_mesh_has_is_compared_too(monkeypatch):
+    """Where recursion finds nothing good, what `equal-chop` and the others choose is taken."""
+    graph, mesh = mlp(23, 17, 29, 19), make_mesh((2, 2, 2))
+    monkeypatch.setattr(search_module, "best_state", _poor)
+    found = search_module.find_sharding(graph, mesh)
+    least = min(total_bytes(graph, choose(graph, mesh)) for choose in BASELINES.values())
+    assert found.cost == total_bytes(graph, found.sharding) <= least
+
+
+def _poor(tables):
+    """The worst of what is allowed at each axis."""
+
+    class Backwards(ByBytes):
+        def moved(self, requests):
+            return [-values for values in ByBytes.moved(self, requests)]
+
+    state = stepwise(Tables(tables.problem, Backwards(), tables.parts)).state
+    return solve(tables, state, ())._replace(is_exact=False)
