@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -195,12 +196,13 @@ class RunResult:
     is null where the device has none. With `--verify`, `verified` tells whether no loss differs
     from one device's by more than `tolerance`, relative: 0, every bit, where each op runs on one
     device; where sums are spread over devices, 1e-10 in double and 1e-4 in single precision.
+    A loss that is no finite number is null in JSON, which has none.
     """
 
     __pydantic_config__ = STRICT
 
-    losses: tuple[float, ...]
-    reference_losses: tuple[float, ...] | None
+    losses: tuple[float | None, ...]
+    reference_losses: tuple[float | None, ...] | None
     verified: bool | None = None
     tolerance: float | None = None
     largest_difference: float | None = None
@@ -282,5 +284,13 @@ class ErrorResult:
 
 
 def result_to_dict(result: object) -> dict[str, Any]:
-    """Return a result as JSON types."""
-    return asdict(result)  # pyright: ignore[reportArgumentType]
+    """Return a result as JSON types; NaN and infinities become null."""
+    return _finite(asdict(result))  # pyright: ignore[reportArgumentType]
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    return type(data)(map(_finite, data)) if isinstance(data, list | tuple) else data

@@ -207,6 +207,8 @@ def run_reference(job: Job) -> dict[str, Any]:
     from pardnn.backends.torch.capture import loss_of
 
     torch.set_num_threads(job.threads)
+    # Ranks run the calls of the step itself: a compiled step has other roundings.
+    torch.compiler.set_stance("force_eager")
     _seed(job.seed)
     made = load_factory(job.target, job.batch_size)()
     step, args = made

@@ -1,0 +1,34 @@
+"""What losses are compared with: the user's own step, eager."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+#: A step that counts how often it is compiled; in a process of its own, as `run_reference` is.
+CODE = """
+import types, torch
+from pardnn.backends.torch import worker
+compiled = []
+def backend(module, example):
+    compiled.append(1)
+    return module.forward
+def training():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    @torch.compile(backend=backend)
+    def step(model, x):
+        return model(x).sum()
+    return step, (model, torch.ones(3, 2))
+worker.load_factory = lambda target, batch_size: training
+job = types.SimpleNamespace(threads=1, seed=0, target="", batch_size=None, steps=2)
+print(len(worker.run_reference(job)["losses"]), len(compiled))
+"""
+
+
+def test_a_compiled_step_is_run_eagerly() -> None:
+    """Ranks run its ATen calls; what a compiler fuses would round, and draw, in another way."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CODE], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "2 0", done.stderr
