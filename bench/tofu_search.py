@@ -4,7 +4,7 @@
 `bench/graphs` if none is named) and writes `bench/results/<date>_tofu_search.md`. Search seconds
 are CPU seconds of one core: the first time, when nothing about the graph's calls is known, and
 again with that kept. `--loss N` adds the loss against joint search on N random chains;
-`--parts` chooses among the sections of `bench/tofu_layouts.py`.
+`--parts` chooses among the sections below them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import tofu_layouts
+from bench import tofu_layouts, tofu_optimum
 from pardnn.errors import PardnnError
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
@@ -37,6 +37,7 @@ from pardnn.shard.search import find_sharding
 from pardnn.shard.tables import Tables
 
 PARTS = {
+    "optimum": tofu_optimum.optimum,
     "layers": tofu_layouts.growth,
     "transformers": tofu_layouts.transformers,
     "gaps": tofu_layouts.gaps,
