@@ -214,11 +214,12 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
             s.reads_left[_owner(a, a.input_tensor[edge])] += 1
         if missing[op] == 0:
             _offer(a, task, s, op, key, item, size)
-    limited = True
+    # Not as literals, for each of which what takes them would be compiled anew.
+    limited, nothing = n > 0, np.int64(0)
     for count in range(n):
         op, d = _first_pair(a, task, s, limited, key, item, size, blocked, num_blocked)
         if op < 0:
-            limited = False
+            limited = n < 0
             _unblock(task, s, key, item, size, blocked, num_blocked)
             op, d = _first_pair(a, task, s, limited, key, item, size, blocked, num_blocked)
         begin = max(s.ready[op, d], s.free[d])
@@ -239,7 +240,7 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
                     _offer(a, task, s, later, key, item, size)
         for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
             later = a.before_op[edge]
-            _arrive(a, machine, s, op, later, 0)
+            _arrive(a, machine, s, op, later, nothing)
             missing[later] -= 1
             if missing[later] == 0:
                 _offer(a, task, s, later, key, item, size)

@@ -101,7 +101,7 @@ def _gives_back(
     while net > tiny and length < len(chain) and op >= 0:
         chain[length] = op
         length += 1
-        _pass(a, op, missing, reads_left, -1)
+        _pass(a, op, missing, reads_left, np.int64(-1))
         following, least = -1, 0
         for later in _later_ops(a, op):
             if missing[later] == 0:
@@ -111,7 +111,7 @@ def _gives_back(
         net += least
         op = following
     for i in range(length - 1, -1, -1):
-        _pass(a, chain[i], missing, reads_left, 1)
+        _pass(a, chain[i], missing, reads_left, np.int64(1))
     return net <= tiny
 
 
@@ -131,10 +131,10 @@ def _eager_free_kernel(
     size = n + len(a.input_tensor)
     key, item = np.empty(n), np.empty(n, dtype=np.int64)
     free_key, free_item = np.empty(size), np.empty(size, dtype=np.int64)
-    ready, frees = 0, 0
+    ready, frees = np.int64(0), np.int64(0)  # literals would compile the heap twice
     for op in range(n):
         if missing[op] == 0:
-            ready = heap_push(key, item, ready, base[op], op)
+            ready = heap_push(key, item, ready, float(base[op]), op)
     count = 0
     while count < n:
         if frees > 0:
@@ -156,13 +156,13 @@ def _eager_free_kernel(
                 for later in _readers_of(a, a.input_tensor[edge]):
                     ready_now = not done[later] and missing[later] == 0
                     if ready_now and _gives_back(a, later, missing, reads_left, tiny, chain):
-                        frees = heap_push(free_key, free_item, frees, base[later], later)
+                        frees = heap_push(free_key, free_item, frees, float(base[later]), later)
         for later in _later_ops(a, op):
             missing[later] -= 1
             if missing[later] == 0:
-                ready = heap_push(key, item, ready, base[later], later)
+                ready = heap_push(key, item, ready, float(base[later]), later)
                 if _gives_back(a, later, missing, reads_left, tiny, chain):
-                    frees = heap_push(free_key, free_item, frees, base[later], later)
+                    frees = heap_push(free_key, free_item, frees, float(base[later]), later)
 
 
 @numba.njit(cache=True)

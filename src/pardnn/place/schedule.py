@@ -162,7 +162,7 @@ def first_overwrite(
 
 
 @numba.njit(cache=True)
-def _first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
+def first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
     """Return the first position with a value of at least so much, or the end; most are near."""
     step = 1
     while begin + step < end and values[begin + step] < least:
@@ -201,7 +201,7 @@ def _hold_and_post_kernel(
         d = plan.message_source[i]
         end = plan.order_ptr[d + 1]
         made = position[a.tensor_op[plan.message_tensor[i]]]
-        p = _first_reaching(done, made, end, arrived[i])
+        p = first_reaching(done, made, end, arrived[i])
         # A transfer of no time is settled by order alone: two that tie could wait for each other.
         while arrived[i] <= sent[i] and p < end and done[p] <= arrived[i]:
             p += 1

@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.place.rangemax import RangeMax, add_range, first_fitting, last_fitting, range_max
-from pardnn.place.schedule import first_overwrite, free_plan, ordered_plan
+from pardnn.place.schedule import first_overwrite, first_reaching, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
@@ -168,8 +168,8 @@ def _latest_slot_kernel(
         if writer >= 0:
             # The slot, just before the op at `at`, must come before the writer.
             begin, end = plan.order_ptr[q], plan.order_ptr[q + 1]
-            earlier = np.searchsorted(order.rank_at[begin:end], order.rank[writer])
-            at = min(at, begin + max(earlier - 1, 0))
+            earlier = first_reaching(order.rank_at, begin, end, order.rank[writer])
+            at = min(at, max(earlier - 1, begin))
         plan.message_post[i] = plan.order_op[at]
 
 
@@ -178,14 +178,15 @@ def _least_hold_kernel(a: GraphArrays, plan: PlanArrays, order: _Order) -> None:
     """Hold every send until the sender's last op before the slot, and no longer."""
     for i in range(len(plan.message_tensor)):
         d, q = plan.message_source[i], plan.message_target[i]
-        slot = order.rank[a.tensor_op[plan.message_tensor[i]]]
+        maker = a.tensor_op[plan.message_tensor[i]]
+        slot = order.rank[maker]
         at = order.position[plan.message_post[i]]
         if at > plan.order_ptr[q]:
             # Not right after the op before `at`: that one may have to wait for sends of its own.
             slot = max(slot, order.rank_at[at] - 1)
-        begin, end = plan.order_ptr[d], plan.order_ptr[d + 1]
-        last = np.searchsorted(order.rank_at[begin:end], slot, side="right") - 1
-        plan.message_hold[i] = plan.order_op[begin + last]
+        made, end = order.position[maker], plan.order_ptr[d + 1]
+        after = first_reaching(order.rank_at, made, end, slot + 1)
+        plan.message_hold[i] = plan.order_op[after - 1]
 
 
 @numba.njit(cache=True)

@@ -27,6 +27,7 @@ from jaxtyping import Bool, Float64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.levels import bottom_levels, top_levels
 from pardnn.sim.machine import Machine, fastest_seconds
 
@@ -234,47 +235,50 @@ def _heads_kernel(
     head: ndarray,
 ) -> None:
     """Bound the starts of ops; with the graph reversed, how long the step goes on after them."""
+    key, item = np.empty(len(earlier) + 1), np.empty(len(earlier) + 1, dtype=np.int64)
+    mine = np.empty(MOST_SPLITS + 1, dtype=np.int64)
     for op in topological:
-        begin, end = ptr[op], ptr[op + 1]
-        least = 0.0
+        least, ready = 0.0, np.int64(0)
         for i in range(after_ptr[op], after_ptr[op + 1]):
             least = max(least, head[after_op[i]] + seconds[after_op[i]])
-        arrival = np.empty(end - begin)
-        for i in range(begin, end):
+        for i in range(ptr[op], ptr[op + 1]):
             done = head[earlier[i]] + seconds[earlier[i]]
-            arrival[i - begin] = done + way[i]
+            ready = heap_push(key, item, ready, -(done + way[i]), earlier[i])
             least = max(least, done + way[i] if forced[i] else done)
-        if end - begin < 2:
-            head[op] = least
+        head[op] = least
+        if ready < 2:
             continue
         # The inputs that would arrive last are made here, one after the other, the others not.
-        order = np.argsort(-arrival)
-        heads = np.empty(end - begin)
-        best, split = np.inf, 0
+        best, split, made = np.inf, 0, np.int64(0)
         while True:
-            rest = arrival[order[split]] if split < end - begin else 0.0
-            for i in range(split):
-                heads[i] = head[earlier[begin + order[i]]]
+            rest = -key[0] if ready > 0 else 0.0
             local = 0.0
-            for i in np.argsort(heads[:split]):
-                local = max(local, heads[i]) + _once(order, earlier, begin, i, seconds)
+            for i in range(made):
+                local = max(local, head[mine[i]]) + seconds[mine[i]]
             best = min(best, max(local, rest))
-            split += 1
-            if split > end - begin or local >= best or split > MOST_SPLITS:
+            if ready == 0 or local >= best or split == MOST_SPLITS:
                 break
-        if split > MOST_SPLITS and split <= end - begin:
+            split += 1
+            made = _insert(mine, made, item[0], head)
+            ready = heap_pop(key, item, ready)
+        if split == MOST_SPLITS and ready > 0:
             # All further splits have at least this local work.
             best = min(best, local)
         head[op] = max(least, best)
 
 
 @numba.njit(cache=True)
-def _once(order: ndarray, earlier: ndarray, begin: int, i: int, seconds: ndarray) -> float:
-    """Duration of an input's maker, counted for the first of its tensors alone."""
-    for j in range(i):
-        if earlier[begin + order[j]] == earlier[begin + order[i]]:
-            return 0.0
-    return seconds[earlier[begin + order[i]]]
+def _insert(mine: ndarray, made: int, maker: int, head: ndarray) -> int:
+    """Put a maker, unless it is there, among others sorted by head; return their number."""
+    for i in range(made):
+        if mine[i] == maker:
+            return made
+    at = made
+    while at > 0 and head[mine[at - 1]] > head[maker]:
+        mine[at] = mine[at - 1]
+        at -= 1
+    mine[at] = maker
+    return made + 1
 
 
 @numba.njit(cache=True)

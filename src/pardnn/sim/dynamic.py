@@ -113,8 +113,9 @@ def _emulate_kernel(
     link_free = np.zeros(k * k)
     # Ops for which an event has just come, once per tensor.
     released = np.empty(n + len(later), dtype=np.int64)
-    released[: len(sources)] = sources
-    events, now, count, size = 0, 0.0, 0, len(sources)
+    for i in range(len(sources)):
+        released[i] = sources[i]
+    events, now, count, size = np.int64(0), 0.0, 0, len(sources)  # a literal compiles heaps twice
     while True:
         for i in range(size):
             op = released[i]

@@ -165,7 +165,8 @@ def _order_kernel(
     halves, half = np.empty(2 * m + 1, dtype=np.int64), np.zeros(m, dtype=np.bool_)
     reached = np.zeros(n, dtype=np.bool_)
     wake = np.arange(k + 2)  # devices that may go on
-    events, count, size, awake, now = 0, 0, 0, k, 0.0
+    # As a literal, `events` would compile what takes it twice.
+    events, count, size, awake, now = np.int64(0), 0, 0, k, 0.0
     while True:
         for w in range(awake):
             d = wake[w]

@@ -30,7 +30,7 @@ def transfers_of(arrays: GraphArrays, place: Int64[ndarray, " n"], num_devices: 
 
 
 def transfers_of_edges(
-    consumer_ptr: Int64[ndarray, " t+1"],
+    consumer_ptr: Int64[ndarray, " p"],
     consumer_op: Int64[ndarray, " e"],
     tensor_op: Int64[ndarray, " t"],
     place: Int64[ndarray, " n"],

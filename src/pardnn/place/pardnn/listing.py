@@ -187,7 +187,8 @@ def _list_kernel(
                 way = latency[p, best] + size * byte_seconds[p, best]
                 begin = max(begin, finish[earlier[e, 0]] + way)
         else:
-            ready[:], score[:] = free, 0.0
+            for d in range(k):
+                ready[d], score[d] = free[d], 0.0
             _reach(op, earlier_ptr, earlier, place, finish, latency, byte_seconds, alike, ready)
             if len(home) > 0:
                 _reach(

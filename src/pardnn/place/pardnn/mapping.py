@@ -210,7 +210,7 @@ def _balance_kernel(
         traffic(c, into.ptr, into.edge, out.ptr, out.edge, device, loads.last, count)
         fenwick_sums(work, spans.begin[c], spans.end[c], cost)
         add_transfers(count, latency, byte_seconds, cost)
-        best, best_comm = -1, 0.0
+        best, best_comm = np.int64(-1), 0.0  # as a literal, it would compile `add_work` twice
         for p in range(len(cost)):
             comm = (count[0, p] + count[2, p]) * slowest[0]
             comm += (count[1, p] + count[3, p]) * slowest[1]

@@ -83,7 +83,7 @@ def balanced_place(
 def attributed_units(problem: Problem, order: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
     """Return for each op the unit that it should be near; ops of one unit agree."""
     unit = np.full(problem.arrays.num_ops, -1, dtype=np.int64)
-    _attribute_kernel(problem, order, unit)
+    _attribute_kernel(problem.arrays, len(problem.runs), order, unit)
     return unit
 
 
@@ -131,9 +131,8 @@ def allowed_place(
 
 
 @numba.njit(cache=True)
-def _attribute_kernel(problem: Problem, order: ndarray, unit: ndarray) -> None:
-    a = problem.arrays
-    residual = np.zeros(len(problem.runs), dtype=np.bool_)
+def _attribute_kernel(a: GraphArrays, num_groups: int, order: ndarray, unit: ndarray) -> None:
+    residual = np.zeros(num_groups, dtype=np.bool_)
     any_residual = False
     for op in range(len(unit)):
         if a.memory[op] == RESIDUAL and a.output_ptr[op] < a.output_ptr[op + 1]:
