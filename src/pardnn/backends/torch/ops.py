@@ -1,6 +1,7 @@
 """Calls as data, and data as calls: the `arguments` of an op.
 
-`arguments` of a call is `{"args": [...], "kwargs": {...}}`, optionally `"returns"` and `"mutates"`.
+`arguments` of a call is `{"args": [...], "kwargs": {...}}`, optionally `"returns"`, `"mutates"` and
+`"redraws"`.
 
 - null, booleans, numbers, strings and lists stand for themselves.
 - `{"tensor": name}` is a value of the graph, tensor or host scalar.
@@ -10,6 +11,7 @@
 - `{"float": "inf"}`, "-inf" or "nan": numbers that JSON does not have. `{"complex": [re, im]}`.
 - `returns`: for each result of the call, lists flattened, the output that it becomes; null for what
   is no tensor and for what nobody needs. Absent: the outputs in order.
+- `redraws`: the random op, an earlier one, whose numbers this op draws once more.
 - `mutates`: inputs that the call changes in place although its name has no trailing underscore.
 
 An output that is not returned aliases an input: it is the name of that input's new content.
