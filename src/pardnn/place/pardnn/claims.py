@@ -6,8 +6,8 @@ make a copy stay. Claims are those of one placement. When units move, those of t
 longer hold to the byte: they say where to look, and the trees say what is so.
 
 Rows of a device lie in the order in which they begin, so that what is alive at a leaf is found by
-reading memory in line, blocks that have ended left out. That takes a tenth of the time of following
-each storage to its readers.
+reading memory in line, blocks that have ended left out. Following each storage to its readers took
+0.34 of the 0.55 s of repair at 200,000 ops.
 """
 
 from __future__ import annotations
