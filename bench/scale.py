@@ -1,9 +1,9 @@
 """Scale: time of ParDNN against the size of the graph, step by step, as one dated page.
 
 `python -m bench scale [--quick]` writes `bench/results/<date>_scale.md` and `.svg`. Graphs
-are arrays, made here: no file is read and no name is looked at. Kernels are compiled by a small graph of the same
-kind first. Seconds are processor time of one thread, so that other work on the machine counts
-little; ratios are to one bottom-level pass over the same graph in the same process.
+are arrays, made here: no file is read and no name is looked at. Kernels are compiled by a small
+graph of the same kind first. Seconds are processor time of one thread, so that other work on the
+machine counts little; ratios are to one bottom-level pass over the same graph in the same process.
 """
 
 from __future__ import annotations
