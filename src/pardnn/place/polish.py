@@ -48,9 +48,9 @@ from pardnn.sim.machine import Machine
 WORK = 200_000_000
 #: So many per op, and from some 220 ops on at least so many.
 WORK_PER_OP, USUAL_WORK = 10_000, 20_000_000
-#: Small graphs need less: this times n (n + 20), but at least so much, 0.2 s. Published problems of
+#: Small graphs need less: this times n (n + 20), but at least so much, 0.4 s. Published problems of
 #: 100 to 600 ops under a tight limit: with a twentieth of this plans were up to 20 % slower.
-WORK_PER_PAIR, LEAST_WORK = 400, 2_000_000
+WORK_PER_PAIR, LEAST_WORK = 400, 4_000_000
 #: Without the JIT, for those who look for a fault in a kernel, as many times less.
 PLAIN_PYTHON = 200
 #: The work is spent in so many rounds; the judge looks at the plan after each.

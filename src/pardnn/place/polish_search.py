@@ -33,6 +33,8 @@ MOST_BLOCK = 8
 #: to make room for each other. On 5,000 ops without limits, one in 16 took 0.5 to 0.95 of the work
 #: and made a hundredth of the gain.
 MANY_TRIES, MANY_OPS, FEW_TRIES, FEWEST_TRIES = 8, 500, 32, 1024
+#: One of so many steps judges a block; a quarter as many on so few ops, where exchanges are cheap.
+BLOCK_TURNS, TINY_OPS = 2, 50
 
 
 @numba.njit(cache=True)
@@ -106,6 +108,7 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
     best_place, best_order = s.place.copy(), s.order.copy()
     is_full = t.residual.sum() > t.room.min()
     work, spread = 0, FEW_TRIES if is_full else FEWEST_TRIES
+    turns = BLOCK_TURNS if n > TINY_OPS else 4 * BLOCK_TURNS
     if n <= MANY_OPS or (is_full and n <= 5 * MANY_OPS):
         spread = MANY_TRIES
     while work < most_work:
@@ -118,7 +121,7 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
         seed = seed * 48271 % 2147483647
         # Groups change device as blocks and by exchanges alone.
         grouped = t.member_ptr[group + 1] - t.member_ptr[group] > 1
-        if seed // 64 % 2 == 0:
+        if seed // 64 % turns == 0:
             spent, seed = move_block(t, s, op, limit, seed)
             work += spent
         elif kind > (spread // 2 if grouped else 1):
