@@ -162,7 +162,7 @@ def test_what_is_called_optimal_is_not_beaten() -> None:
     graph, cluster = small_case(86, 0)
     costs, arrays = graph_costs(graph), closed_arrays(graph)
     found = optimum(arrays, machine_of(costs, cluster), [None] * 2, first_overwrites(graph))
-    _, result = make_plan(graph, cluster, costs, algorithm="auto", reserve=0.0)
+    _, result = make_plan(graph, cluster, costs, algorithm="exact", reserve=0.0)
     assert found is not None
     assert found.is_proven
     assert found.lower_bound_s <= result.makespan_s < 7.46499e-3

@@ -44,12 +44,13 @@ def first_uses(graph: Graph, plan: PlanArrays) -> list[int]:
     """Return, for each message, the op of the receiver that reads it first."""
     a = graph.arrays
     position = {op: i for row in order_rows(plan) for i, op in enumerate(row)}
+    place = plan.place.tolist()
     uses: list[int] = []
     for tensor, target in zip(
         plan.message_tensor.tolist(), plan.message_target.tolist(), strict=True
     ):
         readers = a.consumer_op[a.consumer_ptr[tensor] : a.consumer_ptr[tensor + 1]].tolist()
-        here = [op for op in readers if plan.place[op] == target]
+        here = [op for op in readers if place[op] == target]
         uses.append(min(here, key=position.__getitem__))
     return uses
 
@@ -157,101 +158,104 @@ def _cycle_text(graph: Graph, plan: PlanArrays, events: _Events, stuck: list[int
     )
 
 
-def _slots(
-    plan: PlanArrays, producer: list[int], order: list[int], device: int
-) -> list[tuple[int, bool, int]]:
-    """Return (slot, is a receive at its own slot, message) of a rank's posts, in global order.
+class _End(NamedTuple):
+    """A message as one of its two ranks sees it; positions are those of the rank's order.
 
-    Slot s lies between op s - 1 and op s of the rank's list.
+    Attributes:
+        number: In the global order.
+        sends: Whether this rank sends it.
+        post: The slot before which it cannot be posted: slot s lies before the op at position s.
+        until: Of a send, the position until which its tensor is held; of a receive, that of the
+            first op that reads it.
     """
-    row = order_rows(plan)[device]
-    position = {op: i for i, op in enumerate(row)}
-    slots: list[tuple[int, bool, int]] = []
-    slot = 0
-    for number in order:
-        if plan.message_source[number] == device:
-            own, receive = position[producer[number]] + 1, False
-        elif plan.message_target[number] == device:
-            own, receive = position[int(plan.message_post[number])], True
-        else:
-            continue
-        slot = max(slot, own)
-        slots.append((slot, receive and slot == own, number))
-    return slots
+
+    number: int
+    sends: bool
+    post: int
+    until: int
+
+
+def _ends(graph: Graph, plan: PlanArrays, order: list[int]) -> list[list[_End]]:
+    """Return the messages of each rank, in the global order."""
+    rows = order_rows(plan)
+    position = {op: at for row in rows for at, op in enumerate(row)}
+    producer = graph.arrays.tensor_op[plan.message_tensor].tolist()
+    source: list[int] = plan.message_source.tolist()
+    target: list[int] = plan.message_target.tolist()
+    post, hold = plan.message_post.tolist(), plan.message_hold.tolist()
+    first_use = first_uses(graph, plan)
+    ends: list[list[_End]] = [[] for _ in rows]
+    for new, old in enumerate(order):
+        until = len(rows[source[old]]) if hold[old] < 0 else position[hold[old]]
+        ends[source[old]].append(_End(new, True, position[producer[old]] + 1, until))
+        read = position[first_use[old]]
+        ends[target[old]].append(_End(new, False, position[post[old]], read))
+    return ends
 
 
 def _rank_actions(
-    graph: Graph, plan: PlanArrays, order: list[int], first_use: list[int], device: int
+    graph: Graph, row: list[int], ends: list[_End], frees: dict[int, list[tuple[str, ...]]]
 ) -> Iterator[Action]:
-    new_number = {old: new for new, old in enumerate(order)}
-    row = order_rows(plan)[device]
-    position = {op: i for i, op in enumerate(row)}
-    producer = graph.arrays.tensor_op[plan.message_tensor].tolist()
-    posts: dict[int, list[tuple[bool, int]]] = {}
-    for slot, receive, number in _slots(plan, producer, order, device):
-        posts.setdefault(slot, []).append((receive, number))
-    holds, arrivals, allocations = _message_positions(plan, position, first_use, device)
-    frees = _frees(graph, plan, device, row)
+    posts: list[list[_End]] = [[] for _ in range(len(row) + 1)]
+    holds: list[list[int]] = [[] for _ in posts]
+    arrivals: list[list[int]] = [[] for _ in posts]
+    allocations: list[list[int]] = [[] for _ in posts]
+    slot = 0
+    for end in ends:
+        slot = max(slot, end.post)
+        posts[slot].append(end)
+        (holds if end.sends else arrivals)[end.until].append(end.number)
+        if not end.sends:
+            allocations[end.post].append(end.number)
 
-    def post(number: int) -> Action:
-        kind = Send if plan.message_source[number] == device else Receive
-        return kind(new_number[number])
+    def post(end: _End) -> Action:
+        return (Send if end.sends else Receive)(end.number)
 
-    for slot in range(len(row) + 1):
-        here = posts.get(slot, [])
-        early = next((i for i, (receive, _) in enumerate(here) if receive), len(here))
-        yield from (post(number) for _, number in here[:early])
-        yield from (Wait(new_number[number]) for number in holds.get(slot - 1, []))
-        yield from (Free(names) for names in frees.get(slot - 1, []))
-        yield from (Allocate(new_number[number]) for number in allocations.get(slot, []))
-        yield from (post(number) for _, number in here[early:])
-        yield from (Wait(new_number[number]) for number in arrivals.get(slot, []))
+    for slot, here in enumerate(posts):
+        # What is received at its own slot waits for the memory of what is freed there.
+        early = next((i for i, e in enumerate(here) if not e.sends and e.post == slot), len(here))
+        yield from (post(end) for end in here[:early])
+        if slot:
+            yield from (Wait(number) for number in holds[slot - 1])
+            yield from (Free(names) for names in frees.get(slot - 1, []))
+        yield from (Allocate(number) for number in allocations[slot])
+        yield from (post(end) for end in here[early:])
+        yield from (Wait(number) for number in arrivals[slot])
         if slot < len(row):
             yield Compute(graph.ops[row[slot]].name)
-    yield from (Wait(new_number[number]) for number in holds.get(len(row), []))
+    yield from (Wait(number) for number in holds[len(row)])
     yield from (Free(names) for names in frees.get(len(row), []))
 
 
-def _message_positions(
-    plan: PlanArrays, position: dict[int, int], first_use: list[int], device: int
-) -> tuple[dict[int, list[int]], dict[int, list[int]], dict[int, list[int]]]:
-    holds: dict[int, list[int]] = {}
-    arrivals: dict[int, list[int]] = {}
-    allocations: dict[int, list[int]] = {}
-    for number, hold in enumerate(plan.message_hold.tolist()):
-        if plan.message_source[number] == device:
-            at = len(position) if hold < 0 else position[hold]
-            holds.setdefault(at, []).append(number)
-        if plan.message_target[number] == device:
-            post = position[int(plan.message_post[number])]
-            allocations.setdefault(post, []).append(number)
-            arrivals.setdefault(position[first_use[number]], []).append(number)
-    return holds, arrivals, allocations
-
-
-def _frees(
-    graph: Graph, plan: PlanArrays, device: int, row: list[int]
-) -> dict[int, list[tuple[str, ...]]]:
-    """Names that share a storage, by the position after which the storage is released."""
-    a = graph.arrays
+def _frees(graph: Graph, plan: PlanArrays) -> list[dict[int, list[tuple[str, ...]]]]:
+    """By rank and position, the names that share each storage that is released after it."""
     names = [tensor.name for op in graph.ops for tensor in op.outputs]
-    place = plan.place
-    sharing: dict[int, list[str]] = {}
-    for op in row:
-        for tensor in range(a.output_ptr[op], a.output_ptr[op + 1]):
+    place = plan.place[graph.arrays.tensor_op].tolist()
+    alias = graph.arrays.tensor_alias.tolist()
+    sharing: dict[tuple[int, int], list[str]] = {}
+    rows = order_rows(plan)
+    for device, row in enumerate(rows):
+        for tensor in _outputs(graph, row):
             owner = tensor
-            while place[a.tensor_op[owner]] == device and a.tensor_alias[owner] >= 0:
-                owner = int(a.tensor_alias[owner])
+            while place[owner] == device and alias[owner] >= 0:
+                owner = alias[owner]
             if owner != tensor:
-                sharing.setdefault(owner, []).append(names[tensor])
-    frees: dict[int, list[tuple[str, ...]]] = {}
-    for storage in device_storages(graph, plan)[device]:
-        if storage.allocated < 0:
-            continue
-        at = len(row) if storage.released < 0 else storage.released
-        group = (names[storage.tensor], *sharing.get(storage.tensor, []))
-        frees.setdefault(at, []).append(group)
+                sharing.setdefault((owner, device), []).append(names[tensor])
+    frees: list[dict[int, list[tuple[str, ...]]]] = [{} for _ in rows]
+    for device, storages in enumerate(device_storages(graph, plan)):
+        for storage in storages:
+            if storage.allocated < 0:
+                continue
+            at = len(rows[device]) if storage.released < 0 else storage.released
+            group = (names[storage.tensor], *sharing.get((storage.tensor, device), []))
+            frees[device].setdefault(at, []).append(group)
     return frees
+
+
+def _outputs(graph: Graph, row: list[int]) -> Iterator[int]:
+    ptr = graph.arrays.output_ptr.tolist()
+    for op in row:
+        yield from range(ptr[op], ptr[op + 1])
 
 
 def lower(graph: Graph, plan: Plan) -> Lowered:
@@ -266,9 +270,10 @@ def lower(graph: Graph, plan: Plan) -> Lowered:
     """
     arrays = plan_arrays(graph, plan)
     order = message_order(graph, arrays)
-    first_use = first_uses(graph, arrays)
     ranks = tuple(
-        tuple(_rank_actions(graph, arrays, order, first_use, device))
-        for device in range(plan.num_devices)
+        tuple(_rank_actions(graph, row, ends, frees))
+        for row, ends, frees in zip(
+            order_rows(arrays), _ends(graph, arrays, order), _frees(graph, arrays), strict=True
+        )
     )
     return Lowered(tuple(plan.messages[number] for number in order), ranks)

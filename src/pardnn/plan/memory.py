@@ -4,8 +4,7 @@ No clock: for each op in a device's order, allocate the receive buffers posted b
 messages that are received into a tensor that is there already), its workspace and its own outputs;
 then release the workspace and every storage whose last use on the device has passed and which no
 message holds. The peak is the same number in the checker, the judge, the runtime's prediction and
-the limit. `sim.peak` is the kernel for planners; tests hold
-the two equal.
+the limit. `sim.peak` is the kernel for planners; tests hold the two equal.
 """
 
 from __future__ import annotations
@@ -45,12 +44,11 @@ def device_storages(graph: Graph, plan: PlanArrays) -> list[list[Storage]]:
     rows = order_rows(plan)
     position = {op: i for row in rows for i, op in enumerate(row)}
     place = plan.place.tolist()
-    received = {
-        (tensor, target): number
-        for number, (tensor, target) in enumerate(
-            zip(plan.message_tensor.tolist(), plan.message_target.tolist(), strict=True)
-        )
-    }
+    received: list[list[tuple[int, int]]] = [[] for _ in rows]  # (tensor, message), by device
+    tensors: list[int] = plan.message_tensor.tolist()
+    targets: list[int] = plan.message_target.tolist()
+    for number, target in enumerate(targets):
+        received[target].append((tensors[number], number))
     producer, alias = a.tensor_op.tolist(), a.tensor_alias.tolist()
 
     def owner(tensor: int, device: int) -> int:
@@ -75,7 +73,7 @@ def device_storages(graph: Graph, plan: PlanArrays) -> list[list[Storage]]:
     for tensor, source, hold in _sends(plan):
         use(tensor, source, never if hold < 0 else position[hold])
     return [
-        list(_storages(graph, plan, device, row, position, received, last_use))
+        list(_storages(graph, plan, device, row, position, received[device], last_use))
         for device, row in enumerate(rows)
     ]
 
@@ -92,19 +90,18 @@ def _storages(
     device: int,
     row: list[int],
     position: dict[int, int],
-    received: dict[tuple[int, int], int],
+    received: list[tuple[int, int]],
     last_use: dict[tuple[int, int], int],
 ) -> Iterator[Storage]:
     a = graph.arrays
     sizes = a.tensor_bytes
     placed = plan.message_into >= 0
-    for (tensor, target), number in received.items():
-        if target == device:
-            post = position[int(plan.message_post[number])]
-            end = max(last_use.get((tensor, device), -1), post)
-            released = -1 if end >= len(row) else end  # a view of the copy may be sent on
-            is_new = not (len(placed) and placed[number])
-            yield Storage(tensor, int(sizes[tensor]) * is_new, post, released, number)
+    for tensor, number in received:
+        post = position[int(plan.message_post[number])]
+        end = max(last_use.get((tensor, device), -1), post)
+        released = -1 if end >= len(row) else end  # a view of the copy may be sent on
+        is_new = not (len(placed) and placed[number])
+        yield Storage(tensor, int(sizes[tensor]) * is_new, post, released, number)
     for at, op in enumerate(row):
         for tensor in range(a.output_ptr[op], a.output_ptr[op + 1]):
             if a.tensor_alias[tensor] >= 0:
