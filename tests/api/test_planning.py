@@ -1,9 +1,13 @@
 """Planning behind the public door."""
 
+import json
+from pathlib import Path
+from typing import ClassVar
+
 import pytest
 
-from pardnn.api import planning
-from pardnn.place import polish
+from pardnn.api import planning, warming
+from pardnn.place import polish, polish_search
 from pardnn.place.pardnn import algorithm
 
 pytestmark = pytest.mark.jit
@@ -32,3 +36,53 @@ def test_the_warm_up_loads_the_kernels_of_polish(monkeypatch: pytest.MonkeyPatch
     assert called == []
     planning.warm_up([], limited=False, polished=True)
     assert len(called) == 1
+
+
+class Child:
+    """A process that is started."""
+
+    started: ClassVar[list["Child"]] = []
+
+    def __init__(self, command: list[str], **_: object) -> None:
+        self.share = json.loads(command[-1])
+        self.events: list[str] = []
+        self.started.append(self)
+
+    def terminate(self) -> None:
+        self.events.append("terminated")
+
+    def wait(self) -> None:
+        self.events.append("waited")
+
+
+def test_a_cold_cache_is_filled_by_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are started for a cold cache alone, and are ended with an interrupt."""
+    started: list[Child] = []
+    monkeypatch.setattr(Child, "started", started)
+    monkeypatch.setattr(warming.subprocess, "Popen", Child)
+    monkeypatch.setattr(warming, "_is_cold", lambda: True)
+    monkeypatch.setattr(warming, "_load", lambda *_, **__: None)
+    warming.warm_up(["heft", "m-etf"], limited=False)
+    assert started == []
+    warming.warm_up(["heft", "m-etf"], limited=False, polished=True)
+    assert [child.share for child in started] == [[[], False, True], [["m-etf"], False, False]]
+    assert all(child.events == ["waited"] for child in started)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warming, "_load", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        warming.warm_up(["heft"], polished=True)
+    assert started[-1].events == ["terminated", "waited"]
+
+
+def test_a_cache_is_cold_until_its_kernel_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernel = polish_search.search_kernel
+    stats = kernel.stats._replace(cache_path=str(tmp_path))
+    monkeypatch.setattr(type(kernel), "stats", property(lambda _: stats))
+    assert warming._is_cold()
+    (tmp_path / "polish_search.search_kernel-1.py311.nbi").touch()
+    assert not warming._is_cold()

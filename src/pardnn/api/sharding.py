@@ -255,7 +255,7 @@ def memory_goal(graph: Graph, parts: Graph, num_devices: int) -> int:
     """Return the bytes that each device should need: 1.15 times its share, and two regions."""
     from pardnn.sim.peak import peaks
 
-    row = graph.arrays.topological
+    row = graph.arrays.topological.copy()  # writable like others: kernels are compiled once
     none = np.zeros(0, dtype=np.int64)
     alone = PlanArrays(
         np.zeros(len(row), dtype=np.int64), np.array([0, len(row)]), row, *[none] * 5

@@ -172,7 +172,7 @@ def _paths_kernel(
                 num_taken += 1
             op = _level(a, op, seconds, link, level, of)[1]
         count += 1
-        changed = 0
+        changed = np.int64(0)  # a literal would compile what takes it twice
         for i in range(num_taken):
             changed = _mark_earlier(a, taken[i], position, of, marked, stale_key, stale, changed)
         while changed > 0:

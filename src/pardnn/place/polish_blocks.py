@@ -193,11 +193,13 @@ def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, i
 
     Of the marked devices the first `MOST_DEVICES` are judged, from `begin` on, in a circle.
     """
-    k, old, more, tried = len(s.near), s.place[s.block[0]], residual(t, s, 0, end), 0
+    k, old, tried = len(s.near), s.place[s.block[0]], 0
+    start = np.int64(0)  # a literal would compile what takes it twice
+    more = residual(t, s, start, end)
     path, where = np.inf, -1
     for step in range(k):
         d = (begin + step) % k
-        if s.near[d] == 0 or d == old or tried == MOST_DEVICES or not may_go(t, s, 0, end, d):
+        if s.near[d] == 0 or d == old or tried == MOST_DEVICES or not may_go(t, s, start, end, d):
             continue
         if more > 0 and s.held[d] + more > t.room[d]:
             continue
@@ -214,8 +216,8 @@ def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int
 
     Returns the work and the state of the generator.
     """
-    seed = seed * 48271 % 2147483647
-    end, seed = gather(t, s, op, 2 + seed // 8 % (MOST_JUDGED - 1), seed, 0)
+    seed, begin = seed * 48271 % 2147483647, np.int64(0)
+    end, seed = gather(t, s, op, 2 + seed // 8 % (MOST_JUDGED - 1), seed, begin)
     if end > MOST_ORDERED:
         return end, seed
     _put_in_order(s, end)
@@ -230,7 +232,7 @@ def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int
     # A loop, for the compiler's sake: it would copy what is called into each call.
     old = s.place[op]
     for target in (d, old):
-        work += give(t, s, 0, end, target)
+        work += give(t, s, begin, end, target)
         if makespan(s) <= limit:
             break
     return work, seed

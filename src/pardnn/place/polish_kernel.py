@@ -190,8 +190,8 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
 
     `was` and `then` are the ops that were before and behind it.
     """
-    work = 0
-    count = _mark(s, then, _mark(s, s.behind[op], _mark(s, op, 0)))
+    work, none = 0, np.int64(0)  # a literal would compile `_mark` twice
+    count = _mark(s, then, _mark(s, s.behind[op], _mark(s, op, none)))
     at = s.position[op] if then < 0 else min(s.position[op], s.position[then])
     while count > 0:
         now = s.order[at]
@@ -207,7 +207,7 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
         count = _mark(s, s.behind[now], count)
         for edge in range(t.out_ptr[now], t.out_ptr[now + 1]):
             count = _mark(s, t.out_op[edge], count)
-    count = _mark(s, was, _mark(s, s.before[op], _mark(s, op, 0)))
+    count = _mark(s, was, _mark(s, s.before[op], _mark(s, op, none)))
     at = s.position[op] if was < 0 else max(s.position[op], s.position[was])
     while count > 0:
         now = s.order[at]

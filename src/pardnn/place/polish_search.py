@@ -12,6 +12,8 @@ also change places with others, where memory is full above all; these changes ar
 from __future__ import annotations
 
 import numba
+import numpy as np
+from numpy import ndarray
 
 from pardnn.place.polish_blocks import gather, give, may_go, move_block, residual
 from pardnn.place.polish_kernel import (
@@ -48,13 +50,14 @@ def _tried(
     old = s.place[op]
     if d == old or (other >= 0 and s.place[other] != d):
         return 1, seed
-    end, seed = gather(t, s, op, size, seed, 0)
+    begin = np.int64(0)  # a literal would compile what takes it twice
+    end, seed = gather(t, s, op, size, seed, begin)
     last = end
     if other >= 0:
         last, seed = gather(t, s, other, size, seed, end)
-    if not may_go(t, s, 0, end, d) or not may_go(t, s, end, last, old):
+    if not may_go(t, s, begin, end, d) or not may_go(t, s, end, last, old):
         return 1 + last, seed
-    more = residual(t, s, 0, end) - residual(t, s, end, last)
+    more = residual(t, s, begin, end) - residual(t, s, end, last)
     if more > 0 and s.held[d] + more > t.room[d]:
         return 1 + last, seed
     if more < 0 and s.held[old] - more > t.room[old]:
@@ -62,8 +65,8 @@ def _tried(
     # A loop, for the compiler's sake: it would copy what is called into each call.
     work = last
     for target, home in ((d, old), (old, d)):
-        for begin, stop, where in ((0, end, target), (end, last, home)):
-            work += give(t, s, begin, stop, where)
+        for start, stop, where in ((begin, end, target), (end, last, home)):
+            work += give(t, s, start, stop, where)
         if makespan(s) <= limit:
             break
     return work, seed
@@ -135,8 +138,13 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
         now = makespan(s)
         if now < best * (1 - 1e-12):
             best = now
-            best_place[:] = s.place
-            best_order[:] = s.order
-    s.place[:] = best_place
-    s.order[:] = best_order
+            _copy(s.place, s.order, best_place, best_order)
+    _copy(best_place, best_order, s.place, s.order)
     return seed
+
+
+@numba.njit(cache=True)
+def _copy(place: ndarray, order: ndarray, to_place: ndarray, to_order: ndarray) -> None:
+    """Copy element by element: assigning to slices compiles the text of its errors, 3 s."""
+    for i in range(len(place)):
+        to_place[i], to_order[i] = place[i], order[i]
