@@ -8,6 +8,8 @@ from typing import Any
 Row = Mapping[str, Any]
 
 
+#: Errors of a step time that are explained one by one.
+FAR = 0.2
 _EXPLAINED = """\
 **Measured** step times and peaks beside the **simulated** ones. Step: the fastest of {steps} after
 the first. *Predicted*: calls timed by as many processes side by side as compute at once, the cores
@@ -53,6 +55,7 @@ def page(report: Row) -> str:
         lines += _summary([row for row in rows if row["ranks"] == ranks], _ranks(ranks))
     lines += _summary([row for row in rows if row["ranks"] <= cores], "a core for each rank")
     lines += _summary(rows, "all")
+    lines += _worst(rows)
     columns = ["model", "ranks", "algorithm", "ops", "messages", "predicted, ms", "judge, ms"]
     columns += ["measured, ms", "step error", "CPU predicted, ms", "measured, ms", "peak error"]
     lines += ["", "## Runs", "", "| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
@@ -91,6 +94,27 @@ def _summary(rows: Sequence[Row], label: str) -> Iterator[str]:
         f"| {label} | {len(good)} | {mean(step_error)} | {worst(step_error)} | "
         f"{mean(judge_error)} | {mean(cpu_error)} | {mean(peak_error)} | {worst(peak_error)} |"
     )
+
+
+def _worst(rows: Sequence[Row]) -> Iterator[str]:
+    """Say of the runs that are off most whether work or waiting was foretold wrongly."""
+    far = [row for row in rows if "error" not in row and abs(step_error(row)) > FAR]
+    if not far:
+        return
+    yield f"\n## Off by more than {FAR:.0%}\n"
+    yield (
+        "*Work*: the ranks' processor time is off by at least half as much, so messages or calls "
+        "took other times than measured apart; *waits*: it is not, so the ranks waited longer or "
+        "shorter for each other and for a core: the simulation shares cores evenly at every "
+        "moment, the system in slices, after switches that it does not count.\n"
+    )
+    yield "| model, ranks, algorithm | step error | CPU error | what |\n| --- | --- | --- | --- |"
+    for row in sorted(far, key=lambda row: -abs(step_error(row))):
+        works = cpu_error(row) / step_error(row) >= 0.5
+        yield (
+            f"| {row['model']}, {row['ranks']}, {row['algorithm']} | {step_error(row):+.1%} | "
+            f"{cpu_error(row):+.1%} | {'work' if works else 'waits'} |"
+        )
 
 
 def _line(row: Row) -> str:
