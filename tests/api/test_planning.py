@@ -6,7 +6,9 @@ from typing import ClassVar
 
 import pytest
 
-from pardnn.api import planning, warming
+from pardnn.api import deciding, planning, warming
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import graph_costs
 from pardnn.place import polish, polish_search
 from pardnn.place.pardnn import algorithm
 
@@ -86,3 +88,33 @@ def test_a_cache_is_cold_until_its_kernel_is_there(
     assert warming._is_cold()
     (tmp_path / "polish_search.search_kernel-1.py311.nbi").touch()
     assert not warming._is_cold()
+
+
+def test_what_the_lower_bound_leaves_no_room_is_not_polished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, cluster = warming._warm_up_graph(), Cluster.uniform(2)
+    asked: list[str] = []
+    monkeypatch.setattr(deciding, "_polished", lambda *found: asked.append("polish") or found[3][0])
+    monkeypatch.setattr(
+        deciding, "_better_of", lambda best, name, *_, **__: asked.append(name) or best
+    )
+
+    def planned() -> None:
+        options = {"objective": "seconds", "reserve": 0.0, "seed": 0}
+        deciding.decide_best(
+            graph,
+            cluster,
+            graph_costs(graph),
+            names=["heft"],
+            improve=True,
+            rivals=["metis"],
+            **options,
+        )
+
+    monkeypatch.setattr(deciding, "_bound", lambda *_: 1.0)  # all that is planned is faster
+    planned()
+    assert asked == []
+    monkeypatch.setattr(deciding, "_bound", lambda *_: 0.0)
+    planned()
+    assert asked == ["polish", "metis"]

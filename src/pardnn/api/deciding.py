@@ -17,8 +17,10 @@ from pardnn.plan.check import capacities
 from pardnn.plan.plan import PlanArrays
 
 Objective = Literal["seconds", "bytes"]
-#: A plan so near to the lower bound is optimal, up to rounding.
+#: A plan so near to the lower bound is optimal, up to rounding: no rival can be faster.
 AT_BOUND = 1e-9
+#: A plan so near to the lower bound is not polished: it takes seconds, and can gain no more.
+NEAR_BOUND = 1e-4
 
 
 class Outcome(NamedTuple):
@@ -99,8 +101,9 @@ def decide_best(
 ) -> Outcome:
     """Run several algorithms and return the best outcome; its planning time is that of all.
 
-    With `improve` the best two placements are polished, if the time limit has not passed. Then
-    `rivals` are asked, if they may still be faster; they are not polished.
+    With `improve` the best two placements are polished, if the time limit has not passed and the
+    lower bound leaves room. Then `rivals` are asked, if they may still be faster; they are not
+    polished.
 
     Raises:
         InfeasibleError: E301, of the first algorithm, if none finds a plan that fits.
@@ -131,16 +134,26 @@ def decide_best(
         if best is None or _score(found, objective) < _score(best, objective):
             best = found
     left = None if time_limit is None else time_limit - (time.perf_counter() - started)
-    if improve and placed and (left is None or left > 0):
+    bound = _bound(graph, cluster, costs) if improve or rivals else 0.0
+    is_near = best is not None and best.makespan_s <= bound * (1 + NEAR_BOUND)
+    if improve and placed and not is_near and (left is None or left > 0):
         polished = _polished(graph, cluster, costs, placed, reserve, seed, left)
         best = min(best or polished, polished, key=lambda outcome: _score(outcome, objective))
     late = time_limit is not None and time.perf_counter() - started > time_limit
     for rival in () if late else rivals:
-        best = _better_of(best, rival, graph, cluster, costs, reserve=reserve, seed=seed)
+        if best is None or best.makespan_s > bound * (1 + AT_BOUND):
+            best = _better_of(best, rival, graph, cluster, costs, reserve=reserve, seed=seed)
     if best is None:
         assert failure is not None
         raise failure
     return best._replace(planning_s=time.perf_counter() - started, notes=tuple(notes))
+
+
+def _bound(graph: Graph, cluster: Cluster, costs: Costs) -> float:
+    from pardnn.sim.bounds import lower_bound_seconds
+    from pardnn.sim.machine import machine_of
+
+    return lower_bound_seconds(graph.arrays, machine_of(costs, cluster))
 
 
 def _better_of(
@@ -153,14 +166,7 @@ def _better_of(
     reserve: float,
     seed: int,
 ) -> Outcome | None:
-    """Return the faster of a plan and a rival's, which is not asked if it cannot be faster."""
-    from pardnn.sim.bounds import lower_bound_seconds
-    from pardnn.sim.machine import machine_of
-
-    if best is not None:
-        bound = lower_bound_seconds(graph.arrays, machine_of(costs, cluster))
-        if best.makespan_s <= bound * (1 + AT_BOUND):
-            return best
+    """Return the faster of a plan and a rival's."""
     try:
         found = decide(graph, cluster, costs, algorithm=rival, reserve=reserve, seed=seed)
     except PardnnError:
