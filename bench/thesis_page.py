@@ -253,8 +253,9 @@ def _cut(report: Report) -> Iterator[str]:
     )
     rows = []
     for key, row in report["cut"].items():
-        cut = [row["error"][:60], "", "", "", ""]
-        if "cut" in row:
+        if "error" in row:
+            cut = [row["error"][:60], "", "", "", ""]
+        else:
             cut = [f"{row['cut']:.1f}", f"{row['cut'] / row['placed']:.2f}"]
             cut += [f"{row[name] / 2**30:.1f}" for name in ("placed_peak", "cut_peak")]
             cut += [f"{row['planning_cpu_s']:.0f}"]
