@@ -45,9 +45,9 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   TensorFlow's FIFO.
 - **At the edge of memory throughput may fall** from one number of devices to the next, as for
   TRN-2: the largest batch is where the memory step has given up most for fitting.
-- **TRN-2's rows are behind the planner**: they were made when it repaired one placement above
-  50,000 ops. It now tries others up to 60,000: on 4 devices at batch 2 it makes 4.7 samples
-  per second instead of the 2.5 of the table (simulated; planned in 2.4 s).
+- **Cut instead of placed**, the thesis's models are 1.0 to 3 times as fast on four devices, most
+  where little can run side by side (WRN): a cut has no critical path of whole ops. Models of many
+  small ops gain nothing (Char-CRN, Word-RNN-2): each piece still takes an op's least time.
 - **Linear clustering takes seconds**, not hours: it is another implementation of it.
 - **More ops are moved** by the memory step: it does not repair one placement, it also starts anew
   from placements packed by memory, and counted is every op that ends on another device than
