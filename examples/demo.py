@@ -8,11 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+from pardnn.api.advice import planned
 from pardnn.api.costing import costs_for
 from pardnn.api.drawing import draw_plan
 from pardnn.api.estimating import estimate, memory_by_device
 from pardnn.api.running import run_checked
-from pardnn.api.targets import PlanOptions, captured, planned
+from pardnn.api.targets import PlanOptions, captured
 from pardnn.cluster import Cluster
 from pardnn.plan.file import write_plan
 from pardnn.plan.plan import plan_arrays
