@@ -12,7 +12,7 @@ import bench
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["demo", "gpt2"])  # `test_launch` runs train.py
+@pytest.mark.parametrize("name", ["demo", "gpt2"])  # train.py trains as it is loaded
 def test_an_example_can_be_loaded(name: str) -> None:
     path = ROOT / "examples" / f"{name}.py"
     specification = importlib.util.spec_from_file_location(f"example_{path.stem}", path)
