@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bench.thesis_batch import captured, model
 from pardnn.api.scaling import graph_at
 from pardnn.cluster import Cluster
@@ -22,10 +20,9 @@ from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.check import capacities
-from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, machine_of
-from pardnn.sim.peak import peaks
+from pardnn.sim.peak import one_device_peak, peaks
 
 PRESET, RESERVE, LARGEST = "dgx-v100", 0.1, 1 << 16
 
@@ -62,15 +59,6 @@ def timed_plan(
     return Planned(decision, makespan, peaks(graph.arrays, decision.plan).tolist(), cpu)
 
 
-def one_device_peak(graph: Graph) -> int:
-    """Return the bytes that one device holds at its peak, running the step as it was written."""
-    order = graph.arrays.topological.copy()
-    none = np.empty(0, dtype=np.int64)
-    ends = np.array([0, len(order)], dtype=np.int64)
-    plan = PlanArrays(np.zeros(len(order), np.int64), ends, order, *([none] * 5))
-    return int(peaks(graph.arrays, plan)[0])
-
-
 class Search:
     """The plans of one model, by number of devices and batch size; each is made once."""
 
@@ -81,7 +69,7 @@ class Search:
         self.refusals_s = 0.0
 
     def _peak(self, batch_size: int) -> int:
-        return one_device_peak(graph_at(captured(self.name), batch_size))
+        return one_device_peak(graph_at(captured(self.name), batch_size).arrays)
 
     def fits(self, num_devices: int, batch_size: int) -> bool:
         """Return whether a plan was found."""

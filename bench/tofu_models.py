@@ -22,13 +22,13 @@ from typing import Any
 
 from bench.paging import layer_order, page_bytes
 from bench.thesis_batch import model
-from bench.thesis_search import one_device_peak
 from pardnn.api.planning import decide
 from pardnn.api.sharding import decide_sharded
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
+from pardnn.sim.peak import one_device_peak
 
 PRESET, DEVICES = "p2-k80", 8
 #: Bytes/s between all devices and the host.
@@ -77,7 +77,7 @@ def _largest(
     batch = largest
     while batch >= 1:
         graph, costs = _at(name, batch)
-        if one_device_peak(graph) <= memory or batch == 1:
+        if one_device_peak(graph.arrays) <= memory or batch == 1:
             try:
                 seconds = way(graph, costs)
             except InfeasibleError:

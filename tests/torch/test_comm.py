@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pardnn.backends.torch.agree import check_agreement
 from pardnn.backends.torch.ledger import Ledger, live_bytes
-from pardnn.backends.torch.wire import Wire, byte_view, dense_strides, make_wires, outgoing
+from pardnn.backends.torch.wire import Wire, byte_view, dense, dense_strides, make_wires
 from pardnn.errors import MismatchError, RankError, UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
@@ -92,7 +92,7 @@ def test_only_what_is_not_dense_is_copied() -> None:
     for name, value in values().items():
         if not isinstance(value, torch.Tensor) or value.numel() == 0:
             continue
-        payload = outgoing(wire_of(0, name, value), value, CPU)
+        payload = byte_view(dense(wire_of(0, name, value), value, CPU))
         is_shared = payload.untyped_storage()._cdata == value.untyped_storage()._cdata
         is_dense = dense_strides(value.shape, value.stride()) == value.stride()
         assert is_shared == (is_dense and not value.is_conj()), name
@@ -109,7 +109,7 @@ def test_the_bytes_of_any_view_are_those_of_its_clone(shape: list[int], random: 
     view = base[tuple(slice(random.randint(0, 4 - size), None) for size in shape)]
     view = view[tuple(slice(0, size) for size in shape)]
     view = view.permute(random.sample(range(view.dim()), view.dim()))
-    payload = outgoing(wire_of(0, "x", view), view, CPU)
+    payload = byte_view(dense(wire_of(0, "x", view), view, CPU))
     assert torch.equal(payload, byte_view(view.clone()))
 
 
@@ -117,7 +117,7 @@ def test_a_value_that_is_not_what_was_announced_is_not_sent() -> None:
     wire = wire_of(0, "x", torch.zeros(2, 3))
     for value in (torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.int32)):
         with pytest.raises(RankError, match=r"captured was float32 \[2, 3\]") as caught:
-            outgoing(wire, value, CPU)
+            dense(wire, value, CPU)
         assert caught.value.code == "E604"
 
 

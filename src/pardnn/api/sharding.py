@@ -253,15 +253,10 @@ def timed(
 
 def memory_goal(graph: Graph, parts: Graph, num_devices: int) -> int:
     """Return the bytes that each device should need: 1.15 times its share, and two regions."""
-    from pardnn.sim.peak import peaks
+    from pardnn.sim.peak import one_device_peak
 
-    row = graph.arrays.topological.copy()  # writable like others: kernels are compiled once
-    none = np.zeros(0, dtype=np.int64)
-    alone = PlanArrays(
-        np.zeros(len(row), dtype=np.int64), np.array([0, len(row)]), row, *[none] * 5
-    )
     fetched = (t.bytes for op in parts.ops if op.kind == FETCH for t in op.outputs)
-    share = 1.15 * int(peaks(graph.arrays, alone).max()) / num_devices
+    share = 1.15 * one_device_peak(graph.arrays) / num_devices
     return int(share) + 2 * max(fetched, default=0)
 
 

@@ -24,6 +24,15 @@ def peaks(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " k"]:
     return np.array([held[begin:end].max(initial=0) for begin, end in ends], dtype=np.int64)
 
 
+def one_device_peak(arrays: GraphArrays) -> int:
+    """Return the bytes that one device holds at its peak, running the step as it was written."""
+    # A copy is writable, as every other plan's: the kernels are not compiled once more.
+    order, none = arrays.topological.copy(), np.empty(0, dtype=np.int64)
+    ends = np.array([0, len(order)], dtype=np.int64)
+    plan = PlanArrays(np.zeros(len(order), dtype=np.int64), ends, order, *[none] * 5)
+    return int(peaks(arrays, plan)[0])
+
+
 def held_bytes(
     arrays: GraphArrays,
     plan: PlanArrays,

@@ -13,7 +13,7 @@ of operations is that of `torch.optim.radam`, so that the bits are its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,13 +35,7 @@ def one_by_one(_tracer: Any, real: Callable[..., None], *lists: Tensors, **setti
     if settings["capturable"] or settings["differentiable"]:
         return real(*lists, **settings)
     beta1, beta2, lr = settings["beta1"], settings["beta2"], _number(settings["lr"])
-    for each in zip(*lists, strict=True):
-        param, grad, mean, square, count = _as_real(each, settings)
-        count += 1
-        step = count.item()
-        grad = _decayed(param, grad, lr, settings)
-        mean.lerp_(grad, 1 - beta1)
-        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    for param, mean, square, step in _averaged(lists, lr, settings):
         correction2 = 1 - beta2**step
         update = mean / (1 - beta1**step) * lr
         is_rectified, rect, _ = _rectification(beta2, step)
@@ -63,13 +57,7 @@ def all_together(_tracer: Any, real: Callable[..., None], *lists: Tensors, **set
     if settings["capturable"] or settings["differentiable"]:
         return real(*lists, **settings)
     beta1, beta2, lr = settings["beta1"], settings["beta2"], _number(settings["lr"])
-    for each in zip(*lists, strict=True):
-        param, grad, mean, square, count = _as_real(each, settings)
-        count += 1
-        step = count.item()
-        grad = _decayed(param, grad, lr, settings)
-        mean.lerp_(grad, 1 - beta1)
-        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    for param, mean, square, step in _averaged(lists, lr, settings):
         is_rectified, rect, plain = _rectification(beta2, step)
         rect = choose(is_rectified, rect, 0.0)
         correction1 = 1 - beta1**step
@@ -82,6 +70,21 @@ def all_together(_tracer: Any, real: Callable[..., None], *lists: Tensors, **set
 
 def _number(rate: Any) -> Any:
     return rate.item() if isinstance(rate, torch.Tensor) else rate
+
+
+def _averaged(
+    lists: tuple[Tensors, ...], lr: Any, settings: dict[str, Any]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]:
+    """Yield each parameter with both averages, the gradient taken in, and its number of steps."""
+    beta1, beta2 = settings["beta1"], settings["beta2"]
+    for each in zip(*lists, strict=True):
+        param, grad, mean, square, count = _as_real(each, settings)
+        count += 1
+        step = count.item()
+        grad = _decayed(param, grad, lr, settings)
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        yield param, mean, square, step
 
 
 def _as_real(tensors: tuple[torch.Tensor, ...], settings: dict[str, Any]) -> Tensors:

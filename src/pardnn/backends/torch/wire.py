@@ -128,15 +128,6 @@ def memory_of(tensor: torch.Tensor, num_bytes: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr()))
 
 
-def outgoing(wire: Wire, value: Any, device: torch.device) -> torch.Tensor:
-    """Return the bytes to send, a view of `value` where it is dense.
-
-    Raises:
-        RankError: E604, if `value` is not what the message was announced to carry.
-    """
-    return byte_view(dense(wire, value, device))
-
-
 def dense(wire: Wire, value: Any, device: torch.device) -> torch.Tensor:
     """Return the tensor to send, `value` itself where it is dense.
 
