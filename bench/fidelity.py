@@ -11,7 +11,7 @@ Each model is planned for each number of ranks with roofline costs, which only d
    only adds;
 3. the step is predicted from 1: by the product's judge, which gives each rank a core of its own,
    and with the machine's cores shared by the ranks, which move their messages themselves
-   (`bench/shared_cores.py`): the prediction that counts.
+   (`pardnn.sim.shared_cores`): the prediction that counts.
 
 Peaks are those of the plan. Needs torch and transformers, and a machine with nothing else to do;
 the page states its load. About eight minutes on two cores.
@@ -34,7 +34,6 @@ import torch
 from bench import fidelity_models
 from bench.fidelity_page import page
 from bench.fidelity_ranks import Case, faster, profiled, ran
-from bench.shared_cores import Machine, simulated_step
 from pardnn.api.planning import make_plan
 from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.links import measure_links
@@ -43,18 +42,16 @@ from pardnn.cost.costs import Costs, measured_costs, preset_costs
 from pardnn.cost.links import LinkCosts
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
-from pardnn.plan.lower import lower
 from pardnn.plan.partition import planned_graph
 from pardnn.plan.plan import Plan, plan_arrays
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.sim.shared_cores import Host, simulated_step
 
 RESULTS = Path(__file__).parent / "results"
 STEPS = 12
 #: Seconds per graph after which calls are timed once each.
 PROFILE_S = 12.0
-#: Seconds of an action that is no op and no message, such as freeing a tensor. Measured: 1 to 2 us.
-ACTION_S = 1.5e-6
 Row = dict[str, Any]
 
 
@@ -85,32 +82,24 @@ def planned(names: Sequence[str], ranks: Sequence[int], algorithms: Sequence[str
     return jobs
 
 
-def predicted(job: Job, costs: Costs, machine: Machine) -> Row:
+def predicted(job: Job, costs: Costs, host: Host) -> Row:
     """Return the step time by the judge, and with the cores shared."""
     parts, arrays = job.parts, plan_arrays(job.parts, job.plan)
-    idle = machine.links.idle
+    idle = host.links.idle
     cluster = Cluster.uniform(job.ranks, bandwidth=idle.bandwidth, latency=idle.latency)
     judged = simulate(parts, machine_of(costs, cluster), arrays).makespan
-    lowered = lower(parts, job.plan)
-    size = {tensor.name: tensor.bytes for op in parts.ops for tensor in op.outputs}
-    seconds = costs.on("accelerator").tolist()
-    shared = simulated_step(
-        lowered,
-        {op.name: seconds[i] for i, op in enumerate(parts.ops)},
-        [size[message.tensor] for message in lowered.messages],
-        machine,
-    )
+    shared = simulated_step(parts, job.plan, costs.on("accelerator"), host)
     return {
         "judged_s": judged,
         "predicted_s": shared.seconds,
         "predicted_cpu_s": shared.work,
-        "messages": len(lowered.messages),
+        "messages": len(job.plan.messages),
     }
 
 
-def measure(jobs: Sequence[Job], ranks: int, machine: Machine, steps: int) -> list[Row]:
+def measure(jobs: Sequence[Job], ranks: int, host: Host, steps: int) -> list[Row]:
     """Time the calls of the jobs of so many ranks, predict, and run them."""
-    side_by_side = min(ranks, machine.cores)
+    side_by_side = min(ranks, host.cores)
     parts = {id(job.parts): job.parts for job in jobs}
     before = profiled(list(parts.values()), side_by_side, PROFILE_S)
     found = ran(
@@ -125,7 +114,7 @@ def measure(jobs: Sequence[Job], ranks: int, machine: Machine, steps: int) -> li
         row: Row = {"model": job.model, "ranks": ranks, "algorithm": job.algorithm}
         row |= {"ops": len(job.graph.ops), "load": os.getloadavg()[0]}
         if "error" not in run:
-            row |= predicted(job, measured_costs(job.parts, {"accelerator": table}), machine)
+            row |= predicted(job, measured_costs(job.parts, {"accelerator": table}), host)
         rows.append(row | run)
     return rows
 
@@ -153,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # before anything starts threads: ranks are forked
     begin, cores = time.perf_counter(), os.cpu_count() or 1
-    machine = Machine(cores, measure_links(), ACTION_S)
+    host = Host(cores, measure_links())
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     report: Row = {
         "date": today,
@@ -163,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{torch.__version__}, gloo",
         "cores": cores,
         "steps": options.steps,
-        "link": links_text(machine.links),
+        "link": links_text(host.links),
         "load_before": os.getloadavg()[0],
         "rows": [],
     }
@@ -172,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for k in ranks:
         mine = [job for job in jobs if job.ranks == k]
         report["rows"] += _or_errors(
-            lambda k=k, mine=mine: measure(mine, k, machine, options.steps), mine
+            lambda k=k, mine=mine: measure(mine, k, host, options.steps), mine
         )
         report["wall_s"] = time.perf_counter() - begin
         path = options.output / f"{today}_fidelity.json"

@@ -13,7 +13,7 @@ FAR = 0.2
 _EXPLAINED = """\
 **Measured** step times and peaks beside the **simulated** ones. Step: the fastest of {steps} after
 the first. *Predicted*: calls timed by as many processes side by side as compute at once, the cores
-shared by the ranks, messages at what they take their ends (`bench/shared_cores.py`); *judge*: the
+shared by the ranks, messages at what they take their ends (`pardnn.sim.shared_cores`); *judge*: the
 product's judge with the same costs, which gives each rank a core of its own and each message an
 idle link. *CPU*: processor time of all ranks together, which a busy machine changes little. Error:
 predicted / measured - 1; of memory, on the rank where they differ most.

@@ -13,7 +13,7 @@ from pardnn.api.costing import costs_for
 from pardnn.api.drawing import draw_plan
 from pardnn.api.estimating import estimate, memory_by_device
 from pardnn.api.running import run_checked
-from pardnn.api.targets import PlanOptions, captured
+from pardnn.api.targets import PlanOptions, captured, profiled_links
 from pardnn.cluster import Cluster
 from pardnn.plan.file import write_plan
 from pardnn.plan.plan import plan_arrays
@@ -21,8 +21,6 @@ from pardnn.report.text import bytes_text, console, memory_table, plan_text, res
 
 TARGET = str(Path(__file__).with_name("gpt2.py")) + ":training"
 DEVICES, MEMORY, STEPS = 4, "768MiB", 5
-# Two processes of one machine over gloo; `pardnn profile --links` measures yours.
-LINK = {"bandwidth": "2GB/s", "latency": "140us"}
 
 
 def main() -> None:
@@ -39,7 +37,10 @@ def main() -> None:
     say(result_text(alone))
 
     say(f"\n3. The plan for {DEVICES} devices of {MEMORY}")
-    cluster = Cluster.uniform(DEVICES, memory=MEMORY, **LINK)
+    links = profiled_links()  # between two ranks of this machine
+    cluster = Cluster.uniform(
+        DEVICES, memory=MEMORY, bandwidth=links.bandwidth, latency=links.latency_s
+    )
     # Whole ops: losses equal in every bit. Where ops are cut (`tofu`), sums differ by rounding.
     plan, result = planned(graph, cluster, PlanOptions(algorithm="auto-whole"))
     say(plan_text(graph, plan, result))

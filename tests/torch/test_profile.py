@@ -6,13 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from pardnn.api.planning import make_plan
+from pardnn.api.running import shared_cores_seconds
 from pardnn.backends.torch import profile as module
 from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.links import cached_links, measure_links
 from pardnn.backends.torch.profile import machine_of, profile_graph
 from pardnn.backends.torch.synthetic import synthetic_inputs
+from pardnn.cluster import Cluster
 from pardnn.cost.call import signature, tensors_by_name
-from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, measured_costs
+from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, measured_costs, preset_costs
+from pardnn.cost.links import LinkCosts, LinkFit
 from pardnn.cost.table import CostCacheWarning
 from pardnn.errors import StuckError
 from pardnn.graph.build import build_graph
@@ -240,7 +244,29 @@ def test_local_links_are_measured_and_kept(tmp_path):
         assert 1e-6 < fit.latency < 1e-1
         assert 1e7 < fit.bandwidth < 1e12
     assert 1e-6 < found.posting < 1e-2
-    assert 0.0 <= found.waking < 1e-2
+    assert 0.0 <= found.waking < 1e-1
+
+
+def test_a_step_on_shared_cores_is_predicted_once_messages_and_calls_are_measured(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pardnn.backends.torch.device.this_device", lambda: "cpu")
+    step, args = models.small()
+    graph = capture(step, *args)
+    plan, _ = make_plan(graph, Cluster.uniform(2), preset_costs(graph, "cpu", ["accelerator"]),
+                        algorithm="round-robin")  # fmt: skip
+    assert plan.messages
+    assert shared_cores_seconds(graph, plan) is None  # neither is known
+    fit = LinkFit(latency=1.0, bandwidth=1e9, error=0.0)  # long, to be seen
+    links = LinkCosts(idle=fit, sending=fit, taking=fit, posting=0.0, waking=0.0)
+    monkeypatch.setattr("pardnn.backends.torch.links.cached_links", lambda: links)
+    assert shared_cores_seconds(graph, plan) is None  # calls are not
+    table, _ = profile_graph(graph, threads=1)
+    seconds = shared_cores_seconds(graph, plan)
+    work = measured_costs(graph, {"accelerator": table}).on("accelerator").sum()
+    least = 2.0  # one message on the way to the loss, from one end to the other
+    assert seconds is not None
+    assert least < seconds < work + 2 * len(plan.messages) + 1
 
 
 def test_links_that_take_too_long_are_given_up():

@@ -11,6 +11,7 @@ from pardnn.cost.call import tensors_by_name
 from pardnn.cost.costs import Costs, graph_costs, measured_costs, preset_costs
 from pardnn.cost.presets import device_model
 from pardnn.cost.roofline import op_seconds
+from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 
 Progress = Callable[[int, int], None]
@@ -57,6 +58,16 @@ def costs_for(
         return measured_costs(graph, tables)
     assert choice is not None
     return preset_costs(graph, choice, types, threads=threads)
+
+
+def known_costs(graph: Graph, *, threads: int = 1) -> Costs | None:
+    """Return what was measured of a graph's calls on this machine's CPU; None if any was not."""
+    from pardnn.backends.torch.profile import cached_table
+
+    try:
+        return measured_costs(graph, {"accelerator": cached_table("cpu", threads=threads)})
+    except UsageError:
+        return None
 
 
 def part_costs(parts: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1) -> Costs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ def run_checked(
         **_compared(graph, plan, found.losses, found.reference_losses),
         step_s=found.step_s,
         makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
+        shared_cores_s=shared_cores_seconds(graph, plan, threads=threads),
         peak_bytes_predicted=found.peak_bytes_predicted,
         peak_bytes_measured=found.peak_bytes_measured,
         limit_bytes=found.limit_bytes,
@@ -134,6 +136,42 @@ def run_checked(
         algorithm=plan.algorithm,
         notes=(*found.notes, *_over(limits, found.peak_bytes_predicted)),
     )
+
+
+def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float | None:
+    """Predict a plan's step on ranks that share the cores of this machine.
+
+    Args:
+        graph: The graph that was planned.
+        plan: A valid plan.
+        threads: That an op may use.
+
+    Returns:
+        Seconds; None where ranks have devices of their own, or where calls of the plan or messages
+        between ranks (`pardnn profile --links`) were not measured here.
+    """
+    from pardnn.api.costing import known_costs
+    from pardnn.backends.torch.device import this_device
+    from pardnn.backends.torch.links import cached_links
+    from pardnn.plan.partition import planned_graph
+    from pardnn.sim.shared_cores import Host, simulated_step
+
+    links = cached_links()
+    if links is None or str(this_device()) != "cpu":
+        return None
+    parts = planned_graph(graph, plan)
+    costs = known_costs(parts, threads=threads)
+    if costs is None:
+        return None
+    host = Host(cores=_cores(), links=links, threads=threads)
+    return simulated_step(parts, plan, costs.on("accelerator"), host).seconds
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _over(limits: Sequence[int | None], peaks: Sequence[int]) -> list[str]:

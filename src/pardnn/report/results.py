@@ -192,11 +192,13 @@ class ConvertResult:
 class RunResult:
     """What `run` measured and what was predicted. Lists of bytes are per device.
 
-    `step_s` is the slowest rank's time of each step, measured; `makespan_s` is simulated. A limit
-    is null where the device has none. With `--verify`, `verified` tells whether no loss differs
-    from one device's by more than `tolerance`, relative: 0, every bit, where each op runs on one
-    device; where sums are spread over devices, 1e-10 in double and 1e-4 in single precision.
-    A loss that is no finite number is null in JSON, which has none.
+    `step_s` is the slowest rank's time of each step, measured; `makespan_s` is simulated for
+    devices of their own, `shared_cores_s` for ranks that share this machine's cores: null if their
+    messages or calls were not measured here. A limit is null where the device has none. With
+    `--verify`, `verified` tells whether no loss differs from one device's by more than `tolerance`,
+    relative: 0, every bit, where each op runs on one device; where sums are spread over devices,
+    1e-10 in double and 1e-4 in single precision. A loss that is no finite number is null in JSON,
+    which has none.
     """
 
     __pydantic_config__ = STRICT
@@ -208,6 +210,7 @@ class RunResult:
     largest_difference: float | None = None
     step_s: tuple[float, ...]
     makespan_s: float | None
+    shared_cores_s: float | None = None
     peak_bytes_predicted: tuple[int, ...]
     peak_bytes_measured: tuple[int, ...]
     limit_bytes: tuple[int | None, ...]

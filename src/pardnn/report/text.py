@@ -256,11 +256,20 @@ def _run(result: results.RunResult) -> RenderableType:
     return Group(
         table("", columns, losses),
         table("", ("rank", "peak (predicted)", "peak (measured)", "limit"), memory),
-        f"step {seconds_text(result.makespan_s)} simulated; allowance for what is not tensors: "
-        f"{bytes_text(result.allowance_bytes)} per rank",
+        _step_times(result),
+        f"allowance for what is not tensors: {bytes_text(result.allowance_bytes)} per rank",
         *_verdict(result),
         *(f"note: {note}" for note in result.notes),
     )
+
+
+def _step_times(result: results.RunResult) -> str:
+    """Say what a step was to take, on what, and what it took."""
+    ranks, fastest = len(result.limit_bytes), min(result.step_s, default=None)
+    said = [f"step {seconds_text(result.makespan_s)} simulated on {ranks} devices of their own"]
+    if result.shared_cores_s is not None:
+        said.append(f"{seconds_text(result.shared_cores_s)} predicted on the cores they share here")
+    return "; ".join([*said, f"fastest measured {seconds_text(fastest)}"])
 
 
 def _verdict(result: results.RunResult) -> list[str]:

@@ -149,6 +149,15 @@ def profile_graph(
     return table, stats
 
 
+def cached_table(
+    device: torch.device | str = "cpu", *, threads: int | None = None, folder: Path | None = None
+) -> CostTable:
+    """Return what the cache knows of a device; for the arguments see `profile_graph`."""
+    device = torch.device(device)
+    with _quiet(device, threads):
+        return load_table(machine_of(device), folder or cache_folder())
+
+
 def _cases(graph: Graph, tensors: Mapping[str, Tensor]) -> list[_Case]:
     found: dict[str, Op] = {}
     for op in graph.ops:

@@ -2,13 +2,12 @@
 
 import pytest
 
-from bench.shared_cores import Machine, Step, simulated_step
 from pardnn.cost.costs import graph_costs
 from pardnn.cost.links import LinkCosts, LinkFit
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.plan.lower import lower
 from pardnn.plan.plan import Message, Plan
+from pardnn.sim.shared_cores import Host, Step, simulated_step
 
 SIZE = 1000
 
@@ -30,7 +29,7 @@ def graph_of(num_chains: int, busy: int) -> Graph:
     return build_graph("chains", ops)
 
 
-def step_on(num_ranks: int, cores: int, busy: int = 0) -> Step:
+def step_on(num_ranks: int, cores: int, busy: int = 0, threads: int = 1) -> Step:
     """Simulate a chain per rank; the last op is on the last rank, a message from the first.
 
     The last rank runs `busy` ops more before it.
@@ -46,9 +45,6 @@ def step_on(num_ranks: int, cores: int, busy: int = 0) -> Step:
         order=tuple(map(tuple, names)),
         messages=(message,) if num_ranks > 1 else (),
     )
-    seconds = dict(
-        zip([op.name for op in graph.ops], graph_costs(graph).on("accelerator"), strict=True)
-    )
     links = LinkCosts(
         idle=LinkFit(0.0, 1e9, 0.0),
         sending=LinkFit(0.25, 4 * SIZE, 0.0),
@@ -56,8 +52,8 @@ def step_on(num_ranks: int, cores: int, busy: int = 0) -> Step:
         posting=0.0625,
         waking=0.03125,
     )
-    machine = Machine(cores=cores, links=links, action=0.0)
-    return simulated_step(lower(graph, plan), seconds, [SIZE] * (num_ranks > 1), machine)
+    host = Host(cores=cores, links=links, threads=threads, action=0.0)
+    return simulated_step(graph, plan, graph_costs(graph).on("accelerator"), host)
 
 
 def seconds_on(num_ranks: int, cores: int, busy: int = 0) -> float:
@@ -88,3 +84,9 @@ def test_work_is_the_same_on_any_number_of_cores() -> None:
     for cores in (1, 2, 4):
         expected = 4 * 2 + SENT + 0.0625 + TAKEN + 1
         assert step_on(4, cores).work == pytest.approx(expected)
+
+
+def test_ops_of_two_threads_take_two_cores() -> None:
+    for cores in (2, 4, 8):
+        narrow = step_on(4, cores // 2).seconds
+        assert step_on(4, cores, threads=2).seconds == pytest.approx(narrow)
