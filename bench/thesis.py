@@ -2,24 +2,23 @@
 
 `python -m bench thesis` plans and simulates the captured steps of `bench/graphs/` on V100s of
 32 GB and writes `bench/results/<date>_thesis.md`, `.json` and two pictures. It needs no framework
-and no GPU, and every figure is simulated. `--parts` runs some parts only, `--models` some models;
-what the day's JSON already holds of the others stays.
+and no GPU, and every figure is simulated but those of planning. `--parts` runs some parts only,
+`--models` some models; what the day's JSON already holds of the others stays. As many rows are
+measured side by side as there are cores, or `--jobs`.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import fcntl
 import importlib.metadata
 import json
-import os
 import platform
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.side_by_side import cores, measured
 from bench.thesis_batch import RULES, captured
 from bench.thesis_cut import cut_row
 from bench.thesis_page import page, pictures
@@ -107,22 +106,16 @@ PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
 }
 
 
-def _machine() -> str:
-    numba = importlib.metadata.version("numba")
-    cores = os.cpu_count()
-    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, numba {numba}"
+def _machine(jobs: int) -> str:
+    numba, python = importlib.metadata.version("numba"), platform.python_version()
+    return (
+        f"{platform.machine()}, {cores()} cores, Python {python}, numba {numba}, "
+        f"{jobs} rows side by side"
+    )
 
 
-def _keep(path: Path, part: str, key: str, row: dict[str, Any]) -> None:
-    """Put one row into the day's JSON; several parts may be measured side by side."""
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        report |= {"date": path.name[:10], "command": "python -m bench thesis"}
-        report |= {"machine": _machine(), "preset": "v100"}
-        report.setdefault(part, {})[key] = row
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".lock").unlink(missing_ok=True)
+def _row(part: str, key: str) -> dict[str, Any]:
+    return dict(PARTS[part]([key.split(",")[0]]))[key]()
 
 
 def write_page(path: Path) -> None:
@@ -138,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench thesis", description=__doc__)
     parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
     parser.add_argument("--models", default="", help="of " + ", ".join(MODELS))
+    parser.add_argument("--jobs", type=int, default=cores(), help="rows side by side")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
@@ -145,14 +139,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     names = [name for name in options.models.split(",") if name]
     warm_up(("pardnn", "linear-clustering"))
-    for part in filter(None, options.parts.split(",")):
-        for key, measure in PARTS[part](names):
-            wall, cpu = time.perf_counter(), time.process_time()
-            row = measure()
-            row["wall_s"] = time.perf_counter() - wall
-            row["cpu_s"] = time.process_time() - cpu
-            _keep(path, part, key, row)
-            print(f"{part}: {key}: {row['cpu_s']:.1f} CPU s", flush=True)
+    report = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    report |= {"date": today, "command": "python -m bench thesis"}
+    report |= {"machine": _machine(options.jobs), "preset": "v100"}
+    parts = [part for part in options.parts.split(",") if part]
+    tasks = [(part, key) for part in parts for key, _ in PARTS[part](names)]
+    for (part, key), row in zip(tasks, measured(_row, tasks, options.jobs), strict=True):
+        report.setdefault(part, {})[key] = row
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(f"{part}: {key}: {row['cpu_s']:.1f} CPU s", flush=True)
     write_page(path)
     print(path.with_suffix(".md"))
 

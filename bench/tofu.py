@@ -9,7 +9,8 @@ roofline costs. Search seconds are measured here, in CPU seconds; all else is si
   than over links that cost nothing. Memory is not enforced there, but reported.
 - Table 1: seconds of the search.
 
-`--parts models,plans,search` runs some parts only; what the day's JSON has of the others stays.
+`--parts models,plans,search` runs some parts only; what the day's JSON has of the others stays. As many
+rows are measured side by side as there are cores, or `--jobs`; Table 1 after the others, alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import dataclasses
 import datetime
 import gc
 import json
-import os
 import platform
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import tofu_models
+from bench.side_by_side import cores, measured
 from bench.tofu_page import page, pictures
 from bench.zoo_graphs import GRAPHS, TOFU_SIZES, load
 from pardnn.api.algorithms import ALGORITHMS, SHARDED
@@ -134,11 +135,16 @@ PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], Sequence[str]]] = {
 }
 
 
+def _row(part: str, name: str) -> dict[str, Any]:
+    return PARTS[part][0](name)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench tofu", description=__doc__)
     parser.add_argument("graphs", nargs="*", metavar="GRAPH", help="only these")
     parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
+    parser.add_argument("--jobs", type=int, default=cores(), help="rows side by side")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
@@ -146,17 +152,16 @@ def main(arguments: Sequence[str]) -> None:
     report: dict[str, Any] = {}
     if path.is_file():
         report = json.loads(path.read_text(encoding="utf-8"))
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    machine = f"{platform.machine()}, {cores()} cores, Python {platform.python_version()}"
     report |= {"date": today, "command": "python -m bench tofu", "machine": machine}
     warm_up((*PLACED, "single"))
+    path.parent.mkdir(parents=True, exist_ok=True)
     for part in options.parts.split(","):
-        way, names = PARTS[part]
-        for name in (name for name in names if name in (options.graphs or names)):
-            started = time.process_time()
-            row = way(name) | {"cpu_s": time.process_time() - started}
+        tasks = [(part, name) for name in PARTS[part][1] if name in (options.graphs or [name])]
+        jobs = 1 if part == "search" else options.jobs
+        for (_, name), row in zip(tasks, measured(_row, tasks, jobs), strict=True):
             report.setdefault(part, {})[name] = row
             print(f"{part}: {name}: {row['cpu_s']:.1f} CPU s", flush=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(page(report), encoding="utf-8")
     for name, text in pictures(report).items():

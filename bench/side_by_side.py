@@ -1,0 +1,43 @@
+"""Rows of a benchmark, measured side by side: a process for each core.
+
+A row's seconds of processor time are its own; what the cores share, such as memory bandwidth and
+the last cache, makes them some percent longer than alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def measured(way: Callable[..., Row], tasks: Sequence[tuple[str, ...]], jobs: int) -> Iterator[Row]:
+    """Yield the row of each task, in the order of the tasks, with the seconds that it took.
+
+    Args:
+        way: A function of a module, called with the strings of a task. What it finds loaded, such
+            as kernels, is loaded once: processes are forked.
+        tasks: Of the rows.
+        jobs: Processes; 1 measures in this one.
+    """
+    if jobs == 1:
+        yield from (_timed(way, task) for task in tasks)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(_timed, [way] * len(tasks), tasks)
+
+
+def _timed(way: Callable[..., Row], task: tuple[str, ...]) -> Row:
+    wall, cpu = time.perf_counter(), time.process_time()
+    row = way(*task)
+    return row | {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+
+
+def cores() -> int:
+    """Return the number of this machine's cores."""
+    return os.cpu_count() or 1
