@@ -9,8 +9,9 @@ roofline costs. Search seconds are measured here, in CPU seconds; all else is si
   than over links that cost nothing. Memory is not enforced there, but reported.
 - Table 1: seconds of the search.
 
-`--parts models,plans,search` runs some parts only; what the day's JSON has of the others stays. As many
-rows are measured side by side as there are cores, or `--jobs`; Table 1 after the others, alone.
+`--parts models,plans,search` runs some parts only; what the day's JSON has of the others stays. As
+many rows are measured side by side as there are cores, or `--jobs`; Table 1
+after the others, alone.
 """
 
 from __future__ import annotations
