@@ -178,7 +178,9 @@ def run_spread(
     with torch.no_grad():
         for device, op in in_order(plan, envs):
             env = envs[device]
-            if op.is_source:
+            if op.kind == "constant":
+                env[op.outputs[0].name] = constant_value(op)
+            elif op.is_source:
                 shard = op.arguments["shard"]
                 env[op.outputs[0].name] = copied(narrowed(values[shard["of"]], shard["box"]))
             else:

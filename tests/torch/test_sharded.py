@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import random
 import subprocess
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
+import pardnn
 from bench.zoo import rnn, wresnet
 from pardnn.backends.torch.binding import Binding
 from pardnn.backends.torch.capture import loss_of
@@ -239,3 +242,63 @@ def test_an_op_that_draws_and_is_cut_is_refused() -> None:
 
 def part(name: str, size: int) -> Tensor:
     return Tensor(name=name, bytes=4 * size, shape=(size,), dtype="float32")
+
+
+class Neighbours(nn.Module):
+    """Sums over the edges of a graph, weighed by a list that the code writes down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        for layer in (self.inner, self.outer):
+            source, target = edges
+            degree = torch.zeros(len(x)).index_add_(0, target, torch.ones(edges.shape[1]))
+            sent = layer(x)[source] / degree.clamp(min=1)[source, None]
+            x = torch.zeros(len(x), sent.shape[1]).index_add_(0, target, sent)
+        return x * torch.tensor([1.0, 0.5, 2.0, 1.5])
+
+
+def neighbours() -> models.Entry:
+    torch.manual_seed(8)
+    model = Neighbours()
+    x, edges, y = torch.rand(20, 6), torch.randint(20, (2, 60)), torch.randint(4, (20,))
+
+    def step(model, optimizer, x, edges, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x, edges), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.Adam(model.parameters()), x, edges, y)
+
+
+def test_several_remote_regions_of_one_op_and_cut_constants() -> None:
+    """Its own part of a constant for each device; no receive is posted before its buffer."""
+    graph = captured(neighbours)
+    options = {"algorithm": "tofu", "objective": "bytes", "costs": "cpu"}
+    plan = pardnn.plan(graph, pardnn.Cluster.uniform(2), **options)
+    assert plan.partition is not None
+    data = [
+        op for op in plan.partition.ops if op.kind == "constant" and op.outputs[0].shape == (2,)
+    ]
+    assert len({op.arguments["data"] for op in data}) == 2
+    losses = one_device(neighbours)[0]
+    for outcome in run_ranks(2, functools.partial(trained, neighbours, Program(graph, plan))):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == pytest.approx(losses, rel=1e-4)
+
+
+def trained(factory: Any, program: Program, rank: int, store: str) -> list[float]:
+    step, args = factory()
+    world = connect(rank, program.plan.num_devices, store, 20.0)
+    binding = Binding(step, args, program.whole, torch.device("cpu"))
+    values = binding.held(program.residents(rank))
+    executor = start(program, world, lambda: values)
+    torch.manual_seed(99)
+    batch = binding.batch_inputs(binding.example())
+    found = [executor.step(batch).item() for _ in range(STEPS)]
+    executor.world.close()
+    return found

@@ -197,5 +197,6 @@ class _Mover:
             first = now[self.producer[m.into]] + 1
             slot = max(slot, keys[first - 1])
         moves.posts[number] = slot
-        at = min(max(bisect.bisect_left(keys, slot), first), now[reader])
+        # Not before its place is there, even where all wait for another region that moved up.
+        at = max(min(bisect.bisect_left(keys, slot), now[reader]), first)
         return dataclasses.replace(m, post_before=row[at])

@@ -16,11 +16,15 @@ device; copies of a large result are added up in parts that are then exchanged.
 
 from __future__ import annotations
 
+import base64
+import math
 from collections import Counter
+
+import numpy as np
 
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Graph, Op
-from pardnn.plan.mesh import placements
+from pardnn.plan.mesh import Box, placements
 from pardnn.plan.partition import Partition
 from pardnn.plan.plan import Plan
 from pardnn.shard.registry import description_of
@@ -81,14 +85,27 @@ def _source(b: Builder, op: Op) -> None:
         for tensor in op.outputs:
             box = b.boxes[tensor.name][device]
             shard = {"of": tensor.name, "box": box_list(box)}
+            arguments = {**(op.arguments or {}), **_content(op, box), "shard": shard}
             b.emit(
                 device,
                 Op(
                     name=f"{op.name}@{device}", kind=op.kind, memory=op.memory, source=op.source,
                     outputs=(part(tensor, f"{tensor.name}@{device}", box),), module=op.module,
-                    seconds=op.seconds, arguments={**(op.arguments or {}), "shard": shard},
+                    seconds=op.seconds, arguments=arguments,
                 ),
             )  # fmt: skip
+
+
+def _content(op: Op, box: Box) -> dict[str, str]:
+    """Return a constant's own bytes in a box, as data; nothing for other sources."""
+    (tensor,) = op.outputs
+    shape = tensor.shape or ()
+    if op.kind != "constant" or "data" not in (op.arguments or {}) or not math.prod(shape):
+        return {}
+    whole = np.frombuffer(base64.b64decode((op.arguments or {})["data"]), dtype=np.uint8)
+    elements = whole.reshape(*shape, whole.size // math.prod(shape))
+    mine = elements[tuple(slice(begin, end) for begin, end in box)]
+    return {"data": base64.b64encode(mine.tobytes()).decode()}
 
 
 def _call(b: Builder, op: Op, undescribed: Counter[str]) -> None:
