@@ -15,7 +15,7 @@ from pardnn.shard.search import find_sharding, held_bytes, search
 from pardnn.shard.seconds import by_seconds, memory_weights
 from pardnn.shard.tables import State, Tables
 from pardnn.shard.traffic import traffic
-from pardnn.shard.ways import Request, ways_of
+from pardnn.shard.ways import Request
 from tests.shard.hand import matmul, mlp
 from tests.shard.test_search import assert_valid
 
@@ -93,8 +93,8 @@ def test_slow_pairs_cost_what_their_link_does():
     objective = by_seconds(graph, problem, cluster, preset_costs(graph, "a100"))
     (term,) = problem.terms
     (call,) = op_calls(graph)
-    cut = cutting_of(call.call, ("i",), make_mesh((2,)))
-    ways = ways_of(call.number, [(("i",), cut)])
+    ways = cutting_of(call.call, ("i",), make_mesh((2,)))
+    assert ways is not None
     use = next(use for use in term.uses if use.shape == (4, 4))
     owned = owned_array((4, 4), (0,), (2,))[None]
     assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
@@ -104,8 +104,8 @@ def test_slow_pairs_cost_what_their_link_does():
 def test_an_all_reduce_adds_up_in_shares():
     (call,) = op_calls(matmul(8, 4, 4))
     problem = make_problem(matmul(8, 4, 4), NEEDED)
-    cut = cutting_of(call.call, ("k",), make_mesh((2,)))
-    ways = ways_of(call.number, [(("k",), cut)])
+    ways = cutting_of(call.call, ("k",), make_mesh((2,)))
+    assert ways is not None
     use = next(use for use in problem.terms[0].uses if use.outputs)
     owned = owned_array((8, 4), (None,), (2,))[None]
     assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 32], [32, 0]]]]

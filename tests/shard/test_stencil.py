@@ -1,12 +1,13 @@
 """Stencils: the boxes and local calls that they give are those of the pieces."""
 
-import numpy as np
 import pytest
 
+from pardnn.shard.analysis import analyse
 from pardnn.shard.coarsen import op_calls
-from pardnn.shard.cutting import _find_pieces, _stacked
-from pardnn.shard.interned import KEPT, analysed, forget, loops_of
+from pardnn.shard.interned import KEPT, forget, intern_call, interned, loops_of
 from pardnn.shard.partition import pieces_of
+from pardnn.shard.registry import description_of
+from pardnn.shard.splits import splits_of
 from tests.shard.hand import Steps, conv1d, mlp
 
 pytestmark = pytest.mark.jit
@@ -25,25 +26,50 @@ def _padded():
 
 @pytest.mark.parametrize("graph", [conv1d(8, 6, 10, 32, 3), mlp(6, 10, 7, 9), _padded()])
 @pytest.mark.parametrize("parts", [2, 3, 4])
-def test_pieces_by_stencil_are_the_pieces(graph, parts):
+def test_splits_by_stencil_are_the_pieces(graph, parts):
     forget()
     todo = [(number, 0) for number in {call.number for call in op_calls(graph)}]
     count = 0
     while todo:
         number, depth = todo.pop()
-        loops = loops_of(number)
-        KEPT.halves.pop(number, None)  # which would be taken instead
-        for axis in loops:
-            known = analysed(number)
+        call, split = interned(number), splits_of(number, parts)
+        description = description_of(call.kind)
+        assert description is not None
+        known = description, *analyse(description, call)
+        assert list(split.loops)[-1] is None
+        for axis in loops_of(number):
             pieces = pieces_of(*known, axis, parts)
-            found = _find_pieces(number, axis, parts)
-            assert (found is None) == (pieces is None)
-            if found is None:
+            assert (axis in split.loops) == (pieces is not None)
+            if pieces is None:
                 continue
-            wanted = _stacked(number, *known, pieces)
-            assert np.array_equal(found.boxes, wanted.boxes)
-            assert (found.calls, found.form) == (wanted.calls, wanted.form)
-            assert (found.contents, found.reduced) == (wanted.contents, wanted.reduced)
-            count += 1
-            todo += [(local, depth + 1) for local in set(found.calls) if depth < 1]
+            rows = split.boxes[split.loops[axis]].tolist()
+            for piece, row, local in zip(pieces, rows, split.calls(axis), strict=True):
+                assert intern_call(piece.call) == local
+                assert_boxes(split, axis, piece, row)
+                count += 1
+                todo += [(local, depth + 1)] if depth < 1 else []
+            reducers = [share and share.reducer for share in pieces[0].shares]
+            assert split.flags[axis] == tuple(r is not None for r in reducers)
     assert count > 4
+
+
+def assert_boxes(split, axis, piece, row):
+    for slot, dims in split.form.slots.items():
+        region = piece.regions.get(slot)
+        none = [[0, 0]] * (dims.stop - dims.start)
+        assert row[dims] == (none if region is None else [list(ends) for ends in region.box])
+        assert region is None or region.content == split.contents[axis][slot]
+    for share, dims in zip(piece.shares, split.form.outputs, strict=True):
+        assert (share is None) == (dims is None)
+        assert share is None or row[dims] == [list(ends) for ends in share.box]
+
+
+def test_a_piece_is_a_row_of_the_family_until_a_size_is_one():
+    forget()
+    (number,) = (c.number for c in op_calls(mlp(4, 10, 7, 9)) if c.op.name == "h")
+    halves = splits_of(number, 2).calls("i")
+    quarters = splits_of(number, 4).calls("i")
+    assert len({halves[0], halves[1]}) == len(set(quarters)) == 1
+    assert KEPT.calls[halves[0]][0] is KEPT.calls[number][0]
+    assert KEPT.calls[quarters[0]][0] is not KEPT.calls[number][0]
+    assert interned(quarters[0]).outputs == ((1, 7),)

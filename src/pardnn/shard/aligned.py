@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pardnn.shard.call import Call
-from pardnn.shard.interned import analysed, interned, loops_of, strategies_of
+from pardnn.shard.family import loops_in
+from pardnn.shard.interned import KEPT, interned, loops_of, strategies_of
 from pardnn.shard.strategy import Cut, Strategy, Unread
 
 Place = str | int
@@ -49,14 +50,11 @@ def alignment_of(number: int) -> Alignment:
 
 
 def _alignment(call: Call, number: int) -> Alignment:
-    known = analysed(number)
-    if known is None or not call.outputs or call.outputs[0] is None:
+    loops_known = loops_in(*KEPT.calls[number])
+    if loops_known is None or not call.outputs or call.outputs[0] is None:
         return _NOTHING
-    _, analysis, bound = known
-    found = strategies_of(number)
-    shapes: dict[Place, tuple[int, ...]] = {
-        slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()
-    }
+    analysis, found = loops_known.analysis, strategies_of(number)
+    shapes: dict[Place, tuple[int, ...]] = dict(call.shapes)
     shapes |= {i: shape for i, shape in enumerate(call.outputs) if shape is not None}
     loops: dict[str, dict[Place, int]] = {}
     for axis in loops_of(number):

@@ -28,9 +28,8 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.by_bytes import ByBytes
 from pardnn.shard.coarsen import NEEDED, TRAINING, OpCall, op_calls
-from pardnn.shard.cutting import Cutting
+from pardnn.shard.cutting import Flags
 from pardnn.shard.interned import strategies_of
-from pardnn.shard.leaves import Axes
 from pardnn.shard.meshes import mesh_of
 from pardnn.shard.problem import Decision, Problem, Term, make_problem
 from pardnn.shard.recursion import (
@@ -45,7 +44,7 @@ from pardnn.shard.steps import Solved, held_cost, solve
 from pardnn.shard.strategy import Cut, Strategy
 from pardnn.shard.tables import State, Tables
 
-Chooser = Callable[[Graph, Sequence[OpCall], Tables, int], State]
+Chooser = Callable[[Graph, Sequence[OpCall], Tables, int], Solved]
 """Chooses for some first mesh axes of the tables of a graph's problem."""
 
 
@@ -54,7 +53,7 @@ def _chosen(choose: Chooser, graph: Graph, target: Mesh | Cluster) -> Sharding:
     calls = op_calls(graph)
     problem = tied_problem(graph, calls, *coarse_problem(graph, calls, FEW_TERMS))
     tables = Tables(problem, ByBytes(), mesh.shape)
-    return completed(problem, choose(graph, calls, tables, len(mesh.shape)), mesh, graph)
+    return completed(problem, choose(graph, calls, tables, len(mesh.shape)).state, mesh, graph)
 
 
 def tied_problem(graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem) -> Problem:
@@ -71,11 +70,11 @@ def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     return _chosen(choose_rows, graph, target)
 
 
-def choose_rows(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> State:
+def choose_rows(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
     """Choose as `allrow_greedy` does, on the first `count` mesh axes."""
     if "rows" not in tables.kept:
         tables.kept["rows"] = _row_tables(tables)
-    return stepwise(tables.kept["rows"], count=count).state
+    return stepwise(tables.kept["rows"], count=count)
 
 
 def _row_tables(tables: Tables) -> Tables:
@@ -106,7 +105,7 @@ def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> S
 
 def choose_largest_first(
     graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int
-) -> State:
+) -> Solved:
     """Choose as `spartan` does, on the first `count` mesh axes."""
     problem = tables.problem
     at: list[list[Term]] = [[] for _ in problem.decisions]
@@ -114,17 +113,17 @@ def choose_largest_first(
         for number in {use.decision for use in term.uses}:
             at[number].append(term)
     order = sorted(range(len(at)), key=lambda n: -problem.decisions[n].bytes)
-    state = State(((),) * len(problem.decisions), ((),) * len(problem.terms))
+    found = Solved(State(((),) * len(problem.decisions), ((),) * len(problem.terms)), 0.0, False)
     place = {id(term): i for i, term in enumerate(problem.terms)}
     for axis in range(count):
         chosen: dict[int, Layout] = {}
         for number in order:
-            chosen[number] = _greedy(tables, state, axis, number, at[number], chosen, place)
+            chosen[number] = _greedy(tables, found.state, axis, number, at[number], chosen, place)
         layouts = tuple(chosen[n] for n in range(len(at)))
-        state = State(layouts, tuple((*axes, None) for axes in state.axes))
+        state = State(layouts, tuple((*axes, None) for axes in found.state.axes))
         fixed = tables.limited(layout=_among(problem, layouts))
-        state = solve(fixed, state, [axis]).state
-    return state
+        found = solve(fixed, state, [axis])
+    return found
 
 
 def _among(problem: Problem, layouts: tuple[Layout, ...]) -> Callable[[Decision, Layout], bool]:
@@ -142,19 +141,29 @@ def _greedy(
     place: Mapping[int, int],
 ) -> Layout:
     """Return the layout of one decision that is best for its ops; undecided tensors are free."""
-    decision = tables.problem.decisions[number]
+    problem = tables.problem
+    decision = problem.decisions[number]
     options = tables.layouts(decision, (*state.layouts[number], None), [axis])
     total = held_cost(tables, decision, options)
+    others = {number: options}
+    for near in {use.decision for term in terms for use in term.uses} & chosen.keys():
+        others[near] = tables.layouts(problem.decisions[near], (*state.layouts[near], None), [axis])
+    asked = [
+        (term, use, tables.ways(term, (*state.axes[place[id(term)]], None), [axis]))
+        for term in terms
+        for use in term.uses
+        if use.decision in others
+    ]
+    moved = tables.moved([(use, ways, others[use.decision]) for _, use, ways in asked])
+    rows: dict[int, np.ndarray] = {}
+    for (term, use, _), values in zip(asked, moved, strict=True):
+        if use.decision != number:
+            at = others[use.decision].index(chosen[use.decision])
+            values = values[:, at : at + 1]
+        known = rows.get(id(term))
+        rows[id(term)] = values if known is None else known + values
     for term in terms:
-        axes = (*state.axes[place[id(term)]], None)
-        ways = tables.ways(term, axes, [axis])
-        rows = np.zeros((len(ways), len(options)))
-        for use in term.uses:
-            if use.decision != number and use.decision not in chosen:
-                continue
-            layouts = options if use.decision == number else [chosen[use.decision]]
-            rows = rows + tables.moved([(use, ways, layouts)])[0]
-        total += rows.min(axis=0) * len(term.ops)
+        total += rows[id(term)].min(axis=0) * len(term.ops)
     return options[int(total.argmin())]
 
 
@@ -170,8 +179,8 @@ def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -
     return completed(problem, best_state(Tables(problem, ByBytes(), (size,))).state, mesh, graph)
 
 
-def _keeps_outputs(term: Term, axes: Axes, cutting: Cutting) -> bool:
-    return not any(map(any, cutting.reduced))
+def _keeps_outputs(reduced: Sequence[Flags]) -> bool:
+    return not any(map(any, reduced))
 
 
 def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
@@ -180,11 +189,13 @@ def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sh
     return _chosen(choose_unreduced, graph, target)
 
 
-def choose_unreduced(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> State:
+def choose_unreduced(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
     """Choose as `icml18` does, on the first `count` mesh axes."""
-    limited = tables.limited(way=_keeps_outputs)
+    if "unreduced" not in tables.kept:
+        tables.kept["unreduced"] = tables.limited(way=_keeps_outputs)
+    limited = tables.kept["unreduced"]
     is_all = count == len(tables.parts)
-    return (best_state(limited) if is_all else stepwise(limited, count=count)).state
+    return best_state(limited) if is_all else stepwise(limited, count=count)
 
 
 def batch_dims(
@@ -227,11 +238,11 @@ def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     return _chosen(choose_batch, graph, target)
 
 
-def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> State:
+def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
     """Choose as `data_parallel` does, on the first `count` mesh axes."""
     if "batch" not in tables.kept:
         tables.kept["batch"] = _batch_tables(graph, calls, tables)
-    return stepwise(tables.kept["batch"], count=count).state
+    return stepwise(tables.kept["batch"], count=count)
 
 
 def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Tables:

@@ -17,8 +17,9 @@ from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
 from pardnn.shard.cost import common_volumes, group_numbers, partial_volumes, volumes
+from pardnn.shard.cutting import Ways
 from pardnn.shard.problem import Decision, Term
-from pardnn.shard.ways import Request, Ways
+from pardnn.shard.ways import Request, fetches
 
 #: Numbers that are worked on at a time: 8 MiB.
 _AT_ONCE = 1 << 20
@@ -50,7 +51,7 @@ def elements(requests: Sequence[Request]) -> list[Int64[ndarray, "a l"]]:
     plain: dict[Any, list[tuple[int, ndarray, ndarray | None]]] = {}
     partial: dict[Any, list[tuple[int, int, ndarray, ndarray]]] = {}
     for number, (use, ways, owned, parts) in enumerate(requests):
-        for regions, new in ways.fetches(use):
+        for regions, new in fetches(ways, use):
             key = (regions.shape, owned.shape, True)
             plain.setdefault(key, []).append((number, regions, new))
         for output in use.outputs:
@@ -59,9 +60,9 @@ def elements(requests: Sequence[Request]) -> list[Int64[ndarray, "a l"]]:
                 continue
             key = (shares.shape, owned.shape, False)
             plain.setdefault(key, []).append((number, shares, None))
-            for way, cutting in enumerate(ways.cuttings):
-                if any(cutting.reduced[output]):
-                    group = group_numbers(cutting.reduced[output], parts)
+            for way, flags in enumerate(ways.reduced):
+                if any(flags[output]):
+                    group = group_numbers(flags[output], parts)
                     partial.setdefault(owned.shape, []).append((number, way, shares[way], group))
     for (_, _, is_input), rows in plain.items():
         _add_missing(requests, rows, is_input, totals)

@@ -16,7 +16,6 @@ layers are found from source lines, module paths and shapes, no annotation is ne
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ import numpy as np
 
 from pardnn.graph.ir import Graph, Op, writes
 from pardnn.shard.aligned import Alignment, Place, alignment_of
-from pardnn.shard.call import Call, call_of, skeleton_of, walk
-from pardnn.shard.cost import is_call, slots_of
-from pardnn.shard.interned import added, interned, known_number
+from pardnn.shard.call import Call, call_of, skeleton_of
+from pardnn.shard.cost import is_call
+from pardnn.shard.interned import KEPT, added, interned, known_number
 from pardnn.shard.ties import Dims, Ties
 
 NEEDED, TRAINING, REPEATED = range(3)
@@ -52,7 +51,7 @@ class OpCall:
 
     @property
     def call(self) -> Call:
-        """The call, with the names of the first op that made it."""
+        """The call, its tensors named by slot."""
         return interned(self.number)
 
 
@@ -76,7 +75,7 @@ def op_calls(graph: Graph) -> list[OpCall]:
         if number is None:
             number = added(key, call_of(op, tensors), skeleton)
         if number not in order:
-            order[number] = _slots(interned(number))
+            order[number] = _slots(number)
         names = skeleton.names
         places: dict[Place, str] = {slot: names[at] for slot, at in order[number].items()}
         places.update((i, name) for i, name in enumerate(returned) if name is not None)
@@ -84,21 +83,10 @@ def op_calls(graph: Graph) -> list[OpCall]:
     return found
 
 
-def _slots(call: Call) -> dict[str, int]:
+def _slots(number: int) -> dict[str, int]:
     """Return at which mention of a tensor in the arguments each slot is."""
-    count = itertools.count()
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str | None] = {}
-
-    def visit(name: str, _: str) -> dict[str, str]:
-        new = str(next(count))
-        shapes[new], dtypes[new] = call.shapes[name], call.dtypes.get(name)
-        return {"tensor": new}
-
-    args = tuple(walk(value, "", visit) for value in call.args)
-    kwargs = {key: walk(value, "", visit) for key, value in call.kwargs.items()}
-    named = Call(call.kind, args, kwargs, shapes, call.outputs, dtypes)
-    return {slot: int(name) for slot, name in slots_of(named).items()}
+    family, _ = KEPT.calls[number]
+    return dict(zip(family.form.slots, family.mentions, strict=True))
 
 
 class Storage(NamedTuple):

@@ -22,7 +22,7 @@ from pardnn.errors import PardnnError
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.mesh import Layout
 from pardnn.shard.call import call_of, fingerprint, skeleton_of
-from pardnn.shard.cutting import Cutting, cutting_of, owned_array
+from pardnn.shard.cutting import Flags, Ways, cutting_of, owned_array
 from pardnn.shard.leaves import input_names
 from pardnn.shard.registry import description_of
 from pardnn.shard.sharding import Sharding
@@ -196,34 +196,40 @@ def _op_bytes(op: Op, call: Any, tensors: Mapping[str, Tensor], sharding: Shardi
         owned = _owned(tensors[name], sharding.layouts[name], parts)
         total += int(fetched(regions, owned[None]).sum()) * element_bytes(tensors[name])
     for name, share, flags in produced(op, cutting):
-        shape = tensors[name].shape or ()
         owned = _owned(tensors[name], sharding.layouts[name], parts)
-        moved = combined(clipped(share, shape)[None], [flags], parts, owned[None])
+        moved = combined(share[None], [flags], parts, owned[None])
         total += int(moved.sum()) * element_bytes(tensors[name])
     return total
 
 
 def needed(
-    cutting: Cutting, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    ways: Ways, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Int64[ndarray, "r n rank 2"]]:
-    """Return the distinct regions that an op fetches of each input, one or several, by name."""
+    """Return the distinct regions that an op fetches of each input, one or several, by name.
+
+    Args:
+        ways: To compute the op; the first is taken.
+        names: Of the tensor in each slot.
+        shapes: Of tensors.
+    """
     found: dict[str, list[ndarray]] = {}
-    for slot in cutting.form.slots:
+    for slot in ways.form.slots:
         name = names[slot]
-        if not cutting.contents[slot] or not shapes[name]:
+        if not ways.contents[0][slot] or not shapes[name]:
             continue
-        inside = clipped(cutting.region(slot), shapes[name])
+        inside = ways.region(slot)[0]
         known = found.setdefault(name, [])
         if not any(np.array_equal(inside, other) for other in known):
             known.append(inside)
     return {name: np.stack(boxes) for name, boxes in found.items() if boxes}
 
 
-def produced(op: Op, cutting: Cutting) -> list[tuple[str, ndarray, tuple[bool, ...]]]:
-    """Return name, shares and partial axes of each tensor that an op computes."""
+def produced(op: Op, ways: Ways) -> list[tuple[str, ndarray, Flags]]:
+    """Return name, shares and partial axes of each tensor that an op computes in the first way."""
     returned = (op.arguments or {}).get("returns") or [tensor.name for tensor in op.outputs]
-    rows = zip(returned, map(cutting.share, range(len(returned))), cutting.reduced, strict=True)
-    return [(name, share, flags) for name, share, flags in rows if name and share is not None]
+    shares = [ways.share(output) for output in range(len(returned))]
+    rows = zip(returned, shares, ways.reduced[0], strict=True)
+    return [(name, share[0], flags) for name, share, flags in rows if name and share is not None]
 
 
 def _owned(tensor: Tensor, layout: Layout, parts: tuple[int, ...]) -> ndarray:

@@ -1,361 +1,245 @@
 """What every device of a mesh does of one call, as arrays: `leaves` for those who try thousands.
 
-Idea: a call is interned by its fingerprint, and cutting one loop of it gives numbers of other
-interned calls with the boxes of what they read and write, all of one device in a row of one array.
-Devices whose local calls are equal share that work, as do equal layers; a cut along a further mesh
-axis only adds boxes up.
-Complexity: O(distinct local calls x loops) calls of `pieces_of`, the rest is array arithmetic.
+Idea: a call is a number (`interned`), and cutting its loops gives numbers of other calls with the
+boxes of what they read and write, those of all loops and workers in one array. Devices whose local
+calls are equal share that work, as do equal layers; a cut along a further mesh axis only adds
+boxes up.
+Complexity: O(distinct local calls x loops) stencils, the rest is array arithmetic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.errors import PardnnError
 from pardnn.plan.mesh import Mesh
-from pardnn.shard.analysis import Analysis
-from pardnn.shard.call import Bound, Call, Skeleton, replaced, skeleton_of
-from pardnn.shard.form import Form, form_of
-from pardnn.shard.interned import (
-    EXCHANGED,
-    KEPT,
-    analysed,
-    intern_call,
-    intern_skeleton,
-    interned,
-)
-from pardnn.shard.leaves import Axes, leaves
-from pardnn.shard.partition import Part, Piece, extents_of, own_attributes, pieces_of
-from pardnn.shard.registry import Description, description_of
-from pardnn.shard.stencil import Column, Stencil, stencil_of
-from pardnn.shard.tdl import Shape, Sizes, Tensor
+from pardnn.shard.call import Call
+from pardnn.shard.form import Form
+from pardnn.shard.interned import KEPT, intern_call
+from pardnn.shard.leaves import Axes
+from pardnn.shard.splits import Split, splits_of
+
+Flags = tuple[bool, ...]
+Contents = Mapping[str, bool]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cutting:
-    """What n devices do of one call.
+@dataclass(frozen=True, eq=False)
+class Ways:
+    """Ways in which n devices compute one call.
 
     Attributes:
-        calls: Number of each device's local call.
-        form: Which dims of `boxes` are whose.
-        boxes: What each device needs of the inputs, which may stick out of them, and what its
+        axes: Of each way, the loop that is cut at each mesh axis.
+        form: Which dims of boxes are whose.
+        sizes: Of all dims of all tensors, side by side.
+        raw: What each device needs of the inputs, which may stick out of them, and what its
             results are of the whole ones.
-        contents: By slot whether values are read.
-        reduced: By output, for each mesh axis, whether results along it are partial.
+        sticks: Whether something sticks out.
+        contents: Of each way, by slot whether values are read.
+        reduced: Of each way, by output, for each mesh axis, whether results along it are partial.
+        origins: Of each way, what its calls follow from.
     """
 
-    calls: tuple[int, ...]
+    axes: Sequence[Axes]
     form: Form
-    boxes: Int64[ndarray, "n dims 2"]
-    contents: Mapping[str, bool]
-    reduced: tuple[tuple[bool, ...], ...]
+    sizes: Int64[ndarray, " dims"]
+    raw: Int64[ndarray, "a n dims 2"]
+    sticks: bool
+    contents: Sequence[Contents]
+    reduced: Sequence[tuple[Flags, ...]]
+    origins: Sequence[_Origin]
 
-    def region(self, slot: str) -> Int64[ndarray, "n rank 2"]:
-        """Return the box of an input that each device needs."""
-        return self.boxes[:, self.form.slots[slot]]
+    def __len__(self) -> int:
+        """Return their number."""
+        return len(self.axes)
 
-    def share(self, output: int) -> Int64[ndarray, "n rank 2"] | None:
-        """Return the box that each device's result is of the whole one; None: not computed."""
+    @cached_property
+    def calls(self) -> list[tuple[int, ...]]:
+        """Number of each device's local call, of each way."""
+        return [_calls(*origin) for origin in self.origins]
+
+    @cached_property
+    def boxes(self) -> Int64[ndarray, "a n dims 2"]:
+        """What devices need and make, without what sticks out of the tensors."""
+        if not self.sticks:
+            return self.raw
+        return np.minimum(np.maximum(self.raw, 0), self.sizes[:, None])
+
+    def region(self, slot: str) -> Int64[ndarray, "a n rank 2"]:
+        """Return what devices need of an input."""
+        return self.boxes[:, :, self.form.slots[slot]]
+
+    def share(self, output: int) -> Int64[ndarray, "a n rank 2"] | None:
+        """Return what the devices' results are of the whole; None: not computed."""
         dims = self.form.outputs[output]
-        return None if dims is None else self.boxes[:, dims]
+        return None if dims is None else self.boxes[:, :, dims]
+
+    def read(self, slot: str) -> list[bool]:
+        """Return for each way whether values of an input are read."""
+        return [contents.get(slot, False) for contents in self.contents]
+
+    def only(self, chosen: Sequence[int]) -> Ways:
+        """Return some of the ways."""
+        return Ways(
+            [self.axes[i] for i in chosen],
+            self.form,
+            self.sizes,
+            self.raw[list(chosen)],
+            self.sticks,
+            [self.contents[i] for i in chosen],
+            [self.reduced[i] for i in chosen],
+            [self.origins[i] for i in chosen],
+        )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pieces:
-    """As `Cutting`, over one mesh axis; of the form of the call that is cut."""
+class _Next(NamedTuple):
+    """What devices do if one of their loops is cut, for each loop that all of them can cut.
 
+    Attributes:
+        splits: By number of a call.
+        calls: Number of each device.
+        loops: Place of each loop among `boxes`; that of None, all workers alike, is the last.
+        boxes: Of pieces, in indices of each device's call; one device if all are alike.
+    """
+
+    splits: Mapping[int, Split]
     calls: tuple[int, ...]
-    form: Form
-    boxes: ndarray
-    contents: Mapping[str, bool]
-    reduced: tuple[bool, ...]
+    loops: Mapping[str | None, int]
+    boxes: Int64[ndarray, "l n parts dims 2"]
 
 
-def whole(number: int) -> Cutting:
+class _Origin(NamedTuple):
+    """A cut of calls."""
+
+    next: _Next | None
+    calls: tuple[int, ...]
+    loop: str | None
+
+
+def _calls(following: _Next | None, calls: tuple[int, ...], loop: str | None) -> tuple[int, ...]:
+    """Return the number of each device's call after a cut."""
+    if following is None:
+        return calls
+    found = {number: split.calls(loop) for number, split in following.splits.items()}
+    return tuple([piece for number in calls for piece in found[number]])
+
+
+def whole(number: int) -> Ways:
     """Return what the only device of an empty mesh does: all of it, tensors named by slot."""
     key = ("whole", number)
     if key not in KEPT.others:
-        KEPT.others[key] = _whole(interned(number))
+        family, row = KEPT.calls[number]
+        form = family.form
+        raw = np.zeros((1, 1, form.width, 2), dtype=np.int64)
+        raw[0, 0, :, 1] = row
+        contents = dict.fromkeys(form.slots, True)
+        reduced: tuple[Flags, ...] = ((),) * len(form.outputs)
+        origin = _Origin(None, (number,), None)
+        sizes = raw[0, 0, :, 1]
+        KEPT.others[key] = Ways([()], form, sizes, raw, False, [contents], [reduced], [origin])
     return KEPT.others[key]
 
 
-def _whole(call: Call) -> Cutting:
-    try:
-        found = leaves(call, (), Mesh(shape=(), names=()))
-    except PardnnError:
-        found = None
-    if found is None or description_of(call.kind) is None:
-        local, names = call, skeleton_of(call.kind, call.args, call.kwargs).names
-        shapes = {str(slot): call.shapes[name] for slot, name in enumerate(names)}
-        contents = dict.fromkeys(shapes, True)
-    else:
-        (leaf,) = found
-        local = leaf.call
-        shapes = {slot: local.shapes[slot] for slot in leaf.regions}
-        contents = {slot: region.content for slot, region in leaf.regions.items()}
-    form = form_of(shapes, local.outputs)
-    sizes = [n for shape in (*shapes.values(), *local.outputs) for n in shape or ()]
-    boxes = np.zeros((1, form.width, 2), dtype=np.int64)
-    boxes[0, :, 1] = sizes
-    return Cutting((intern_call(local),), form, boxes, contents, ((),) * len(local.outputs))
-
-
-def _pieces(number: int, axis: str, parts: int) -> _Pieces | None:
-    key = ("pieces", number, axis, parts)
-    if key not in KEPT.others:
-        KEPT.others[key] = _find_pieces(number, axis, parts)
-    return KEPT.others[key]
-
-
-def _find_pieces(number: int, axis: str, parts: int) -> _Pieces | None:
-    known = analysed(number)
-    if known is None or axis not in known[1].axes:
-        return None
-    try:
-        if parts == 2 and number in KEPT.halves:
-            found = KEPT.halves[number].get(axis, (None, None))[1]
-        elif not known[0].is_exact:
-            return _stamped(number, known, axis, parts)
-        else:
-            found = pieces_of(*known, axis, parts)
-    except PardnnError:
-        return None
-    return None if found is None else _stacked(number, *known, found)
-
-
-def _stamped(
-    number: int, known: tuple[Description, Analysis, Bound], axis: str, parts: int
-) -> _Pieces | None:
-    """Return the pieces of a call by the stencil of the loop."""
-    _, analysis, bound = known
-    extents = extents_of(*known)
-    stencil = stencil_of(analysis, bound, extents, axis, parts) if axis in extents else None
-    if stencil is None:
-        return None
-    read = {access.slot for access in analysis.reads}
-    shapes: dict[str, Shape] = {}
-    for slot, tensor in bound.tensors.items():
-        shape = tensor.sizes.shape
-        shapes[slot] = shape if slot in read else (0,) * len(shape)
-    dtypes = {slot: tensor.dtype for slot, tensor in bound.tensors.items()}
-    call = replace(bound.call, shapes=shapes, dtypes=dtypes)
-    ranges = {name: (0, size - 1) for name, size in extents.items()}
-    numbers = _numbers(known, _by_slot(number, bound), call, stencil, axis, ranges)
-    if numbers is None:
-        found = pieces_of(*known, axis, parts)
-        return None if found is None else _stacked(number, *known, found)
-    form = form_of(shapes, call.outputs)
-    boxes = np.zeros((parts, form.width, 2), dtype=np.int64)
-    boxes[:, :, 1] = [n for shape in (*shapes.values(), *call.outputs) for n in shape or ()]
-    starts = [form.slots[p] if isinstance(p, str) else form.outputs[p] for p, _ in stencil.columns]
-    moved = [at.start + dim for at, (_, dim) in zip(starts, stencil.columns, strict=True) if at]
-    boxes[:, moved] = stencil.boxes
-    contents = {slot: slot in read and slot in analysis.contents for slot in shapes}
-    return _Pieces(numbers, form, boxes, contents, stencil.flags)
-
-
-def _numbers(
-    known: tuple[Description, Analysis, Bound],
-    skeleton: Skeleton,
-    whole: Call,
-    stencil: Stencil,
-    axis: str,
-    ranges: Mapping[str, tuple[int, int]],
-) -> tuple[int, ...] | None:
-    """Return the number of each worker's call, None where an input may be dropped."""
-    description, analysis, _ = known
-    numbers: list[int] = []
-    plain: dict[Sequence[int], tuple[Call, int | None]] = {}
-    for worker, (sizes, ends) in enumerate(zip(stencil.sizes, stencil.ends, strict=True)):
-        if sizes not in plain:
-            plain[sizes] = _resized(whole, stencil.columns, sizes), None
-        call, found = plain[sizes]
-        part = Part(axis, worker, {**ranges, axis: ends}, call.shapes, call.outputs)
-        if attributes := own_attributes(analysis, part):
-            if None in attributes.values():
-                return None
-            numbers.append(intern_call(replaced(description, call, attributes)))
-            continue
-        if found is None:
-            found = intern_skeleton(call, skeleton)
-            plain[sizes] = call, found
-            _derive(found, known)
-        numbers.append(found)
-    return tuple(numbers)
-
-
-def _resized(call: Call, columns: Sequence[Column], sizes: Sequence[int]) -> Call:
-    """Return a call whose moved dims have other sizes."""
-    inputs, outputs = dict(call.shapes), list(call.outputs)
-    for (place, dim), size in zip(columns, sizes, strict=True):
-        if isinstance(place, str):
-            shape = inputs[place]
-            inputs[place] = (*shape[:dim], size, *shape[dim + 1 :])
-        elif (made := outputs[place]) is not None:
-            outputs[place] = (*made[:dim], size, *made[dim + 1 :])
-    return Call(call.kind, call.args, call.kwargs, inputs, tuple(outputs), call.dtypes)
-
-
-def _stacked(
-    number: int,
-    description: Description,
-    analysis: Analysis,
-    bound: Bound,
-    pieces: tuple[Piece, ...],
-) -> _Pieces | None:
-    first = pieces[0]
-    reducers = [share and share.reducer for share in first.shares]
-    if any(r is not None and r.name not in EXCHANGED for r in reducers):
-        return None
-    calls: list[int] = []
-    for before, piece in zip((None, *pieces), pieces, strict=False):
-        call = piece.call
-        if before is not None and before.call is call:
-            calls.append(calls[-1])
-            continue
-        if call.args is not bound.call.args or call.kwargs is not bound.call.kwargs:
-            calls.append(intern_call(call))
-            continue
-        calls.append(intern_skeleton(call, _by_slot(number, bound)))
-        _derive(calls[-1], (description, analysis, bound))
-    shapes = {slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()}
-    form = form_of(shapes, bound.call.outputs)
-    boxes = np.array([_row(piece, shapes) for piece in pieces], dtype=np.int64)
-    contents = {
-        slot: any(slot in p.regions and p.regions[slot].content for p in pieces) for slot in shapes
-    }
-    flags = tuple(reducer is not None for reducer in reducers)
-    return _Pieces(tuple(calls), form, boxes.reshape(len(pieces), -1, 2), contents, flags)
-
-
-def _by_slot(number: int, bound: Bound) -> Skeleton:
-    """Return the skeleton of a call whose tensors are named by slot."""
-    skeleton = KEPT.skeletons[number]
-    if KEPT.calls[number].args is bound.call.args:
-        return skeleton
-    return skeleton_of(bound.call.kind, bound.call.args, bound.call.kwargs)
-
-
-def _row(piece: Piece, shapes: Mapping[str, Shape]) -> list[tuple[int, int]]:
-    """Return the boxes of a piece side by side; of an input that it does not read, nothing."""
-    row: list[tuple[int, int]] = []
-    for slot, shape in shapes.items():
-        region = piece.regions.get(slot)
-        row += ((0, 0),) * len(shape) if region is None else region.box
-    for share in piece.shares:
-        row += () if share is None else share.box
-    return row
-
-
-def _derive(new: int, known: tuple[Description, Analysis, Bound]) -> None:
-    """Note the analysis of a piece, if it is that of the call that it is a piece of."""
-    description, analysis, bound = known
-    if new not in KEPT.analysed and (found := _derived(analysis, bound, interned(new))):
-        KEPT.analysed[new] = (description, analysis, found)
-
-
-def _derived(analysis: Analysis, bound: Bound, call: Call) -> Bound | None:
-    """Return the binding of a piece whose arguments are those of the whole call, sizes aside.
-
-    None if its analysis may be another one: see `analyse`.
-    """
-    if analysis.reads_sizes:
-        return None
-    tensors: dict[str, Tensor] = {}
-    for slot, tensor in bound.tensors.items():
-        shape = call.shapes[slot]
-        if any((m == 1) != (n == 1) for m, n in zip(shape, tensor.sizes.shape, strict=True)):
-            return None
-        tensors[slot] = Tensor(slot, Sizes(shape), tensor.dtype)
-    return replace(bound, call=call, names={slot: slot for slot in tensors}, tensors=tensors)
-
-
-def extended(cutting: Cutting, axis: str | None, parts: int) -> Cutting | None:
-    """Return a cutting over one more mesh axis, along which one loop is cut.
+def extended(ways: Ways, choices: Sequence[str | None], parts: int) -> Ways:
+    """Return ways over one more mesh axis, along which one loop is cut, or none.
 
     Args:
-        cutting: Over the axes before.
-        axis: The loop; None: all devices along the new axis do the same.
+        ways: Over the axes before.
+        choices: Loops; None: all devices along the new axis do the same.
         parts: Devices along the new axis.
 
     Returns:
-        None if the loop cannot be cut so on every device.
+        Each way with each loop that can be cut so on every device.
     """
-    if axis is None:
-        return _widened(cutting, parts)
-    key = ("next", cutting.calls, cutting.form, axis, parts)
+    following = [_next(calls, ways.form, parts) for calls in ways.calls]
+    taken = [[loop for loop in choices if loop in each.loops] for each in following]
+    count, devices = sum(map(len, taken)), ways.raw.shape[1]
+    raw = np.empty((count, devices, parts, ways.form.width, 2), dtype=np.int64)
+    begin = 0
+    for each, loops, outer in zip(following, taken, ways.raw, strict=True):
+        places = [each.loops[loop] for loop in loops]
+        is_row = places == list(range(len(places)))
+        boxes = each.boxes[: len(places)] if is_row else each.boxes[places]
+        np.add(boxes, outer[:, None, :, :1], out=raw[begin : begin + len(places)])
+        begin += len(places)
+    rows = list(enumerate(zip(following, taken, strict=True)))
+    return Ways(
+        [(*ways.axes[n], loop) for n, (_, loops) in rows for loop in loops],
+        ways.form,
+        ways.sizes,
+        raw.reshape(count, devices * parts, ways.form.width, 2),
+        ways.sticks or any(s.sticks for each in following for s in each.splits.values()),
+        [_read(ways.contents[n], each, loop) for n, (each, loops) in rows for loop in loops],
+        [_flags(ways.reduced[n], each, loop) for n, (each, loops) in rows for loop in loops],
+        [_Origin(each, each.calls, loop) for _, (each, loops) in rows for loop in loops],
+    )
+
+
+def _read(contents: Contents, following: _Next, loop: str | None) -> Contents:
+    """Return which values are read after a cut: those that any device reads."""
+    found = [split.contents[loop] for split in following.splits.values()]
+    if loop is None or all(inner == contents for inner in found):
+        return contents
+    return {
+        slot: is_read and any(inner.get(slot, False) for inner in found)
+        for slot, is_read in contents.items()
+    }
+
+
+def _flags(reduced: tuple[Flags, ...], following: _Next, loop: str | None) -> tuple[Flags, ...]:
+    flags = next(iter(following.splits.values())).flags[loop]
+    return tuple([(*outer, flag) for outer, flag in zip(reduced, flags, strict=True)])
+
+
+def _next(calls: tuple[int, ...], form: Form, parts: int) -> _Next:
+    key = ("next", calls, form, parts)
     if key not in KEPT.others:
-        KEPT.others[key] = _next(cutting.calls, cutting.form, axis, parts)
-    found: _Pieces | None = KEPT.others[key]
-    if found is None:
-        return None
-    boxes = cutting.boxes[:, None, :, :1] + found.boxes
-    contents = cutting.contents
-    if found.contents != contents:
-        contents = {slot: is_read and found.contents[slot] for slot, is_read in contents.items()}
-    flags = zip(cutting.reduced, found.reduced, strict=True)
-    return Cutting(
-        found.calls,
-        cutting.form,
-        boxes.reshape(len(found.calls), -1, 2),
-        contents,
-        tuple([(*outer, flag) for outer, flag in flags]),
-    )
+        KEPT.others[key] = _find_next(calls, form, parts)
+    return KEPT.others[key]
 
 
-def _next(calls: tuple[int, ...], form: Form, axis: str, parts: int) -> _Pieces | None:
-    """Return the pieces of some devices' calls, boxes by device and worker, in another form."""
-    known = {number: _pieces(number, axis, parts) for number in dict.fromkeys(calls)}
-    found = [piece for piece in known.values() if piece is not None]
-    if len(found) < len(known):
-        return None
-    rows = {n: (p.calls, _aligned(p, form)) for n, p in zip(known, found, strict=True)}
-    inner = [rows[number][1] for number in (calls if len(rows) > 1 else calls[:1])]
-    return _Pieces(
-        tuple([n for number in calls for n in rows[number][0]]),
-        form,
-        np.array(inner),
-        {slot: any(p.contents.get(slot, False) for p in found) for slot in form.slots},
-        found[0].reduced,
-    )
+def _find_next(calls: tuple[int, ...], form: Form, parts: int) -> _Next:
+    splits = {number: splits_of(number, parts) for number in dict.fromkeys(calls)}
+    first = next(iter(splits.values()))
+    if len(splits) == 1:
+        return _Next(splits, calls, first.loops, _aligned(first, form)[:, None])
+    names = [loop for loop in first.loops if all(loop in s.loops for s in splits.values())]
+    rows = {
+        number: _aligned(split, form)[[split.loops[loop] for loop in names]]
+        for number, split in splits.items()
+    }
+    boxes = np.stack([rows[number] for number in calls], axis=1)
+    return _Next(splits, calls, {loop: place for place, loop in enumerate(names)}, boxes)
 
 
-def _aligned(pieces: _Pieces, form: Form) -> ndarray:
+def _aligned(split: Split, form: Form) -> ndarray:
     """Return boxes in another form, whose inputs that the pieces do not have are left empty."""
-    if pieces.form is form:
-        return pieces.boxes
-    boxes = np.zeros((len(pieces.boxes), form.width, 2), dtype=np.int64)
-    for slot, dims in pieces.form.slots.items():
+    if split.form is form:
+        return split.boxes
+    boxes = np.zeros((*split.boxes.shape[:2], form.width, 2), dtype=np.int64)
+    for slot, dims in split.form.slots.items():
         if slot in form.slots:
-            boxes[:, form.slots[slot]] = pieces.boxes[:, dims]
-    for dims, there in zip(pieces.form.outputs, form.outputs, strict=True):
+            boxes[:, :, form.slots[slot]] = split.boxes[:, :, dims]
+    for dims, there in zip(split.form.outputs, form.outputs, strict=True):
         if dims is not None and there is not None:
-            boxes[:, there] = pieces.boxes[:, dims]
+            boxes[:, :, there] = split.boxes[:, :, dims]
     return boxes
 
 
-def _widened(cutting: Cutting, parts: int) -> Cutting:
-    """Return a cutting over one more mesh axis along which all devices do the same."""
-    calls = tuple(number for number in cutting.calls for _ in range(parts))
-    flags = tuple((*flags, False) for flags in cutting.reduced)
-    boxes = np.repeat(cutting.boxes, parts, axis=0)
-    return Cutting(calls, cutting.form, boxes, cutting.contents, flags)
-
-
-def cutting_of(call: Call, axes: Axes, mesh: Mesh) -> Cutting | None:
+def cutting_of(call: Call, axes: Axes, mesh: Mesh) -> Ways | None:
     """Return what the devices of a mesh do when the loops `axes` are cut; None if they cannot be.
 
-    The same as `leaves`, for costs.
+    It is the only one of its ways. The same as `leaves`, for costs.
     """
-    found: Cutting | None = whole(intern_call(call))
+    found = whole(intern_call(call))
     for axis, parts in zip(axes, mesh.shape, strict=True):
-        found = found and extended(found, axis, parts)
-    return found
+        found = extended(found, (axis,), parts)
+    return found if len(found) else None
 
 
 def owned_array(

@@ -70,6 +70,18 @@ class Part:
         return self.ranges[name][1] - self.ranges[name][0] + 1
 
 
+class Watched(Part):
+    """A part that notes whether more than the loop that is cut was asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        """Return an attribute."""
+        if name not in ("axis", "cuts", "was_asked", "__dict__", "__class__"):
+            object.__setattr__(self, "was_asked", True)
+        return super().__getattribute__(name)
+
+    was_asked = False
+
+
 def extents_of(description: Description, analysis: Analysis, bound: Bound) -> dict[str, int]:
     """Return how far each variable of a call runs.
 

@@ -146,7 +146,7 @@ def _regions(
     return found
 
 
-def _tile(boxes: Sequence[Box], shape: Shape) -> bool:
+def tile(boxes: Sequence[Box], shape: Shape) -> bool:
     """Whether the boxes, in order, are the whole cut along at most one dim."""
     if len({tuple(box) for box in boxes}) == 1:
         return False
@@ -168,7 +168,7 @@ def _shares(
     if axis not in write.names:
         reducer = None
     elif moving:
-        is_tiled = _tile(boxes, shape)
+        is_tiled = tile(boxes, shape)
         reducer = None if is_tiled else write.overlap
         if reducer is None and not is_tiled:
             return None

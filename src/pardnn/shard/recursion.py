@@ -124,10 +124,16 @@ def stepwise(
         noises: Disturbances of the tables that further plans come from.
         count: How many axes to choose, the first ones; all if None.
     """
-    problem = tables.problem
-    empty = _empty(problem)
-    kept = [Solved(empty, 0.0, True)]
-    for axis in range(len(tables.parts) if count is None else count):
+    count = len(tables.parts) if count is None else count
+    first = Solved(_empty(tables.problem), 0.0, True)
+    if beam == 1 and noises == (0.0,):
+        known: list[Solved] = tables.kept.setdefault("steps", [first])
+        while len(known) <= count:
+            axis = len(known) - 1
+            known.append(solve(tables, _longer(known[-1].state, 1), [axis]))
+        return known[count]
+    kept = [first]
+    for axis in range(count):
         found: dict[State, Solved] = {}
         for solved in kept:
             for new in solve_many(tables, _longer(solved.state, 1), [axis], noises):

@@ -170,16 +170,12 @@ def _least(
     if len(tied.terms) > MANY_TERMS:
         bound = FAR * stepwise(tables, count=1).cost
     for choose in CHOOSERS.values():
-        if bound < math.inf and _cost(tables, choose(graph, calls, tables, 1)) > bound:
+        if bound < math.inf and choose(graph, calls, tables, 1).cost > bound:
             continue
-        state = choose(graph, calls, tables, len(mesh.shape))
-        if _cost(tables, state) < best.solved.cost:
-            best = _Choice(tied, mesh, polished(tables, solve(tables, state, ())))
+        chosen = choose(graph, calls, tables, len(mesh.shape))
+        if chosen.cost < best.solved.cost:
+            best = _Choice(tied, mesh, polished(tables, chosen))
     return best
-
-
-def _cost(tables: Tables, state: State) -> float:
-    return solve(tables, state, ()).cost
 
 
 def _fastest(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Solved:

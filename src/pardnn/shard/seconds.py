@@ -26,11 +26,11 @@ from pardnn.cost.roofline import op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor, writes
 from pardnn.plan.mesh import Layout
 from pardnn.shard.cost import volumes
-from pardnn.shard.cutting import owned_array
+from pardnn.shard.cutting import Ways, owned_array
 from pardnn.shard.interned import interned
 from pardnn.shard.problem import Decision, Problem, Term, Use
 from pardnn.shard.traffic import traffic
-from pardnn.shard.ways import Request, Ways
+from pardnn.shard.ways import Request
 
 #: Whose saturation and launch cost say how much faster a part is than the whole, where the costs
 #: come from no model.
@@ -88,12 +88,12 @@ class BySeconds:
     def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
         """Seconds of the slowest device's part."""
         whole = self.seconds[term.ops[0].op.name]
-        if not whole or not ways:
+        if not whole or not len(ways):
             return np.zeros(len(ways))
-        stride = len(self.latency) // len(ways.cuttings[0].calls)
+        stride = len(self.latency) // ways.raw.shape[1]
         known = self._ratios.setdefault(term.number, {})
         base = self._seconds_of(term, term.number, known)
-        rows = [max(self._seconds_of(term, n, known) for n in set(w.calls)) for w in ways.cuttings]
+        rows = [max(self._seconds_of(term, n, known) for n in set(calls)) for calls in ways.calls]
         return whole * np.array([row / base if base else 0.0 for row in rows]) / stride
 
     def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:

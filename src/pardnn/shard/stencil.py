@@ -8,80 +8,79 @@ Complexity: O(tensors) per call, O(accesses x dims) per stencil and worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import Int64
-from numpy import ndarray
-
-from pardnn.plan.mesh import Box
+from pardnn.plan.mesh import cut_points
 from pardnn.shard.analysis import Analysis
-from pardnn.shard.boxes import lengths
-from pardnn.shard.call import Bound
-from pardnn.shard.interned import EXCHANGED, KEPT
-from pardnn.shard.portions import boxes_of, touched_by
-from pardnn.shard.tdl import Shape
+from pardnn.shard.family import Family, Loops, Row
+from pardnn.shard.interval import Affine, DescriptionError, Floor, Low, Ranges, evaluate
+from pardnn.shard.portions import Moving, tile, touched_by
+from pardnn.shard.tdl import Outside
 
-Column = tuple[str | int, int]
-"""A dim of an input's slot, or of an output."""
+Ends = tuple[int, int]
+"""First and last index, the last exclusive."""
+_End = Callable[[Ranges], int]
+_Spans = tuple[tuple[int, _End, _End], ...]
 
 
 class Stencil(NamedTuple):
     """The dims that the cut of a loop moves.
 
     Attributes:
-        columns: Which they are.
-        boxes: First and last index on each worker, the last exclusive.
+        columns: Which they are, in a row of the call.
+        moved: First and last index on each worker, the last exclusive.
         sizes: Of these dims on each worker.
-        ends: First and last value of the loop on each worker, inclusive.
-        flags: By output, whether the workers' results are partial.
+        ranges: First and last value of the loop on each worker, inclusive.
+        reducers: By output, what combines the workers' results; None if they are no partial ones.
+        flags: By output, whether they are partial.
+        sticks: Whether something lies outside of its tensor.
     """
 
-    columns: tuple[Column, ...]
-    boxes: Int64[ndarray, "n columns 2"]
+    columns: tuple[int, ...]
+    moved: tuple[tuple[Ends, ...], ...]
     sizes: tuple[tuple[int, ...], ...]
-    ends: tuple[tuple[int, int], ...]
+    ranges: tuple[tuple[int, int], ...]
+    reducers: tuple[str | None, ...]
     flags: tuple[bool, ...]
+    sticks: bool
 
 
 class _Plan(NamedTuple):
     """What the stencils of a loop of an analysis depend on.
 
     Attributes:
+        names: Loops that moved dims are made of.
         columns: Dims that move.
-        names: Loops that they are made of.
+        reads: Of each input that moves: how each access treats what lies outside, and its spans,
+            by position among the columns.
+        writes: Of each output that moves: its number and its spans.
+        reducers: Of the outputs that do not move; None if one of them says that it cannot be.
+        overlaps: Of the outputs that move, what combines values that meet, and whether they
+            depend on the loop at all.
+        multiple: Number that cuts keep to.
     """
 
-    columns: tuple[Column, ...]
     names: tuple[str, ...]
-
-
-@lru_cache(maxsize=1 << 14)
-def _plan(analysis: Analysis, axis: str) -> _Plan:
-    """Return what decides on a cut."""
-    touched = touched_by(analysis, axis)
-    columns: dict[Column, None] = {}
-    names = {axis}
-    for slot, accesses in touched.reads:
-        for _, moving in accesses:
-            columns |= dict.fromkeys((slot, dim) for dim, _ in moving)
-            names |= {name for _, span in moving for name in span.names}
-    for output, moving in enumerate(touched.writes):
-        columns |= dict.fromkeys((output, dim) for dim, _ in moving or ())
-        names |= {name for _, span in moving or () for name in span.names}
-    return _Plan(tuple(columns), tuple(sorted(names)))
+    columns: tuple[int, ...]
+    reads: tuple[tuple[str, tuple[tuple[Outside, _Spans], ...]], ...]
+    writes: tuple[tuple[int, _Spans], ...]
+    reducers: tuple[str | None, ...]
+    overlaps: Mapping[int, tuple[str | None, bool]]
+    multiple: int
 
 
 def stencil_of(
-    analysis: Analysis, bound: Bound, extents: Mapping[str, int], axis: str, workers: int
+    family: Family, loops: Loops, row: Row, extents: Mapping[str, int], axis: str, workers: int
 ) -> Stencil | None:
     """Return the stencil of a loop, None if it cannot be cut so.
 
     Args:
-        analysis: Of the call.
-        bound: The call.
+        family: Of the call.
+        loops: Of the call.
+        row: The call.
         extents: How far its loops run.
         axis: A loop.
         workers: Number of parts.
@@ -89,51 +88,140 @@ def stencil_of(
     Raises:
         DescriptionError: E220, if the description does not fit the call.
     """
-    plan = _plan(analysis, axis)
-    shapes, outputs = bound.tensors, bound.call.outputs
-    key = (
-        "stencil",
-        analysis,
-        axis,
-        workers,
-        tuple([extents.get(name) for name in plan.names]),
-        tuple([_size(column, shapes, outputs) for column in plan.columns]),
+    kept = loops.stencils
+    if axis not in kept:
+        kept[axis] = _plan(family, loops.analysis, axis)
+    plan: _Plan | None = kept[axis]
+    if plan is None or axis not in extents:
+        return None
+    sizes = tuple([row[column] for column in plan.columns])
+    runs = tuple([extents.get(name) for name in plan.names])
+    key = (axis, workers, runs, sizes)
+    if key not in kept:
+        kept[key] = _found(plan, sizes, extents, axis, workers)
+    return kept[key]
+
+
+def _plan(family: Family, analysis: Analysis, axis: str) -> _Plan | None:
+    """Return what decides on a cut, None if no number of workers can make it."""
+    touched = touched_by(analysis, axis)
+    outputs = family.form.outputs
+    if touched.is_torn:
+        return None
+    columns: dict[int, int] = {}
+    names = {axis}
+    reads: list[tuple[str, tuple[tuple[Outside, _Spans], ...]]] = []
+    for slot, accesses in touched.reads:
+        start = family.form.slots[slot].start
+        spans = [_spans(start, moving, columns, names) for _, moving in accesses]
+        if any(spans):
+            outside = [access.outside for access, _ in accesses]
+            reads.append((slot, tuple(zip(outside, spans, strict=True))))
+    writes: list[tuple[int, _Spans]] = []
+    reducers: list[str | None] = [None] * len(outputs)
+    overlaps: dict[int, tuple[str | None, bool]] = {}
+    rows = zip(analysis.writes, touched.writes, outputs, strict=True)
+    for number, (write, moving, at) in enumerate(rows):
+        if write is None or moving is None or at is None:
+            continue
+        if moving:
+            writes.append((number, _spans(at.start, moving, columns, names)))
+            overlaps[number] = (write.overlap and write.overlap.name, axis in write.names)
+        elif axis in write.names:
+            if axis not in write.reducers:
+                return None
+            reducers[number] = write.reducers[axis].name
+    moved, multiple = tuple(columns), math.lcm(*analysis.multiples[axis])
+    fixed = tuple(reducers)
+    return _Plan(
+        tuple(sorted(names)), moved, tuple(reads), tuple(writes), fixed, overlaps, multiple
     )
-    if key not in KEPT.others:
-        KEPT.others[key] = _found(analysis, bound, extents, axis, workers, plan.columns)
-    return KEPT.others[key]
 
 
-def _size(column: Column, tensors: Mapping[str, Any], outputs: Sequence[Shape | None]) -> int:
-    place, dim = column
-    shape = tensors[place].sizes.shape if isinstance(place, str) else outputs[place]
-    return shape[dim] if shape is not None else 0
+def _spans(start: int, moving: Moving, columns: dict[int, int], names: set[str]) -> _Spans:
+    """Return where dims move, by position among the columns, to which they are added."""
+    found: list[tuple[int, _End, _End]] = []
+    for dim, span in moving:
+        names.update(span.names)
+        at = columns.setdefault(start + dim, len(columns))
+        found.append((at, _end(span.lower), _end(span.upper)))
+    return tuple(found)
+
+
+def _end(bound: Affine) -> _End:
+    """Return a bound as a function: most are an end of a variable, and a constant."""
+    if len(bound.terms) == 1:
+        ((atom, factor),) = bound.terms
+        if factor == 1 and not isinstance(atom, Floor):
+            name, end, constant = atom.name, 0 if isinstance(atom, Low) else 1, bound.constant
+            return lambda ranges: ranges[name][end] + constant
+    return lambda ranges: evaluate(bound, ranges)
 
 
 def _found(
-    analysis: Analysis,
-    bound: Bound,
-    extents: Mapping[str, int],
-    axis: str,
-    workers: int,
-    columns: tuple[Column, ...],
+    plan: _Plan, sizes: tuple[int, ...], extents: Mapping[str, int], axis: str, workers: int
 ) -> Stencil | None:
-    found = boxes_of(analysis, bound, extents, axis, workers)
-    if found is None:
+    points = cut_points(extents[axis], workers, plan.multiple)
+    if points is None:
         return None
-    reducers = [shares[0] and shares[0].reducer for shares in found.shares]
-    if any(r is not None and r.name not in EXCHANGED for r in reducers):
+    ranges: dict[str, tuple[int, int]] = {name: (0, size - 1) for name, size in extents.items()}
+    ends = tuple([(first, last - 1) for first, last in itertools.pairwise(points)])
+    rows: list[list[Ends]] = []
+    for each in ends:
+        ranges[axis] = each
+        row: list[Ends] = [(0, 0)] * len(sizes)
+        for slot, accesses in plan.reads:
+            _read(slot, accesses, ranges, sizes, row)
+        for _, spans in plan.writes:
+            for n, low, high in spans:
+                row[n] = low(ranges), high(ranges) + 1
+        rows.append(row)
+    reducers = _reducers(plan, sizes, rows)
+    if reducers is None:
         return None
-    rows: list[list[tuple[int, int]]] = []
-    for worker, regions in enumerate(found.regions):
-        shares = [each[worker] for each in found.shares]
-        boxes: dict[str | int, Box] = {slot: region.box for slot, region in regions.items()}
-        boxes |= {i: share.box for i, share in enumerate(shares) if share is not None}
-        rows.append([boxes[place][dim] for place, dim in columns])
     return Stencil(
-        columns,
-        np.array(rows, dtype=np.int64).reshape(workers, len(columns), 2),
-        tuple(lengths(tuple(row)) for row in rows),
-        tuple(each[axis] for each in found.ranges),
-        tuple(reducer is not None for reducer in reducers),
+        plan.columns,
+        tuple(map(tuple, rows)),
+        tuple([tuple([b - a for a, b in row]) for row in rows]),
+        ends,
+        reducers,
+        tuple([reducer is not None for reducer in reducers]),
+        any(a < 0 or b > n for row in rows for (a, b), n in zip(row, sizes, strict=True)),
     )
+
+
+def _read(
+    slot: str,
+    accesses: Sequence[tuple[Outside, _Spans]],
+    ranges: Ranges,
+    sizes: Sequence[int],
+    row: list[Ends],
+) -> None:
+    """Put the hull of what all accesses of an input need into a row."""
+    for number, (outside, spans) in enumerate(accesses):
+        for n, low, high in spans:
+            first, last, size = low(ranges), high(ranges) + 1, sizes[n]
+            if outside != "fill" and (first < 0 or last > size):
+                if outside == "refuse":
+                    raise DescriptionError(f"input {slot!r} is read outside of it")
+                first, last = min(max(first, 0), size), min(max(last, 0), size)
+            if number:
+                first, last = min(first, row[n][0]), max(last, row[n][1])
+            row[n] = first, last
+
+
+def _reducers(
+    plan: _Plan, sizes: Sequence[int], rows: Sequence[Sequence[Ends]]
+) -> tuple[str | None, ...] | None:
+    """Return what combines each output, None if the shares of one do not make up the whole."""
+    if not plan.writes:
+        return plan.reducers
+    found = list(plan.reducers)
+    for number, spans in plan.writes:
+        reducer, depends = plan.overlaps[number]
+        shape = tuple([sizes[n] for n, _, _ in spans])
+        if depends and not tile([tuple([row[n] for n, _, _ in spans]) for row in rows], shape):
+            if reducer is None:
+                return None
+            found[number] = reducer
+    return tuple(found)

@@ -16,8 +16,9 @@ from typing import Any
 
 from pardnn.shard.analysis import Analysis, analyse
 from pardnn.shard.call import Bound, Call, fingerprint
+from pardnn.shard.form import Form, form_of
 from pardnn.shard.interval import Affine, Floor, High, Interval, Low, Ranges
-from pardnn.shard.partition import Piece, depends, extents_of, pieces_of, span_of
+from pardnn.shard.partition import depends, extents_of, pieces_of, span_of
 from pardnn.shard.registry import Description, description_of
 
 
@@ -90,48 +91,58 @@ def strategies(call: Call) -> tuple[Strategy, ...]:
         return ()
     key = (description.function, fingerprint(call))
     if key not in _KEPT:
-        found = cut_in_two(description, *analyse(description, call))
-        _KEPT[key] = tuple(strategy for strategy, _ in found.values())
+        _KEPT[key] = _cut_in_two(description, *analyse(description, call))
     return _KEPT[key]
 
 
 _KEPT: dict[Any, tuple[Strategy, ...]] = {}
 
 
-def cut_in_two(
-    description: Description, analysis: Analysis, bound: Bound
-) -> dict[str, tuple[Strategy, tuple[Piece, ...]]]:
-    """Return the strategies of an analysed call by loop, with the pieces of two workers."""
+def _cut_in_two(description: Description, analysis: Analysis, bound: Bound) -> tuple[Strategy, ...]:
+    """Return the strategies of an analysed call."""
     extents = extents_of(description, analysis, bound)
-    found: dict[str, tuple[Strategy, tuple[Piece, ...]]] = {}
+    shapes = {slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()}
+    form = form_of(shapes, bound.call.outputs)
+    found: list[Strategy] = []
     for axis in analysis.axes:
         pieces = pieces_of(description, analysis, bound, axis, 2)
         if pieces is not None:
-            found[axis] = _strategy(analysis, bound, axis, extents, pieces), pieces
-    return found
+            reducers = [s and s.reducer and s.reducer.name for s in pieces[0].shares]
+            cut = pieces[1].begin
+            found.append(strategy_of(analysis, form, axis, extents, cut, reducers))
+    return tuple(found)
 
 
-def _strategy(
+def strategy_of(
     analysis: Analysis,
-    bound: Bound,
+    form: Form,
     axis: str,
     extents: Mapping[str, int],
-    pieces: Sequence[Piece],
+    cut: int,
+    reducers: Sequence[str | None],
 ) -> Strategy:
+    """Return the strategy of a loop that two workers can cut.
+
+    Args:
+        analysis: Of the call.
+        form: Of the call.
+        axis: The loop.
+        extents: How far loops run.
+        cut: Where the second worker begins.
+        reducers: What combines the workers' results, by output.
+    """
     full = {name: (0, size - 1) for name, size in extents.items()}
-    last = extents[axis] - 1
-    middle = pieces[1].begin
-    halves = full | {axis: (0, middle - 1)}, full | {axis: (middle, last)}
+    halves = full | {axis: (0, cut - 1)}, full | {axis: (cut, extents[axis] - 1)}
     inputs: dict[str, Layout] = {}
-    for slot in bound.tensors:
+    for slot in form.slots:
         reads = [access for access in analysis.reads if access.slot == slot and access.content]
         inputs[slot] = _layout(reads[0].dims, axis, *halves) if reads else Unread()
     outputs: list[Layout | None] = []
-    for write, share in zip(analysis.writes, pieces[0].shares, strict=True):
-        if write is None or share is None:
+    for write, dims, reducer in zip(analysis.writes, form.outputs, reducers, strict=True):
+        if write is None or dims is None:
             outputs.append(None)
-        elif share.reducer is not None:
-            outputs.append(Reduce(share.reducer.name))
+        elif reducer is not None:
+            outputs.append(Reduce(reducer))
         else:
             outputs.append(_layout(write.place, axis, *halves))
     return Strategy(axis, extents[axis], inputs, tuple(outputs))

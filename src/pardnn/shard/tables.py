@@ -16,11 +16,11 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
-from pardnn.shard.cutting import Cutting, extended, owned_array, whole
+from pardnn.shard.cutting import Flags, Ways, extended, owned_array, whole
 from pardnn.shard.interned import loops_of
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Problem, Term, Use
-from pardnn.shard.ways import Request, Ways, misplaced, ways_of
+from pardnn.shard.ways import Request, misplaced
 
 #: Cost of what must not be.
 NEVER = 1e30
@@ -75,7 +75,7 @@ class Tables:
         parts: Devices along each mesh axis, all of them.
         allows_layout: Further limits on layouts, for baselines: of a decision and its layout on
             the first mesh axes.
-        allows_way: Further limits on loops: of a term and its cutting over the first mesh axes.
+        allows_way: Further limits on loops: by output and mesh axis, whether results are partial.
         loop: The loop of a term that is cut where it can be, None if any may be.
         kept: What is known of the problem with these options, by name.
     """
@@ -84,7 +84,7 @@ class Tables:
     objective: Objective
     parts: tuple[int, ...]
     allows_layout: Callable[[Decision, Layout], bool] | None = None
-    allows_way: Callable[[Term, Axes, Cutting], bool] | None = None
+    allows_way: Callable[[Sequence[Flags]], bool] | None = None
     loop: Callable[[Term], str | None] | None = None
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class Tables:
         self,
         *,
         layout: Callable[[Decision, Layout], bool] | None = None,
-        way: Callable[[Term, Axes, Cutting], bool] | None = None,
+        way: Callable[[Sequence[Flags]], bool] | None = None,
         loop: Callable[[Term], str | None] | None = None,
     ) -> Tables:
         """Return tables with further limits, which share what is known here where they can."""
@@ -149,31 +149,37 @@ class Tables:
         return self._ways[key]
 
     def _find_ways(self, term: Term, fixed: Axes, open_axes: Sequence[int]) -> Ways:
-        found: list[tuple[Axes, Cutting]] = [((), whole(term.number))]
-        loops = loops_of(term.number)
+        must_be_cut = not self.objective.may_replicate and not term.is_local
+        if must_be_cut and self.allows_way is None:  # those that leave none unused come first
+            found = self._cut(term, fixed, open_axes, ())
+            if len(found):
+                return found
+        found = self._cut(term, fixed, open_axes, (None,))
+        if must_be_cut and len(found):
+            unused = [axes.count(None) for axes in found.axes]
+            least = min(unused)
+            if max(unused) > least:
+                found = found.only([n for n, count in enumerate(unused) if count == least])
+        return found
+
+    def _cut(
+        self, term: Term, fixed: Axes, open_axes: Sequence[int], others: tuple[None, ...]
+    ) -> Ways:
+        found, loops = whole(term.number), loops_of(term.number)
         wanted = self.loop and self.loop(term)
         for axis, loop in enumerate(fixed):
-            before, choices = found, (*loops, None) if axis in open_axes else (loop,)
-            if axis in open_axes and wanted in loops:
-                found = self._longer(before, axis, (wanted,)) or self._longer(before, axis, choices)
-            else:
-                found = self._longer(before, axis, choices)
-            if self.allows_way is not None and axis in open_axes:
-                found = [way for way in found if self.allows_way(term, *way)] or found
-        if not self.objective.may_replicate and not term.is_local:
-            found = _most_cut(found, lambda way: way[0])
-        return ways_of(term.number, found)
-
-    def _longer(
-        self, ways: list[tuple[Axes, Cutting]], axis: int, choices: Sequence[str | None]
-    ) -> list[tuple[Axes, Cutting]]:
-        """Return ways with one loop more, cut along a mesh axis."""
-        tried = [
-            ((*axes, name), extended(cutting, name, self.parts[axis]))
-            for axes, cutting in ways
-            for name in choices
-        ]
-        return [(axes, cutting) for axes, cutting in tried if cutting is not None]
+            before, parts = found, self.parts[axis]
+            if axis not in open_axes:
+                found = extended(before, (loop,), parts)
+                continue
+            if wanted in loops:
+                found = extended(before, (wanted,), parts)
+            if wanted not in loops or not len(found):
+                found = extended(before, (*loops, *others), parts)
+            if self.allows_way is not None:
+                allowed = [n for n, flags in enumerate(found.reduced) if self.allows_way(flags)]
+                found = found.only(allowed) if 0 < len(allowed) < len(found) else found
+        return found
 
     def moved(self, asked: Sequence[tuple[Use, Ways, list[Layout]]]) -> list[ndarray]:
         """Return tables of tensors of terms: ways by layouts."""
@@ -205,13 +211,19 @@ def _own(dims: Sequence[int | None], layout: Layout) -> Layout:
 
 
 def _is_possible(form: Any, layout: Layout, parts: tuple[int, ...]) -> bool:
+    """Whether a tensor can be laid out so: the smallest block is cut last, and is rounded down."""
     shape, dims = form
-    if any(d is not None and dims[d] is None for d in layout):
-        return False
-    return owned_array(shape, _own(dims, layout), parts[: len(layout)]) is not None
+    least = list(shape)
+    for dim, count in zip(layout, parts, strict=False):
+        if dim is not None:
+            own = dims[dim]
+            if own is None or least[own] < count:
+                return False
+            least[own] //= count
+    return True
 
 
-def _most_cut(found: list[Any], of: Any = lambda option: option) -> list[Any]:
-    """Keep the options that leave the fewest mesh axes unused."""
-    least = min(of(option).count(None) for option in found)
-    return [option for option in found if of(option).count(None) == least]
+def _most_cut(found: list[Layout]) -> list[Layout]:
+    """Keep the layouts that leave the fewest mesh axes unused."""
+    least = min(layout.count(None) for layout in found)
+    return [layout for layout in found if layout.count(None) == least]

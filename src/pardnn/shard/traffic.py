@@ -12,8 +12,9 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.shard.cost import common_volumes, group_numbers, overlaps, volumes
+from pardnn.shard.cutting import Ways
 from pardnn.shard.problem import Use
-from pardnn.shard.ways import Ways
+from pardnn.shard.ways import fetches
 
 
 def same_boxes(boxes: Int64[ndarray, "*b n rank 2"]) -> ndarray:
@@ -32,16 +33,16 @@ def traffic(
     total = np.zeros((len(ways), len(owned), n, n))
     alike = same_boxes(owned)
     copies = alike.sum(axis=-1)
-    for regions, new in ways.fetches(use):
+    for regions, new in fetches(ways, use):
         common = common_volumes(regions[:, None, :, None], owned[None, :, None, :])
         sent = np.where(alike[None], 0, common) / copies[None, :, None, :]
         total += sent if new is None else np.where(new[:, None, None, None], sent, 0)
     for output in use.outputs:
         shares = ways.share(output)
         if shares is not None:
-            for number, way in enumerate(ways.cuttings):
-                share, flags = shares[number], way.reduced[output]
-                total[number] += _results(share, flags, parts, owned, copies, alike)
+            for number, flags in enumerate(ways.reduced):
+                share = shares[number]
+                total[number] += _results(share, flags[output], parts, owned, copies, alike)
     return total
 
 
