@@ -20,6 +20,7 @@ from pardnn.api.deciding import Objective, Outcome, decide, decide_best
 from pardnn.api.sharding import may_shard
 from pardnn.api.warming import warm_up
 from pardnn.cluster import Cluster
+from pardnn.collector import collector_paused
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, StuckError, UsageError
 from pardnn.graph.csr import GraphArrays
@@ -119,6 +120,7 @@ def make_plan(
     )
 
 
+@collector_paused()
 def finished(
     graph: Graph,
     cluster: Cluster,

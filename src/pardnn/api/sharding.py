@@ -12,6 +12,7 @@ import numpy as np
 from pardnn.api.algorithms import SHARDED
 from pardnn.api.costing import part_costs, scaled_costs
 from pardnn.cluster import Cluster
+from pardnn.collector import collector_paused
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, UsageError, shown
 from pardnn.graph.ir import Graph
@@ -141,6 +142,7 @@ def _shardings(
     yield search(graph, cluster, "bytes")
 
 
+@collector_paused()
 def spread_sharding(
     graph: Graph, cluster: Cluster, costs: Costs, sharding: Sharding, *, reserve: float = 0.0
 ) -> Spread:
@@ -159,23 +161,26 @@ def spread_sharding(
     from pardnn.shard.valid import valid_sharding
 
     started = time.perf_counter()
-    plan, parts = _frugal(graph, valid_sharding(graph, sharding), capacities(cluster, reserve))
-    _check_memory(parts, plan_arrays(parts, plan), cluster, reserve)
+    usable = capacities(cluster, reserve)
+    plan, parts, arrays = _frugal(graph, valid_sharding(graph, sharding), usable)
+    _check_memory(parts, arrays, cluster, reserve)
     is_measured = costs.source == "measured"
     chosen = scaled_costs(graph, costs, parts) if is_measured else part_costs(parts, cluster, costs)
-    plan, makespan, sent = timed(graph, parts, plan, chosen, cluster, reserve)
+    plan, arrays, makespan, sent = timed(graph, parts, plan, arrays, chosen, cluster, reserve)
     return Spread(
         plan=plan,
         graph=parts,
         costs=chosen,
-        arrays=plan_arrays(parts, plan),
+        arrays=arrays,
         makespan_s=makespan,
         transfer_bytes=sent,
         planning_s=time.perf_counter() - started,
     )
 
 
-def _frugal(graph: Graph, sharding: Sharding, usable: Sequence[int | None]) -> tuple[Plan, Graph]:
+def _frugal(
+    graph: Graph, sharding: Sharding, usable: Sequence[int | None]
+) -> tuple[Plan, Graph, PlanArrays]:
     """Return the plan that shares as many fetches as memory allows.
 
     Tried are: each region is fetched once, again where the next reader is far, for every reader,
@@ -185,18 +190,19 @@ def _frugal(graph: Graph, sharding: Sharding, usable: Sequence[int | None]) -> t
     from pardnn.shard.spread import spread
     from pardnn.sim.peak import peaks
 
-    plain: tuple[Plan, Graph] | None = None
+    plain: tuple[Plan, Graph, PlanArrays] | None = None
     number = len(graph.ops)
     is_large = number * sharding.mesh.size > MANY_PARTS
     for reuse in (*(() if is_large else (number,)), NEAR_OPS, 0, -1):
         plan = spread(graph, sharding, in_turn=reuse < 0, reuse=max(reuse, 0))
         parts = planned_graph(graph, plan)
-        held = peaks(parts.arrays, plan_arrays(parts, plan)).tolist()
+        arrays = plan_arrays(parts, plan)
+        held = peaks(parts.arrays, arrays).tolist()
         fits = all(size is None or size >= peak for size, peak in zip(usable, held, strict=True))
         if fits and max(held) <= memory_goal(graph, parts, plan.num_devices):
-            return plan, parts
+            return plan, parts, arrays
         if plain is None and reuse < number and (fits or reuse < 0):
-            plain = plan, parts
+            plain = plan, parts, arrays
     assert plain is not None
     return plain
 
@@ -206,49 +212,59 @@ def _measured(
 ) -> Spread:
     """Measure the parts, and time the transfers once more."""
     chosen = part_costs(found.graph, cluster, costs)
-    plan, makespan, _ = timed(graph, found.graph, found.plan, chosen, cluster, reserve)
-    arrays = plan_arrays(found.graph, plan)
+    plan, arrays, makespan, _ = timed(
+        graph, found.graph, found.plan, found.arrays, chosen, cluster, reserve
+    )
     return found._replace(plan=plan, costs=chosen, arrays=arrays, makespan_s=makespan)
 
 
 def timed(
-    graph: Graph, parts: Graph, plan: Plan, costs: Costs, cluster: Cluster, reserve: float
-) -> tuple[Plan, float, int]:
+    graph: Graph,
+    parts: Graph,
+    plan: Plan,
+    arrays: PlanArrays,
+    costs: Costs,
+    cluster: Cluster,
+    reserve: float,
+) -> tuple[Plan, PlanArrays, float, int]:
     """Return the plan with transfers beside computation, if that is faster and takes no memory.
 
     Its peak may exceed that of the plain plan up to 1.15 times an equal share of the one-device
     peak and twice the largest fetched region, if no limit forbids it.
 
     Returns:
-        The plan, its simulated makespan in seconds, and the bytes it sends.
+        The plan, the same by numbers, its simulated makespan in seconds, and the bytes it sends.
     """
-    from pardnn.shard.overlap import overlapped
+    from pardnn.shard.overlap import Moved, Mover, plan_of
     from pardnn.sim.engine import simulate
     from pardnn.sim.machine import machine_of
     from pardnn.sim.peak import peaks
 
     machine = machine_of(costs, cluster)
-    arrays = plan_arrays(parts, plan)
     timeline = simulate(parts, machine, arrays)
-    best = plan, timeline.makespan, timeline.transfer_bytes(parts)
+    best: Moved | None = None
+    makespan = timeline.makespan
     share = max(peaks(parts.arrays, arrays).max(), memory_goal(graph, parts, plan.num_devices))
     limits = [
         share if usable is None else min(share, usable) for usable in capacities(cluster, reserve)
     ]
-    number = {op.name: i for i, op in enumerate(parts.ops)}
+    rows = np.split(arrays.order_op, arrays.order_ptr[1:-1])
     seconds = [
-        costs.on(device.type, device.speed)[[number[name] for name in row]].tolist()
-        for device, row in zip(cluster.devices, plan.order, strict=True)
+        costs.on(device.type, device.speed)[row].tolist()
+        for device, row in zip(cluster.devices, rows, strict=True)
     ]
+    mover = Mover(parts, arrays, seconds, cluster)
     for lead in LEADS:
-        moved = overlapped(parts, plan, seconds, cluster, lead)
-        arrays = plan_arrays(parts, moved)
-        if (peaks(parts.arrays, arrays) > limits).any():
+        moved = mover.moved(lead)
+        if (peaks(parts.arrays, moved.arrays) > limits).any():
             continue
-        makespan = simulate(parts, machine, arrays).makespan
-        if makespan < best[1]:
-            best = moved, makespan, best[2]
-    return best
+        found = simulate(parts, machine, moved.arrays).makespan
+        if found < makespan:
+            best, makespan = moved, found
+    sent = timeline.transfer_bytes(parts)
+    if best is None:
+        return plan, arrays, makespan, sent
+    return plan_of(parts, plan, best), best.arrays, makespan, sent
 
 
 def memory_goal(graph: Graph, parts: Graph, num_devices: int) -> int:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from pardnn.cost.call import is_free, is_host, is_view, signature, tensors_by_name
+from pardnn.cost.call import call_key, is_free, is_host, is_view, signature, tensors_by_name
 from pardnn.cost.presets import DeviceModel, device_model
 from pardnn.cost.roofline import HOST_SECONDS, op_seconds
 from pardnn.cost.table import CostTable
@@ -147,7 +148,9 @@ def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
     tensors = tensors_by_name(graph)
     types = dict.fromkeys([*models, *_stated_types(graph)]) or {"accelerator": None}
     seconds = {kind: np.full(len(graph.ops), np.inf) for kind in types}
+    known: dict[tuple[str, Any], float | None] = {}
     for index, op in enumerate(graph.ops):
+        key = call_key(op, tensors) if models and op.seconds is None else None
         for kind in types:
             if op.seconds is not None:
                 value = op.seconds.get(kind, np.inf)
@@ -156,7 +159,9 @@ def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
             elif not models and op.kind.startswith("pardnn."):
                 value = 0.0 if is_view(op) else _moving(op, tensors)
             else:
-                value = models[kind](op, tensors) if kind in models else None
+                if kind in models and (kind, key) not in known:
+                    known[kind, key] = models[kind](op, tensors)
+                value = known.get((kind, key))
                 if value is None and (kind in models or not models):
                     raise _unknown(op, index, len(graph.ops), source)
             if value is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pardnn import files
+from pardnn.collector import collector_paused
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import STRICT, Graph, Op, Tensor
 
@@ -52,6 +53,7 @@ def graph_to_json(graph: Graph) -> bytes:
     return files.dump_json({"format": GraphFile.format, "name": graph.name, "ops": ops})
 
 
+@collector_paused()
 def graph_from_json(content: bytes, what: str = "graph") -> Graph:
     """Parse and check the content of a graph file.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import Cluster
+from pardnn.collector import collector_paused
 from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, writes
@@ -21,7 +22,7 @@ from pardnn.plan.check_partition import partition_problems
 from pardnn.plan.lower import Lowered, lower
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partition import planned_graph
-from pardnn.plan.plan import Message, Plan, plan_arrays
+from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays
 
 MAX_PROBLEMS = 20
 
@@ -43,6 +44,7 @@ def capacities(cluster: Cluster, reserve: float) -> list[int | None]:
     ]
 
 
+@collector_paused()
 def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> list[str]:
     """Return every rule that the plan breaks, up to `MAX_PROBLEMS`; empty if it is valid.
 
@@ -61,20 +63,26 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
         if problems:
             return problems
         graph = planned_graph(graph, plan)
+    context = _Context(
+        graph,
+        plan,
+        cluster,
+        {op.name: op for op in graph.ops},
+        {tensor.name: op for op in graph.ops for tensor in op.outputs},
+        {name: i for row in plan.order for i, name in enumerate(row)},
+    )
     for rule in (_placement, _order, _groups, _messages, _deliveries, _writes):
         # Later rules assume that every op has one device and one position.
-        context = _Context(
-            graph,
-            plan,
-            cluster,
-            {op.name: op for op in graph.ops},
-            {tensor.name: op for op in graph.ops for tensor in op.outputs},
-            {name: i for row in plan.order for i, name in enumerate(row)},
-        )
         problems += [p for _, p in zip(range(MAX_PROBLEMS), rule(context), strict=False)]
         if problems and rule in (_placement, _order, _messages):
             return problems[:MAX_PROBLEMS]
-    return problems[:MAX_PROBLEMS] or [*_schedule(graph, plan), *_memory(graph, plan, cluster)]
+    if problems:
+        return problems[:MAX_PROBLEMS]
+    try:
+        arrays = plan_arrays(graph, plan)
+    except MismatchError as error:
+        return [error.message]
+    return [*_schedule(graph, plan, arrays), *_memory(graph, plan, arrays, cluster)]
 
 
 def _partition(graph: Graph, plan: Plan) -> Iterator[str]:
@@ -231,10 +239,10 @@ def _writes(c: _Context) -> Iterator[str]:
                 )
 
 
-def _schedule(graph: Graph, plan: Plan) -> Iterator[str]:
+def _schedule(graph: Graph, plan: Plan, arrays: PlanArrays) -> Iterator[str]:
     try:
-        lowered = lower(graph, plan)
-    except (InvalidPlanError, MismatchError) as error:
+        lowered = lower(graph, plan, arrays)
+    except InvalidPlanError as error:
         yield error.message
         return
     yield from dry_run(lowered)
@@ -281,8 +289,8 @@ def _advance(actions: Sequence[Action], at: int, posted: list[int]) -> int:
     return at
 
 
-def _memory(graph: Graph, plan: Plan, cluster: Cluster | None) -> Iterator[str]:
-    peaks = peak_bytes(graph, plan_arrays(graph, plan))
+def _memory(graph: Graph, plan: Plan, arrays: PlanArrays, cluster: Cluster | None) -> Iterator[str]:
+    peaks = peak_bytes(graph, arrays)
     if plan.predicted is not None and list(plan.predicted.peak_bytes) != peaks:
         yield f"predicted.peak_bytes is {list(plan.predicted.peak_bytes)}, but it is {peaks}"
     if cluster is None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pardnn import files
 from pardnn.cluster import cluster_to_dict
+from pardnn.collector import collector_paused
 from pardnn.errors import FileError, MismatchError
 from pardnn.graph.file import fingerprint, op_digests, op_to_dict
 from pardnn.graph.ir import Graph
@@ -59,12 +60,14 @@ def _checksum(data: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@collector_paused()
 def plan_to_json(plan: Plan) -> bytes:
     """Return the content of the plan's file; the same plan gives the same bytes."""
     data = plan_to_dict(plan)
     return files.dump_json(data | {"checksum": _checksum(data)})
 
 
+@collector_paused()
 def plan_from_json(content: bytes, what: str = "plan") -> Plan:
     """Parse the content of a plan file; `plan.check` tells whether it suits a graph.
 

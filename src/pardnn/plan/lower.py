@@ -9,21 +9,30 @@ forgives more. The order is a topological order of the plan's events:
 
 A send may be posted later than its producer runs, but only past ops that come before the transfer
 in that order anyway, so posting in order never adds a wait that could close a cycle. O(ops + edges
-+ messages), or with a logarithm where the planner's order of messages cannot be kept.
++ devices x messages), or with a logarithm where the planner's order of messages cannot be kept.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from pardnn.errors import InvalidPlanError
 from pardnn.graph.ir import Graph
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
-from pardnn.plan.memory import device_storages
-from pardnn.plan.plan import Message, Plan, PlanArrays, order_rows, plan_arrays
+from pardnn.plan.memory import all_storages, storage_roots
+from pardnn.plan.plan import (
+    Message,
+    Plan,
+    PlanArrays,
+    order_rows,
+    plan_arrays,
+    positions,
+)
 
 
 class Lowered(NamedTuple):
@@ -42,17 +51,16 @@ class _Events(NamedTuple):
 
 def first_uses(graph: Graph, plan: PlanArrays) -> list[int]:
     """Return, for each message, the op of the receiver that reads it first."""
-    a = graph.arrays
-    position = {op: i for row in order_rows(plan) for i, op in enumerate(row)}
-    place = plan.place.tolist()
-    uses: list[int] = []
-    for tensor, target in zip(
-        plan.message_tensor.tolist(), plan.message_target.tolist(), strict=True
-    ):
-        readers = a.consumer_op[a.consumer_ptr[tensor] : a.consumer_ptr[tensor + 1]].tolist()
-        here = [op for op in readers if place[op] == target]
-        uses.append(min(here, key=position.__getitem__))
-    return uses
+    a, k = graph.arrays, plan.num_devices
+    tensor = np.repeat(np.arange(a.num_tensors), np.diff(a.consumer_ptr))
+    device = plan.place[a.consumer_op]
+    is_remote = plan.place[a.tensor_op[tensor]] != device
+    readers, codes = a.consumer_op[is_remote], (tensor * k + device)[is_remote]
+    by_position = np.lexsort((positions(plan)[readers], codes))
+    read, first = np.unique(codes[by_position], return_index=True)
+    wanted = plan.message_tensor * k + plan.message_target
+    assert np.isin(wanted, read).all(), "a message that nobody reads"
+    return readers[by_position][first[np.searchsorted(read, wanted)]].tolist()
 
 
 def _event_edges(graph: Graph, plan: PlanArrays, first_use: list[int]) -> Iterator[tuple[int, int]]:
@@ -97,6 +105,8 @@ def message_order(graph: Graph, plan: PlanArrays) -> list[int]:
         InvalidPlanError: E411, if the events have a cycle: the plan would deadlock.
     """
     n, m = graph.arrays.num_ops, len(plan.message_tensor)
+    if _is_possible(graph, plan):
+        return list(range(m))
     events = _events(graph, plan)
     chained = _Events([list(row) for row in events.successors], list(events.missing))
     for number in range(m - 1):
@@ -109,6 +119,33 @@ def message_order(graph: Graph, plan: PlanArrays) -> list[int]:
         stuck = sorted(set(range(2 * n + m)) - set(order))
         raise InvalidPlanError(_cycle_text(graph, plan, events, stuck), code="E411")
     return [node - 2 * n for node in order if node >= 2 * n]
+
+
+def _is_possible(graph: Graph, plan: PlanArrays) -> bool:
+    """Whether messages can run in the planner's order; False also where that is not quickly told.
+
+    If each message comes after the one before, a rank that waits for one of those that are left
+    has run all ops up to the first that needs any of them. So message i can run if on either side
+    what it needs comes before what needs a message from i on: a minimum from the end, per rank.
+    Event 2 p is that a rank reaches its op at position p, 2 p + 1 that it runs. O(k messages).
+    """
+    a, position = graph.arrays, positions(plan)
+    later = np.repeat(np.arange(a.num_ops), np.diff(a.after_ptr))
+    is_here = plan.place[later] == plan.place[a.after_op]
+    if not (is_here & (position[a.after_op] < position[later])).all():
+        return False
+    made = 2 * position[a.tensor_op[plan.message_tensor]] + 1
+    posted = 2 * position[plan.message_post]
+    read = 2 * position[np.array(first_uses(graph, plan), dtype=np.int64)] + 1
+    never = 2 * a.num_ops
+    held = np.where(plan.message_hold < 0, never, 2 * position[plan.message_hold] + 2)
+    for device in range(plan.num_devices):
+        sends, receives = plan.message_source == device, plan.message_target == device
+        blocked = np.minimum(np.where(receives, read, never), np.where(sends, held, never))
+        first = np.minimum.accumulate(blocked[::-1])[::-1]
+        if (made >= first)[sends].any() or (posted >= first)[receives].any():
+            return False
+    return True
 
 
 def _sorted_events(events: _Events, first_message: int) -> list[int]:
@@ -178,11 +215,12 @@ class _End(NamedTuple):
 def _ends(graph: Graph, plan: PlanArrays, order: list[int]) -> list[list[_End]]:
     """Return the messages of each rank, in the global order."""
     rows = order_rows(plan)
-    position = {op: at for row in rows for at, op in enumerate(row)}
+    position: list[int] = positions(plan).tolist()
     producer = graph.arrays.tensor_op[plan.message_tensor].tolist()
     source: list[int] = plan.message_source.tolist()
     target: list[int] = plan.message_target.tolist()
-    post, hold = plan.message_post.tolist(), plan.message_hold.tolist()
+    post: list[int] = plan.message_post.tolist()
+    hold: list[int] = plan.message_hold.tolist()
     first_use = first_uses(graph, plan)
     ends: list[list[_End]] = [[] for _ in rows]
     for new, old in enumerate(order):
@@ -195,80 +233,84 @@ def _ends(graph: Graph, plan: PlanArrays, order: list[int]) -> list[list[_End]]:
 
 def _rank_actions(
     graph: Graph, row: list[int], ends: list[_End], frees: dict[int, list[tuple[str, ...]]]
-) -> Iterator[Action]:
-    posts: list[list[_End]] = [[] for _ in range(len(row) + 1)]
-    holds: list[list[int]] = [[] for _ in posts]
-    arrivals: list[list[int]] = [[] for _ in posts]
-    allocations: list[list[int]] = [[] for _ in posts]
+) -> list[Action]:
+    posts: dict[int, list[_End]] = {}
+    holds: dict[int, list[Action]] = {}
+    arrivals: dict[int, list[Action]] = {}
+    allocations: dict[int, list[Action]] = {}
     slot = 0
     for end in ends:
         slot = max(slot, end.post)
-        posts[slot].append(end)
-        (holds if end.sends else arrivals)[end.until].append(end.number)
+        posts.setdefault(slot, []).append(end)
+        (holds if end.sends else arrivals).setdefault(end.until, []).append(Wait(end.number))
         if not end.sends:
-            allocations[end.post].append(end.number)
+            allocations.setdefault(end.post, []).append(Allocate(end.number))
 
     def post(end: _End) -> Action:
         return (Send if end.sends else Receive)(end.number)
 
-    for slot, here in enumerate(posts):
+    found: list[Action] = []
+    for slot in range(len(row) + 1):
+        here = posts.get(slot, ())
         # What is received at its own slot waits for the memory of what is freed there.
         early = next((i for i, e in enumerate(here) if not e.sends and e.post == slot), len(here))
-        yield from (post(end) for end in here[:early])
-        if slot:
-            yield from (Wait(number) for number in holds[slot - 1])
-            yield from (Free(names) for names in frees.get(slot - 1, []))
-        yield from (Allocate(number) for number in allocations[slot])
-        yield from (post(end) for end in here[early:])
-        yield from (Wait(number) for number in arrivals[slot])
+        found += map(post, here[:early])
+        found += holds.get(slot - 1, ())
+        found += map(Free, frees.get(slot - 1, ()))
+        found += allocations.get(slot, ())
+        found += map(post, here[early:])
+        found += arrivals.get(slot, ())
         if slot < len(row):
-            yield Compute(graph.ops[row[slot]].name)
-    yield from (Wait(number) for number in holds[len(row)])
-    yield from (Free(names) for names in frees.get(len(row), []))
+            found.append(Compute(graph.ops[row[slot]].name))
+    found += holds.get(len(row), ())
+    found += map(Free, frees.get(len(row), ()))
+    return found
 
 
 def _frees(graph: Graph, plan: PlanArrays) -> list[dict[int, list[tuple[str, ...]]]]:
     """By rank and position, the names that share each storage that is released after it."""
     names = [tensor.name for op in graph.ops for tensor in op.outputs]
-    place = plan.place[graph.arrays.tensor_op].tolist()
-    alias = graph.arrays.tensor_alias.tolist()
-    sharing: dict[tuple[int, int], list[str]] = {}
-    rows = order_rows(plan)
-    for device, row in enumerate(rows):
-        for tensor in _outputs(graph, row):
-            owner = tensor
-            while place[owner] == device and alias[owner] >= 0:
-                owner = alias[owner]
-            if owner != tensor:
-                sharing.setdefault((owner, device), []).append(names[tensor])
-    frees: list[dict[int, list[tuple[str, ...]]]] = [{} for _ in rows]
-    for device, storages in enumerate(device_storages(graph, plan)):
-        for storage in storages:
-            if storage.allocated < 0:
-                continue
-            at = len(rows[device]) if storage.released < 0 else storage.released
-            group = (names[storage.tensor], *sharing.get((storage.tensor, device), []))
-            frees[device].setdefault(at, []).append(group)
+    sharing = _sharing(graph, plan, names)
+    found = all_storages(graph, plan)
+    lengths = np.diff(plan.order_ptr)
+    at = np.where(found.released < 0, lengths[found.device], found.released)
+    table = np.stack([found.device, found.tensor, at], axis=1)
+    rows: list[list[int]] = table[found.allocated >= 0].tolist()
+    frees: list[dict[int, list[tuple[str, ...]]]] = [{} for _ in range(plan.num_devices)]
+    for device, tensor, position in rows:
+        group = (names[tensor], *sharing.get((tensor, device), ()))
+        frees[device].setdefault(position, []).append(group)
     return frees
 
 
-def _outputs(graph: Graph, row: list[int]) -> Iterator[int]:
-    ptr = graph.arrays.output_ptr.tolist()
-    for op in row:
-        yield from range(ptr[op], ptr[op + 1])
+def _sharing(
+    graph: Graph, plan: PlanArrays, names: Sequence[str]
+) -> dict[tuple[int, int], list[str]]:
+    """By owner of a storage and device, the names of the others that share it, as they are made."""
+    a = graph.arrays
+    roots = storage_roots(a, plan)
+    views = np.flatnonzero(roots != np.arange(len(roots)))
+    views = views[np.lexsort((views, positions(plan)[a.tensor_op[views]]))]
+    home = plan.place[a.tensor_op[views]]
+    rows: list[list[int]] = np.stack([views, roots[views] % len(roots), home], axis=1).tolist()
+    sharing: dict[tuple[int, int], list[str]] = {}
+    for tensor, owner, device in rows:
+        sharing.setdefault((owner, device), []).append(names[tensor])
+    return sharing
 
 
-def lower(graph: Graph, plan: Plan) -> Lowered:
+def lower(graph: Graph, plan: Plan, arrays: PlanArrays | None = None) -> Lowered:
     """Return the messages in their global order and the action list of each rank.
 
     Args:
         graph: The graph that the plan is for.
         plan: Valid for it, see `plan.check`.
+        arrays: The plan by numbers, if they are known.
 
     Raises:
         InvalidPlanError: E411, if the plan would deadlock.
     """
-    arrays = plan_arrays(graph, plan)
+    arrays = arrays or plan_arrays(graph, plan)
     order = message_order(graph, arrays)
     ranks = tuple(
         tuple(_rank_actions(graph, row, ends, frees))

@@ -4,17 +4,22 @@ No clock: for each op in a device's order, allocate the receive buffers posted b
 messages that are received into a tensor that is there already), its workspace and its own outputs;
 then release the workspace and every storage whose last use on the device has passed and which no
 message holds. The peak is the same number in the checker, the judge, the runtime's prediction and
-the limit. `sim.peak` is the kernel for planners; tests hold the two equal.
+the limit. `sim.peak` is the kernel for planners; tests hold the two equal. Numpy only: ranks use
+this, and must not load a compiler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from typing import NamedTuple
 
-from pardnn.graph.csr import RESIDUAL
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.graph.ir import Graph
-from pardnn.plan.plan import PlanArrays, order_rows
+from pardnn.plan.plan import PlanArrays, positions
 
 
 class Storage(NamedTuple):
@@ -35,103 +40,130 @@ class Storage(NamedTuple):
     message: int
 
 
+class Storages(NamedTuple):
+    """All storages of a step: the fields of `Storage` as columns, and the device of each.
+
+    Those of one device are in a row, received copies first, else as they are allocated.
+    """
+
+    device: Int64[ndarray, " s"]
+    tensor: Int64[ndarray, " s"]
+    bytes: Int64[ndarray, " s"]
+    allocated: Int64[ndarray, " s"]
+    released: Int64[ndarray, " s"]
+    message: Int64[ndarray, " s"]
+
+
 def device_storages(graph: Graph, plan: PlanArrays) -> list[list[Storage]]:
     """Return the storages of each device, in the order in which they are allocated.
 
-    O(ops + tensors + edges + messages).
+    As `all_storages`, as objects.
     """
+    found = all_storages(graph, plan)
+    ends = np.searchsorted(found.device, np.arange(plan.num_devices + 1)).tolist()
+    rows = list(map(Storage, *(column.tolist() for column in found[1:])))
+    return [rows[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+def storage_roots(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " t"]:
+    """Return whose storage each tensor has on the device that computes it.
+
+    That is a tensor that is computed there, or t + i for the received copy of tensor i. Aliases
+    are followed by pointer doubling, O(t log t).
+    """
+    alias, num_tensors = arrays.tensor_alias, arrays.num_tensors
+    home = plan.place[arrays.tensor_op]
+    above = np.arange(2 * num_tensors)
+    views = np.flatnonzero(alias >= 0)
+    of = alias[views]
+    above[views] = np.where(home[of] == home[views], of, of + num_tensors)
+    while True:
+        further = above[above]
+        if np.array_equal(further, above):
+            return above[:num_tensors]
+        above = further
+
+
+def all_storages(graph: Graph, plan: PlanArrays) -> Storages:
+    """Return the storages of every device. O((ops + tensors + edges + messages) log)."""
     a = graph.arrays
-    rows = order_rows(plan)
-    position = {op: i for row in rows for i, op in enumerate(row)}
-    place = plan.place.tolist()
-    received: list[list[tuple[int, int]]] = [[] for _ in rows]  # (tensor, message), by device
-    tensors: list[int] = plan.message_tensor.tolist()
-    targets: list[int] = plan.message_target.tolist()
-    for number, target in enumerate(targets):
-        received[target].append((tensors[number], number))
-    producer, alias = a.tensor_op.tolist(), a.tensor_alias.tolist()
-
-    def owner(tensor: int, device: int) -> int:
-        """Follow aliases while they lead to a tensor computed on this device."""
-        while place[producer[tensor]] == device and alias[tensor] >= 0:
-            tensor = alias[tensor]
-        return tensor
-
-    last_use: dict[tuple[int, int], int] = {}  # (owning tensor, device) -> position
-
-    def use(tensor: int, device: int, at: int) -> None:
-        key = (owner(tensor, device), device)
-        last_use[key] = max(last_use.get(key, -1), at)
-
-    for device, row in enumerate(rows):
-        for at, op in enumerate(row):
-            for tensor in a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]].tolist():
-                use(tensor, device, at)
-            for tensor in range(a.output_ptr[op], a.output_ptr[op + 1]):
-                use(tensor, device, at)
-    never = len(place)  # after every position
-    for tensor, source, hold in _sends(plan):
-        use(tensor, source, never if hold < 0 else position[hold])
-    return [
-        list(_storages(graph, plan, device, row, position, received[device], last_use))
-        for device, row in enumerate(rows)
-    ]
+    position, last = positions(plan), _last_uses(graph.arrays, plan)
+    home = plan.place[a.tensor_op]
+    own = np.flatnonzero(a.tensor_alias < 0)
+    own = own[np.lexsort((own, position[a.tensor_op[own]], home[own]))]
+    is_residual = a.memory[a.tensor_op[own]] == RESIDUAL
+    made = np.where(is_residual, -1, position[a.tensor_op[own]])
+    numbers = np.argsort(plan.message_target, kind="stable")
+    post = position[plan.message_post[numbers]]
+    ends = np.maximum(last[a.num_tensors + numbers], post)
+    sizes = a.tensor_bytes[plan.message_tensor[numbers]]
+    if len(plan.message_into):
+        sizes = np.where(plan.message_into[numbers] >= 0, 0, sizes)
+    device = np.concatenate([plan.message_target[numbers], home[own]])
+    length = np.diff(plan.order_ptr)[device]
+    released = np.concatenate([ends, np.where(is_residual, a.num_ops, last[own])])
+    by_device = np.argsort(device, kind="stable")
+    columns = (
+        device,
+        np.concatenate([plan.message_tensor[numbers], own]),
+        np.concatenate([sizes, a.tensor_bytes[own]]),
+        np.concatenate([post, made]),
+        np.where(released >= length, -1, released),  # a view of a copy may be sent on
+        np.concatenate([numbers, np.full(len(own), -1)]),
+    )
+    return Storages(*(column[by_device].astype(np.int64) for column in columns))
 
 
-def _sends(plan: PlanArrays) -> Iterator[tuple[int, int, int]]:
-    """Yield tensor, sender and the op until which it is held, of each message."""
-    columns = (plan.message_tensor, plan.message_source, plan.message_hold)
-    yield from zip(*(column.tolist() for column in columns), strict=True)
+def _last_uses(a: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " s"]:
+    """Return the position of the last use of each storage, n if it is held to the end.
 
-
-def _storages(
-    graph: Graph,
-    plan: PlanArrays,
-    device: int,
-    row: list[int],
-    position: dict[int, int],
-    received: list[tuple[int, int]],
-    last_use: dict[tuple[int, int], int],
-) -> Iterator[Storage]:
-    a = graph.arrays
-    sizes = a.tensor_bytes
-    placed = plan.message_into >= 0
-    for tensor, number in received:
-        post = position[int(plan.message_post[number])]
-        end = max(last_use.get((tensor, device), -1), post)
-        released = -1 if end >= len(row) else end  # a view of the copy may be sent on
-        is_new = not (len(placed) and placed[number])
-        yield Storage(tensor, int(sizes[tensor]) * is_new, post, released, number)
-    for at, op in enumerate(row):
-        for tensor in range(a.output_ptr[op], a.output_ptr[op + 1]):
-            if a.tensor_alias[tensor] >= 0:
-                continue
-            residual = a.memory[op] == RESIDUAL
-            end = last_use[tensor, device]
-            released = -1 if residual or end >= len(row) else end
-            yield Storage(tensor, int(sizes[tensor]), -1 if residual else at, released, -1)
+    Storage i < t is that of tensor i where it is computed; t + i is the copy of message i.
+    """
+    n, t, k = a.num_ops, a.num_tensors, max(plan.num_devices, 1)
+    position, roots = positions(plan), storage_roots(a, plan)
+    home = plan.place[a.tensor_op]
+    readers = np.repeat(np.arange(n), np.diff(a.input_ptr))
+    held = np.where(plan.message_hold < 0, n, position[plan.message_hold])
+    tensor = np.concatenate([a.input_tensor, np.arange(t), plan.message_tensor])
+    device = np.concatenate([plan.place[readers], home, plan.message_source])
+    at = np.concatenate([position[readers], position[a.tensor_op], held])
+    root = np.where(home[tensor] == device, roots[tensor], t + tensor)
+    last = np.full(t + len(plan.message_tensor), -1, dtype=np.int64)
+    is_own = root < t
+    np.maximum.at(last, root[is_own], at[is_own])
+    copies = (root[~is_own] - t) * k + device[~is_own]
+    delivered, which = np.unique(plan.message_tensor * k + plan.message_target, return_inverse=True)
+    if not len(delivered):
+        return last
+    row = np.minimum(np.searchsorted(delivered, copies), len(delivered) - 1)
+    is_there = delivered[row] == copies
+    used = np.full(len(delivered), -1, dtype=np.int64)
+    np.maximum.at(used, row[is_there], at[~is_own][is_there])
+    last[t:] = used[which.reshape(-1)]
+    return last
 
 
 def memory_curves(graph: Graph, plan: PlanArrays) -> list[list[int]]:
     """Return, per device, the bytes held while each op of its order runs."""
-    curves: list[list[int]] = []
-    workspace = graph.arrays.workspace
-    for row, storages in zip(order_rows(plan), device_storages(graph, plan), strict=True):
-        change = [0] * (len(row) + 1)
-        held = 0
-        for storage in storages:
-            if storage.allocated < 0:
-                held += storage.bytes
-                continue
-            change[storage.allocated] += storage.bytes
-            if storage.released >= 0:
-                change[storage.released + 1] -= storage.bytes
-        curve: list[int] = []
-        for at, op in enumerate(row):
-            held += change[at]
-            curve.append(held + int(workspace[op]))
-        curves.append(curve)
-    return curves
+    found = all_storages(graph, plan)
+    is_there = found.allocated < 0
+    first = plan.order_ptr[found.device]
+    change = np.zeros(graph.arrays.num_ops + 1, dtype=np.int64)
+    np.add.at(change, (first + found.allocated)[~is_there], found.bytes[~is_there])
+    is_freed = ~is_there & (found.released >= 0)
+    length = np.diff(plan.order_ptr)[found.device]
+    is_freed &= found.released + 1 < length  # else with the next device's first op
+    np.subtract.at(change, (first + found.released + 1)[is_freed], found.bytes[is_freed])
+    residual = np.zeros(plan.num_devices, dtype=np.int64)
+    np.add.at(residual, found.device[is_there], found.bytes[is_there])
+    workspace = graph.arrays.workspace[plan.order_op]
+    return [
+        (held + np.cumsum(change[begin:end]) + workspace[begin:end]).tolist()
+        for held, begin, end in zip(
+            residual.tolist(), plan.order_ptr[:-1].tolist(), plan.order_ptr[1:].tolist(),
+            strict=True,
+        )
+    ]  # fmt: skip
 
 
 def peak_bytes(graph: Graph, plan: PlanArrays) -> list[int]:

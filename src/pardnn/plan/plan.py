@@ -135,6 +135,14 @@ def order_rows(arrays: PlanArrays) -> list[list[int]]:
     return [row.tolist() for row in np.split(arrays.order_op, arrays.order_ptr[1:-1])]
 
 
+def positions(arrays: PlanArrays) -> Int64[ndarray, " n"]:
+    """Return where each op stands in the order of its device."""
+    found = np.empty(len(arrays.place), dtype=np.int64)
+    first = np.repeat(arrays.order_ptr[:-1], np.diff(arrays.order_ptr))
+    found[arrays.order_op] = np.arange(len(arrays.order_op)) - first
+    return found
+
+
 def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
     """Return the plan by numbers.
 

@@ -15,12 +15,12 @@ Part = tuple[int, Box]
 
 def lengths(box: Box) -> tuple[int, ...]:
     """Return the shape of a box."""
-    return tuple(end - begin for begin, end in box)
+    return tuple([end - begin for begin, end in box])
 
 
 def whole(shape: Sequence[int]) -> Box:
     """Return the box that is all of a tensor."""
-    return tuple((0, size) for size in shape)
+    return tuple([(0, size) for size in shape])
 
 
 def volume(box: Box) -> int:
@@ -62,14 +62,15 @@ def minus(box: Box, hole: Box) -> list[Box]:
     return rest
 
 
+@functools.lru_cache(maxsize=1 << 15)
 def cover(
-    box: Box, held: Sequence[Box | None], order: Sequence[int]
+    box: Box, held: tuple[Box | None, ...], order: tuple[int, ...]
 ) -> tuple[tuple[Part, ...], bool]:
     """Return from which devices to take which parts of a box, and whether that is all of it.
 
     Args:
         box: What is needed.
-        held: What each device has.
+        held: What each device has; equal questions of equal layers are answered once.
         order: Devices, those to ask first first. O(devices x parts).
     """
     missing = [box] if volume(box) else []

@@ -13,22 +13,28 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import numpy as np
 
 from pardnn.cluster import Cluster
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph
 from pardnn.plan.partition import FETCH, JOIN, REDUCE, SLICE
-from pardnn.plan.plan import Message, Plan
+from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays, positions
 
 
-class _Moves(NamedTuple):
-    """New places: of ops by name, and of receives by number of the message; in old positions."""
+class Moved(NamedTuple):
+    """A plan by numbers after its transfers were moved.
 
-    ops: dict[str, float]
-    posts: dict[int, float]
+    Attributes:
+        arrays: The plan.
+        messages: Number that each message had before.
+    """
+
+    arrays: PlanArrays
+    messages: list[int]
 
 
 def overlapped(
@@ -47,156 +53,208 @@ def overlapped(
         cluster: Tells how long transfers take.
         lead: How much of a transfer's time to leave between its begin and its end.
     """
-    mover = _Mover(parts, plan, seconds, cluster, lead)
-    moves = _Moves({}, {})
-    for row in plan.order:
-        mover.earlier(row, moves)
-    for device, row in enumerate(plan.order):
-        mover.later(device, row, moves)
-    rows = tuple(
-        tuple(sorted(row, key=lambda name: moves.ops.get(name, mover.at[name])))
-        for row in plan.order
-    )
-    keys = [[mover.there(name, moves) for name in row] for row in rows]
-    now = {name: i for row in rows for i, name in enumerate(row)}
+    arrays = plan_arrays(parts, plan)
+    return plan_of(parts, plan, Mover(parts, arrays, seconds, cluster).moved(lead))
+
+
+def plan_of(parts: Graph, plan: Plan, moved: Moved) -> Plan:
+    """Return a plan after its transfers were moved, by names."""
+    names = [op.name for op in parts.ops]
+    rows = np.split(moved.arrays.order_op, moved.arrays.order_ptr[1:-1])
+    posts: list[int] = moved.arrays.message_post.tolist()
     messages = [
-        mover.posted(n, m, moves, rows[m.target], keys[m.target], now)
-        for n, m in enumerate(plan.messages)
+        _posted(plan.messages[number], names[post])
+        for number, post in zip(moved.messages, posts, strict=True)
     ]
-    order = sorted(range(len(messages)), key=lambda n: max(moves.posts[n], mover.made(n, moves)))
-    return dataclasses.replace(plan, order=rows, messages=tuple(messages[n] for n in order))
+    order = tuple(tuple(names[op] for op in row.tolist()) for row in rows)
+    return dataclasses.replace(plan, order=order, messages=tuple(messages))
+
+
+def _posted(m: Message, before: str) -> Message:
+    if m.post_before == before:
+        return m
+    return Message(
+        tensor=m.tensor,
+        source=m.source,
+        target=m.target,
+        post_before=before,
+        hold_until=m.hold_until,
+        into=m.into,
+    )
+
+
+class _Moves(NamedTuple):
+    """New places, in old positions.
+
+    Attributes:
+        lead: Seconds that the messages which an op waits for take, by op.
+        there: Of ops.
+        is_moved: By op.
+    """
+
+    lead: dict[int, float]
+    there: list[float]
+    is_moved: list[bool]
 
 
 @final
-class _Mover:
-    """What is known of the plan while things are moved.
+class Mover:
+    """What is known of a plan whose transfers are moved, ops and tensors by their number.
 
-    Attributes:
-        at: Position of each op in its device's order.
-        lead: Seconds that the messages which an op waits for take.
+    Args:
+        parts: The partitioned graph.
+        arrays: The plan, as `spread` makes it.
+        seconds: Per device, of each op in its order.
+        cluster: Tells how long transfers take.
     """
 
     def __init__(
         self,
         parts: Graph,
-        plan: Plan,
+        arrays: PlanArrays,
         seconds: Sequence[Sequence[float]],
         cluster: Cluster,
-        share: float,
     ) -> None:
-        self.plan = plan
-        self.ops = {op.name: op for op in parts.ops}
-        self.place = plan.placement
-        self.producer = {t.name: op.name for op in parts.ops for t in op.outputs}
-        self.at = {name: float(i) for row in plan.order for i, name in enumerate(row)}
+        self.plan = arrays
+        self.rows: list[list[int]] = [
+            row.tolist() for row in np.split(arrays.order_op, arrays.order_ptr[1:-1])
+        ]
+        self.at: list[int] = positions(arrays).tolist()
+        self.place: list[int] = arrays.place.tolist()
         self.clock = [np.concatenate([[0.0], np.cumsum(row)]).tolist() for row in seconds]
-        sizes = {t.name: t.bytes for op in parts.ops for t in op.outputs}
-        readers: dict[str, list[Op]] = {}
-        for op in parts.ops:
-            for name in (*op.inputs, *(f"after {other}" for other in op.after)):
-                readers.setdefault(name, []).append(op)
-        self.readers: Mapping[str, list[Op]] = readers
-        self.lead: dict[str, float] = {}
-        self.sent: dict[str, list[int]] = {}
-        self.landing: dict[str, list[int]] = {}
-        latency, bandwidth = cluster.arrays.latency, cluster.arrays.bandwidth
-        for number, message in enumerate(plan.messages):
-            ends = message.source, message.target
-            takes = share * float(latency[ends] + sizes[message.tensor] / bandwidth[ends])
-            reader = message.post_before
-            self.lead[reader] = max(self.lead.get(reader, 0.0), takes)
-            self.sent.setdefault(message.tensor, []).append(number)
-            if message.into is not None:
-                self.landing.setdefault(message.into, []).append(number)
+        self.kinds = [op.kind for op in parts.ops]
+        a = parts.arrays
+        self.producer: list[int] = a.tensor_op.tolist()
+        self.outputs = _rows(a.output_ptr, np.arange(a.num_tensors))
+        self.inputs = _rows(a.input_ptr, a.input_tensor)
+        self.after = _rows(a.after_ptr, a.after_op)
+        self.before_of = _rows(a.before_ptr, a.before_op)
+        self.readers = _rows(a.consumer_ptr, a.consumer_op)
+        self.tensors: list[int] = arrays.message_tensor.tolist()
+        self.posts: list[int] = arrays.message_post.tolist()
+        self.into: list[int] = arrays.message_into.tolist() or [-1] * len(self.posts)
+        self.sent: dict[int, list[int]] = {}
+        for number, (tensor, into) in enumerate(zip(self.tensors, self.into, strict=True)):
+            self.sent.setdefault(tensor, []).append(number)
+            if into >= 0:
+                self.sent.setdefault(into, []).append(number)
+        ends = arrays.message_source, arrays.message_target
+        latency, bandwidth = cluster.arrays.latency[ends], cluster.arrays.bandwidth[ends]
+        self.takes = latency + a.tensor_bytes[arrays.message_tensor] / bandwidth
 
-    def before(self, device: int, position: float, seconds: float) -> int:
+    def moved(self, lead: float) -> Moved:
+        """Return the plan with so much of each transfer's time between its begin and its end."""
+        leads: dict[int, float] = {}
+        for op, takes in zip(self.posts, (lead * self.takes).tolist(), strict=True):
+            leads[op] = max(leads.get(op, 0.0), takes)
+        moves = _Moves(leads, [float(at) for at in self.at], [False] * len(self.at))
+        for row in self.rows:
+            self.earlier(row, moves)
+        for device, row in enumerate(self.rows):
+            self.later(device, row, moves)
+        there = moves.there
+        rows = [sorted(row, key=there.__getitem__) for row in self.rows]
+        keys = [[there[op] for op in row] for row in rows]
+        order_op = np.array([op for row in rows for op in row], dtype=np.int64)
+        plan = self.plan._replace(order_op=order_op)
+        now: list[int] = positions(plan).tolist()
+        targets: list[int] = plan.message_target.tolist()
+        slots: list[float] = []
+        posts: list[int] = []
+        for number, device in enumerate(targets):
+            slot, at = self.posted(number, moves, keys[device], now)
+            slots.append(max(slot, there[self.producer[self.tensors[number]]]))
+            posts.append(rows[device][at])
+        order = sorted(range(len(slots)), key=slots.__getitem__)
+        plan = plan._replace(message_post=np.array(posts, dtype=np.int64))
+        columns = (column[order] if len(column) else column for column in plan[3:])
+        return Moved(PlanArrays(*plan[:3], *columns), order)
+
+    def before(self, device: int, position: int, seconds: float) -> int:
         """Return the last position from which that much is computed up to a position."""
         clock = self.clock[device]
-        return max(bisect.bisect_right(clock, clock[int(position)] - seconds) - 1, 0)
+        return max(bisect.bisect_right(clock, clock[position] - seconds) - 1, 0)
 
-    def earlier(self, row: Sequence[str], moves: _Moves) -> None:
+    def earlier(self, row: Sequence[int], moves: _Moves) -> None:
         """Move what is cut out for others, and the receives of it."""
-        for name in row:
-            op = self.ops[name]
-            numbers = [n for t in op.outputs for n in self.sent.get(t.name, [])]
-            numbers += [n for t in op.outputs for n in self.landing.get(t.name, [])]
-            if op.kind == SLICE and not numbers:  # to be packed first
-                numbers = [
-                    n
-                    for reader in self.readers.get(op.outputs[0].name, [])
-                    for n in self.sent.get(reader.outputs[0].name, [])
-                    if reader.kind == FETCH
-                ]
-            if op.kind not in (SLICE, FETCH) or not numbers:
+        for op in row:
+            kind = self.kinds[op]
+            if kind not in (SLICE, FETCH):
                 continue
-            lead = max(self.lead[self.plan.messages[n].post_before] for n in numbers)
-            device = self.place[name]
-            wanted = self.before(device, self.at[name], lead)
-            earliest = max((self.there(other, moves) for other in self.needed(op)), default=-1.0)
-            moves.ops[name] = min(max(wanted - 0.5, earliest), self.at[name])
+            numbers = [n for t in self.outputs[op] for n in self.sent.get(t, ())]
+            if kind == SLICE and not numbers:  # to be packed first
+                readers = self.readers[self.outputs[op][0]]
+                packs = [reader for reader in readers if self.kinds[reader] == FETCH]
+                first = [self.outputs[reader][0] for reader in packs]
+                numbers = [n for t in first for n in self.carried(t)]
+            if not numbers:
+                continue
+            lead = max(moves.lead[self.posts[n]] for n in numbers)
+            wanted = self.before(self.place[op], self.at[op], lead)
+            earliest = max((moves.there[other] for other in self.needed(op)), default=-1.0)
+            moves.there[op] = min(max(wanted - 0.5, earliest), float(self.at[op]))
+            moves.is_moved[op] = True
 
-    def needed(self, op: Op) -> list[str]:
+    def carried(self, tensor: int) -> list[int]:
+        """Return the messages that carry a tensor."""
+        return [n for n in self.sent.get(tensor, ()) if self.tensors[n] == tensor]
+
+    def needed(self, op: int) -> list[int]:
         """Return the ops on the same device that must come before."""
-        made = [self.producer[t] for t in op.inputs]
-        return [n for n in (*made, *op.after) if self.place[n] == self.place[op.name]]
+        made = [self.producer[t] for t in self.inputs[op]]
+        return [n for n in (*made, *self.after[op]) if self.place[n] == self.place[op]]
 
-    def there(self, name: str, moves: _Moves) -> float:
-        """Return where an op is now."""
-        return moves.ops.get(name, self.at[name])
-
-    def made(self, number: int, moves: _Moves) -> float:
-        """Return where a message's tensor is made."""
-        return self.there(self.producer[self.plan.messages[number].tensor], moves)
-
-    def later(self, device: int, row: Sequence[str], moves: _Moves) -> None:
+    def later(self, device: int, row: Sequence[int], moves: _Moves) -> None:
         """Move what is put together of received pieces towards its first reader."""
-        for name in reversed(row):
-            op = self.ops[name]
-            if op.kind not in (FETCH, JOIN, REDUCE) or name in moves.ops:
+        clock, there, leads = self.clock[device], moves.there, moves.lead
+        for op in reversed(row):
+            kind = self.kinds[op]
+            if kind not in (FETCH, JOIN, REDUCE) or moves.is_moved[op]:
                 continue
-            lead = self.lead.get(name, 0.0)
-            chained = [r for t in op.inputs for r in (self.producer[t],) if r in self.lead]
-            lead = max([lead, *(self.lead[r] for r in chained if self.ops[r].kind == FETCH)])
-            used = [r for t in op.outputs for r in self.readers.get(t.name, [])]
-            used += self.readers.get(f"after {name}", [])
-            last = min((self.there(r.name, moves) for r in used), default=float(len(row)))
-            clock = self.clock[device]
-            wanted = bisect.bisect_left(clock, clock[int(self.at[name])] + lead)
-            if lead and min(wanted, last) > self.at[name] + 1:
-                moves.ops[name] = min(wanted - 0.5, last)
-                if op.kind == JOIN:  # its buffer need not be there earlier, too
-                    moves.ops.pop(self.producer[op.inputs[0]], None)
+            lead = leads.get(op, 0.0)
+            for tensor in self.inputs[op]:
+                made = self.producer[tensor]
+                if made in leads and self.kinds[made] == FETCH:
+                    lead = max(lead, leads[made])
+            used = [r for t in self.outputs[op] for r in self.readers[t]]
+            last = min((there[r] for r in (*used, *self.before_of[op])), default=float(len(row)))
+            wanted = bisect.bisect_left(clock, clock[self.at[op]] + lead)
+            if lead and min(wanted, last) > self.at[op] + 1:
+                there[op] = min(wanted - 0.5, last)
+                moves.is_moved[op] = True
+                if kind == JOIN:  # its buffer need not be there earlier, too
+                    buffer = self.producer[self.inputs[op][0]]
+                    there[buffer], moves.is_moved[buffer] = float(self.at[buffer]), False
 
     def posted(
-        self,
-        number: int,
-        m: Message,
-        moves: _Moves,
-        row: Sequence[str],
-        keys: Sequence[float],
-        now: Mapping[str, int],
-    ) -> Message:
-        """Return a message with its receive posted where its transfer can begin.
+        self, number: int, moves: _Moves, keys: Sequence[float], now: Sequence[int]
+    ) -> tuple[float, int]:
+        """Return where a receive is posted so that its transfer can begin.
 
         Args:
             number: Of the message.
-            m: The message.
             moves: What was moved.
-            row: New order of the receiver.
-            keys: Places of its ops, in old positions.
+            keys: Places of the receiver's ops in their new order, in old positions.
             now: New positions of ops.
+
+        Returns:
+            The place, in old positions, and the new position of the op before which that is.
         """
-        reader = m.post_before
-        old = self.at[reader]
-        piece = self.producer[m.tensor]
+        reader, there = self.posts[number], moves.there
+        old = float(self.at[reader])
+        piece = self.producer[self.tensors[number]]
         # Devices do the same at the same place, so the receiver moves as far as the sender does.
-        early = old - (self.at[piece] - self.there(piece, moves))
-        slot = old - 0.5 if self.there(reader, moves) > old else early
+        early = old - (self.at[piece] - there[piece])
+        slot = old - 0.5 if there[reader] > old else early
         first = 0
-        if m.into is not None:
-            first = now[self.producer[m.into]] + 1
+        if self.into[number] >= 0:
+            first = now[self.producer[self.into[number]]] + 1
             slot = max(slot, keys[first - 1])
-        moves.posts[number] = slot
         # Not before its place is there, even where all wait for another region that moved up.
-        at = max(min(bisect.bisect_left(keys, slot), now[reader]), first)
-        return dataclasses.replace(m, post_before=row[at])
+        return slot, max(min(bisect.bisect_left(keys, slot), now[reader]), first)
+
+
+def _rows(ptr: np.ndarray, index: np.ndarray) -> list[list[int]]:
+    """Return compressed sparse rows as lists."""
+    ends, found = ptr.tolist(), index.tolist()
+    return [found[begin:end] for begin, end in itertools.pairwise(ends)]

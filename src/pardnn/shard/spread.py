@@ -30,8 +30,9 @@ from pardnn.plan.plan import Plan
 from pardnn.shard.registry import description_of
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spread_build import Builder, box_list, part
-from pardnn.shard.spread_calls import cut_work, run
+from pardnn.shard.spread_calls import run
 from pardnn.shard.spread_draws import draw, is_drawn
+from pardnn.shard.spread_work import cut_work
 
 
 def spread(graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: int = 0) -> Plan:

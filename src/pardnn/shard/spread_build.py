@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
@@ -11,6 +12,8 @@ from pardnn.plan.mesh import Box, owned_boxes
 from pardnn.plan.plan import Message
 from pardnn.shard.boxes import bytes_of, lengths, local_strides, new_strides
 from pardnn.shard.sharding import Sharding
+
+Shape = tuple[int, ...] | None
 
 
 class Held(NamedTuple):
@@ -75,6 +78,7 @@ class Builder:
         self.devices = range(self.mesh.size)
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.owners = storage_owners(graph.ops)
+        self._laid_out: dict[Any, tuple[Box, ...] | None] = {}
         self.written = {self.owners[name] for op in graph.ops for name in writes(op)}
         self.boxes = {name: self._boxes(tensor) for name, tensor in self.tensors.items()}
         self.ops: list[Op] = []
@@ -85,13 +89,17 @@ class Builder:
         # Local tensors that lie in memory with gaps, though they are dense in the graph.
         self.gaps: set[str] = set()
         self._counts: dict[str, int] = {}
+        self._owned: dict[str, Held] = {}
         self._taken = {op.name for op in graph.ops} | self.tensors.keys()
 
     def _boxes(self, tensor: Tensor) -> tuple[Box, ...]:
         shape = tensor.shape or ()
         layout = self.sharding.layouts.get(tensor.name, ())
         axes = len(self.mesh.shape)
-        found = owned_boxes(shape, layout if shape and layout else (None,) * axes, self.mesh)
+        key = shape, layout if shape and layout else (None,) * axes
+        if key not in self._laid_out:
+            self._laid_out[key] = owned_boxes(*key, self.mesh)
+        found = self._laid_out[key]
         if found is None:
             raise InvalidPlanError(
                 f"tensor {shown(tensor.name)} of shape {list(shape)} cannot have the layout "
@@ -111,8 +119,11 @@ class Builder:
 
     def own(self, name: str) -> Held:
         """Return a tensor of the graph as its owners hold it."""
-        names = tuple(f"{name}@{device}" for device in self.devices)
-        return Held(self.tensors[name], names, self.boxes[name])
+        found = self._owned.get(name)
+        if found is None or found.boxes is not self.boxes[name]:
+            names = tuple([f"{name}@{device}" for device in self.devices])
+            found = self._owned[name] = Held(self.tensors[name], names, self.boxes[name])
+        return found
 
     def emit(self, device: int, op: Op) -> None:
         """Append an op to the list of its device."""
@@ -153,6 +164,8 @@ class Builder:
 
     def after(self, op: Op, device: int) -> tuple[str, ...]:
         """Return what must come before a device's part of an op without being read."""
+        if not op.after:
+            return ()
         found: list[str] = []
         for name in op.after:
             found += self.helpers.get((name, device), [])
@@ -184,21 +197,27 @@ class Builder:
 
 def part(tensor: Tensor, name: str, box: Box, alias: str | None = None) -> Tensor:
     """Return a device's part of a tensor: a new one, or a view of `alias`."""
-    shape = lengths(box)
-    strides = (new_strides if alias is None else local_strides)(tensor, shape)
-    return Tensor(
-        name=name,
-        bytes=tensor.bytes if tensor.shape is None else bytes_of(tensor, shape),
-        shape=None if tensor.shape is None else shape,
-        dtype=tensor.dtype,
-        strides=strides,
-        alias_of=alias,
+    size, shape, strides = _form_of_part(
+        tensor.bytes, tensor.shape, tensor.strides, lengths(box), alias is None
     )
+    return Tensor(
+        name=name, bytes=size, shape=shape, dtype=tensor.dtype, strides=strides, alias_of=alias
+    )
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _form_of_part(
+    size: int, whole: Shape, strides: Shape, shape: tuple[int, ...], is_new: bool
+) -> tuple[int, Shape, Shape]:
+    """Return bytes, shape and strides of a part of a tensor."""
+    tensor = Tensor(name="", bytes=size, shape=whole, strides=strides)
+    strides = (new_strides if is_new else local_strides)(tensor, shape)
+    return (size, None, strides) if whole is None else (bytes_of(tensor, shape), shape, strides)
 
 
 def box_list(box: Box) -> list[list[int]]:
     """Return a box as data."""
-    return [[begin, end] for begin, end in box]
+    return [list(ends) for ends in box]
 
 
 def number(value: float | None) -> Any:

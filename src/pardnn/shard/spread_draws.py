@@ -10,8 +10,8 @@ from pardnn.shard.boxes import whole
 from pardnn.shard.call import call_of
 from pardnn.shard.registry import canonical_name, description_of
 from pardnn.shard.spread_build import At, Builder, Want, box_list, part
-from pardnn.shard.spread_calls import localised, returned_names
 from pardnn.shard.spread_moves import provide
+from pardnn.shard.spread_work import localised, returned_names
 
 #: Without a description, and random all the same: run whole, and one draw for all devices.
 RANDOM = frozenset({

@@ -152,7 +152,7 @@ def _contributions(
         assert block is not None
         rows = found.setdefault(device, [])
         for key in sorted(groups):
-            parts, _ = cover(block, groups[key], nearest(b.mesh.shape, device))
+            parts, _ = cover(block, tuple(groups[key]), nearest(b.mesh.shape, device))
             if not parts:
                 continue
             is_one = len(parts) == 1 and parts[0][1] == block

@@ -7,8 +7,8 @@ from pardnn.plan.mesh import Layout, owned_boxes
 from pardnn.shard.boxes import whole
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spread_build import Builder
-from pardnn.shard.spread_calls import cut_work, misplaced, whole_work
 from pardnn.shard.spread_draws import is_drawn
+from pardnn.shard.spread_work import cut_work, misplaced, whole_work
 
 
 def valid_sharding(graph: Graph, sharding: Sharding) -> Sharding:
