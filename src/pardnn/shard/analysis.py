@@ -299,18 +299,30 @@ def analyse(description: Description, call: Call) -> tuple[Analysis, Bound]:
         kept = _KEPT.get(_signature(description, bound, with_sizes))
         if kept is not None:
             return kept, bound
-    if not any(tensor.ndim for tensor in bound.tensors.values()) and not any(call.outputs):
-        return Analysis((), {}, {}, (), (None,) * len(call.outputs), {}), bound
+    found = analysis_of(description, bound)
+    _KEPT[_signature(description, bound, found.reads_sizes)] = found
+    return found, bound
+
+
+def analysis_of(description: Description, bound: Bound) -> Analysis:
+    """Return the analysis of a call that was bound just now: who looks at sizes is noted there.
+
+    Raises:
+        DescriptionError: E220, naming the operator, if the description cannot be analysed.
+    """
+    outputs = bound.call.outputs
+    if not any(tensor.ndim for tensor in bound.tensors.values()) and not any(outputs):
+        return Analysis((), {}, {}, (), (None,) * len(outputs), {})
     try:
         result = description.function(*bound.arguments.args, **bound.arguments.kwargs)
         local = result if isinstance(result, Local) else Local(result)
         listed = local.outputs if isinstance(local.outputs, tuple | list) else (local.outputs,)
-        if len(listed) != len(call.outputs):
+        if len(listed) != len(outputs):
             raise DescriptionError(
-                f"it has {len(listed)} outputs, the call {len(call.outputs)}; None stands for one "
+                f"it has {len(listed)} outputs, the call {len(outputs)}; None stands for one "
                 "that is not computed"
             )
-        traced = [_traced(f, s) for f, s in zip(listed, call.outputs, strict=True)]
+        traced = [_traced(f, s) for f, s in zip(listed, outputs, strict=True)]
         analysis = _joined(traced, local.attributes)
     except DescriptionError as error:
         raise DescriptionError(
@@ -319,5 +331,4 @@ def analyse(description: Description, call: Call) -> tuple[Analysis, Bound]:
         ) from error
     if any(tensor.sizes.were_read for tensor in bound.tensors.values()):
         analysis = replace(analysis, reads_sizes=True)
-    _KEPT[_signature(description, bound, analysis.reads_sizes)] = analysis
-    return analysis, bound
+    return analysis

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pardnn.errors import shown
 from pardnn.graph.ir import Op
@@ -73,8 +73,7 @@ def call_of(op: Op, tensors: Mapping[str, GraphTensor]) -> Call:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Skeleton:
+class Skeleton(NamedTuple):
     """The arguments of a call without its tensors.
 
     Attributes:
@@ -98,23 +97,23 @@ class Skeleton:
 def skeleton_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Skeleton:
     """Return the arguments of a call without its tensors. O(size of the arguments)."""
     names: list[str] = []
-
-    def plain(value: Any) -> Any:
-        of = type(value)
-        if of is dict:
-            if len(value) == 1 and "tensor" in value:
-                names.append(value["tensor"])
-                return None
-            return (of, tuple([(key, plain(item)) for key, item in value.items()]))
-        if of is list or of is tuple:
-            return (list, tuple(map(plain, value)))
-        return (of, value)  # 1, 1.0 and True are different attributes
-
-    structure = [plain(value) for value in args]
-    named = [(key, plain(value)) for key, value in kwargs.items()]
+    structure = tuple([_plain(value, names) for value in args])
+    named = tuple([(key, _plain(value, names)) for key, value in kwargs.items()]) if kwargs else ()
     description = description_of(kind)
-    function = description and description.function
-    return Skeleton((kind, function, tuple(structure), tuple(named)), tuple(names))
+    return Skeleton((kind, description and description.function, structure, named), tuple(names))
+
+
+def _plain(value: Any, names: list[str]) -> Any:
+    """Return what of an argument is the same for all tensors, and note their names."""
+    of = type(value)
+    if of is dict:
+        if len(value) == 1 and "tensor" in value:
+            names.append(value["tensor"])
+            return None
+        return (of, tuple([(key, _plain(item, names)) for key, item in value.items()]))
+    if of is list or of is tuple:
+        return (list, tuple([_plain(item, names) for item in value]))
+    return (of, value)  # 1, 1.0 and True are different attributes
 
 
 def fingerprint(call: Call) -> Any:

@@ -10,6 +10,7 @@ Reference: Tofu (EuroSys 2019), section 5.1 and Lemma 1, with ghost regions carr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -132,7 +133,7 @@ def group_numbers(reduced: tuple[bool, ...], parts: tuple[int, ...]) -> ndarray:
 
 def element_bytes(tensor: Tensor) -> int:
     """Bytes of one element."""
-    count = int(np.prod(tensor.shape or (), dtype=np.int64))
+    count = math.prod(tensor.shape or ())
     return tensor.bytes // count if count else 0
 
 

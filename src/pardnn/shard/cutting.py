@@ -105,12 +105,18 @@ class _Next(NamedTuple):
         calls: Number of each device.
         loops: Place of each loop among `boxes`; that of None, all workers alike, is the last.
         boxes: Of pieces, in indices of each device's call; one device if all are alike.
+        contents: By loop, by slot whether any device reads values.
+        flags: By loop and output, whether results are partial.
+        sticks: Whether something sticks out.
     """
 
     splits: Mapping[int, Split]
     calls: tuple[int, ...]
     loops: Mapping[str | None, int]
     boxes: Int64[ndarray, "l n parts dims 2"]
+    contents: Mapping[str | None, Contents]
+    flags: Mapping[str | None, Flags]
+    sticks: bool
 
 
 class _Origin(NamedTuple):
@@ -167,32 +173,35 @@ def extended(ways: Ways, choices: Sequence[str | None], parts: int) -> Ways:
         boxes = each.boxes[: len(places)] if is_row else each.boxes[places]
         np.add(boxes, outer[:, None, :, :1], out=raw[begin : begin + len(places)])
         begin += len(places)
-    rows = list(enumerate(zip(following, taken, strict=True)))
+    rows = [
+        (n, each, loop)
+        for n, (each, loops) in enumerate(zip(following, taken, strict=True))
+        for loop in loops
+    ]
     return Ways(
-        [(*ways.axes[n], loop) for n, (_, loops) in rows for loop in loops],
+        [(*ways.axes[n], loop) for n, _, loop in rows],
         ways.form,
         ways.sizes,
         raw.reshape(count, devices * parts, ways.form.width, 2),
-        ways.sticks or any(s.sticks for each in following for s in each.splits.values()),
-        [_read(ways.contents[n], each, loop) for n, (each, loops) in rows for loop in loops],
-        [_flags(ways.reduced[n], each, loop) for n, (each, loops) in rows for loop in loops],
-        [_Origin(each, each.calls, loop) for _, (each, loops) in rows for loop in loops],
+        ways.sticks or any(each.sticks for each in following),
+        [
+            _read(ways.contents[n], each.contents[loop])
+            for n, (each, loops) in rows
+            for loop in loops
+        ],
+        [_longer(ways.reduced[n], each.flags[loop]) for n, each, loop in rows],
+        [_Origin(each, each.calls, loop) for _, each, loop in rows],
     )
 
 
-def _read(contents: Contents, following: _Next, loop: str | None) -> Contents:
-    """Return which values are read after a cut: those that any device reads."""
-    found = [split.contents[loop] for split in following.splits.values()]
-    if loop is None or all(inner == contents for inner in found):
-        return contents
-    return {
-        slot: is_read and any(inner.get(slot, False) for inner in found)
-        for slot, is_read in contents.items()
-    }
+def _read(outer: Contents, inner: Contents) -> Contents:
+    """Return which values are read after a cut."""
+    if not inner or inner == outer:
+        return outer
+    return {slot: is_read and inner.get(slot, False) for slot, is_read in outer.items()}
 
 
-def _flags(reduced: tuple[Flags, ...], following: _Next, loop: str | None) -> tuple[Flags, ...]:
-    flags = next(iter(following.splits.values())).flags[loop]
+def _longer(reduced: tuple[Flags, ...], flags: Flags) -> tuple[Flags, ...]:
     return tuple([(*outer, flag) for outer, flag in zip(reduced, flags, strict=True)])
 
 
@@ -206,15 +215,27 @@ def _next(calls: tuple[int, ...], form: Form, parts: int) -> _Next:
 def _find_next(calls: tuple[int, ...], form: Form, parts: int) -> _Next:
     splits = {number: splits_of(number, parts) for number in dict.fromkeys(calls)}
     first = next(iter(splits.values()))
+    sticks = any(split.sticks for split in splits.values())
     if len(splits) == 1:
-        return _Next(splits, calls, first.loops, _aligned(first, form)[:, None])
+        boxes = _aligned(first, form)[:, None]
+        return _Next(splits, calls, first.loops, boxes, first.contents, first.flags, sticks)
     names = [loop for loop in first.loops if all(loop in s.loops for s in splits.values())]
     rows = {
         number: _aligned(split, form)[[split.loops[loop] for loop in names]]
         for number, split in splits.items()
     }
     boxes = np.stack([rows[number] for number in calls], axis=1)
-    return _Next(splits, calls, {loop: place for place, loop in enumerate(names)}, boxes)
+    contents = {loop: _any_of([s.contents[loop] for s in splits.values()]) for loop in names}
+    places = {loop: place for place, loop in enumerate(names)}
+    return _Next(splits, calls, places, boxes, contents, first.flags, sticks)
+
+
+def _any_of(contents: Sequence[Contents]) -> Contents:
+    """Return which values some of several devices read."""
+    first = contents[0]
+    if all(other == first for other in contents):
+        return first
+    return {slot: any(c.get(slot, False) for c in contents) for c in contents for slot in c}
 
 
 def _aligned(split: Split, form: Form) -> ndarray:

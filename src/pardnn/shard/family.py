@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from pardnn.errors import PardnnError
-from pardnn.shard.analysis import Analysis, analyse
-from pardnn.shard.call import Call, Skeleton, bind_call, replaced, skeleton_of, walk
+from pardnn.shard.analysis import Analysis, analysis_of
+from pardnn.shard.call import Bound, Call, Skeleton, bind_call, replaced, skeleton_of, walk
 from pardnn.shard.form import Form, form_of
 from pardnn.shard.interval import DescriptionError
 from pardnn.shard.registry import Description, description_of
@@ -64,6 +64,8 @@ class Family:
         form: Where the dims of each tensor are in a row.
         inputs: Number of columns of inputs.
         ones: Which columns of inputs have size 1.
+        first: The row of the call.
+        bound: The call, not analysed yet; None if its description does not fit.
         numbers: Of the calls that were asked for, by row.
         loops: By row if the description looks at sizes, else by None.
         relatives: Families of pieces, by what sets them apart, with the columns that are left.
@@ -74,6 +76,8 @@ class Family:
     form: Form
     inputs: int
     ones: tuple[bool, ...]
+    first: Row
+    bound: Bound | None
     numbers: dict[Row, int] = field(default_factory=dict)
     loops: dict[Row | None, Loops | None] = field(default_factory=dict)
     relatives: dict[Any, tuple[Family, tuple[int, ...] | None]] = field(default_factory=dict)
@@ -93,7 +97,7 @@ def new_family(call: Call) -> Family:
     """Return the family of a call. Without a fitting description slots are "0", "1" and so on."""
     named = _numbered(call)
     description = description_of(call.kind)
-    mentions = tuple(range(len(named.shapes)))
+    mentions, bound = tuple(range(len(named.shapes))), None
     if description is not None:
         try:
             bound = bind_call(description, named)
@@ -105,8 +109,10 @@ def new_family(call: Call) -> Family:
             dtypes = {slot: named.dtypes[name] for slot, name in bound.names.items()}
             named = replace(bound.call, shapes=shapes, dtypes=dtypes)
     form = form_of(named.shapes, named.outputs)
-    ones = tuple([n == 1 for shape in named.shapes.values() for n in shape])
-    return Family(named, mentions, form, len(ones), ones)
+    sizes = [n for shape in named.shapes.values() for n in shape]
+    made = [n for shape in named.outputs for n in shape or ()]
+    ones = tuple([n == 1 for n in sizes])
+    return Family(named, mentions, form, len(ones), ones, (*sizes, *made), bound)
 
 
 def _numbered(call: Call) -> Call:
@@ -152,10 +158,16 @@ def loops_in(family: Family, row: Row) -> Loops | None:
     if None in known:
         return known[None]
     if row not in known:
-        call = call_in(family, row)
+        call, bound = call_in(family, row), family.bound
         description = description_of(call.kind)
         try:
-            found = description and _loops(family, description, analyse(description, call)[0])
+            if description is not None and (bound is None or row != family.first):
+                bound = bind_call(description, call)
+            found = (
+                description
+                and bound
+                and _loops(family, description, analysis_of(description, bound))
+            )
         except PardnnError:
             found = None
         is_of_row = found is None or found.analysis.reads_sizes

@@ -167,11 +167,18 @@ def _alike(
     return Piece(call, regions, tuple(shares), begin)
 
 
-def own_attributes(analysis: Analysis, part: Part) -> dict[str, Any]:
-    """Return the arguments that a worker calls with in place of those of the whole call."""
+def own_attributes(analysis: Analysis, part: Part, shown: Part | None = None) -> dict[str, Any]:
+    """Return the arguments that a worker calls with in place of those of the whole call.
+
+    Args:
+        analysis: Of the call.
+        part: Of the worker.
+        shown: What attributes are computed from; the part if not given.
+    """
     attributes: dict[str, Any] = {}
     if analysis.attributes:
-        given = {k: v(part) if callable(v) else v for k, v in analysis.attributes.items()}
+        seen = shown or part
+        given = {k: v(seen) if callable(v) else v for k, v in analysis.attributes.items()}
         attributes = {name: value for name, value in given.items() if value is not KEEP}
     if part.worker:
         for write in analysis.writes:

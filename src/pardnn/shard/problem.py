@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pardnn.graph.ir import Graph, Tensor, writes
+from pardnn.graph.ir import Graph, Tensor
 from pardnn.shard.aligned import alignment_of, free_loop
-from pardnn.shard.coarsen import OpCall, Storage, coarsened, op_calls, storage_of
+from pardnn.shard.coarsen import OpCall, Storage, coarsened, op_calls, op_key, storage_of
 from pardnn.shard.cost import element_bytes
 from pardnn.shard.ties import Dims, Ties, composed
 
@@ -53,16 +53,17 @@ class Term:
         number: Of the call.
         uses: Tensors that have dims, or are partial results.
         ops: The ops by name; their number is the weight of the term.
+        is_local: Whether some tensor must be where it is owned.
     """
 
     number: int
     uses: tuple[Use, ...]
     ops: list[OpCall] = field(default_factory=list)
+    is_local: bool = field(init=False)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether some tensor must be where it is owned."""
-        return any(use.is_local for use in self.uses)
+    def __post_init__(self) -> None:
+        """Note once what is asked for thousands of times."""
+        self.is_local = any(use.is_local for use in self.uses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None
     """Return the problem of a graph, coarsened to a level of `coarsen`. O(tensors + arguments)."""
     calls = op_calls(graph) if calls is None else calls
     storage = storage_of(graph)
-    ties = coarsened(graph, calls, level, storage)
+    ties, groups = coarsened(graph, calls, level, storage)
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     roots = [root for root in ties.members if ties.shapes[root]]
     number = dict.fromkeys(ties.members, 0) | {root: i for i, root in enumerate(roots, 1)}
@@ -125,29 +126,19 @@ def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None
     terms: dict[Any, Term] = {}
     free: list[OpCall] = []
     known: dict[Any, Term | None] = {}
-    for op_call in calls:
-        local = _local_names(op_call, storage)
-        key = _key(op_call, ties, local)
+    for group in groups:
+        op_call = group.first
+        key = op_key(op_call, ties, group.local)
         if key not in known:
             known[key] = None
             if not _is_free(op_call, ties):
-                uses = _uses(op_call, ties, number, tensors, local, kinds)
+                uses = _uses(op_call, ties, number, tensors, group.local, kinds)
                 known[key] = terms.setdefault((op_call.number, uses), Term(op_call.number, uses))
         term = known[key]
-        (free if term is None else term.ops).append(op_call)
+        (free if term is None else term.ops).extend(group.ops)
     scalars = Decision("", (), (((), ()),), False, 0, -1)
     others = [_decision(root, ties, tensors, storage, kinds) for root in roots]
     return Problem((scalars, *others), tuple(terms.values()), tuple(free), ties, number, tensors)
-
-
-def _key(op_call: OpCall, ties: Ties, local: set[str]) -> Any:
-    """Return what is equal for ops that are the same term, whatever their tensors are called."""
-    names = list(op_call.places.values())
-    rest = [(ties.root[name], ties.dims[name]) for name in names]
-    twice = len(set(names)) < len(names)
-    same = tuple(map(names.index, names)) if twice else None
-    where = tuple([name in local for name in names]) if local else None
-    return (op_call.number, tuple(rest), same, where)
 
 
 def _is_free(op_call: OpCall, ties: Ties) -> bool:
@@ -169,22 +160,6 @@ def _is_free(op_call: OpCall, ties: Ties) -> bool:
         for d, n in zip(ties.dims[output], sizes, strict=True)
         if d is not None and n > 1
     )
-
-
-def _local_names(op_call: OpCall, storage: Storage) -> set[str]:
-    """Names that an op must find or leave where they are owned."""
-    owners, written = storage
-    op = op_call.op
-    shared = [n for n in op.inputs if owners[n] in written]
-    if not shared:
-        return set()
-    local = set(writes(op))
-    outputs = {tensor.name for tensor in op.outputs}
-    for name in outputs:
-        if owners[name] in written and owners[name] not in outputs:
-            local.add(name)
-            local.update(other for other in shared if owners[other] == owners[name])
-    return local
 
 
 def _uses(
@@ -230,7 +205,7 @@ def _decision(
     forms = dict.fromkeys([(ties.shapes[name], ties.dims[name]) for name in members])
     blocked = ties.blocked.get(root, set())
     dims = tuple(d for d, n in enumerate(ties.shapes[root]) if n > 1 and d not in blocked)
-    is_written = any(owners[name] in written for name in members)
+    is_written = not written.isdisjoint(members)
     return Decision(
         root,
         dims,

@@ -71,10 +71,11 @@ def best_state(tables: Tables) -> Solved:
         if solved.is_exact:
             return solved
     is_many = len(problem.terms) > MANY_TERMS
-    starts = [stepwise(tables) if is_many else stepwise(tables, BEAM, NOISES)]
-    starts += chopped(tables)
     rounds = 1 if is_many else POLISHES
-    return min((polished(tables, start, rounds) for start in starts), key=lambda s: s.cost)
+    first = stepwise(tables) if is_many else stepwise(tables, BEAM, NOISES)
+    found = [polished(tables, first, rounds, count - 1 if is_many else None)]
+    found += [polished(tables, start, rounds) for start in chopped(tables)]
+    return min(found, key=lambda s: s.cost)
 
 
 def chopped(tables: Tables) -> list[Solved]:
@@ -162,10 +163,18 @@ def is_small(tables: Tables, count: int) -> bool:
     return entries <= SMALL_ENTRIES and sum(ways.values()) <= SMALL_WAYS
 
 
-def polished(tables: Tables, solved: Solved, rounds: int = POLISHES) -> Solved:
+def polished(
+    tables: Tables, solved: Solved, rounds: int = POLISHES, last: int | None = None
+) -> Solved:
     """Choose mesh axes once more, the others fixed, until nothing gets better.
 
     Two axes are chosen at a time where few ops are distinct and that is little work, else one.
+
+    Args:
+        tables: Of the problem.
+        solved: The start.
+        rounds: How often to look at each axis at most.
+        last: An axis that is the best that it can be given the others; None if none is known.
     """
     count = len(tables.parts)
     if count == 1:
@@ -173,16 +182,19 @@ def polished(tables: Tables, solved: Solved, rounds: int = POLISHES) -> Solved:
     is_many = len(tables.problem.terms) > MANY_TERMS
     width = 2 if count > 2 and not is_many and is_small(tables, 2) else 1
     names = list(range(count))  # by place: which axis of the start is there now
-    for _ in range(rounds):
-        better = False
-        for window in itertools.combinations(range(count), width):
-            order, opened = _brought_last(tables, [names.index(name) for name in window])
-            new = solve(tables, _permuted(solved.state, order), opened)
-            if new.cost < solved.cost * (1 - 1e-12):
-                solved, better = new, True
-                names = [names[i] for i in order]
-        if not better:
+    windows: list[tuple[int, ...]] = list(itertools.combinations(range(count), width))
+    settled: set[tuple[int, ...]] = set() if last is None else {(last,)}
+    for window in windows * rounds:
+        if len(settled) == len(windows):
             break
+        if window in settled:
+            continue
+        order, opened = _brought_last(tables, [names.index(name) for name in window])
+        new = solve(tables, _permuted(solved.state, order), opened)
+        if new.cost < solved.cost * (1 - 1e-12):
+            solved, settled = new, set()
+            names = [names[i] for i in order]
+        settled.add(window)
     return solved._replace(is_exact=False)
 
 

@@ -86,8 +86,8 @@ def description_of(kind: str) -> Description | None:
 
     The overload's own comes first, then the operator's, then that of the out-of-place form.
     """
-    load_descriptions()
     if kind not in _FOUND:
+        load_descriptions()
         names = (name for name in _spellings(kind) if name in _REGISTRY)
         _FOUND[kind] = next((_REGISTRY[name] for name in names), None)
     return _FOUND[kind]

@@ -128,7 +128,7 @@ def _split(number: int, parts: int) -> Split:
 
 def _contents(loops: Loops, cut: _Cut) -> Mapping[str, bool]:
     nowhere = set(cut.dropped[0]).intersection(*cut.dropped)
-    return loops.contents if not nowhere else loops.contents | dict.fromkeys(nowhere, False)
+    return loops.contents if not nowhere else {**loops.contents, **dict.fromkeys(nowhere, False)}
 
 
 def _cuts(family: Family, loops: Loops, row: Row, parts: int) -> dict[str, _Cut]:
@@ -190,13 +190,17 @@ def _attributes(
     if first is not None and others is not None:
         return [first, *[others] * (len(rows) - 1)]
     full = {name: (0, size - 1) for name, size in extents.items()}
-    of = Part if axis in loops.attributes else Watched
-    parts = [
-        of(axis, worker, {**full, axis: ends}, *shapes_in(family, local))
+    rest = [
+        (axis, worker, {**full, axis: ends}, *shapes_in(family, local))
         for worker, (ends, local) in enumerate(zip(stencil.ranges, rows, strict=True))
     ]
-    found = [own_attributes(loops.analysis, part) for part in parts]
-    if of is Watched and len(found) > 1:
-        is_known = not any(isinstance(part, Watched) and part.was_asked for part in parts)
-        loops.attributes[axis] = (found[0], found[1]) if is_known else (None, None)
+    if axis in loops.attributes or len(rest) == 1:
+        return [own_attributes(loops.analysis, Part(*each)) for each in rest]
+    shown = [Watched(*each) for each in rest]
+    found = [
+        own_attributes(loops.analysis, Part(*each), part)
+        for each, part in zip(rest, shown, strict=True)
+    ]
+    is_known = not any(part.was_asked for part in shown)
+    loops.attributes[axis] = (found[0], found[1]) if is_known else (None, None)
     return found

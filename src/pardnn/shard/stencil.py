@@ -115,7 +115,7 @@ def _plan(family: Family, analysis: Analysis, axis: str) -> _Plan | None:
         start = family.form.slots[slot].start
         spans = [_spans(start, moving, columns, names) for _, moving in accesses]
         if any(spans):
-            outside = [access.outside for access, _ in accesses]
+            outside: list[Outside] = [access.outside for access, _ in accesses]
             reads.append((slot, tuple(zip(outside, spans, strict=True))))
     writes: list[tuple[int, _Spans]] = []
     reducers: list[str | None] = [None] * len(outputs)

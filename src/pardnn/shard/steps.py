@@ -9,23 +9,25 @@ Reference: Tofu (EuroSys 2019), section 5.1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
-from pardnn.plan.mesh import Layout
 from pardnn.shard.eliminate import Minimum, Table, minimise
 from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Term
-from pardnn.shard.tables import State, Tables
+from pardnn.shard.tables import Layouts, State, Tables
 from pardnn.shard.ways import Ways
 
 #: Cost of a written tensor that is held whole though it could be cut: less than what must not be.
 WHOLE = 1e18
 #: Entries up to which a term becomes one table; above, its loops are a variable of their own.
 TERM_ENTRIES = 1 << 16
+#: Entries that are worked on at a time: 8 MiB.
+AT_ONCE = 1 << 20
 
 
 class Solved(NamedTuple):
@@ -100,7 +102,7 @@ class _Parcel(NamedTuple):
 class Opened(NamedTuple):
     """All that may be chosen, with its tables."""
 
-    options: list[list[Layout]]
+    options: list[Layouts]
     held: list[ndarray]
     parcels: list[_Parcel]
 
@@ -137,7 +139,7 @@ def opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> 
     return Opened(options, held, parcels)
 
 
-def held_cost(tables: Tables, decision: Decision, layouts: list[Layout]) -> ndarray:
+def held_cost(tables: Tables, decision: Decision, layouts: Layouts) -> ndarray:
     """Return what holding a decision costs in each layout; a written one had better be cut."""
     held = tables.objective.held(decision, layouts, tables.parts[: len(layouts[0])])
     if decision.is_written and not tables.objective.may_replicate:
@@ -158,36 +160,70 @@ def _opened(choice: Any, open_axes: Sequence[int]) -> Any:
     return tuple(None if axis in open_axes else c for axis, c in enumerate(choice))
 
 
+class _Row(NamedTuple):
+    """A term before its loops are chosen.
+
+    Attributes:
+        keys: Decisions with a choice, in increasing order.
+        weight: How often it occurs.
+        fixed: Cost of each way whatever is chosen.
+        tables: By decision, ways by layouts.
+    """
+
+    keys: tuple[int, ...]
+    weight: int
+    fixed: ndarray
+    tables: list[ndarray]
+
+
 def _term_tables(
     terms: Sequence[Term], parcels: Sequence[_Parcel], sizes: list[int]
 ) -> list[Table]:
     """Return the tables of all terms; loops of terms with many tensors become new variables."""
+    alike: dict[tuple[int, ...], list[_Row]] = {}
     summed: dict[tuple[int, ...], ndarray] = {}
-    for term, (ways, base, by_decision) in zip(terms, parcels, strict=True):
-        weight, row = len(term.ops), base
+    for term, (ways, fixed, by_decision) in zip(terms, parcels, strict=True):
         for number, values in by_decision.items():
             if sizes[number] == 1:
-                row = row + values[:, 0]
-        rest = {n: values for n, values in by_decision.items() if sizes[n] > 1}
-        if not rest:
+                fixed = fixed + values[:, 0]
+        keys = tuple(sorted([number for number in by_decision if sizes[number] > 1]))
+        if keys:
+            row = _Row(keys, len(term.ops), fixed, [by_decision[number] for number in keys])
+            alike.setdefault((len(ways), *[sizes[number] for number in keys]), []).append(row)
+    for shape, rows in alike.items():
+        entries = math.prod(shape)
+        if not 0 < entries <= TERM_ENTRIES:
+            for row in rows:
+                _add_variable(row, sizes, summed)
             continue
-        keys = tuple(sorted(rest))
-        entries = len(ways) * int(np.prod([float(sizes[n]) for n in keys]))
-        if 0 < entries <= TERM_ENTRIES:
-            total = row.reshape(-1, *[1] * len(keys))
-            for position, number in enumerate(keys):
-                shape = [len(ways), *[1] * len(keys)]
-                shape[1 + position] = sizes[number]
-                total = total + rest[number].reshape(shape)
-            values = total.min(axis=0) * weight
-            summed[keys] = summed[keys] + values if keys in summed else values
-            continue
-        own = len(sizes)
-        sizes.append(len(ways))
-        summed[(own,)] = row * weight
-        for number in keys:
-            summed[(number, own)] = rest[number].T * weight
+        step = max(1, AT_ONCE // entries)
+        for begin in range(0, len(rows), step):
+            some = rows[begin : begin + step]
+            for row, values in zip(some, _least(some, shape), strict=True):
+                known = summed.get(row.keys)
+                summed[row.keys] = values if known is None else known + values
     return [Table(keys, values) for keys, values in summed.items()]
+
+
+def _least(rows: Sequence[_Row], shape: tuple[int, ...]) -> ndarray:
+    """Return a table over layouts for each of some terms of one form: their best way counts."""
+    ones = (1,) * (len(shape) - 1)
+    total = np.array([row.fixed for row in rows]).reshape(-1, shape[0], *ones)
+    for position, size in enumerate(shape[1:]):
+        wide = (*ones[:position], size, *ones[position + 1 :])
+        total = total + np.array([row.tables[position] for row in rows]).reshape(
+            -1, shape[0], *wide
+        )
+    return total.min(axis=1) * np.array([row.weight for row in rows]).reshape(-1, *ones)
+
+
+def _add_variable(row: _Row, sizes: list[int], summed: dict[tuple[int, ...], ndarray]) -> None:
+    """Add the tables of a term whose way is a variable of its own."""
+    own = len(sizes)
+    sizes.append(len(row.fixed))
+    summed[(own,)] = row.fixed * row.weight
+    for number, values in zip(row.keys, row.tables, strict=True):
+        summed[(number, own)] = values.T * row.weight
 
 
 def _disturbed(tables: list[Table], noise: float, seed: int) -> list[Table]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from pardnn.shard.analysis import Analysis, analyse
@@ -162,7 +163,17 @@ def _layout(dims: Sequence[Interval | None], axis: str, lower: Ranges, upper: Ra
     return Whole()
 
 
+_ONE = Fraction(1)
+
+
+@lru_cache(maxsize=1024)
+def _bare(axis: str) -> tuple[tuple[Low, int], ...]:
+    return ((Low(axis), 1),)
+
+
 def _slope(bound: Affine, axis: str) -> Fraction:
+    if bound.terms == _bare(axis):  # nearly all are
+        return _ONE
     total = Fraction(0)
     for atom, factor in bound.terms:
         if isinstance(atom, Floor):

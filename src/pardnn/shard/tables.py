@@ -22,6 +22,9 @@ from pardnn.shard.leaves import Axes
 from pardnn.shard.problem import Decision, Problem, Term, Use
 from pardnn.shard.ways import Request, misplaced
 
+Layouts = tuple[Layout, ...]
+"""Layouts that a decision may have."""
+
 #: Cost of what must not be.
 NEVER = 1e30
 
@@ -90,7 +93,8 @@ class Tables:
     def __post_init__(self) -> None:
         """Nothing is known yet."""
         self._ways: dict[Any, Ways] = {}
-        self._layouts: dict[Any, list[Layout]] = {}
+        self._layouts: dict[Any, Layouts] = {}
+        self._options: dict[Layouts, Layouts] = {}
         self._owned: dict[Any, ndarray] = {}
         self._moved: dict[Any, ndarray] = {}
         self.kept: dict[str, Any] = {}
@@ -104,12 +108,12 @@ class Tables:
     ) -> Tables:
         """Return tables with further limits, which share what is known here where they can."""
         found = Tables(self.problem, self.objective, self.parts, layout, way, loop)
-        found._owned = self._owned
+        found._owned, found._options = self._owned, self._options
         if way is None and loop is None:  # tables are known by the identity of ways
             found._ways, found._moved = self._ways, self._moved
         return found
 
-    def layouts(self, decision: Decision, fixed: Layout, open_axes: Sequence[int]) -> list[Layout]:
+    def layouts(self, decision: Decision, fixed: Layout, open_axes: Sequence[int]) -> Layouts:
         """Return the layouts that a decision may have, given those of the other mesh axes."""
         key = (
             decision.kind,
@@ -118,7 +122,8 @@ class Tables:
             tuple(open_axes),
         )
         if key not in self._layouts:
-            self._layouts[key] = self._find_layouts(decision, fixed, open_axes)
+            found = tuple(self._find_layouts(decision, fixed, open_axes))
+            self._layouts[key] = self._options.setdefault(found, found)
         return self._layouts[key]
 
     def _find_layouts(
@@ -181,28 +186,28 @@ class Tables:
                 found = found.only(allowed) if 0 < len(allowed) < len(found) else found
         return found
 
-    def moved(self, asked: Sequence[tuple[Use, Ways, list[Layout]]]) -> list[ndarray]:
-        """Return tables of tensors of terms: ways by layouts."""
-        # Ways are kept, so that an id is always of the same ones.
-        keys = [(id(ways), use.kind, tuple(layouts)) for use, ways, layouts in asked]
+    def moved(self, asked: Sequence[tuple[Use, Ways, Layouts]]) -> list[ndarray]:
+        """Return tables of tensors of terms: ways by layouts, both as they are kept here."""
+        # What is kept is known by its id, which is always of the same.
+        keys = [(id(ways), use.kind, id(layouts)) for use, ways, layouts in asked]
+        known = self._moved
         new: dict[Any, Request] = {}
         for key, (use, ways, layouts) in zip(keys, asked, strict=True):
-            if key not in self._moved and key not in new:
+            if key not in known and key not in new:
                 parts = self.parts[: len(layouts[0])]
                 new[key] = Request(use, ways, self._owners(use, layouts, parts), parts)
-        found = self.objective.moved(list(new.values()))
-        for (key, request), values in zip(new.items(), found, strict=True):
-            if request.use.is_local:
-                values = np.where(misplaced(request), NEVER, values)
-            self._moved[key] = values
-        return [self._moved[key] for key in keys]
+        if new:
+            found = self.objective.moved(list(new.values()))
+            for (key, request), values in zip(new.items(), found, strict=True):
+                is_local = request.use.is_local
+                known[key] = np.where(misplaced(request), NEVER, values) if is_local else values
+        return [known[key] for key in keys]
 
-    def _owners(self, use: Use, layouts: list[Layout], parts: tuple[int, ...]) -> ndarray:
-        own = tuple([_own(use.dims, layout) for layout in layouts])
-        key = (use.shape, own)
+    def _owners(self, use: Use, layouts: Layouts, parts: tuple[int, ...]) -> ndarray:
+        key = (use.shape, use.dims, id(layouts))
         if key not in self._owned:
-            boxes = [owned_array(use.shape, layout, parts) for layout in own]
-            self._owned[key] = np.array([array for array in boxes if array is not None])
+            own = [owned_array(use.shape, _own(use.dims, layout), parts) for layout in layouts]
+            self._owned[key] = np.array([array for array in own if array is not None])
         return self._owned[key]
 
 

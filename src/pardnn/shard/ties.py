@@ -35,10 +35,9 @@ class Ties:
 
     def __post_init__(self) -> None:
         """Every tensor is a class of its own."""
-        for name, shape in self.shapes.items():
-            self.root[name] = name
-            self.dims[name] = identity(len(shape))
-            self.members[name] = [name]
+        self.root.update(zip(self.shapes, self.shapes, strict=True))
+        self.dims.update({name: identity(len(shape)) for name, shape in self.shapes.items()})
+        self.members.update({name: [name] for name in self.shapes})
 
     def tie(self, one: str, other: str, dims: Dims | None = None, *, hard: bool = False) -> bool:
         """Tie two tensors.
@@ -52,10 +51,12 @@ class Ties:
         Returns:
             Whether they are one class now.
         """
+        if self.root[one] == self.root[other]:
+            if dims is None and self.dims[one] == self.dims[other]:
+                return True
+            return self._agree(one, other, dims or identity(len(self.shapes[one])), hard)
         if dims is None:
             dims = identity(len(self.shapes[one]))
-        if self.root[one] == self.root[other]:
-            return self._agree(one, other, dims, hard)
         if dims is identity(len(dims)) and self._joins(one, other):
             return True
         if len(self.members[self.root[one]]) < len(self.members[self.root[other]]):
