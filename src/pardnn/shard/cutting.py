@@ -184,11 +184,7 @@ def extended(ways: Ways, choices: Sequence[str | None], parts: int) -> Ways:
         ways.sizes,
         raw.reshape(count, devices * parts, ways.form.width, 2),
         ways.sticks or any(each.sticks for each in following),
-        [
-            _read(ways.contents[n], each.contents[loop])
-            for n, (each, loops) in rows
-            for loop in loops
-        ],
+        [_read(ways.contents[n], each.contents[loop]) for n, each, loop in rows],
         [_longer(ways.reduced[n], each.flags[loop]) for n, each, loop in rows],
         [_Origin(each, each.calls, loop) for _, each, loop in rows],
     )
