@@ -1,6 +1,8 @@
 """Planning behind the public door."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -62,12 +64,23 @@ def test_a_cold_cache_is_filled_by_several_processes(monkeypatch: pytest.MonkeyP
     started: list[Child] = []
     monkeypatch.setattr(Child, "started", started)
     monkeypatch.setattr(warming.subprocess, "Popen", Child)
-    monkeypatch.setattr(warming, "_is_cold", lambda: True)
+    monkeypatch.setattr(warming, "_is_cold", lambda _: False)
     monkeypatch.setattr(warming, "_load", lambda *_, **__: None)
+    monkeypatch.setattr(warming, "_load_steps", lambda _: None)
+    warming.warm_up(["pardnn"], polished=True)
+    assert started == []
+    monkeypatch.setattr(warming, "_is_cold", lambda _: True)
     warming.warm_up(["heft", "m-etf"], limited=False)
     assert started == []
-    warming.warm_up(["heft", "m-etf"], limited=False, polished=True)
-    assert [child.share for child in started] == [[[], False, True], [["m-etf"], False, False]]
+    warming.warm_up(["pardnn", "m-etf"], limited=False)
+    assert [child.share for child in started] == [["plan", "judge"]]
+    started.clear()
+    warming.warm_up(["pardnn"], polished=True)
+    assert [child.share for child in started] == [
+        ["plan", "overflow", "judge"],
+        ["memory"],
+        ["polish"],
+    ]
     assert all(child.events == ["waited"] for child in started)
 
     def interrupted(*_: object, **__: object) -> None:
@@ -85,9 +98,58 @@ def test_a_cache_is_cold_until_its_kernel_is_there(
     kernel = polish_search.search_kernel
     stats = kernel.stats._replace(cache_path=str(tmp_path))
     monkeypatch.setattr(type(kernel), "stats", property(lambda _: stats))
-    assert warming._is_cold()
+    assert warming._is_cold("pardnn.place.polish_search.search_kernel")
     (tmp_path / "polish_search.search_kernel-1.py311.nbi").touch()
-    assert not warming._is_cold()
+    assert not warming._is_cold("pardnn.place.polish_search.search_kernel")
+
+
+#: Prints the kernels that are compiled, or loaded, although all should be there already.
+_LATE = """
+import sys
+import numpy as np
+from bench.scale import DEVICES, layered, problem
+from pardnn.api.warming import warm_up
+from pardnn.place.pardnn.algorithm import place_arrays
+from pardnn.sim.bounds import lower_bound_seconds
+from pardnn.sim.engine import run_lists
+from pardnn.sim.peak import peaks
+
+def loaded():
+    kernels = {
+        (name, number): len(value.overloads)
+        for name, module in list(sys.modules.items())
+        if name.startswith("pardnn.")
+        for number, value in vars(module).items()
+        if hasattr(value, "overloads")
+    }
+    return kernels
+
+limited = sys.argv[1] == "limited"
+warm_up(["pardnn"], limited=limited)
+before, rng, none = loaded(), np.random.default_rng(0), np.empty((0, 2), dtype=np.int64)
+for num_ops in (600, 60_000):  # the whole search; a fixed number of walks
+    arrays, machine = problem(layered(num_ops, 2 * num_ops, rng), rng)
+    limits = [None] * DEVICES
+    plan = place_arrays(arrays, machine, limits, none).plan
+    run_lists(arrays, machine, plan)
+    lower_bound_seconds(arrays, machine)
+    if limited:
+        limits[::2] = [int(peaks(arrays, plan).max() / 2)] * (DEVICES // 2)
+        moved = place_arrays(arrays, machine, limits, none).moved_ops
+assert not limited or moved > 0
+print(len(before), sorted(name for name, count in loaded().items() if before.get(name) != count))
+"""
+
+
+@pytest.mark.parametrize("limits", ["unlimited", "limited"])
+def test_nothing_is_left_to_compile_once_kernels_are_loaded(limits: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LATE, limits], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    known, _, late = done.stdout.partition(" ")
+    assert int(known) > 60
+    assert late.strip() == "[]"
 
 
 def test_what_the_lower_bound_leaves_no_room_is_not_polished(

@@ -7,12 +7,12 @@ O(ops + tensors) up to the inverse Ackermann function.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
+from pardnn.sim.compiled import helper, kernel
 
 
 def colocated(
@@ -33,7 +33,7 @@ def colocated(
     return numbers
 
 
-@numba.njit(cache=True)
+@helper
 def _find(root: ndarray, op: int) -> int:
     while root[op] != op:
         root[op] = root[root[op]]
@@ -41,7 +41,7 @@ def _find(root: ndarray, op: int) -> int:
     return op
 
 
-@numba.njit(cache=True)
+@kernel
 def _union_kernel(a: GraphArrays, overwrites: ndarray, with_views: bool, root: ndarray) -> None:
     n = len(root)
     first = np.full(n, -1, dtype=np.int64)
@@ -62,7 +62,7 @@ def _union_kernel(a: GraphArrays, overwrites: ndarray, with_views: bool, root: n
             root[_find(root, a.tensor_op[t])] = _find(root, a.tensor_op[owner])
 
 
-@numba.njit(cache=True)
+@kernel
 def _number_kernel(root: ndarray, numbers: ndarray) -> None:
     number_of = np.full(len(root), -1, dtype=np.int64)
     count = 0

@@ -12,7 +12,6 @@ O((ops + edges) K).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
@@ -23,6 +22,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.baseline import closed_arrays, residual_bytes, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.squeeze import UNLIMITED, limits
+from pardnn.sim.compiled import kernel
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
@@ -103,7 +103,7 @@ def static_timeline(
     )
 
 
-@numba.njit(cache=True)
+@kernel
 def heft_kernel(
     a: GraphArrays,
     machine: Machine,

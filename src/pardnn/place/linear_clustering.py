@@ -18,7 +18,6 @@ of networks near O((ops + edges) log ops).
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
@@ -27,6 +26,7 @@ from pardnn.graph.csr import GraphArrays, transposed
 from pardnn.graph.ir import Graph
 from pardnn.place.baseline import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine, fastest_seconds
@@ -106,7 +106,7 @@ def balanced(
     return device[unit]
 
 
-@numba.njit(cache=True)
+@helper
 def _level(
     a: GraphArrays,
     op: int,
@@ -130,7 +130,7 @@ def _level(
     return longest + seconds[op], follower
 
 
-@numba.njit(cache=True)
+@kernel
 def _paths_kernel(
     a: GraphArrays,
     member_ptr: ndarray,
@@ -185,7 +185,7 @@ def _paths_kernel(
                 changed = _mark_earlier(a, op, position, of, marked, stale_key, stale, changed)
 
 
-@numba.njit(cache=True)
+@helper
 def _mark_earlier(
     a: GraphArrays,
     op: int,
@@ -210,7 +210,7 @@ def _mark_earlier(
     return changed
 
 
-@numba.njit(cache=True)
+@kernel
 def _start_kernel(
     a: GraphArrays, unit: ndarray, seconds: ndarray, link: tuple[float, float], top: ndarray
 ) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
@@ -29,6 +28,7 @@ from pardnn.place.baseline import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.heft import static_timeline
 from pardnn.place.squeeze import limits
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
@@ -117,14 +117,14 @@ class _State(NamedTuple):
     copy_bytes: Int64[ndarray, "t k"]  # of all copies of a storage
 
 
-@numba.njit(cache=True)
+@helper
 def _owner(a: GraphArrays, t: int) -> int:
     while a.tensor_alias[t] >= 0:
         t = a.tensor_alias[t]
     return t
 
 
-@numba.njit(cache=True)
+@helper
 def _allowed(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
     group = a.group[op]
     if s.group_place[group] >= 0 and s.group_place[group] != d:
@@ -132,7 +132,7 @@ def _allowed(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
     return bool(task.runs[group, d])
 
 
-@numba.njit(cache=True)
+@helper
 def _fits(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
     needed = a.workspace[op]
     for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
@@ -147,7 +147,7 @@ def _fits(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
     return s.used[d] + needed <= task.most[d]
 
 
-@numba.njit(cache=True)
+@helper
 def _take(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
     """Account for an op on its device; return whether anything was freed."""
     group = a.group[op]
@@ -176,7 +176,7 @@ def _take(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
     return freed
 
 
-@numba.njit(cache=True)
+@helper
 def _arrive(a: GraphArrays, machine: Machine, s: _State, op: int, later: int, size: int) -> None:
     p = s.place[op]
     for d in range(len(s.free)):
@@ -184,7 +184,7 @@ def _arrive(a: GraphArrays, machine: Machine, s: _State, op: int, later: int, si
         s.ready[later, d] = max(s.ready[later, d], s.finish[op] + way)
 
 
-@numba.njit(cache=True)
+@helper
 def _reserved(a: GraphArrays, task: _Task, s: _State, missing: ndarray, last: int, d: int) -> int:
     """Return the favourite child that device d waits for after its last op; -1 for none."""
     child = task.favourite[last] if last >= 0 else -1
@@ -199,7 +199,7 @@ def _reserved(a: GraphArrays, task: _Task, s: _State, missing: ndarray, last: in
     return int(child)
 
 
-@numba.njit(cache=True)
+@kernel
 def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> None:
     n, k = len(s.place), len(machine.device_class)
     missing = np.empty(n, dtype=np.int64)
@@ -246,7 +246,7 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
                 _offer(a, task, s, later, key, item, size)
 
 
-@numba.njit(cache=True)
+@helper
 def _offer(
     a: GraphArrays, task: _Task, s: _State, op: int, key: ndarray, item: ndarray, size: ndarray
 ) -> None:
@@ -255,7 +255,7 @@ def _offer(
             _queue(task, s, op, d, key, item, size)
 
 
-@numba.njit(cache=True)
+@helper
 def _queue(
     task: _Task, s: _State, op: int, d: int, key: ndarray, item: ndarray, size: ndarray
 ) -> None:
@@ -267,7 +267,7 @@ def _queue(
         size[0, d] = heap_push(key[0, d], item[0, d], size[0, d], s.ready[op, d], at)
 
 
-@numba.njit(cache=True)
+@helper
 def _unblock(
     task: _Task,
     s: _State,
@@ -284,7 +284,7 @@ def _unblock(
         num_blocked[d] = 0
 
 
-@numba.njit(cache=True)
+@helper
 def _first_pair(
     a: GraphArrays,
     task: _Task,

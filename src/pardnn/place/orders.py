@@ -7,13 +7,13 @@ other as the weight says.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.place.schedule import free_plan
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.peak import peaks
 
@@ -62,14 +62,14 @@ def eager_free_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
     return best
 
 
-@numba.njit(cache=True)
+@helper
 def _owner(a: GraphArrays, t: int) -> int:
     while a.tensor_alias[t] >= 0:
         t = a.tensor_alias[t]
     return t
 
 
-@numba.njit(cache=True)
+@helper
 def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
     """Bytes that the op allocates for good, less those that it is the last to read."""
     net = 0
@@ -83,7 +83,7 @@ def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
     return net
 
 
-@numba.njit(cache=True)
+@helper
 def _pass(a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, sign: int) -> None:
     """Count the op as run (-1), or take that back (1)."""
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
@@ -92,7 +92,7 @@ def _pass(a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, sign: 
         missing[later] += sign
 
 
-@numba.njit(cache=True)
+@helper
 def _gives_back(
     a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, tiny: int, chain: ndarray
 ) -> bool:
@@ -115,7 +115,7 @@ def _gives_back(
     return net <= tiny
 
 
-@numba.njit(cache=True)
+@kernel
 def _eager_free_kernel(
     a: GraphArrays, base: ndarray, tiny: int, chain: ndarray, rank: ndarray
 ) -> None:
@@ -165,12 +165,12 @@ def _eager_free_kernel(
                     frees = heap_push(free_key, free_item, frees, float(base[later]), later)
 
 
-@numba.njit(cache=True)
+@helper
 def _readers_of(a: GraphArrays, t: int) -> ndarray:
     return a.consumer_op[a.consumer_ptr[t] : a.consumer_ptr[t + 1]]
 
 
-@numba.njit(cache=True)
+@helper
 def _later_ops(a: GraphArrays, op: int) -> ndarray:
     """Ops that wait for this one, once for each tensor or order edge."""
     begin, end = a.output_ptr[op], a.output_ptr[op + 1]

@@ -172,9 +172,8 @@ def polish_best(
     return better(found[origin][1], 2, seed + 1)[1], origin
 
 
-def load_kernels(graph: Graph, machine: Machine) -> None:
+def load_kernels(arrays: GraphArrays, machine: Machine) -> None:
     """Compile what `polish` runs, or load it from the cache, on a graph as small as one likes."""
-    arrays = closed_arrays(graph)
     nowhere = np.zeros(arrays.num_ops, dtype=np.int64)
     state = state_of(nowhere, arrays.topological, machine.num_devices)
     search_kernel(task_of(arrays, machine), state, 1, TOLERANCE, 1)

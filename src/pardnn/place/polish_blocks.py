@@ -13,10 +13,10 @@ was judged too well.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from pardnn.place.polish_kernel import LOOK, State, Task, changed, makespan
+from pardnn.sim.compiled import helper, kernel
 
 #: Ops of a block that is judged, at most. Measured: 8, 16 and 32 are within 0.2 % of each other.
 MOST_JUDGED = 16
@@ -26,7 +26,7 @@ MOST_ORDERED = 64
 MOST_DEVICES = 8
 
 
-@numba.njit(cache=True)
+@helper
 def _queued_after(s: State, op: int, d: int) -> int:
     """Return the op on device d after which an op stands in the global order; -1 for none."""
     if s.last[d] < 0 or s.position[s.last[d]] < s.position[op]:
@@ -37,7 +37,7 @@ def _queued_after(s: State, op: int, d: int) -> int:
     return -1
 
 
-@numba.njit(cache=True)
+@helper
 def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tuple[int, int]:
     """List a group, and groups of its device that it reads or that read it, until there are `size`.
 
@@ -65,7 +65,7 @@ def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tupl
     return end, seed
 
 
-@numba.njit(cache=True)
+@helper
 def _listed(t: Task, s: State, op: int, end: int) -> int:
     """Append the group of an op to `block`, and mark it; return the new end."""
     group = t.group[op]
@@ -76,7 +76,7 @@ def _listed(t: Task, s: State, op: int, end: int) -> int:
     return end
 
 
-@numba.njit(cache=True)
+@helper
 def may_go(t: Task, s: State, begin: int, end: int, d: int) -> bool:
     """Return whether listed ops can run on a device."""
     able = True
@@ -85,7 +85,7 @@ def may_go(t: Task, s: State, begin: int, end: int, d: int) -> bool:
     return able
 
 
-@numba.njit(cache=True)
+@helper
 def residual(t: Task, s: State, begin: int, end: int) -> int:
     """Return the residual bytes of listed ops."""
     size = 0
@@ -94,7 +94,7 @@ def residual(t: Task, s: State, begin: int, end: int) -> int:
     return size
 
 
-@numba.njit(cache=True)
+@kernel
 def give(t: Task, s: State, begin: int, end: int, d: int) -> int:
     """Put listed ops on a device, every op at its position; return the work."""
     work = 0
@@ -105,7 +105,7 @@ def give(t: Task, s: State, begin: int, end: int, d: int) -> int:
     return work
 
 
-@numba.njit(cache=True)
+@helper
 def _put_in_order(s: State, end: int) -> None:
     """Sort the listed ops by position, by insertion: there are few."""
     for i in range(1, end):
@@ -116,7 +116,7 @@ def _put_in_order(s: State, end: int) -> None:
         s.block[at + 1] = op
 
 
-@numba.njit(cache=True)
+@helper
 def _near_before(s: State, op: int, d: int) -> int:
     """Return the op on device d before an op; -1 for none, -2 if there is none nearby."""
     if s.last[d] < 0 or s.position[s.last[d]] < s.position[op]:
@@ -129,7 +129,7 @@ def _near_before(s: State, op: int, d: int) -> int:
     return -2
 
 
-@numba.njit(cache=True)
+@kernel
 def judged(t: Task, s: State, end: int, d: int) -> float:
     """Return the longest path through the first `end` ops of `block` if all ran on device d.
 
@@ -172,7 +172,7 @@ def judged(t: Task, s: State, end: int, d: int) -> float:
     return longest
 
 
-@numba.njit(cache=True)
+@helper
 def _name_devices(t: Task, s: State, end: int, seed: int) -> int:
     """Mark in `near` the devices that a block speaks to, and one at random, by 1, others by 0."""
     s.near[:] = 0
@@ -187,7 +187,7 @@ def _name_devices(t: Task, s: State, end: int, seed: int) -> int:
     return seed
 
 
-@numba.njit(cache=True)
+@helper
 def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, int]:
     """Return the longest path at the best other device, the device (-1: none), and the work.
 
@@ -210,7 +210,7 @@ def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, i
     return path, where, (1 + tried) * end
 
 
-@numba.njit(cache=True)
+@kernel
 def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int, int]:
     """Move the block of an op to the device where it is best, unless the step is above a limit.
 

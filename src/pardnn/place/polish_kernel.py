@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
+
+from pardnn.sim.compiled import helper, kernel
 
 #: Places tried in a queue, before and after where the op runs now.
 REACH = 12
@@ -69,7 +70,7 @@ class State(NamedTuple):
     queued: Int64[ndarray, " n"]
 
 
-@numba.njit(cache=True)
+@helper
 def _finish(t: Task, s: State, op: int) -> float:
     """When an op ends: its device is free and its inputs have arrived."""
     d, begin = s.place[op], 0.0
@@ -84,7 +85,7 @@ def _finish(t: Task, s: State, op: int) -> float:
     return begin + t.seconds[t.device_class[d], op]
 
 
-@numba.njit(cache=True)
+@helper
 def _left(t: Task, s: State, op: int) -> float:
     """Seconds from the start of an op to the end of the step, by the longest path."""
     d, rest = s.place[op], 0.0
@@ -99,7 +100,7 @@ def _left(t: Task, s: State, op: int) -> float:
     return rest + t.seconds[t.device_class[d], op]
 
 
-@numba.njit(cache=True)
+@kernel
 def fill_kernel(t: Task, s: State) -> None:
     """Fill everything but `place` and `order`, from these two."""
     s.first[:] = -1
@@ -122,7 +123,7 @@ def fill_kernel(t: Task, s: State) -> None:
     s.dirty[:] = False
 
 
-@numba.njit(cache=True)
+@helper
 def makespan(s: State) -> float:
     """Return when the last op ends, seconds."""
     end = 0.0
@@ -132,7 +133,7 @@ def makespan(s: State) -> float:
     return end
 
 
-@numba.njit(cache=True)
+@helper
 def _window(t: Task, s: State, op: int) -> tuple[int, int]:
     """First and last position where an op may stand, the other ops as they are."""
     first, last = 0, len(s.order) - 1
@@ -143,7 +144,7 @@ def _window(t: Task, s: State, op: int) -> tuple[int, int]:
     return first, last
 
 
-@numba.njit(cache=True)
+@helper
 def _move(s: State, op: int, d: int, x: int, to: int) -> None:
     """Put an op behind op x in the queue of device d (x = -1: first), at a position `to`."""
     at, p, n = s.before[op], s.place[op], s.behind[op]
@@ -176,7 +177,7 @@ def _move(s: State, op: int, d: int, x: int, to: int) -> None:
     s.position[op] = to
 
 
-@numba.njit(cache=True)
+@helper
 def _mark(s: State, op: int, count: int) -> int:
     if op < 0 or s.dirty[op]:
         return count
@@ -184,7 +185,7 @@ def _mark(s: State, op: int, count: int) -> int:
     return count + 1
 
 
-@numba.njit(cache=True)
+@helper
 def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
     """Compute again what a move of `op` changed; return how many ops were looked at.
 
@@ -226,7 +227,7 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
     return work
 
 
-@numba.njit(cache=True)
+@kernel
 def changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
     """Move an op, as `_move` does, and compute again what that changes; return the work."""
     was, then = s.before[op], s.behind[op]
@@ -236,7 +237,7 @@ def changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
     return _update(t, s, op, was, then)
 
 
-@numba.njit(cache=True)
+@helper
 def _neighbours(s: State, op: int) -> None:
     """Fill `near` with the op before on each device: -1 none, -2 not found nearby."""
     k = len(s.near)
@@ -255,7 +256,7 @@ def _neighbours(s: State, op: int) -> None:
             s.near[d] = -1
 
 
-@numba.njit(cache=True)
+@helper
 def _paths(t: Task, s: State, op: int) -> None:
     """Fill, per device, when the inputs have arrived and how long the step goes on after."""
     k = len(s.near)
@@ -275,7 +276,7 @@ def _paths(t: Task, s: State, op: int) -> None:
             s.follow[d] = max(s.follow[d], left + way)
 
 
-@numba.njit(cache=True)
+@kernel
 def best_slot(
     t: Task, s: State, op: int, noise: float, seed: int
 ) -> tuple[float, int, int, int, int]:
@@ -319,7 +320,7 @@ def best_slot(
     return path, where, behind, to, seed
 
 
-@numba.njit(cache=True)
+@helper
 def critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
     """Return the first op from a position on that lies on a path so long, and the steps to it."""
     n = len(s.order)

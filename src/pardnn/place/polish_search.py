@@ -11,7 +11,6 @@ also change places with others, where memory is full above all; these changes ar
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numpy import ndarray
 
@@ -25,6 +24,7 @@ from pardnn.place.polish_kernel import (
     fill_kernel,
     makespan,
 )
+from pardnn.sim.compiled import helper, kernel
 
 #: What judging an op's slots costs, in ops computed again, plus half an op per device (measured).
 EVALUATION = 20
@@ -39,7 +39,7 @@ MANY_TRIES, MANY_OPS, FEW_TRIES, FEWEST_TRIES = 8, 500, 32, 1024
 BLOCK_TURNS, TINY_OPS = 2, 50
 
 
-@numba.njit(cache=True)
+@helper
 def _tried(
     t: Task, s: State, op: int, d: int, other: int, size: int, limit: float, seed: int
 ) -> tuple[int, int]:
@@ -72,7 +72,7 @@ def _tried(
     return work, seed
 
 
-@numba.njit(cache=True)
+@helper
 def _some_neighbour_device(t: Task, s: State, op: int, seed: int) -> int:
     """Return the device of an op that this one reads or that reads it; its own without any."""
     ins, outs = t.in_ptr[op + 1] - t.in_ptr[op], t.out_ptr[op + 1] - t.out_ptr[op]
@@ -83,7 +83,7 @@ def _some_neighbour_device(t: Task, s: State, op: int, seed: int) -> int:
     return s.place[near]
 
 
-@numba.njit(cache=True)
+@helper
 def _exchange(t: Task, s: State, op: int, blocks: bool, limit: float, seed: int) -> tuple[int, int]:
     """Try another device for the group or block of an op, maybe in exchange for another."""
     n, k, size = len(s.order), len(s.near), 1
@@ -99,7 +99,7 @@ def _exchange(t: Task, s: State, op: int, blocks: bool, limit: float, seed: int)
     return _tried(t, s, op, d, other if way == 3 else -1, size, limit, seed)
 
 
-@numba.njit(cache=True)
+@kernel
 def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int) -> int:
     """Leave the best plan found in `place` and `order`; return the state of the generator.
 
@@ -143,7 +143,7 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
     return seed
 
 
-@numba.njit(cache=True)
+@helper
 def _copy(place: ndarray, order: ndarray, to_place: ndarray, to_order: ndarray) -> None:
     """Copy element by element: assigning to slices compiles the text of its errors, 3 s."""
     for i in range(len(place)):

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
+
+from pardnn.sim.compiled import kernel
 
 #: Below every number of bytes: the value of leaves that do not exist.
 NOTHING = -(2**62)
@@ -41,7 +42,7 @@ def range_max(values: Int64[ndarray, " n"]) -> RangeMax:
     return tree
 
 
-@numba.njit(cache=True)
+@kernel
 def add_range(tree: RangeMax, begin: int, end: int, amount: int) -> None:
     """Add `amount` to the values at positions begin to end - 1."""
     if begin >= end or amount == 0:
@@ -68,7 +69,7 @@ def add_range(tree: RangeMax, begin: int, end: int, amount: int) -> None:
             node >>= 1
 
 
-@numba.njit(cache=True)
+@kernel
 def max_range(tree: RangeMax, begin: int, end: int) -> int:
     """Return the largest value at positions begin to end - 1; `NOTHING` if there is none."""
     if begin >= end:
@@ -94,7 +95,7 @@ def max_range(tree: RangeMax, begin: int, end: int) -> int:
     return best
 
 
-@numba.njit(cache=True)
+@kernel
 def first_fitting(tree: RangeMax, begin: int, end: int, limit: int) -> int:
     """Return the smallest p >= begin so that no value at p to end - 1 exceeds `limit`."""
     while begin < end:
@@ -109,7 +110,7 @@ def first_fitting(tree: RangeMax, begin: int, end: int, limit: int) -> int:
     return begin
 
 
-@numba.njit(cache=True)
+@kernel
 def last_fitting(tree: RangeMax, begin: int, end: int, limit: int) -> int:
     """Return the largest p <= end so that no value at begin to p - 1 exceeds `limit`."""
     while begin < end:

@@ -8,7 +8,6 @@ transfer. Neither moves an op, so the judge finds the emulation's times again un
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
@@ -16,6 +15,7 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph, writes
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
@@ -129,7 +129,7 @@ def free_plan(
     )
 
 
-@numba.njit(cache=True)
+@helper
 def first_overwrite(
     a: GraphArrays,
     place: ndarray,
@@ -161,7 +161,7 @@ def first_overwrite(
     return best
 
 
-@numba.njit(cache=True)
+@helper
 def first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
     """Return the first position with a value of at least so much, or the end; most are near."""
     step = 1
@@ -177,7 +177,7 @@ def first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
     return begin
 
 
-@numba.njit(cache=True)
+@kernel
 def _hold_and_post_kernel(
     a: GraphArrays,
     plan: PlanArrays,

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
@@ -26,6 +25,7 @@ from pardnn.graph.csr import GraphArrays
 from pardnn.place.rangemax import RangeMax, add_range, first_fitting, last_fitting, range_max
 from pardnn.place.schedule import first_overwrite, first_reaching, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.compiled import kernel
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import held_bytes, home_storages, storage_lives, tensor_rows
@@ -151,7 +151,7 @@ def _tight_plan(
     return plan, order
 
 
-@numba.njit(cache=True)
+@kernel
 def _latest_slot_kernel(
     a: GraphArrays, plan: PlanArrays, order: _Order, overwrites: ndarray
 ) -> None:
@@ -173,7 +173,7 @@ def _latest_slot_kernel(
         plan.message_post[i] = plan.order_op[at]
 
 
-@numba.njit(cache=True)
+@kernel
 def _least_hold_kernel(a: GraphArrays, plan: PlanArrays, order: _Order) -> None:
     """Hold every send until the sender's last op before the slot, and no longer."""
     for i in range(len(plan.message_tensor)):
@@ -189,7 +189,7 @@ def _least_hold_kernel(a: GraphArrays, plan: PlanArrays, order: _Order) -> None:
         plan.message_hold[i] = plan.order_op[after - 1]
 
 
-@numba.njit(cache=True)
+@kernel
 def _post_kernel(
     a: GraphArrays,
     plan: PlanArrays,
@@ -209,7 +209,7 @@ def _post_kernel(
             plan.message_post[i] = plan.order_op[at]
 
 
-@numba.njit(cache=True)
+@kernel
 def _hold_kernel(
     a: GraphArrays,
     plan: PlanArrays,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
@@ -15,6 +14,7 @@ from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.squeeze import limits
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.compiled import kernel
 from pardnn.sim.peak import held_bytes, storage_lives
 
 #: Tensors named in `details["alive"]`, the largest first.
@@ -136,7 +136,7 @@ def least_bytes(
     return max(int(needs.max()), int(by_group.max()), -(-int(size.sum()) // num_devices))
 
 
-@numba.njit(cache=True)
+@kernel
 def _needs_kernel(a: GraphArrays, needs: ndarray) -> None:
     seen = np.full(len(a.tensor_op), -1, dtype=np.int64)
     counted = np.zeros(len(a.tensor_op), dtype=np.int64)

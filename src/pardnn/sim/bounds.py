@@ -21,12 +21,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Float64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.levels import bottom_levels, top_levels
 from pardnn.sim.machine import Machine, fastest_seconds
@@ -222,7 +222,7 @@ def degree_of_parallelism(arrays: GraphArrays, machine: Machine) -> float:
     return float(fastest_seconds(machine).sum()) / path if path > 0 else 1.0
 
 
-@numba.njit(cache=True)
+@kernel
 def _heads_kernel(
     topological: ndarray,
     ptr: ndarray,
@@ -267,7 +267,7 @@ def _heads_kernel(
         head[op] = max(least, best)
 
 
-@numba.njit(cache=True)
+@helper
 def _insert(mine: ndarray, made: int, maker: int, head: ndarray) -> int:
     """Put a maker, unless it is there, among others sorted by head; return their number."""
     for i in range(made):
@@ -281,7 +281,7 @@ def _insert(mine: ndarray, made: int, maker: int, head: ndarray) -> int:
     return made + 1
 
 
-@numba.njit(cache=True)
+@kernel
 def _cuts_kernel(a: GraphArrays, cuts: ndarray, before: ndarray) -> None:
     """Mark the ops that come before or after each other op.
 
@@ -332,7 +332,7 @@ def _cuts_kernel(a: GraphArrays, cuts: ndarray, before: ndarray) -> None:
             count += 1
 
 
-@numba.njit(cache=True)
+@kernel
 def _parts_kernel(
     a: GraphArrays, inside: ndarray, part: ndarray, seconds: ndarray, top: ndarray, path: ndarray
 ) -> None:

@@ -14,12 +14,12 @@ All events of one instant are handled before any device chooses. O((ops + edges)
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
+from pardnn.sim.compiled import kernel
 from pardnn.sim.flow import Flow, later_edges
 from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.levels import placed_seconds
@@ -82,7 +82,7 @@ def emulate(
     )
 
 
-@numba.njit(cache=True)
+@kernel
 def _emulate_kernel(
     later_ptr: ndarray,
     later: ndarray,

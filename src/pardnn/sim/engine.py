@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
@@ -23,6 +22,7 @@ from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.levels import bottom_levels, placed_seconds
@@ -116,7 +116,7 @@ def _waits(a: GraphArrays, plan: PlanArrays) -> _Waits:
     )
 
 
-@numba.njit(cache=True)
+@kernel
 def _first_use_kernel(
     consumer_ptr: ndarray,
     consumer_op: ndarray,
@@ -135,7 +135,7 @@ def _first_use_kernel(
         first_use[i] = best
 
 
-@numba.njit(cache=True)
+@kernel
 def _order_kernel(
     order_ptr: ndarray,
     order_op: ndarray,
@@ -215,7 +215,7 @@ def _order_kernel(
                     events = heap_push(event_key, event_id, events, now + latency[d, q], n + m + i)
 
 
-@numba.njit(cache=True)
+@helper
 def _send(
     now: float,
     halves: ndarray,

@@ -6,12 +6,13 @@ slower on a million events.
 
 from __future__ import annotations
 
-import numba
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
+from pardnn.sim.compiled import helper
 
-@numba.njit(cache=True)
+
+@helper
 def heap_push(
     keys: Float64[ndarray, " c"], ids: Int64[ndarray, " c"], size: int, key: float, item: int
 ) -> int:
@@ -29,7 +30,7 @@ def heap_push(
     return size + 1
 
 
-@numba.njit(cache=True)
+@helper
 def heap_pop(keys: Float64[ndarray, " c"], ids: Int64[ndarray, " c"], size: int) -> int:
     """Remove the top, which the caller has read at index 0; return the new size. O(log size)."""
     size -= 1

@@ -9,12 +9,12 @@ with n (thesis, table 4.2). Edges within a device or cluster cost 0. O(ops + edg
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
+from pardnn.sim.compiled import kernel
 from pardnn.sim.flow import BYTES, Edges, Flow, earlier_edges, later_edges
 from pardnn.sim.machine import Machine, fastest_seconds
 
@@ -126,7 +126,7 @@ def slowest_link(machine: Machine) -> tuple[float, float]:
     )
 
 
-@numba.njit(cache=True)
+@kernel
 def _longest_kernel(
     order: ndarray,
     ptr: ndarray,
@@ -144,7 +144,7 @@ def _longest_kernel(
         with_op[op] = longest + seconds[op]
 
 
-@numba.njit(cache=True)
+@kernel
 def _placed_ways_kernel(
     ptr: ndarray,
     edge: ndarray,

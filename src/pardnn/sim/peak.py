@@ -8,13 +8,13 @@ Same definition (semantics of a step), for millions of ops. O((edges + messages)
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.compiled import helper, kernel
 
 
 def peaks(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " k"]:
@@ -85,7 +85,7 @@ def tensor_rows(
     return by_tensor, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-@numba.njit(cache=True)
+@helper
 def received(
     plan: PlanArrays, by_tensor: ndarray, tensor_ptr: ndarray, tensor: int, device: int
 ) -> int:
@@ -96,7 +96,7 @@ def received(
     return -1
 
 
-@numba.njit(cache=True)
+@kernel
 def home_storages(
     a: GraphArrays, plan: PlanArrays, by_tensor: ndarray, tensor_ptr: ndarray
 ) -> ndarray:
@@ -118,7 +118,7 @@ def home_storages(
     return storage
 
 
-@numba.njit(cache=True)
+@kernel
 def _lives_kernel(
     a: GraphArrays,
     plan: PlanArrays,
@@ -156,7 +156,7 @@ def _lives_kernel(
         released[s] = max(released[s], n if hold < 0 else position[hold])
 
 
-@numba.njit(cache=True)
+@kernel
 def _held_kernel(
     a: GraphArrays, plan: PlanArrays, allocated: ndarray, released: ndarray, held: ndarray
 ) -> None:

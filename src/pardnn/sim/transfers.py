@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
+from pardnn.sim.compiled import kernel
 
 
 class Transfers(NamedTuple):
@@ -54,7 +54,7 @@ def transfers_of_edges(
     return Transfers(tensor[:count].copy(), target[:count].copy(), of_tensor, reader_ptr, reader)
 
 
-@numba.njit(cache=True)
+@kernel
 def _number_kernel(
     consumer_ptr: ndarray,
     consumer_op: ndarray,
@@ -88,7 +88,7 @@ def _number_kernel(
     return count
 
 
-@numba.njit(cache=True)
+@kernel
 def _readers_kernel(consumer_op: ndarray, message: ndarray, at: ndarray, reader: ndarray) -> None:
     for edge in range(len(message)):
         if message[edge] >= 0:

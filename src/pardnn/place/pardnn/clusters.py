@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.place.baseline import runnable
+from pardnn.sim.compiled import kernel
 from pardnn.sim.flow import OTHER, Edges, Flow, flow_of
 from pardnn.sim.levels import longest_paths, slowest_link, slowest_ways
 from pardnn.sim.machine import Machine, fastest_seconds
@@ -120,7 +120,7 @@ def _clustered_ways(edges: Edges, way: ndarray, of: ndarray) -> ndarray:
     return np.where((mine >= 0) & (mine == of[edges.edge[:, OTHER]]), 0.0, way)
 
 
-@numba.njit(cache=True)
+@kernel
 def _rows_kernel(of: ndarray, at: ndarray, member: ndarray) -> None:
     for op in range(len(of)):
         if of[op] >= 0:

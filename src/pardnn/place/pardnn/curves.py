@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.place.rangemax import RangeMax, add_range
+from pardnn.sim.compiled import helper
 from pardnn.sim.transfers import Transfers, transfers_of_edges
 
 #: Leaves of a tree: the trees of 16 devices then take 16 MiB.
@@ -225,7 +225,7 @@ def storage_owner(arrays: GraphArrays) -> Int64[ndarray, " t"]:
         owner = further
 
 
-@numba.njit(cache=True)
+@helper
 def count_storage(c: Curves, owner: int, sign: int) -> None:
     """Add (sign 1) or take away (-1) what a storage and its sent copies hold."""
     home, begin = c.place[c.maker[owner]], c.rank[c.maker[owner]]

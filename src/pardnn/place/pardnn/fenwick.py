@@ -7,12 +7,13 @@ Reference: Fenwick, "A new data structure for cumulative frequency tables", SP&E
 
 from __future__ import annotations
 
-import numba
 from jaxtyping import Float64
 from numpy import ndarray
 
+from pardnn.sim.compiled import kernel
 
-@numba.njit(cache=True)
+
+@kernel
 def fenwick_add(tree: Float64[ndarray, "m k"], index: int, column: int, amount: float) -> None:
     """Add `amount` to element `index` of a column."""
     at = index + 1
@@ -21,7 +22,7 @@ def fenwick_add(tree: Float64[ndarray, "m k"], index: int, column: int, amount: 
         at += at & -at
 
 
-@numba.njit(cache=True)
+@kernel
 def fenwick_sums(
     tree: Float64[ndarray, "m k"], begin: int, end: int, sums: Float64[ndarray, " k"]
 ) -> None:

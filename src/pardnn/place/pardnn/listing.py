@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.place.pardnn.clusters import Problem
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.sorting import stable_order
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
@@ -113,7 +113,7 @@ def listed_timeline(problem: Problem, made: Listing) -> Timeline:
     )
 
 
-@numba.njit(cache=True)
+@helper
 def _reach(
     op: int,
     ptr: ndarray,
@@ -153,7 +153,7 @@ def _reach(
         until[source] = here
 
 
-@numba.njit(cache=True)
+@kernel
 def _list_kernel(
     order: ndarray,
     earlier_ptr: ndarray,

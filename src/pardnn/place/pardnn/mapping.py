@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
@@ -30,6 +29,7 @@ from numpy import ndarray
 from pardnn.place.pardnn.clusters import Clusters, Problem
 from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sums
 from pardnn.place.pardnn.spans import Spans, spans_of
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.sorting import stable_order
 
 
@@ -112,7 +112,7 @@ def _devices_of_primaries(problem: Problem) -> Int64[ndarray, " k"]:
     return np.lexsort((total[classes], -able[classes])).astype(np.int64)
 
 
-@numba.njit(cache=True)
+@kernel
 def _load_kernel(spans: Spans, device_class: ndarray, device: ndarray, loads: Loads) -> None:
     """Fill the trees: the work of each level first, then sums, in linear time."""
     work = loads.work
@@ -130,7 +130,7 @@ def _load_kernel(spans: Spans, device_class: ndarray, device: ndarray, loads: Lo
                 work[above, d] += work[at, d]
 
 
-@numba.njit(cache=True)
+@helper
 def traffic(
     c: int,
     into_ptr: Int64[ndarray, " p"],
@@ -167,7 +167,7 @@ def traffic(
             count[3, d] += out[e, 2]
 
 
-@numba.njit(cache=True)
+@kernel
 def _merge_kernel(
     slowest: tuple[float, float],
     spans: Spans,
@@ -190,7 +190,7 @@ def _merge_kernel(
             device[c] = best
 
 
-@numba.njit(cache=True)
+@kernel
 def _balance_kernel(
     device_class: ndarray,
     latency: ndarray,
@@ -223,7 +223,7 @@ def _balance_kernel(
         add_work(spans, c, best, 1.0, device_class[best], loads)
 
 
-@numba.njit(cache=True)
+@helper
 def add_transfers(
     count: Int64[ndarray, "4 q"],
     latency: Float64[ndarray, "k k"],
@@ -242,7 +242,7 @@ def add_transfers(
                     cost[p] += count[2, q] * latency[p, q] + count[3, q] * byte_seconds[p, q]
 
 
-@numba.njit(cache=True)
+@helper
 def add_work(spans: Spans, c: int, d: int, sign: float, device_class: int, loads: Loads) -> None:
     """Add a cluster's seconds to the tree and the load of a device, or take them away."""
     for i in range(spans.ptr[c], spans.ptr[c + 1]):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
@@ -31,6 +30,7 @@ from pardnn.place.pardnn.claims import BLOCK, Claims, claims_of
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.pardnn.curves import Curves, Lives, count_storage
 from pardnn.place.rangemax import RangeMax, add_range, max_range
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.heap import heap_pop, heap_push
 
 #: Rounds in which each unit may move once.
@@ -110,7 +110,7 @@ def resolve_overflow(problem: Problem, curves: Curves, lives: Lives | None = Non
     return False
 
 
-@numba.njit(cache=True)
+@kernel
 def move_unit(c: Curves, u: Units, unit: int, target: int, stamp: ndarray) -> None:
     """Move a unit and update the curves.
 
@@ -139,7 +139,7 @@ def move_unit(c: Curves, u: Units, unit: int, target: int, stamp: ndarray) -> No
                     count_storage(c, c.owner[t], sign)
 
 
-@numba.njit(cache=True)
+@helper
 def _potentials(claims: Claims, d: int, at: int, potential: ndarray, touched: ndarray) -> int:
     """Add to each unit the bytes that would leave device d at a leaf with it (M_pot).
 
@@ -170,7 +170,7 @@ def _potentials(claims: Claims, d: int, at: int, potential: ndarray, touched: nd
     return count
 
 
-@numba.njit(cache=True)
+@helper
 def _neighbourhood(c: Curves, u: Units, unit: int, comm: ndarray) -> None:
     """Fill the seconds of communication with each device."""
     comm[:] = 0.0
@@ -186,7 +186,7 @@ def _neighbourhood(c: Curves, u: Units, unit: int, comm: ndarray) -> None:
                     comm[c.place[c.consumer_op[e]]] += u.latency + c.size[t] * u.byte_seconds
 
 
-@numba.njit(cache=True)
+@helper
 def _try_to_move(
     c: Curves,
     u: Units,
@@ -229,7 +229,7 @@ def _try_to_move(
             return True
 
 
-@numba.njit(cache=True)
+@kernel
 def _resolve_kernel(
     c: Curves,
     u: Units,
@@ -293,7 +293,7 @@ def _resolve_kernel(
             return _FAILS if fresh or patience < 0 else _STALE, patience
 
 
-@numba.njit(cache=True)
+@helper
 def _worst(c: Curves) -> tuple[int, int]:
     """Return the device with the largest overflow and its first leaf; -1 if all fit."""
     d = 0

@@ -9,7 +9,6 @@ pipeline: little communication, and residual and transient bytes spread alike. O
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
@@ -18,6 +17,7 @@ from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.schedule import free_plan
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.compiled import kernel
 from pardnn.sim.peak import held_bytes, storage_lives
 
 
@@ -130,7 +130,7 @@ def allowed_place(
     return device[group].astype(np.int64)
 
 
-@numba.njit(cache=True)
+@kernel
 def _attribute_kernel(a: GraphArrays, num_groups: int, order: ndarray, unit: ndarray) -> None:
     residual = np.zeros(num_groups, dtype=np.bool_)
     any_residual = False

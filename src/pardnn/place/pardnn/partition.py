@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
@@ -37,6 +36,7 @@ from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.schedule import free_plan
 from pardnn.place.squeeze import limits
 from pardnn.sim.bounds import work_seconds
+from pardnn.sim.compiled import kernel
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
@@ -305,7 +305,7 @@ class _Clock:
         self.begin = now
 
 
-@numba.njit(cache=True)
+@kernel
 def _latest_starts_kernel(
     order: ndarray,
     later_ptr: ndarray,

@@ -16,7 +16,6 @@ among the `SWAP_SCAN` clusters that start next; a switch moves a whole co-locati
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
@@ -32,6 +31,7 @@ from pardnn.place.pardnn.mapping import (
     traffic,
 )
 from pardnn.place.pardnn.spans import Spans
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.levels import bottom_levels, top_levels
 from pardnn.sim.sorting import stable_order
 
@@ -71,7 +71,7 @@ def switch_critical_path(
     return new, switched
 
 
-@numba.njit(cache=True)
+@kernel
 def _swap_kernel(
     device_class: ndarray,
     latency: ndarray,
@@ -121,14 +121,14 @@ def _swap_kernel(
                     add_work(spans, moved, d, sign, device_class[d], loads)
 
 
-@numba.njit(cache=True)
+@helper
 def _way(source: int, target: int, size: int, latency: ndarray, bandwidth: ndarray) -> float:
     if source == target:
         return 0.0
     return latency[source, target] + max(size, 0) / bandwidth[source, target]
 
 
-@numba.njit(cache=True)
+@helper
 def _path_through(
     op: int,
     d: int,
@@ -159,7 +159,7 @@ def _path_through(
     return before + seconds[device_class[d], op] + after
 
 
-@numba.njit(cache=True)
+@kernel
 def _switch_kernel(
     earlier_ptr: ndarray,
     earlier: ndarray,

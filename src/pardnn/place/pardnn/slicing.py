@@ -16,12 +16,12 @@ smaller op number. A path that meets a co-location group takes all of it.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.place.pardnn.clusters import Clusters, Problem, clustered_levels
+from pardnn.sim.compiled import kernel
 from pardnn.sim.levels import longest_paths
 from pardnn.sim.sorting import MANY_KEYS, stable_order
 
@@ -77,7 +77,7 @@ def _peel_primaries(
         )  # fmt: skip
 
 
-@numba.njit(cache=True)
+@kernel
 def _primary_kernel(
     op: int,
     cluster: int,
@@ -108,7 +108,7 @@ def _primary_kernel(
         op = best
 
 
-@numba.njit(cache=True)
+@kernel
 def _secondary_kernel(
     count: int,
     starts: ndarray,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.place.pardnn.clusters import Clusters, Problem, cluster_rows, clustered_levels
+from pardnn.sim.compiled import kernel
 from pardnn.sim.flow import Edges
 
 #: Distinct top levels that are told apart, and bins where there are more: the trees of 16 devices
@@ -120,7 +120,7 @@ def _contracted(problem: Problem, of: ndarray, num_clusters: int) -> tuple[Edges
     return Edges(ends[0], into), Edges(ends[1], out)
 
 
-@numba.njit(cache=True)
+@kernel
 def _span_kernel(
     earlier_ptr: ndarray,
     earlier: ndarray,
@@ -145,7 +145,7 @@ def _span_kernel(
         end[c] = max(end[c], start[c])
 
 
-@numba.njit(cache=True)
+@kernel
 def _contract_kernel(
     consumer_ptr: ndarray,
     consumer_op: ndarray,

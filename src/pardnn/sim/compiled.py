@@ -1,0 +1,31 @@
+"""How kernels are compiled: without what nobody calls.
+
+Numba wraps every function twice, for Python and for C, and for each wrapper unpacks every array of
+every argument. Of a kernel that takes a NamedTuple of twenty arrays, that is half of what there is
+to compile. No C calls ours, and only some are called by Python. Measured on five functions: without
+the wrapper for C 4 to 24 % less processor time, without both 32 to 72 % less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_njit: Any = numba.njit
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function that Python calls."""
+    return _njit(cache=True, no_cfunc_wrapper=True)(function)
+
+
+def helper(function: Function) -> Function:
+    """Compile a function that kernels alone call.
+
+    From Python it may not be called: there is no way in, and the process ends. A test looks for
+    such calls in this package, its tests and its benchmarks (`tests/sim/test_compiled.py`).
+    """
+    return _njit(cache=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)(function)

@@ -1,0 +1,87 @@
+"""What is compiled without a way in from Python is called by kernels alone."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DECORATORS = {"helper", "kernel"}
+
+
+def module_of(path: Path) -> str:
+    """Return a file's dotted name."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("src.")
+
+
+def decorated(tree: ast.AST, names: set[str]) -> Iterator[ast.FunctionDef]:
+    """Yield functions that are compiled."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            marks = {mark.id for mark in node.decorator_list if isinstance(mark, ast.Name)}
+            if marks & names:
+                yield node
+
+
+def calls_from_python(tree: ast.AST, module: str, helpers: set[tuple[str, str]]) -> list[str]:
+    """Return the helpers that a file uses outside kernels."""
+    known = {name: name for home, name in helpers if home == module}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                if (node.module, alias.name) in helpers:
+                    known[alias.asname or alias.name] = alias.name
+    inside = {id(part) for function in decorated(tree, DECORATORS) for part in ast.walk(function)}
+    outside = (part for part in ast.walk(tree) if id(part) not in inside)
+    used = {
+        part.id for part in outside if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)
+    }
+    return sorted(used & set(known))
+
+
+def files(*folders: str) -> list[Path]:
+    """Return all Python files below folders."""
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def all_helpers() -> set[tuple[str, str]]:
+    """Return (module, name) of every helper."""
+    return {
+        (module_of(path), function.name)
+        for path in files("src")
+        for function in decorated(ast.parse(path.read_text(encoding="utf-8")), {"helper"})
+    }
+
+
+def test_helpers_are_called_by_kernels_alone() -> None:
+    helpers = all_helpers()
+    assert len(helpers) > 20
+    for path in files("src", "tests", "bench"):
+        text = path.read_text(encoding="utf-8")
+        if not any(room in text for room in ("pardnn.place", "pardnn.sim", "@kernel")):
+            continue
+        tree = ast.parse(text)
+        used = calls_from_python(tree, module_of(path), helpers)
+        assert used == [], f"{path}: Python cannot call {used}: make them kernels"
+
+
+@pytest.mark.parametrize("call", ["add_to(1)", "f = add_to", "@kernel\ndef g():\n  pass\nadd_to()"])
+def test_a_call_from_python_is_seen(call: str) -> None:
+    tree = ast.parse(f"from room import add_to\n{call}\n")
+    assert calls_from_python(tree, "other", {("room", "add_to")}) == ["add_to"]
+
+
+def test_a_call_from_a_kernel_is_none() -> None:
+    tree = ast.parse("from room import add_to\n@kernel\ndef g():\n  add_to()\n")
+    assert calls_from_python(tree, "other", {("room", "add_to")}) == []
+
+
+def test_all_kernels_are_compiled_alike() -> None:
+    """With `numba.njit` they would get wrappers that take as long to compile as the kernel."""
+    other = [
+        str(path)
+        for path in files("src")
+        if "numba.njit" in path.read_text(encoding="utf-8") and path.name != "compiled.py"
+    ]
+    assert other == []
