@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import os
+import re
 import tempfile
 import zlib
 from pathlib import Path
@@ -153,6 +154,10 @@ def _depth(content: bytes) -> int:
     return int(np.cumsum(step, dtype=np.int32).max(initial=0))
 
 
+#: Where no number has more digits, and no exponent three, none is refused and none is infinite.
+_LARGE_NUMBER = re.compile(rb"[0-9]{%d}|[0-9][eE][+]?[0-9]{3}" % (MAX_DIGITS + 1))
+
+
 def parse_json(content: bytes, what: str) -> Any:
     """Parse strict JSON.
 
@@ -162,12 +167,13 @@ def parse_json(content: bytes, what: str) -> Any:
     try:
         if content.count(b"[") + content.count(b"{") > MAX_DEPTH < _depth(content):
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        is_large = _LARGE_NUMBER.search(content) is not None
         return json.loads(
             content.decode("utf-8"),
             object_pairs_hook=_no_duplicates,
             parse_constant=_no_constant,
-            parse_int=_integer,
-            parse_float=_finite,
+            parse_int=_integer if is_large else None,
+            parse_float=_finite if is_large else None,
         )
     except (ValueError, RecursionError) as error:
         raise FileError(f"{what} is not valid JSON: {error}", code="E406") from error

@@ -14,7 +14,7 @@ from pardnn.api.costing import part_costs, scaled_costs
 from pardnn.cluster import Cluster
 from pardnn.collector import collector_paused
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, UsageError, shown
+from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError, shown
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities
 from pardnn.plan.partition import FETCH, planned_graph
@@ -258,7 +258,10 @@ def timed(
         moved = mover.moved(lead)
         if (peaks(parts.arrays, moved.arrays) > limits).any():
             continue
-        found = simulate(parts, machine, moved.arrays).makespan
+        try:
+            found = simulate(parts, machine, moved.arrays).makespan
+        except InvalidPlanError:  # pieces that are received in turn may come to wait in a circle
+            continue
         if found < makespan:
             best, makespan = moved, found
     sent = timeline.transfer_bytes(parts)

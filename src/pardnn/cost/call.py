@@ -146,9 +146,11 @@ def signature(op: Op, tensors: Mapping[str, Tensor]) -> str:
 def call_key(op: Op, tensors: Mapping[str, Tensor]) -> Any:
     """Return what is equal for ops of equal cost under any cost model; made in a few microseconds.
 
-    As `signature`, but contiguous strides may be spelled in two ways, and what is in place counts.
-    Of the ops that move tensors of a sharded plan, where each piece goes does not count.
+    As `signature`, but contiguous strides may be spelled in two ways; of views the kind counts,
+    and of ops that move tensors of a sharded plan not where each piece goes.
     """
+    if is_view(op):
+        return op.kind
     numbers: dict[str, int] = {}
     call: Any = None
     if op.arguments is not None and not op.kind.startswith("pardnn."):
@@ -157,8 +159,8 @@ def call_key(op: Op, tensors: Mapping[str, Tensor]) -> Any:
     for name in op.inputs:
         numbers.setdefault(name, len(numbers))
     read = tuple([_form(tensors[name]) for name in numbers])
-    made = tuple([(_form(tensor), tensor.alias_of is None) for tensor in op.outputs])
-    return op.kind, op.memory, bool(writes(op)), op.arguments is None, call, read, made
+    made = tuple([_form(tensor) for tensor in op.outputs])
+    return op.kind, op.arguments is None, call, read, made
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

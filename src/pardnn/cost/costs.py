@@ -150,7 +150,8 @@ def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
     seconds = {kind: np.full(len(graph.ops), np.inf) for kind in types}
     known: dict[tuple[str, Any], float | None] = {}
     for index, op in enumerate(graph.ops):
-        key = call_key(op, tensors) if models and op.seconds is None else None
+        is_asked = models and op.seconds is None and not is_free(op)
+        key = call_key(op, tensors) if is_asked else None
         for kind in types:
             if op.seconds is not None:
                 value = op.seconds.get(kind, np.inf)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from pardnn.errors import FileError, shown
@@ -46,8 +46,11 @@ def _names(ops: Sequence[Op]) -> Iterator[str]:
     yield from _unlike("tensor", (tensor.name for op in ops for tensor in op.outputs))
 
 
-def _unlike(what: str, names: Iterator[str]) -> Iterator[str]:
+def _unlike(what: str, names: Iterable[str]) -> Iterator[str]:
     seen: set[str] = set()
+    names = list(names)
+    if len(set(names)) == len(names) and all(map(str.isascii, names)):
+        return
     for name in names:
         if name in seen:
             yield f"two {what}s are named {shown(name)}"
@@ -61,10 +64,13 @@ def _values(ops: Sequence[Op]) -> Iterator[str]:
     total = 0
     for i, op in enumerate(ops):
         total += op.workspace
-        for fault in _op_faults(op):
-            yield f"ops[{i}] {shown(op.name)}: {fault}"
+        if op.workspace or op.memory != "normal" or op.seconds is not None or op.arguments:
+            for fault in _op_faults(op):
+                yield f"ops[{i}] {shown(op.name)}: {fault}"
         for tensor in op.outputs:
             total += tensor.bytes
+            if tensor.bytes >= 0 and _is_sized(tensor.shape, tensor.strides):
+                continue
             for fault in _tensor_faults(tensor):
                 yield f"ops[{i}] {shown(op.name)}: tensor {shown(tensor.name)} {fault}"
     if total > MAX_INT64:
@@ -91,6 +97,14 @@ def _op_faults(op: Op) -> Iterator[str]:
             yield "arguments.mutates is not a list of tensors that it reads"
 
 
+def _is_sized(shape: tuple[int, ...] | None, strides: tuple[int, ...] | None) -> bool:
+    """Whether shape and strides have no faults: what `_tensor_faults` looks for, at once."""
+    if strides is not None and len(strides) != len(shape or ()):
+        return False
+    sizes = (*(shape or ()), *(strides or ()))
+    return not sizes or (min(sizes) >= 0 and max(sizes) <= MAX_INT64)
+
+
 def _tensor_faults(tensor: Tensor) -> Iterator[str]:
     if tensor.bytes < 0:
         yield f"has {tensor.bytes} bytes"
@@ -104,7 +118,21 @@ def _tensor_faults(tensor: Tensor) -> Iterator[str]:
         yield f"has strides {list(tensor.strides)}"
 
 
+def _is_sorted(ops: Sequence[Op]) -> bool:
+    """Whether every op comes after all that it reads and follows, which then exist."""
+    made: set[str] = set()
+    done: set[str] = set()
+    for op in ops:
+        if not (made.issuperset(op.inputs) and done.issuperset(op.after)):
+            return False
+        made.update([tensor.name for tensor in op.outputs])
+        done.add(op.name)
+    return True
+
+
 def _references(ops: Sequence[Op]) -> Iterator[str]:
+    if _is_sorted(ops):
+        return
     producer = {tensor.name: op.name for op in ops for tensor in op.outputs}
     names = {op.name for op in ops}
     for op in ops:
@@ -123,7 +151,12 @@ def _references(ops: Sequence[Op]) -> Iterator[str]:
 def _aliases(ops: Sequence[Op]) -> Iterator[str]:
     owners = storage_owners(ops)
     for op in ops:
-        aliases = [tensor for tensor in op.outputs if tensor.alias_of is not None]
+        aliases = [
+            tensor
+            for tensor in op.outputs
+            if tensor.alias_of is not None
+            and (tensor.alias_of not in op.inputs or owners[tensor.name] is None)
+        ]
         if not aliases:
             continue
         read = {owners[name] for name in op.inputs}
@@ -139,11 +172,11 @@ def _aliases(ops: Sequence[Op]) -> Iterator[str]:
 
 
 def _cycles(ops: Sequence[Op]) -> Iterator[str]:
+    if _is_sorted(ops):
+        return
     producer = {tensor.name: i for i, op in enumerate(ops) for tensor in op.outputs}
     index = {op.name: i for i, op in enumerate(ops)}
     before = [[*(producer[t] for t in op.inputs), *(index[o] for o in op.after)] for op in ops]
-    if all(j < i for i, earlier in enumerate(before) for j in earlier):
-        return  # the order of the file is a topological one
     after: list[list[int]] = [[] for _ in ops]
     for i, earlier in enumerate(before):
         for j in earlier:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +27,11 @@ class GraphFile:
     ops: tuple[Op, ...]
 
 
-#: (name, default) of each field; a field without a default is never equal to `MISSING`.
-_FIELDS = {kind: tuple((f.name, f.default) for f in fields(kind)) for kind in (Op, Tensor)}
+_FIELDS = {kind: fields(kind) for kind in (Op, Tensor)}
+_NAMES = {kind: tuple(f.name for f in found) for kind, found in _FIELDS.items()}
+#: A field without a default is never equal to `MISSING`.
+_DEFAULTS = {kind: tuple(f.default for f in found) for kind, found in _FIELDS.items()}
+_VALUES = {kind: operator.attrgetter(*names) for kind, names in _NAMES.items()}
 #: What may change without changing what runs: measured durations and where the code stands.
 _NOT_IN_FINGERPRINT = ("seconds", "source", "module", "backward_of", "step")
 _sorted_json = json.JSONEncoder(allow_nan=False, sort_keys=True).encode
@@ -34,11 +39,14 @@ _sorted_json = json.JSONEncoder(allow_nan=False, sort_keys=True).encode
 
 def op_to_dict(value: Op | Tensor) -> dict[str, Any]:
     """Return an op, or one of its outputs, as JSON types: the fields that differ from default."""
-    data: dict[str, Any] = {}
-    for name, default in _FIELDS[type(value)]:
-        found = getattr(value, name)
-        if found is not default and found != default:
-            data[name] = found
+    kind = type(value)
+    data: dict[str, Any] = {
+        name: found
+        for name, found, default in zip(
+            _NAMES[kind], _VALUES[kind](value), _DEFAULTS[kind], strict=True
+        )
+        if found is not default and found != default
+    }
     if isinstance(value, Op):
         if value.outputs:
             data["outputs"] = [op_to_dict(tensor) for tensor in value.outputs]
@@ -90,7 +98,12 @@ def op_digests(graph: Graph) -> dict[str, str]:
     return digests
 
 
-def fingerprint(graph: Graph) -> str:
-    """Return a name of what the graph computes, the same on every machine."""
-    digests = sorted(op_digests(graph).items())
-    return hashlib.sha256(_sorted_json(digests).encode()).hexdigest()[:32]
+def fingerprint(graph: Graph, digests: Mapping[str, str] | None = None) -> str:
+    """Return a name of what the graph computes, the same on every machine.
+
+    Args:
+        graph: The graph.
+        digests: From `op_digests`, if they are known.
+    """
+    found = sorted((op_digests(graph) if digests is None else digests).items())
+    return hashlib.sha256(_sorted_json(found).encode()).hexdigest()[:32]

@@ -135,7 +135,10 @@ def storage_owners(ops: Iterable[Op]) -> dict[str, str | None]:
     """
     parent = {tensor.name: alias_of(op, tensor) for op in ops for tensor in op.outputs}
     owners: dict[str, str | None] = {}
-    for start in parent:
+    for start, of in parent.items():
+        if of is None or of in owners:  # as in a file whose ops are in the order of a step
+            owners[start] = start if of is None else owners[of]
+            continue
         path: list[str] = []
         name = start
         while name not in owners:

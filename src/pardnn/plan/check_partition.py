@@ -8,6 +8,7 @@ of its inputs, only its description knows; the numeric tests certify that. O(ops
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -41,8 +42,12 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
         yield f"partition.sharding: {name!r:.60} is not a tensor of both graph and plan"
         return
     boxes: dict[str, tuple[Box, ...]] = {}
+    known: dict[Any, tuple[Box, ...] | None] = {}
     for name, words in partition.sharding.items():
-        found = boxes_of(tensors[name], words, partition.mesh)
+        key = tensors[name].shape, words
+        if key not in known:
+            known[key] = boxes_of(tensors[name], words, partition.mesh)
+        found = known[key]
         if found is None:
             yield (
                 f"partition.sharding: {name!r:.60} of shape {list(tensors[name].shape or ())} "
@@ -140,7 +145,7 @@ def _parts(
 
 def _block_problem(op: Op, tensor: Tensor, box: Box, found: Any, name: str) -> str | None:
     """Return why a tensor is not the block that its device owns."""
-    lengths = tuple(end - begin for begin, end in box)
+    lengths = tuple([end - begin for begin, end in box])
     if (tensor.shape or ()) != lengths:
         return f"{tensor.name!r:.60} has shape {list(tensor.shape or ())}, owned is {list(lengths)}"
     if op.is_source:
@@ -231,14 +236,14 @@ def _cut(
     name: str, ends: Any, local: Mapping[str, Tensor], places: dict[str, _Place]
 ) -> _Place | str:
     shape = local[name].shape or ()
-    box = tuple((int(a), int(b)) for a, b in ends)
+    box = tuple([(int(a), int(b)) for a, b in ends])
     if len(box) != len(shape) or any(
         not 0 <= a <= b <= size for (a, b), size in zip(box, shape, strict=True)
     ):
         return f"it cuts {ends!r:.80} out of {name!r:.60} of shape {list(shape)}"
-    own = places.get(name) or _Place(name, tuple((0, size) for size in shape))
-    low = [begin for begin, _ in own.box]
-    return _Place(own.of, tuple((c + a, c + b) for c, (a, b) in zip(low, box, strict=True)))
+    own = places.get(name) or _Place(name, tuple([(0, size) for size in shape]))
+    ends = zip(own.box, box, strict=True)
+    return _Place(own.of, tuple([(c + a, c + b) for (c, _), (a, b) in ends]))
 
 
 def _put_together(
@@ -248,8 +253,8 @@ def _put_together(
     filled = 0
     for reference, ends in rows:
         name = reference["tensor"]
-        box = tuple((int(a), int(b)) for a, b in ends)
-        lengths = tuple(b - a for a, b in box)
+        box = tuple([(int(a), int(b)) for a, b in ends])
+        lengths = tuple([b - a for a, b in box])
         is_inside = all(0 <= a <= b <= n for (a, b), n in zip(box, shape, strict=True))
         if lengths != (local[name].shape or ()) or not is_inside:
             return f"{name!r:.60} of shape {local[name].shape} does not fit {ends!r:.80}"
@@ -259,7 +264,7 @@ def _put_together(
             origins.add((name, ()))
         else:
             low = zip(place.box, box, strict=True)
-            origins.add((place.of, tuple(begin - a for (begin, _), (a, _) in low)))
+            origins.add((place.of, tuple([begin - a for (begin, _), (a, _) in low])))
     needed = _volume(shape)
     if rows and fill is None and filled != needed:
         return f"its parts hold {filled} of {needed} elements"
@@ -339,16 +344,21 @@ def _joining(
 
 def is_run(buffer: Tensor, piece: Tensor, box: Any) -> bool:
     """Whether a box of a new tensor takes the bytes of a piece, as it is sent, in their order."""
-    sizes = [end - begin for begin, end in box]
+    sizes = tuple([end - begin for begin, end in box])
+    return _is_run(_strides(buffer), _strides(piece), sizes)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_run(buffer: tuple[int, ...], piece: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     step = 1
-    for stride, size, _ in sorted(zip(_strides(buffer), sizes, range(len(sizes)), strict=True)):
+    for stride, size, _ in sorted(zip(buffer, sizes, range(len(sizes)), strict=True)):
         if size == 1:
             continue
         if stride != step:
             return False
         step *= size
     large = [dim for dim, size in enumerate(sizes) if size > 1]
-    orders = [sorted(large, key=lambda d: (-s[d], d)) for s in map(_strides, (buffer, piece))]
+    orders = [sorted(large, key=lambda d: (-s[d], d)) for s in (buffer, piece)]
     return orders[0] == orders[1]
 
 

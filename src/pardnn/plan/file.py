@@ -97,10 +97,11 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 def stamped(plan: Plan, graph: Graph) -> Plan:
     """Return the plan with the graph's fingerprint and digests."""
-    digests = _digests(plan, graph)
+    found = op_digests(graph)
+    digests = _digests(plan, graph, found)
     return dataclasses.replace(
         plan,
-        graph_fingerprint=fingerprint(graph),
+        graph_fingerprint=fingerprint(graph, found),
         op_digests="".join(digests[name] for name in _digested(plan)),
     )
 
@@ -110,8 +111,7 @@ def _digested(plan: Plan) -> list[str]:
     return list(plan.placement if plan.partition is None else plan.partition.sharding)
 
 
-def _digests(plan: Plan, graph: Graph) -> dict[str, str]:
-    found = op_digests(graph)
+def _digests(plan: Plan, graph: Graph, found: dict[str, str]) -> dict[str, str]:
     if plan.partition is None:
         return found
     return {tensor.name: found[op.name] for op in graph.ops for tensor in op.outputs}
@@ -125,7 +125,7 @@ def check_fingerprint(plan: Plan, graph: Graph) -> None:
     """
     if plan.graph_fingerprint is None or plan.graph_fingerprint == fingerprint(graph):
         return
-    now = _digests(plan, graph)
+    now = _digests(plan, graph, op_digests(graph))
     text = plan.op_digests or ""
     then = {name: text[8 * i : 8 * i + 8] for i, name in enumerate(_digested(plan))}
     differences = {

@@ -105,15 +105,17 @@ def message_order(graph: Graph, plan: PlanArrays) -> list[int]:
         InvalidPlanError: E411, if the events have a cycle: the plan would deadlock.
     """
     n, m = graph.arrays.num_ops, len(plan.message_tensor)
-    if _is_possible(graph, plan):
+    is_simple = _is_simple(graph, plan)
+    if is_simple and _is_possible(graph, plan):
         return list(range(m))
     events = _events(graph, plan)
-    chained = _Events([list(row) for row in events.successors], list(events.missing))
-    for number in range(m - 1):
-        chained.successors[2 * n + number].append(2 * n + number + 1)
-        chained.missing[2 * n + number + 1] += 1
-    if len(_sorted_events(chained, 2 * n)) == 2 * n + m:
-        return list(range(m))
+    if not is_simple:
+        chained = _Events([list(row) for row in events.successors], list(events.missing))
+        for number in range(m - 1):
+            chained.successors[2 * n + number].append(2 * n + number + 1)
+            chained.missing[2 * n + number + 1] += 1
+        if len(_sorted_events(chained, 2 * n)) == 2 * n + m:
+            return list(range(m))
     order = _sorted_events(events, 2 * n)
     if len(order) < 2 * n + m:
         stuck = sorted(set(range(2 * n + m)) - set(order))
@@ -121,8 +123,16 @@ def message_order(graph: Graph, plan: PlanArrays) -> list[int]:
     return [node - 2 * n for node in order if node >= 2 * n]
 
 
+def _is_simple(graph: Graph, plan: PlanArrays) -> bool:
+    """Whether an op follows only ops that come before it in the list of its own device."""
+    a, position = graph.arrays, positions(plan)
+    later = np.repeat(np.arange(a.num_ops), np.diff(a.after_ptr))
+    is_here = plan.place[later] == plan.place[a.after_op]
+    return bool((is_here & (position[a.after_op] < position[later])).all())
+
+
 def _is_possible(graph: Graph, plan: PlanArrays) -> bool:
-    """Whether messages can run in the planner's order; False also where that is not quickly told.
+    """Whether messages can run in the planner's order, of a plan that is simple.
 
     If each message comes after the one before, a rank that waits for one of those that are left
     has run all ops up to the first that needs any of them. So message i can run if on either side
@@ -130,10 +140,6 @@ def _is_possible(graph: Graph, plan: PlanArrays) -> bool:
     Event 2 p is that a rank reaches its op at position p, 2 p + 1 that it runs. O(k messages).
     """
     a, position = graph.arrays, positions(plan)
-    later = np.repeat(np.arange(a.num_ops), np.diff(a.after_ptr))
-    is_here = plan.place[later] == plan.place[a.after_op]
-    if not (is_here & (position[a.after_op] < position[later])).all():
-        return False
     made = 2 * position[a.tensor_op[plan.message_tensor]] + 1
     posted = 2 * position[plan.message_post]
     read = 2 * position[np.array(first_uses(graph, plan), dtype=np.int64)] + 1

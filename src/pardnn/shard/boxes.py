@@ -30,7 +30,7 @@ def volume(box: Box) -> int:
 
 def overlap(one: Box, other: Box) -> Box:
     """Return what two boxes have in common, which may be empty."""
-    return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return tuple([(max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True)])
 
 
 def offset(outer: Box, inner: Box) -> Box:
@@ -50,7 +50,7 @@ def inside(box: Box, other: Box) -> bool:
 
 def relative(box: Box, origin: Box) -> Box:
     """Return a box in indices of another one that it lies in."""
-    return tuple((a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True))
+    return tuple([(a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True)])
 
 
 def minus(box: Box, hole: Box) -> list[Box]:
@@ -141,12 +141,21 @@ def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | Non
 
 def is_dense(tensor: Tensor, held: Box, box: Box) -> bool:
     """Whether a box of a device's part of a tensor lies in memory without gaps."""
-    shape = lengths(held)
-    strides = local_strides(tensor, shape)
+    return _is_dense(tensor.shape, tensor.strides, lengths(held), lengths(box))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_dense(
+    whole: tuple[int, ...] | None,
+    strides: tuple[int, ...] | None,
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+) -> bool:
+    strides = local_strides(Tensor(name="", bytes=0, shape=whole, strides=strides), shape)
     if strides is None:
         strides = _contiguous(shape)
     step = 1
-    for stride, size in sorted(zip(strides, lengths(box), strict=True)):
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
         if size == 1:
             continue
         if stride != step:

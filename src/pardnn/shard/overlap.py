@@ -14,7 +14,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
@@ -97,6 +97,14 @@ class _Moves(NamedTuple):
     is_moved: list[bool]
 
 
+class _Movable(NamedTuple):
+    """What may move up: an op, where its messages are received, and what must come before it."""
+
+    op: int
+    posts: list[int]
+    needed: list[int]
+
+
 @final
 class Mover:
     """What is known of a plan whose transfers are moved, ops and tensors by their number.
@@ -138,6 +146,7 @@ class Mover:
             self.sent.setdefault(tensor, []).append(number)
             if into >= 0:
                 self.sent.setdefault(into, []).append(number)
+        self.movable = [list(self._movable(row)) for row in self.rows]
         ends = arrays.message_source, arrays.message_target
         latency, bandwidth = cluster.arrays.latency[ends], cluster.arrays.bandwidth[ends]
         self.takes = latency + a.tensor_bytes[arrays.message_tensor] / bandwidth
@@ -146,9 +155,12 @@ class Mover:
         """Return the plan with so much of each transfer's time between its begin and its end."""
         leads: dict[int, float] = {}
         for op, takes in zip(self.posts, (lead * self.takes).tolist(), strict=True):
-            leads[op] = max(leads.get(op, 0.0), takes)
+            if takes > leads.get(op, 0.0):
+                leads[op] = takes
+            else:
+                leads.setdefault(op, 0.0)
         moves = _Moves(leads, [float(at) for at in self.at], [False] * len(self.at))
-        for row in self.rows:
+        for row in self.movable:
             self.earlier(row, moves)
         for device, row in enumerate(self.rows):
             self.later(device, row, moves)
@@ -175,8 +187,8 @@ class Mover:
         clock = self.clock[device]
         return max(bisect.bisect_right(clock, clock[position] - seconds) - 1, 0)
 
-    def earlier(self, row: Sequence[int], moves: _Moves) -> None:
-        """Move what is cut out for others, and the receives of it."""
+    def _movable(self, row: Sequence[int]) -> Iterator[_Movable]:
+        """Yield what is cut out for others, and the buffers into which they are received."""
         for op in row:
             kind = self.kinds[op]
             if kind not in (SLICE, FETCH):
@@ -187,12 +199,17 @@ class Mover:
                 packs = [reader for reader in readers if self.kinds[reader] == FETCH]
                 first = [self.outputs[reader][0] for reader in packs]
                 numbers = [n for t in first for n in self.carried(t)]
-            if not numbers:
-                continue
-            lead = max(moves.lead[self.posts[n]] for n in numbers)
+            if numbers:
+                yield _Movable(op, [self.posts[n] for n in numbers], self.needed(op))
+
+    def earlier(self, row: Sequence[_Movable], moves: _Moves) -> None:
+        """Move what is cut out for others, and the receives of it."""
+        there, leads = moves.there, moves.lead
+        for op, posts, needed in row:
+            lead = max([leads[post] for post in posts])
             wanted = self.before(self.place[op], self.at[op], lead)
-            earliest = max((moves.there[other] for other in self.needed(op)), default=-1.0)
-            moves.there[op] = min(max(wanted - 0.5, earliest), float(self.at[op]))
+            earliest = max([there[other] for other in needed], default=-1.0)
+            there[op] = min(max(wanted - 0.5, earliest), float(self.at[op]))
             moves.is_moved[op] = True
 
     def carried(self, tensor: int) -> list[int]:
