@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pardnn.backends.torch import fakes
 from pardnn.backends.torch.capture import capture
@@ -126,3 +127,45 @@ def test_a_custom_op_is_asked_each_time(checked: list[str]) -> None:
     graph = capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(2, 3))
     assert any(op.kind == "pardnn_fakes::twice.default" for op in graph.ops)
     assert not any("pardnn_fakes" in name for name in checked)
+
+
+GRAD, OTHER = torch.randn(4, 3, 9), torch.randn(4, 3, 9)
+LAYOUTS = [(GRAD.transpose(0, 1), OTHER.transpose(0, 1).contiguous()),
+           (GRAD.transpose(0, 1).contiguous(), OTHER.transpose(0, 1)),
+           (GRAD.transpose(0, 1), OTHER.transpose(0, 1))]  # fmt: skip
+#: Arguments after the gradient and the value.
+LAID_OUT: dict[str, tuple[Any, ...]] = {
+    "_log_softmax_backward_data": (-1, torch.float32),
+    "_softmax_backward_data": (-1, torch.float32),
+    "hardtanh_backward": (-1.0, 1.0),
+    "hardswish_backward": (),
+    "logit_backward": (),
+    "softplus_backward": (1.0, 20.0),
+    "mse_loss_backward": (GRAD.transpose(0, 1), 0),
+    "smooth_l1_loss_backward": (GRAD.transpose(0, 1), 0, 1.0),
+    "huber_loss_backward": (GRAD.transpose(0, 1), 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_results_lie_as_the_real_ones_do(name: str) -> None:
+    """A rank lays a message out as the graph says, and strides decide bits."""
+    op = getattr(torch.ops.aten, name).default
+    for given in LAYOUTS:
+        args = [*given, *LAID_OUT[name]]
+        mode = FakeTensorMode()
+        with mode:
+            fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
+            found = fake_result(op, fake, {})
+        assert found.stride() == op(*args).stride()
+
+
+def test_both_results_of_log_sigmoid_lie_in_order() -> None:
+    for given, _ in LAYOUTS:
+        mode = FakeTensorMode()
+        with mode:
+            found = fake_result(
+                torch.ops.aten.log_sigmoid_forward.default, [mode.from_tensor(given)], {}
+            )
+        real = torch.ops.aten.log_sigmoid_forward(given)
+        assert [x.stride() for x in found] == [x.stride() for x in real]

@@ -84,6 +84,17 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
             restore(original.contents)
 
 
+def _is_replaced_unread(trace: _Trace, name: str) -> bool:
+    """Whether a setting of an optimizer gets another number before the step reads it.
+
+    So `group["lr"] = lr` is a step like any other: what the last step left there is never seen.
+    """
+    value = trace.values.get(name)
+    if value is None or value.kind is None or value in trace.tracer.guards:
+        return False
+    return not any(value in call.inputs for call in trace.tracer.calls)
+
+
 def _sharing(live: Sequence[Source]) -> dict[str, list[str]]:
     """Return, for each source that shares its storage with others, the names of all of them."""
     by_storage: dict[int, list[str]] = {}
@@ -138,8 +149,9 @@ class _Session:
         initial, odd = self._initial_values(first, existing)
         del first
         trace = self._trace(initial=initial)
-        if trace.changed:
-            raise refuse.changed_state(trace.changed)
+        changed = [name for name in trace.changed if not _is_replaced_unread(trace, name)]
+        if changed:
+            raise refuse.changed_state(changed)
         loss = trace.tracer.memory.value_of(loss_of(trace.result))
         updated = _follow_replaced(trace)
         calls = _written_out(trace, loss, updated, odd)

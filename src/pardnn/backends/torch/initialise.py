@@ -22,7 +22,6 @@ import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,8 +39,7 @@ _LIBRARIES = (Path(torch.__file__).parent, Path(__file__).parent)
 
 
 def _new_recording() -> Recording:
-    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True), static_shapes=True)
-    return Recording(mode)
+    return Recording(FakeTensorMode())
 
 
 @contextmanager
@@ -233,8 +231,7 @@ def build(factory: Callable[..., Any], reason: str = "", **kwargs: Any) -> tuple
     Raises:
         UserCodeError: E110, the factory itself raises.
     """
-    mode = FakeTensorMode(shape_env=ShapeEnv(allow_scalar_outputs=True), static_shapes=True)
-    built = Built(mode, fallback=reason or "built on the host by request")
+    built = Built(FakeTensorMode(), fallback=reason or "built on the host by request")
     built.generators = _default_generators()
     built.starts = [rng.read_state(generator) for generator in built.generators]
     try:

@@ -54,4 +54,6 @@ def _described(result: Any) -> str:
         return f"a {type(result).__name__} of " + (
             ", ".join(_described(item) for item in result[:4]) or "nothing"
         )
+    if isinstance(result, torch.SymInt | torch.SymFloat):
+        return "a number, as .item() makes it"
     return "nothing" if result is None else f"a {type(result).__name__}"

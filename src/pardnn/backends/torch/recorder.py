@@ -69,12 +69,6 @@ def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> li
     return [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 
-def _is_symbolic(leaf: Any) -> bool:
-    if isinstance(leaf, torch.Tensor):
-        return leaf._has_symbolic_sizes_strides
-    return isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
 def _only_geometry(function: Any) -> bool:
     """Whether a call changes its argument's geometry in place, as `t_`, and no data."""
     is_view = torch.Tag.inplace_view in function.tags
@@ -107,12 +101,8 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._real(func, args, kwargs)
         try:
-            with self.recording.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
-                result = func(*args, **kwargs)
-            depends_on_data = any(map(_is_symbolic, pytree.tree_leaves(result)))
+            result = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            depends_on_data = True
-        if depends_on_data:
             real = self._real(func, args, kwargs)
             return pytree.tree_map_only(torch.Tensor, self._fake, real)
         if isinstance(func, torch._ops.OpOverload) and not _only_geometry(func):

@@ -41,6 +41,15 @@ def decides_shape(where: str | None) -> UnsupportedError:
 
 def dynamic_shape(op: str, where: str | None) -> UnsupportedError:
     """The shape of an op's result depends on data."""
+    if "_ctc_loss" in op:
+        return _refuse(
+            f"CTC takes a table as wide as the longest target, and the lengths of the targets are"
+            f" data{_at(where)}.\n"
+            "Write the lengths down in the step where they are all the same: torch.full((batch,), "
+            "length).",
+            where,
+            "E803",
+        )
     return _refuse(
         f"the shape of the result of {op} depends on data{_at(where)}. Memory is planned before\n"
         "the step, so shapes must not.\n"

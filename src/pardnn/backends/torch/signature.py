@@ -7,13 +7,14 @@ or return views that it does not mark; they are listed here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pardnn.backends.torch.ops import op_kind
+from pardnn.backends.torch.values import leaves
 
 #: Ops that change these arguments although their schema does not say so, when `training` is set.
 _UNMARKED_WRITES = {
@@ -47,6 +48,17 @@ _UNKEPT_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.inplace_vie
 _MASKED = frozenset({
     "aten::native_batch_norm_backward", "aten::native_group_norm_backward",
     "aten::native_layer_norm_backward", "aten::convolution_backward",
+})  # fmt: skip
+#: Real kernels lay their results out in order, fake ones as their arguments.
+_WITHOUT_GAPS = frozenset({
+    "aten::_ctc_loss_backward", "aten::_log_softmax_backward_data", "aten::huber_loss_backward",
+    "aten::mse_loss_backward", "aten::smooth_l1_loss_backward",
+})  # fmt: skip
+_ON_HOST_WITHOUT_GAPS = "aten::log_sigmoid_forward"
+#: Real kernels lay their result out as a product of the first two arguments.
+_AS_PRODUCT = frozenset({
+    "aten::hardswish_backward", "aten::hardtanh_backward", "aten::logit_backward",
+    "aten::softplus_backward",
 })  # fmt: skip
 _PER_ELEMENT = ("List[Tensor]", "List[Optional[Tensor]]", "List[number]")
 
@@ -169,9 +181,10 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
     """Run an op's fake kernel, and put right what it is known to get wrong.
 
     That of `_grouped_mm` takes bfloat16 only, while the real one on the CPU takes any: it is asked
-    about bfloat16, and its answer has the dtype of the arguments. That of layer norm's backward
-    pass lays the gradients out as the incoming one, the real one without gaps. Results that an
-    `output_mask` leaves out are None in truth, and tensors for some fake kernels.
+    about bfloat16, and its answer has the dtype of the arguments. Those of the backward passes of
+    layer norm and of losses lay the gradients out as an argument, the real ones without gaps; some
+    follow another argument than the real ones. Results that an `output_mask` leaves out are None
+    in truth, and tensors for some fake kernels.
     """
     name = op._schema.name
     if name == "aten::native_layer_norm_backward":
@@ -181,11 +194,20 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
         return _masked(op, args, kwargs, made)
     if name in _MASKED:
         return _masked(op, args, kwargs, list(op(*args, **kwargs)))
+    if name in _WITHOUT_GAPS or (name == _ON_HOST_WITHOUT_GAPS and args[0].is_cpu):
+        made = op(*args, **kwargs)
+        return tuple(map(_without_gaps, made)) if isinstance(made, tuple) else _without_gaps(made)
+    if name in _AS_PRODUCT:
+        return torch.ops.aten.mul.Tensor(args[0], args[1])
     if op._schema.name == "aten::_grouped_mm" and args[0].dtype != torch.bfloat16:
         low = [a.bfloat16() if isinstance(a, torch.Tensor) and i < 2 else a
                for i, a in enumerate(args)]  # fmt: skip
         return torch.empty_like(op(*low, **kwargs), dtype=args[0].dtype).contiguous()
     return same_view(op)(*args, **kwargs)
+
+
+def _without_gaps(made: torch.Tensor) -> torch.Tensor:
+    return torch.empty(made.shape, dtype=made.dtype, device=made.device)
 
 
 def _masked(
@@ -217,4 +239,14 @@ def parts(sig: Signature, args: list[Any], kwargs: dict[str, Any]) -> list[tuple
             {name: part(name, value, i) for name, value in kwargs.items()},
         )
         for i in range(length)
+    ]
+
+
+def written_tensors(
+    sig: Signature, writes: Collection[str], args: list[Any], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Return the tensors among the arguments that are changed in place, in schema order."""
+    bound = sig.bound(tuple(args), kwargs)
+    return [
+        t for name in sig.names if name in writes for t in leaves(bound.get(name), torch.Tensor)
     ]

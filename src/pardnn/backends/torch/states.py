@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
-from pardnn.backends.torch.ops import constant_value
+from pardnn.backends.torch.known import constant_content
 from pardnn.backends.torch.values import Call, Value
-from pardnn.graph.ir import Op, Tensor
 
 _FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
           "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}  # fmt: skip
@@ -50,17 +48,9 @@ def _fill(call: Call) -> float | None:
 
 
 def _uniform(call: Call) -> float | None:
-    (value,) = call.outputs
-    assert value.geometry is not None
-    shape, _, _, dtype = value.geometry
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    name = str(dtype).removeprefix("torch.")
-    output = Tensor(name="x", bytes=num_bytes, shape=tuple(shape), dtype=name)
-    content = constant_value(
-        Op(name="x", kind="constant", outputs=(output,), arguments=call.arguments)
-    )
+    content = constant_content(call)
     same = content.numel() > 0 and bool((content == content.reshape(-1)[0]).all())
-    return float(content.reshape(-1)[0]) if same and not dtype.is_complex else None
+    return float(content.reshape(-1)[0]) if same and not content.dtype.is_complex else None
 
 
 def is_copied_gradient(value: Value) -> bool:

@@ -14,7 +14,7 @@ where nobody else refers to it, and the trace must show what an eager step does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,18 +25,25 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pardnn.backends.torch import refuse
+from pardnn.backends.torch import known, refuse
 from pardnn.backends.torch.alias import Memory
 from pardnn.backends.torch.fakes import FakeResults, is_too_large_to_run
 from pardnn.backends.torch.locate import Locator
 from pardnn.backends.torch.ops import flatten_result
 from pardnn.backends.torch.redraw import Redraws
 from pardnn.backends.torch.scalars import HostNode, inputs_behind, node_of, symbol, tests_zero
-from pardnn.backends.torch.signature import Signature, parts, signature, written_names
-from pardnn.backends.torch.values import Call, Value, geometry_of, leaves
+from pardnn.backends.torch.signature import (
+    Signature,
+    parts,
+    signature,
+    written_names,
+    written_tensors,
+)
+from pardnn.backends.torch.values import Call, Met, Value, geometry_of, leaves
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 _DEVICE = torch.ops.prim.device.default
+_NONZERO, _UNBIND = torch.ops.aten.nonzero.default, torch.ops.aten.unbind.int
 _SIZES = ("List[int]", "Optional[List[int]]")
 _SMALLEST_FLOAT = 5e-324
 _FIRST_DISGUISE = 0x5EED0000
@@ -143,6 +150,9 @@ class Tracer(TorchDispatchMode):
         if constant is not None and value.call.kind == "constant":
             with unset_fake_temporarily():
                 return constant.item()  # a literal of the user's own code
+        same = known.data_of(value, self.calls)
+        if same is not None:
+            return same
         call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
         self.memory.note_read(call, value)
         if self.may_read_numbers:
@@ -189,9 +199,11 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         writes = written_names(sig, args, kwargs)
         if writes and self.before_write is not None:
-            for tensor in _written(sig, writes, list(args), kwargs):
+            for tensor in written_tensors(sig, writes, list(args), kwargs):
                 self.before_write(tensor)
-        met = _Met(sig.kept, sig.view, sig.sized)
+        if func in known.INDEXED:
+            args = (args[0], self._unmasked(args[1]), *args[2:])
+        met = Met(sig.kept, sig.view, sig.sized)
         fake_args, fake_kwargs = [], {}
         traced_args, traced_kwargs = [], {}
         for name, kind, arg in zip(sig.names, sig.types, args, strict=False):
@@ -204,11 +216,16 @@ class Tracer(TorchDispatchMode):
             fake, traced = self._argument(arg, kind, name in writes, met)
             fake_kwargs[name], traced_kwargs[name] = fake, traced
         key = tuple(met.key) if met.is_kept else None
-        result = self._fakes.result(func, fake_args, fake_kwargs, met.tensors, key)
+        try:
+            result = self._fakes.result(func, fake_args, fake_kwargs, met.tensors, key)
+        except known.DEPENDS_ON_DATA:
+            result = known.result_of(func, traced_args, met.values, self.calls, self._fake_mode)
+            if result is None:
+                raise
         results = [r if isinstance(r, torch.Tensor) else None for r in flatten_result(result)]
         if not writes and not sig.split and not any(r is not None for r in results):
             return result  # a question, such as is_same_size
-        written = _written(sig, writes, fake_args, fake_kwargs) if writes else []
+        written = written_tensors(sig, writes, fake_args, fake_kwargs) if writes else []
         if sig.split:
             self._record_parts(sig, (traced_args, traced_kwargs), results, written)
         else:
@@ -216,7 +233,22 @@ class Tracer(TorchDispatchMode):
             self._record(call, results, written, sig)
         return result
 
-    def _argument(self, arg: Any, kind: str, is_written: bool, met: _Met) -> tuple[Any, Any]:
+    def _unmasked(self, indices: Sequence[Any]) -> list[Any]:
+        """Return indices with numbers in the place of masks that are the same in every step."""
+        found: list[Any] = []
+        for index in indices:
+            is_mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
+            if is_mask and known.values_of([self._value(index)], self.calls) is not None:
+                found += self.recorded(_UNBIND, self.recorded(_NONZERO, index), 1)
+            else:
+                found.append(index)
+        return found
+
+    def _value(self, tensor: torch.Tensor) -> Value:
+        fake = tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
+        return self.memory.value_of(fake)
+
+    def _argument(self, arg: Any, kind: str, is_written: bool, met: Met) -> tuple[Any, Any]:
         """Return an argument as the fake kernel and as the trace see it."""
         if isinstance(arg, torch.Tensor):
             return self._tensor_argument(arg, is_written, met)
@@ -248,7 +280,7 @@ class Tracer(TorchDispatchMode):
         return fake, traced
 
     def _tensor_argument(
-        self, tensor: torch.Tensor, is_written: bool, met: _Met
+        self, tensor: torch.Tensor, is_written: bool, met: Met
     ) -> tuple[FakeTensor, Value]:
         fake = tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
         value = self.memory.value(fake)
@@ -289,10 +321,9 @@ class Tracer(TorchDispatchMode):
         call.returns = [self.memory.new_value(call, args[0])]
         return result
 
-    def copied(self, tensor: torch.Tensor) -> Any:
-        """Record a copy of a tensor and return it; also from inside of a call."""
-        clone = torch.ops.aten.clone.default
-        return self._call(clone, signature(clone), (tensor,), {})
+    def recorded(self, func: torch._ops.OpOverload, *args: Any) -> Any:
+        """Record a call and return its fake result; also from inside of a call."""
+        return self._call(func, signature(func), args, {})
 
     # Recording.
 
@@ -364,34 +395,3 @@ class Tracer(TorchDispatchMode):
             self.memory.constant(tensor, fake)
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]
-
-
-class _Met:
-    """What the arguments of one call are made of, in order.
-
-    Attributes:
-        key: What the fake result depends on, as far as `is_kept`.
-        tensors: The fake tensors.
-        values: The values of the trace.
-        is_kept: Whether the fake result may be remembered under `key`.
-        is_view: Whether the call reads no content.
-        is_sized: Whether its numbers decide a shape.
-    """
-
-    __slots__ = ("is_kept", "is_sized", "is_view", "key", "tensors", "values")
-
-    def __init__(self, is_kept: bool, is_view: bool, is_sized: bool) -> None:
-        self.is_kept, self.is_view, self.is_sized = is_kept, is_view, is_sized
-        self.key: list[Any] = []
-        self.tensors: list[FakeTensor] = []
-        self.values: list[Value] = []
-
-
-def _written(
-    sig: Signature, writes: Collection[str], args: list[Any], kwargs: dict[str, Any]
-) -> list[Any]:
-    """The tensors among the arguments that are changed in place, in the schema's order."""
-    bound = sig.bound(tuple(args), kwargs)
-    return [
-        t for name in sig.names if name in writes for t in leaves(bound.get(name), torch.Tensor)
-    ]

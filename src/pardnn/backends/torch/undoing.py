@@ -38,7 +38,7 @@ def keep_unless(
     def keep(tensor: torch.Tensor) -> None:
         key = tensor.untyped_storage()._cdata
         if key in by_storage and key not in kept:
-            kept[key] = tracer.copied(by_storage[key])
+            kept[key] = tracer.recorded(torch.ops.aten.clone.default, by_storage[key])
 
     tracer.before_write = keep
     try:

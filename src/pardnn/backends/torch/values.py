@@ -119,3 +119,24 @@ def leaves(data: Any, kind: type | tuple[type, ...]) -> list[Any]:
     if isinstance(data, list | tuple):
         return [leaf for item in data for leaf in leaves(item, kind)]
     return []
+
+
+class Met:
+    """What the arguments of one call are made of, in order.
+
+    Attributes:
+        key: What the fake result depends on, as far as `is_kept`.
+        tensors: The fake tensors.
+        values: The values of the trace.
+        is_kept: Whether the fake result may be remembered under `key`.
+        is_view: Whether the call reads no content.
+        is_sized: Whether its numbers decide a shape.
+    """
+
+    __slots__ = ("is_kept", "is_sized", "is_view", "key", "tensors", "values")
+
+    def __init__(self, is_kept: bool, is_view: bool, is_sized: bool) -> None:
+        self.is_kept, self.is_view, self.is_sized = is_kept, is_view, is_sized
+        self.key: list[Any] = []
+        self.tensors: list[Any] = []
+        self.values: list[Value] = []
