@@ -10,13 +10,15 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
-.PHONY: test demo bench lint format kernels shapes coverage jit torch clean
+.PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest clean
 
-# Kernels on one core, static checks and the lane without them on the other; then the ranks, which
-# want the cores to themselves.
+TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+
+# Kernels on one core, static checks and the lane without them on the other; then, with the kernels
+# compiled, the ranks beside all else that needs torch.
 test: $(STAMP)
-	$(MAKE) -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) jit lint shapes
-	$(MAKE) torch
+	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes
+	$(MAKE) $(TWO_AT_A_TIME) ranks rest
 
 # One call of pip, so that the pinned torch is the only one that is ever considered.
 $(STAMP): pyproject.toml constraints.txt
@@ -62,6 +64,10 @@ jit: $(STAMP)
 # Capture and ranks.
 torch: $(STAMP)
 	$(BIN)/python -m pytest -q --lane torch
+
+# Its halves, to run side by side.
+ranks rest: $(STAMP)
+	$(BIN)/python -m pytest -q --lane $@
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -3,6 +3,7 @@
 `--lane shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at calls.
 `--lane jit`:    the rooms that have kernels, compiled; tests marked `jit`, too large for Python.
 `--lane torch`:  the tests below a directory named `torch`, and no others.
+`--lane ranks`:  the half of `torch` that mostly waits for processes; `--lane rest`: the other half.
 Without `--lane` everything that is named runs, as it is.
 """
 
@@ -15,6 +16,12 @@ import hypothesis
 import numpy as np
 import pytest
 
+#: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
+RANKS = {
+    "test_launch.py", "test_random.py", "test_run.py", "test_run_faults.py",
+    "test_run_mismatches.py", "test_sharded.py",
+}  # fmt: skip
+TORCH_LANES = ("torch", "ranks", "rest")
 KERNEL_ROOMS = {"cost", "place", "shard", "sim"}
 #: Where arrays travel. Not what users call with anything: it answers wrong types itself.
 CHECKED = ["graph.csr", "cost", "sim", "place", "shard"]
@@ -26,7 +33,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lane", choices=["shapes", "jit", "torch"], default=None)
+    parser.addoption("--lane", choices=["shapes", "jit", *TORCH_LANES], default=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,12 +80,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     # Here and not below: the module is not even imported in another lane.
     is_torch = "torch" in _rooms(collection_path, config)
-    return True if is_torch != (lane == "torch") else None
+    if lane in ("ranks", "rest") and (collection_path.name in RANKS) != (lane == "ranks"):
+        return True
+    return True if is_torch != (lane in TORCH_LANES) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     lane = config.getoption("--lane")
-    if lane in (None, "torch"):
+    if lane is None or lane in TORCH_LANES:
         return
 
     def belongs(item: pytest.Item) -> bool:

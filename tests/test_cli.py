@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+import pardnn
 from pardnn import cli
 from pardnn.api.schemas import _VALUES, json_schemas
 from pardnn.graph.file import read_graph, write_graph
@@ -270,3 +271,16 @@ def test_interrupted_while_planning(tmp_path: Path, number: int) -> None:
     process.send_signal(number)
     assert process.wait(20) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.json"]
+
+
+def test_the_version_is_told(run: Run) -> None:
+    status, out, _ = run("--version")
+    assert (status, out) == (0, f"pardnn {pardnn.__version__}\n")
+
+
+def test_a_command_that_is_none_gets_the_one_that_was_meant(run_json: Run) -> None:
+    status, found = run_json("simulte", "p.json")
+    error = found["error"]
+    assert status == 2
+    assert error["code"] == "E200"
+    assert "Did you mean 'simulate'" in error["message"]

@@ -29,6 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    callback=opt.no_command,
 )
 
 
@@ -390,7 +391,3 @@ def main(arguments: list[str] | None = None) -> None:
         message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
         status = fail(PardnnError(message, code="E199"), as_json)
     sys.exit(status if isinstance(status, int) else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -22,6 +22,22 @@ def _writable(path: Path | None) -> Path | None:
     return path
 
 
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        import pardnn
+
+        typer.echo(f"pardnn {pardnn.__version__}")
+        raise typer.Exit
+
+
+def no_command(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Say which.")
+    ] = False,
+) -> None:
+    """Train a network that does not fit one device, without rewriting it."""
+
+
 def _seconds(limit: float | None) -> float | None:
     """Refuse a time limit that is no time."""
     if limit is not None and not limit >= 0:

@@ -76,7 +76,7 @@ def test_a_rank_that_ends_is_named(function: str, kind: type[PardnnError], says:
     start = time.monotonic()
     with pytest.raises(kind, match=says) as caught:
         run_plan(f"{ENTRY}:{function}", graph, random_plan(graph, 2), steps=2, timeout=5)
-    assert time.monotonic() - start < 5 + 10 + 10  # starting the ranks takes up to 10 s here
+    assert time.monotonic() - start < 5 + 10 + 45  # starting the ranks has taken 20 s here
     assert caught.value.details["first_failing_rank"] == 1
 
 
