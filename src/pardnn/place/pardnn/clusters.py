@@ -14,6 +14,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.place.baseline import runnable
+from pardnn.place.pardnn.views import Views, views_of
 from pardnn.sim.compiled import kernel
 from pardnn.sim.flow import OTHER, Edges, Flow, flow_of
 from pardnn.sim.levels import longest_paths, slowest_link, slowest_ways
@@ -34,6 +35,7 @@ class Problem(NamedTuple):
     runs: Bool[ndarray, "g k"]  # devices that can run all of a group
     member_ptr: Int64[ndarray, " g+1"]
     member: Int64[ndarray, " n"]  # ops of each group
+    views: Views
 
 
 class Clusters(NamedTuple):
@@ -63,17 +65,19 @@ def problem_of(arrays: GraphArrays, machine: Machine, flow: Flow | None = None) 
     flow = flow or flow_of(arrays)
     latency, byte_seconds = slowest_link(machine)
     member_ptr, member = cluster_rows(arrays.group, len(runs))
+    seconds = fastest_seconds(machine)
     return Problem(
         arrays=arrays,
         machine=machine,
         flow=flow,
-        seconds=fastest_seconds(machine),
+        seconds=seconds,
         way=slowest_ways(flow.later, machine),
         latency=latency,
         byte_seconds=byte_seconds,
         runs=runs,
         member_ptr=member_ptr,
         member=member,
+        views=views_of(arrays, seconds),
     )
 
 

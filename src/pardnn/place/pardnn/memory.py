@@ -5,13 +5,15 @@ need little memory (`overflow`), then scheduled as fast as its memory allows (`f
 scheduling with the residual groups pinned makes new starts of what fits. The judge chooses.
 
 Deviations: the thesis repairs one placement; here several are, since where memory binds, the
-fastest placement is often not the one that is best to repair. Above `MANY_OPS` ops it is one, as in
+fastest placement is often not the one that is best to repair: what is expected to be fastest once
+it fits comes first. Above `MANY_OPS` ops it is one, as in
 the thesis: the fastest, repaired on its own order. Only if that fails, or, up to `ATTEMPT_OPS`, if
 it takes more than `REPAIR_COSTS` times the unlimited makespan, is all else tried.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -97,11 +99,10 @@ def fit_memory(
             task.problem.arrays, task.problem.machine, candidate.place,
             timeline_of(task.problem, candidate), task.capacities, task.overwrites,
         ))  # fmt: skip
-    starts = ((place, rank) for place in _starts(task, candidates) for rank in _frugal_ranks(task))
-    for number, (place, rank) in enumerate(starts):
+    for number, unfit in enumerate(_promising(task, candidates)):
         if found and number >= attempts:
             break
-        _attempt(task, found, place, rank)
+        _attempt(task, found, unfit.place, unfit.rank)
     if not found:
         for rank in _frugal_ranks(task):
             place = balanced_place(task.units, rank, limits(task.capacities))
@@ -177,12 +178,35 @@ def _frugal_ranks(task: Task) -> Iterator[ndarray]:
     yield file_rank(task.problem.arrays)
 
 
-def _starts(task: Task, candidates: list[Candidate]) -> Iterator[ndarray]:
-    most = limits(task.capacities)
-    for rank in _frugal_ranks(task):
-        yield packed_place(task.units, rank, most)
-    for candidate in candidates[:2]:
-        yield allowed_place(task.units, candidate.place, task.units.arrays.topological)
+class _Unfit(NamedTuple):
+    """A placement to repair on an order; `seconds` are expected of what comes of it."""
+
+    place: Int64[ndarray, " n"]
+    rank: Int64[ndarray, " n"]
+    seconds: float
+
+
+def _promising(task: Task, candidates: list[Candidate]) -> list[_Unfit]:
+    """Return placements of step 1 and packed ones, each on each frugal order, the best first.
+
+    A placement that holds little too much is hardly slower once it fits, and the fastest one may
+    hold far too much: what moves is taken to slow the step by its share of all bytes.
+    """
+    most, ranks = limits(task.capacities), list(_frugal_ranks(task))
+    wishes: list[tuple[ndarray, float]] = []
+    for candidate in candidates:
+        place = allowed_place(task.units, candidate.place, task.units.arrays.topological)
+        wishes.append((place, candidate.makespan))
+    for whole, rank in itertools.product((False, True), ranks):
+        place = packed_place(task.units, rank, most, whole=whole)
+        wishes.append((place, judged(task.problem, place).makespan))
+    found: dict[tuple[bytes, bytes], _Unfit] = {}
+    for (place, seconds), rank in itertools.product(wishes, ranks):
+        held = curves_of(task.units.arrays, place, rank, most).top[:, 1]
+        moves = np.maximum(held - most, 0).sum() / max(held.sum(), 1)
+        start = _Unfit(place, rank, seconds * (1 + moves))
+        found.setdefault((place.tobytes(), rank.tobytes()), start)
+    return sorted(found.values(), key=lambda start: start.seconds)
 
 
 def repaired(

@@ -5,24 +5,38 @@ most bytes, directly or through ops attributed before. Units are cut into one st
 the order in which they are first used, so that the bytes attributed to each device at the peak of
 one device's memory are in proportion to its capacity. What follows looks like the stages of a
 pipeline: little communication, and residual and transient bytes spread alike. O(ops + edges).
+
+Where a batch is large, activations are larger than parameters, and all ops would follow the first
+one to a single unit. So a unit that has its share of what is held at the peak is full: what else
+would be held there begins a new one, and backward ops follow what is held for them.
 """
+
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportReturnType=false
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.place.pardnn.clusters import Problem
 from pardnn.place.schedule import free_plan
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.compiled import kernel
+from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.peak import held_bytes, storage_lives
+
+#: Units that a device's share of what is held at the peak is cut into, at least.
+GRAINS = 8
 
 
 def packed_place(
-    problem: Problem, rank: Int64[ndarray, " n"], most: Int64[ndarray, " k"]
+    problem: Problem,
+    rank: Int64[ndarray, " n"],
+    most: Int64[ndarray, " k"],
+    *,
+    whole: bool = False,
 ) -> Int64[ndarray, " n"]:
     """Return a placement that spreads memory.
 
@@ -30,17 +44,16 @@ def packed_place(
         problem: Its groups must join views.
         rank: Position of each op in a topological order of all ops.
         most: Usable bytes per device.
+        whole: Whether units are never full.
     """
     a, k = problem.arrays, len(most)
     order = np.argsort(rank).astype(np.int64)
-    unit = attributed_units(problem, order)
-    weight = _bytes_at_peak(a, rank, unit, len(problem.runs))
+    held = _held_at_peak(a, rank)
+    unit = attributed_units(problem, order, None if whole else held, GRAINS * k)
+    weight = np.bincount(unit[a.tensor_op], weights=held + 1e-9, minlength=len(problem.runs))
     first = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
     np.minimum.at(first, unit, rank)
-    used = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
-    working = problem.seconds > 0
-    np.minimum.at(used, unit[working], rank[working])
-    turn = np.lexsort((first, used))
+    turn = np.lexsort((first, _first_use(problem, rank, unit)))
     share = most / most.astype(np.float64).sum()  # int64 would wrap around
     middle = np.cumsum(weight[turn]) - weight[turn] / 2
     device_of_unit = np.empty(len(problem.runs), dtype=np.int64)
@@ -80,25 +93,53 @@ def balanced_place(
     return allowed_place(problem, device_of_unit[attributed_units(problem, order)], order)
 
 
-def attributed_units(problem: Problem, order: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
-    """Return for each op the unit that it should be near; ops of one unit agree."""
-    unit = np.full(problem.arrays.num_ops, -1, dtype=np.int64)
-    _attribute_kernel(problem.arrays, len(problem.runs), order, unit)
+def attributed_units(
+    problem: Problem,
+    order: Int64[ndarray, " n"],
+    held: Float64[ndarray, " t"] | None = None,
+    parts: int = 1,
+) -> Int64[ndarray, " n"]:
+    """Return for each op the unit that it should be near; groups are together.
+
+    Args:
+        problem: The problem.
+        order: All ops, in a topological order.
+        held: Bytes that each tensor holds at the peak; None if units are never full.
+        parts: A unit is full with this part of them, residual bytes aside.
+    """
+    a, groups = problem.arrays, len(problem.runs)
+    unit = np.full(a.num_ops, -1, dtype=np.int64)
+    held = np.zeros(a.num_tensors) if held is None else held
+    moving = held * (a.memory[a.tensor_op] != RESIDUAL)
+    weight = np.bincount(a.group[a.tensor_op], weights=moving, minlength=groups)
+    _attribute_kernel(a, order, held, weight, weight.sum() / parts, unit)
     return unit
+
+
+def _first_use(problem: Problem, rank: ndarray, unit: ndarray) -> ndarray:
+    """Return the rank of the first op that works in each unit or reads what stays there."""
+    a = problem.arrays
+    used = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
+    working = problem.seconds > 0
+    np.minimum.at(used, unit[working], rank[working])
+    reader = np.repeat(np.arange(a.num_ops), np.diff(a.input_ptr))
+    maker = a.tensor_op[a.input_tensor]
+    stays = working[reader] & (a.memory[maker] == RESIDUAL)
+    np.minimum.at(used, unit[maker[stays]], rank[reader[stays]])
+    return used
 
 
 def _one_device_plan(arrays: GraphArrays, rank: ndarray) -> PlanArrays:
     return free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), rank)
 
 
-def _bytes_at_peak(arrays: GraphArrays, rank: ndarray, unit: ndarray, units: int) -> ndarray:
-    """Bytes alive at the peak of one device, by the unit that their producer is attributed to."""
+def _held_at_peak(arrays: GraphArrays, rank: ndarray) -> ndarray:
+    """Return the bytes of each tensor that one device holds at its peak."""
     plan = _one_device_plan(arrays, rank)
     peak = int(held_bytes(arrays, plan).argmax())
     allocated, released = storage_lives(arrays, plan)
     alive = (allocated <= peak) & (released >= peak)
-    held = np.where(alive, arrays.tensor_bytes, 0)
-    return np.bincount(unit[arrays.tensor_op], weights=held + 1e-9, minlength=units)
+    return np.where(alive, arrays.tensor_bytes, 0).astype(np.float64)
 
 
 def residual_pins(problem: Problem, place: Int64[ndarray, " n"]) -> Int64[ndarray, " g"]:
@@ -130,30 +171,52 @@ def allowed_place(
     return device[group].astype(np.int64)
 
 
+@helper
+def _nearest(a: GraphArrays, op: int, stays: ndarray, held: ndarray, unit: ndarray) -> int:
+    """Return the unit of the input that counts most: held at the peak, then large; or -1."""
+    most, best, kept = -1, -1, False
+    for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
+        t = a.input_tensor[edge]
+        maker = a.tensor_op[t]
+        # A parameter says where to be; an activation of another layer only passes by.
+        size = 2 * a.tensor_bytes[t] if stays[a.group[maker]] else a.tensor_bytes[t]
+        keeps = held[t] > 0
+        if unit[maker] >= 0 and (keeps > kept or (keeps == kept and size > most)):
+            most, best, kept = size, unit[maker], keeps
+    return best
+
+
 @kernel
-def _attribute_kernel(a: GraphArrays, num_groups: int, order: ndarray, unit: ndarray) -> None:
-    residual = np.zeros(num_groups, dtype=np.bool_)
-    any_residual = False
+def _attribute_kernel(
+    a: GraphArrays,
+    order: ndarray,
+    held: ndarray,
+    weight: ndarray,
+    share: float,
+    unit: ndarray,
+) -> None:
+    stays = np.zeros(len(weight), dtype=np.bool_)
+    any_stays = False
     for op in range(len(unit)):
         if a.memory[op] == RESIDUAL and a.output_ptr[op] < a.output_ptr[op + 1]:
-            residual[a.group[op]] = True
-            any_residual = True
-    of_group = np.full(len(residual), -1, dtype=np.int64)
+            stays[a.group[op]] = any_stays = True
+    of_group = np.full(len(weight), -1, dtype=np.int64)
+    following = np.full(len(weight), -1, dtype=np.int64)  # the unit after a full one
+    total = np.zeros(len(weight))
     for op in order:
         group = a.group[op]
-        if residual[group] or not any_residual:
+        if stays[group] or not any_stays:
             of_group[group] = group
         if of_group[group] < 0:
-            most, best = -1, -1
-            for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-                t = a.input_tensor[edge]
-                maker = a.tensor_op[t]
-                # A parameter says where to be; an activation of another layer only passes by.
-                size = 2 * a.tensor_bytes[t] if residual[a.group[maker]] else a.tensor_bytes[t]
-                if size > most and unit[maker] >= 0:
-                    most, best = size, unit[maker]
-            if best >= 0:
-                of_group[group] = best
+            best = _nearest(a, op, stays, held, unit)
+            if best >= 0 and weight[group] > 0:
+                while total[best] + weight[group] > share and following[best] >= 0:
+                    best = following[best]
+                if total[best] > 0 and total[best] + weight[group] > share:
+                    following[best] = group
+                    best = group
+                total[best] += weight[group]
+            of_group[group] = best
         unit[op] = of_group[group]
     # What has no inputs goes to its first reader.
     for i in range(len(order) - 1, -1, -1):

@@ -33,6 +33,7 @@ from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.packing import packed_place
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
+from pardnn.place.pardnn.views import with_bases
 from pardnn.place.schedule import free_plan
 from pardnn.place.squeeze import limits
 from pardnn.sim.bounds import work_seconds
@@ -116,7 +117,7 @@ def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
 
 def emulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
     """Judge a placement under the emulator's `priority`."""
-    key = -bottom_levels(problem.arrays, problem.machine, place, problem.flow)
+    key = _priorities(problem, place)
     return _timed(place, emulate(problem.arrays, problem.machine, place, key, problem.flow))
 
 
@@ -124,8 +125,12 @@ def judged(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
     """Judge a placement by the emulator, or in a large graph by list scheduling."""
     if problem.arrays.num_ops <= MOST_OPS:
         return emulated(problem, place)
+    return in_order(problem, place, _priorities(problem, place))
+
+
+def _priorities(problem: Problem, place: ndarray) -> ndarray:
     key = -bottom_levels(problem.arrays, problem.machine, place, problem.flow)
-    return in_order(problem, place, key)
+    return with_bases(problem.views, key, place)
 
 
 def in_order(
@@ -251,6 +256,7 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
     shortest, idle = np.inf, 0  # of the passes alone: the first may be worse than the start
     for number in range(passes):
         key, left = _time_left(problem, current, by_queue=number // TURN % 2 == 0)
+        key = with_bases(problem.views, key, problem.arrays.group)
         current = _listed_once(problem, key, Homes(current.place, left, fixed))
         idle += 1
         if current.makespan < shortest * (1 - 1e-12):
