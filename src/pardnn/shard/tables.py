@@ -96,6 +96,7 @@ class Tables:
         self._layouts: dict[Any, Layouts] = {}
         self._options: dict[Layouts, Layouts] = {}
         self._owned: dict[Any, ndarray] = {}
+        self._beginnings: dict[tuple[int, Axes], Ways] = {}
         self._moved: dict[Any, ndarray] = {}
         self.kept: dict[str, Any] = {}
 
@@ -109,6 +110,7 @@ class Tables:
         """Return tables with further limits, which share what is known here where they can."""
         found = Tables(self.problem, self.objective, self.parts, layout, way, loop)
         found._owned, found._options = self._owned, self._options
+        found._beginnings = self._beginnings
         if way is None and loop is None:  # tables are known by the identity of ways
             found._ways, found._moved = self._ways, self._moved
         return found
@@ -170,12 +172,13 @@ class Tables:
     def _cut(
         self, term: Term, fixed: Axes, open_axes: Sequence[int], others: tuple[None, ...]
     ) -> Ways:
-        found, loops = whole(term.number), loops_of(term.number)
-        wanted = self.loop and self.loop(term)
-        for axis, loop in enumerate(fixed):
+        loops, wanted = loops_of(term.number), self.loop and self.loop(term)
+        first = min(open_axes, default=len(fixed))
+        found = self._begun(term.number, fixed[:first])
+        for axis in range(first, len(fixed)):
             before, parts = found, self.parts[axis]
             if axis not in open_axes:
-                found = extended(before, (loop,), parts)
+                found = extended(before, (fixed[axis],), parts)
                 continue
             if wanted in loops:
                 found = extended(before, (wanted,), parts)
@@ -185,6 +188,16 @@ class Tables:
                 allowed = [n for n, flags in enumerate(found.reduced) if self.allows_way(flags)]
                 found = found.only(allowed) if 0 < len(allowed) < len(found) else found
         return found
+
+    def _begun(self, number: int, axes: Axes) -> Ways:
+        """Return the one way to cut loops at the first mesh axes, none if it cannot be."""
+        if not axes:
+            return whole(number)
+        key = (number, axes)
+        if key not in self._beginnings:
+            before, parts = self._begun(number, axes[:-1]), self.parts[len(axes) - 1]
+            self._beginnings[key] = extended(before, (axes[-1],), parts)
+        return self._beginnings[key]
 
     def moved(self, asked: Sequence[tuple[Use, Ways, Layouts]]) -> list[ndarray]:
         """Return tables of tensors of terms: ways by layouts, both as they are kept here."""
