@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pardnn.cost.call import signature, tensors_by_name
+from pardnn.cost.call import call_key, signature, tensors_by_name
 from pardnn.cost.costs import (
     HOST_SIGNATURE,
     VIEW_SIGNATURE,
@@ -20,6 +20,7 @@ from pardnn.cost.table import CostTable, Entry, Machine
 from pardnn.errors import UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
+from pardnn.graph.ir import Op
 from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 
 MACHINE = Machine(device="test", library="none", threads=1)
@@ -119,3 +120,26 @@ def test_strides_are_part_of_a_signature_unless_contiguous():
 
     assert text(None) == text((3, 3, 1)) == text((3, 77, 1))
     assert text((1, 4, 4)) != text(None)
+
+
+@pytest.mark.parametrize("tell", ["args", "kwargs"])
+def test_calls_of_one_cost_are_asked_once_and_no_others(tell):
+    """Only names differ, then a literal, its type, a form, or which arguments are one tensor."""
+    ops = [source("a", 8, 8), source("b", 8, 8)]
+    ops += [source("c", 8, 4), source("h", 8, 8, dtype="float16")]
+    a, b, c, h = ({"tensor": name} for name in "abch")
+    calls = [(a, b, 1), (b, a, 1), (a, b, 2), (a, b, True), (a, b, 1.0), (a, a, 1), (a, c, 1),
+             (h, b, 1), (a, b, [1]), (a, b, None)]  # fmt: skip
+    for number, (left, right, literal) in enumerate(calls):
+        given = {"args": [left, right], "kwargs": {"x": literal}} if tell == "kwargs" else {
+            "args": [left, right, literal]}  # fmt: skip
+        inputs = tuple(dict.fromkeys([left["tensor"], right["tensor"]]))
+        ops.append(Op(name=f"o{number}", kind="aten.add.Tensor", inputs=inputs,
+                      outputs=(tensor(f"o{number}", 8, 8),), arguments=given))  # fmt: skip
+    graph = build_graph("literals", ops)
+    tensors = tensors_by_name(graph)
+    keys = [call_key(op, tensors) for op in graph.ops[4:]]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == len(keys) - 1
+    found = preset_costs(graph, "a100").seconds["accelerator"]
+    assert found.tolist() == roofline_seconds(graph, DEVICE_MODELS["a100"]).tolist()

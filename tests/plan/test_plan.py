@@ -25,10 +25,10 @@ from pardnn.plan.file import (
     read_plan,
     stamped,
 )
-from pardnn.plan.lower import Lowered, lower
+from pardnn.plan.lower import Lowered, lower, message_order
 from pardnn.plan.memory import memory_curves, peak_bytes
 from pardnn.plan.plan import Message, Plan, plan_arrays, plan_from_arrays
-from tests.reference.plan import naive_curves, serial_plan
+from tests.reference.plan import naive_curves, naive_keeps_order, serial_plan
 from tests.strategies import graphs
 
 
@@ -107,6 +107,19 @@ def test_any_order_of_messages_is_lowered_without_deadlock(
     plan = dataclasses.replace(plan, messages=tuple(messages))
     assert list(dry_run(lower(graph, plan))) == []
     assert plan_problems(graph, plan) == []
+
+
+@given(plans(), st.randoms(use_true_random=False))
+def test_the_order_of_messages_is_kept_just_where_it_can_be(
+    pair: tuple[Graph, Plan], random: st.DataObject
+) -> None:
+    graph, plan = pair
+    messages = list(plan.messages)
+    random.shuffle(messages)  # pyright: ignore[reportAttributeAccessIssue]
+    for listed in (plan.messages, tuple(messages)):
+        plan = dataclasses.replace(plan, messages=listed)
+        kept = message_order(graph, plan_arrays(graph, plan)) == list(range(len(listed)))
+        assert kept == naive_keeps_order(graph, plan)
 
 
 @pytest.fixture

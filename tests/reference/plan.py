@@ -110,3 +110,41 @@ def _hold(order: Sequence[Op], device: dict[str, int], producer: Op, reader: Op)
     """The sender's last op before the reader in the global order: it stops there until sent."""
     before = order[: order.index(reader)]
     return [op.name for op in before if device[op.name] == device[producer.name]][-1]
+
+
+def naive_keeps_order(graph: Graph, plan: Plan) -> bool:
+    """Whether all ranks finish if each message goes only after the one listed before it."""
+    ops = {op.name: op for op in graph.ops}
+    producer = {t.name: op.name for op in graph.ops for t in op.outputs}
+    at, sent, moved = [0] * plan.num_devices, 0, True
+    ran: set[str] = set()
+
+    def reached(device: int, position: int) -> bool:
+        row = plan.order[device]
+        return position <= at[device] and (
+            position == 0 or all(
+                n < sent for n, m in enumerate(plan.messages)
+                if m.source == device and m.hold_until == row[position - 1]
+            )
+        )  # fmt: skip
+
+    while moved:
+        moved = False
+        if sent < len(plan.messages):
+            m = plan.messages[sent]
+            if producer[m.tensor] in ran and reached(
+                m.target, plan.order[m.target].index(m.post_before)
+            ):
+                sent, moved = sent + 1, True
+        for device, row in enumerate(plan.order):
+            if at[device] == len(row) or not reached(device, at[device]):
+                continue
+            op = ops[row[at[device]]]
+            waited = [
+                n for n, m in enumerate(plan.messages)
+                if m.target == device and m.tensor in op.inputs
+            ]  # fmt: skip
+            if all(n < sent for n in waited) and ran.issuperset(op.after):
+                ran.add(op.name)
+                at[device], moved = at[device] + 1, True
+    return sent == len(plan.messages) and len(ran) == len(ops)
