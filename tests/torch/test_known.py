@@ -153,3 +153,41 @@ def test_a_number_is_no_loss() -> None:
     step, args = small(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     with pytest.raises(UnsupportedError, match=r"returned a number, as \.item\(\) makes it"):
         capture(lambda *a: step(*a).item(), *args)
+
+
+class Sharpness(torch.optim.SGD):
+    """Steps uphill first, and keeps the weights meanwhile, as SAM does."""
+
+    @torch.no_grad()
+    def climb(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["old"] = parameter.data.clone()
+                parameter.add_(parameter.grad, alpha=0.05)
+
+    @torch.no_grad()
+    def fall(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = self.state[parameter]["old"]
+        self.step()
+
+
+def twice() -> models.Entry:
+    _, args = small(lambda parameters: Sharpness(parameters, lr=0.1, momentum=0.9))
+
+    def step(model, optimizer, x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.climb()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.fall()
+        optimizer.zero_grad()
+        return loss
+
+    return step, args
+
+
+def test_state_that_each_step_makes_anew_needs_no_first_value() -> None:
+    assert_equal(twice)

@@ -13,7 +13,7 @@ attributes, the state of the random generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,7 +153,7 @@ class _Session:
         if changed:
             raise refuse.changed_state(changed)
         loss = trace.tracer.memory.value_of(loss_of(trace.result))
-        updated = _follow_replaced(trace)
+        updated = _follow_replaced(trace, odd)
         calls = _written_out(trace, loss, updated, odd)
         _check_sharing(trace, calls, sharing)
         _compare(trace, self._trace(initial=initial, locate=False))
@@ -269,7 +269,7 @@ def put_gradients(
     return made
 
 
-def _follow_replaced(trace: _Trace) -> list[Call]:
+def _follow_replaced(trace: _Trace, odd: Collection[str]) -> list[Call]:
     """Copy what the step put in a source's place into the source; return the calls of updates."""
     calls: list[Call] = []
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
@@ -279,7 +279,8 @@ def _follow_replaced(trace: _Trace) -> list[Call]:
             continue
         live = source.get()
         # What a source holds at the end matters to the next step only if that reads it.
-        matters = source.kind == "parameter" or _is_registered(source) or value.storage in read
+        kept = _is_registered(source) and name not in odd
+        matters = source.kind == "parameter" or kept or value.storage in read
         if isinstance(live, torch.Tensor) and not matters:
             continue
         copies = _copied_back(trace, source, value, live)
