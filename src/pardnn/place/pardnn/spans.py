@@ -65,10 +65,11 @@ def spans_of(problem: Problem, clusters: Clusters) -> Spans:
         flow.earlier.ptr, flow.earlier.edge, flow.later.ptr, flow.later.edge, problem.seconds,
         clusters.head, clusters.tail, top, start, end,
     )  # fmt: skip
-    begin = np.searchsorted(levels, start)
     if len(levels) > MOST_LEVELS:
         levels = levels[np.arange(LEVEL_BINS) * len(levels) // LEVEL_BINS]
         begin = np.searchsorted(levels, start, side="right") - 1  # the bin that it lies in
+    else:
+        begin = np.searchsorted(levels, start)
     level = (np.searchsorted(levels, top, side="right") - 1)[op]
     end = np.searchsorted(levels, end)
     mine = np.repeat(np.arange(c), np.diff(ptr))
