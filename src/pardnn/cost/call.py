@@ -178,7 +178,8 @@ def _plain(value: Any, numbers: dict[str, int]) -> Any:
         return (dict, tuple([(key, _plain(item, numbers)) for key, item in fields.items()]))
     if isinstance(value, list | tuple):
         return tuple([_plain(item, numbers) for item in cast(Sequence[Any], value)])
-    return (value.__class__, value)  # 1, 1.0 and True are different arguments
+    of = value.__class__
+    return value if of is str or of is int else (of, value)  # 1, 1.0 and True differ
 
 
 def strides_of(tensor: Tensor) -> list[int] | None:

@@ -10,6 +10,7 @@ results alias it, own nothing, and extend its life.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -154,17 +155,21 @@ def storage_owners(ops: Iterable[Op]) -> dict[str, str | None]:
     return {name: owners[name] for name in parent}
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_in_place(kind: str) -> bool:
+    call = kind.rsplit("::", 1)[-1].split(".")
+    name = call[1] if len(call) > 1 and "::" not in kind else call[0]
+    return name.endswith("_") and not name.endswith("__")
+
+
 def writes(op: Op) -> tuple[str, ...]:
     """Names of the input tensors whose storage `op` changes in place.
 
     In-place calls end in an underscore (`aten.add_.Tensor`) and alias what they change; calls
     that change an argument which their schema does not mark list it in `arguments["mutates"]`.
     """
-    listed = tuple((op.arguments or {}).get("mutates", ()))
-    if listed:
-        return listed
-    call = op.kind.rsplit("::", 1)[-1].split(".")
-    name = call[1] if len(call) > 1 and "::" not in op.kind else call[0]
-    if not name.endswith("_") or name.endswith("__"):
+    if op.arguments is not None and op.arguments.get("mutates"):
+        return tuple(op.arguments["mutates"])
+    if not _is_in_place(op.kind):
         return ()
     return tuple(tensor.alias_of for tensor in op.outputs if tensor.alias_of is not None)

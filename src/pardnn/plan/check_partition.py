@@ -21,6 +21,10 @@ from pardnn.plan.plan import Plan
 _WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
 
 
+#: Kinds of which `_moved` tells what they make of the whole tensors.
+_MOVES = frozenset({SLICE, FETCH, JOIN, UPDATE, REDUCE})
+
+
 class _Place(NamedTuple):
     """What a local tensor is: a box of a tensor, or of a result that has yet to be placed."""
 
@@ -124,9 +128,10 @@ def _parts(
     begun = _Begun({}, _completed(partition))
     for op in partition.ops:
         device = plan.placement.get(op.name, 0)
+        found = problem = None
         try:
-            found = _moved(op, local, places, begun)
-            problem = None
+            if op.kind in _MOVES:
+                found = _moved(op, local, places, begun)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             found, problem = None, f"its arguments make no sense ({error!s:.60})"
         if isinstance(found, str):

@@ -126,7 +126,7 @@ def _plain(value: Any, numbers: dict[str, int]) -> Any:
         return (of, tuple([(key, _plain(item, numbers)) for key, item in value.items()]))
     if of is list or of is tuple:
         return tuple([_plain(item, numbers) for item in value])
-    return (of, value)  # 1, 1.0 and True are different attributes
+    return value if of is str or of is int else (of, value)  # 1, 1.0 and True differ
 
 
 def _template(
