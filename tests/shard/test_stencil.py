@@ -4,6 +4,7 @@ import pytest
 
 from pardnn.shard.analysis import analyse
 from pardnn.shard.coarsen import op_calls
+from pardnn.shard.family import loops_in
 from pardnn.shard.interned import KEPT, forget, intern_call, interned, loops_of
 from pardnn.shard.partition import pieces_of
 from pardnn.shard.registry import description_of
@@ -73,3 +74,20 @@ def test_a_piece_is_a_row_of_the_family_until_a_size_is_one():
     assert KEPT.calls[halves[0]][0] is KEPT.calls[number][0]
     assert KEPT.calls[quarters[0]][0] is not KEPT.calls[number][0]
     assert interned(quarters[0]).outputs == ((1, 7),)
+
+
+def test_arguments_of_pieces_are_kept_where_they_follow_from_the_loop_alone():
+    forget()
+    graph = _padded()
+    numbers = {call.op.name: call.number for call in op_calls(graph)}
+    family, row = KEPT.calls[numbers["y"]]
+    splits_of(numbers["y"], 2)
+    loops = loops_in(family, row)
+    assert loops is not None
+    assert loops.attributes["x0"] == ({"padding": [0]}, {"padding": [0]})
+    assert loops.attributes["ci"] == ({}, {"bias": None})
+    view, shape = KEPT.calls[numbers["z"]]
+    splits_of(numbers["z"], 2)
+    views = loops_in(view, shape)
+    assert views is not None
+    assert set(views.attributes.values()) == {(None, None)}

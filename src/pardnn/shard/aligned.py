@@ -50,10 +50,10 @@ def alignment_of(number: int) -> Alignment:
 
 
 def _alignment(call: Call, number: int) -> Alignment:
-    loops_known = loops_in(*KEPT.calls[number])
-    if loops_known is None or not call.outputs or call.outputs[0] is None:
+    known = loops_in(*KEPT.calls[number])
+    if known is None or not call.outputs or call.outputs[0] is None:
         return _NOTHING
-    analysis, found = loops_known.analysis, strategies_of(number)
+    analysis, found = known.analysis, strategies_of(number)
     shapes: dict[Place, tuple[int, ...]] = dict(call.shapes)
     shapes |= {i: shape for i, shape in enumerate(call.outputs) if shape is not None}
     loops: dict[str, dict[Place, int]] = {}

@@ -46,11 +46,6 @@ def overlaps(
     return found
 
 
-def clipped(boxes: Int64[ndarray, "*b rank 2"], shape: Sequence[int]) -> ndarray:
-    """Return boxes without what sticks out of the tensor."""
-    return np.clip(boxes, 0, np.array(shape, dtype=np.int64)[:, None])
-
-
 def common_volumes(
     one: Int64[ndarray, "*b rank 2"], other: Int64[ndarray, "*c rank 2"]
 ) -> Int64[ndarray, "*d"]:

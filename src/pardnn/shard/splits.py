@@ -30,6 +30,7 @@ class Split:
     """What the workers among whom one call is split do, for each loop that they can cut.
 
     Attributes:
+        number: Of the call.
         form: Of the call.
         loops: Place of each loop among `boxes`; that of None, all workers alike, is the last.
         boxes: What each worker needs of the inputs, which may stick out of them, and what its
@@ -37,6 +38,8 @@ class Split:
         sticks: Whether something sticks out.
         contents: By loop, by slot whether values are read.
         flags: By loop and output, whether the workers' results are partial.
+        cuts: By loop, how it is cut.
+        known: By loop, numbers of calls that were asked for: after the last mesh axis nobody does.
     """
 
     number: int
