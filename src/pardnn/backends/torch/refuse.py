@@ -22,7 +22,9 @@ def decision_by_value(where: str | None) -> UnsupportedError:
         f"the step needs the value of a tensor while it is captured{_at(where)}: it branches on\n"
         "it, or turns it into a Python number. One graph must hold for every step.\n"
         "Keep it a tensor: torch.where(condition, a, b) for `if`, a mask for a filter,\n"
-        "torch.sqrt for math.sqrt; print and log what the step returns, outside of it.",
+        "torch.sqrt for math.sqrt; print and log what the step returns, outside of it.\n"
+        "What the step makes of sizes and literals alone may decide; nn.Transformer looks into a\n"
+        "mask from elsewhere, unless is_causal is given beside it.",
         where,
         "E802",
     )
