@@ -54,7 +54,7 @@ def _alignment(call: Call, number: int) -> Alignment:
     if known is None or not call.outputs or call.outputs[0] is None:
         return _NOTHING
     analysis, found = known.analysis, strategies_of(number)
-    shapes: dict[Place, tuple[int, ...]] = dict(call.shapes)
+    shapes: dict[Place, tuple[int, ...]] = {**call.shapes}
     shapes |= {i: shape for i, shape in enumerate(call.outputs) if shape is not None}
     loops: dict[str, dict[Place, int]] = {}
     for axis in loops_of(number):
