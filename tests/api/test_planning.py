@@ -35,11 +35,12 @@ def test_the_warm_up_reaches_the_memory_step(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_warm_up_loads_the_kernels_of_polish(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[object] = []
-    monkeypatch.setattr(polish, "search_kernel", lambda *arguments: called.append(arguments))
+    for name in ("search_kernel", "fill_kernel"):
+        monkeypatch.setattr(polish, name, lambda *arguments: called.append(arguments))
     planning.warm_up([], limited=False)
     assert called == []
     planning.warm_up([], limited=False, polished=True)
-    assert len(called) == 1
+    assert len(called) == 2
 
 
 class Child:

@@ -176,7 +176,9 @@ def load_kernels(arrays: GraphArrays, machine: Machine) -> None:
     """Compile what `polish` runs, or load it from the cache, on a graph as small as one likes."""
     nowhere = np.zeros(arrays.num_ops, dtype=np.int64)
     state = state_of(nowhere, arrays.topological, machine.num_devices)
-    search_kernel(task_of(arrays, machine), state, 1, TOLERANCE, 1)
+    task = task_of(arrays, machine)
+    fill_kernel(task, state)
+    search_kernel(task, state, 1, TOLERANCE, 1)
 
 
 class _Job(NamedTuple):
