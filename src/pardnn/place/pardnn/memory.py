@@ -6,9 +6,9 @@ scheduling with the residual groups pinned makes new starts of what fits. The ju
 
 Deviations: the thesis repairs one placement; here several are, since where memory binds, the
 fastest placement is often not the one that is best to repair: what is expected to be fastest once
-it fits comes first. Above `MANY_OPS` ops it is one, as in
-the thesis: the fastest, repaired on its own order. Only if that fails, or, up to `ATTEMPT_OPS`, if
-it takes more than `REPAIR_COSTS` times the unlimited makespan, is all else tried.
+it fits comes first. Above `MANY_OPS` ops it is one, as in the thesis: the fastest, repaired on its
+own order. Only if that fails, or, up to `ATTEMPT_OPS`, if it takes more than `REPAIR_COSTS` times
+the unlimited makespan, is all else tried.
 """
 
 from __future__ import annotations
