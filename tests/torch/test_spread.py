@@ -21,9 +21,9 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partition import DRAW, FETCH, REDUCE, planned_graph
-from pardnn.plan.plan import Plan
+from pardnn.plan.plan import Plan, plan_arrays
 from pardnn.shard.call import call_of
-from pardnn.shard.overlap import overlapped
+from pardnn.shard.overlap import Mover, plan_of
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spread import spread
 from pardnn.shard.strategy import strategies
@@ -82,7 +82,9 @@ def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
     assert plan_problems(graph, plan) == []
     seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
     cluster = Cluster.uniform(plan.num_devices)
-    moved = overlapped(planned_graph(graph, plan), plan, seconds, cluster, rng.choice([1.0, 9.0]))
+    parts = planned_graph(graph, plan)
+    mover = Mover(parts, plan_arrays(parts, plan), seconds, cluster)
+    moved = plan_of(parts, plan, mover.moved(rng.choice([1.0, 9.0])))
     assert plan_problems(graph, moved) == []
     assert spmd.run_spread(graph, moved, values, expected) == []
     return plan

@@ -22,7 +22,7 @@ import numpy as np
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.partition import FETCH, JOIN, REDUCE, SLICE
-from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays, positions
+from pardnn.plan.plan import Message, Plan, PlanArrays, positions
 
 
 class Moved(NamedTuple):
@@ -37,28 +37,14 @@ class Moved(NamedTuple):
     messages: list[int]
 
 
-def overlapped(
-    parts: Graph,
-    plan: Plan,
-    seconds: Sequence[Sequence[float]],
-    cluster: Cluster,
-    lead: float = 1.0,
-) -> Plan:
-    """Return a sharded plan with its transfers moved beside computation.
+def plan_of(parts: Graph, plan: Plan, moved: Moved) -> Plan:
+    """Return a plan by names after its transfers were moved.
 
     Args:
         parts: The partitioned graph.
-        plan: Of that graph, as `spread` makes it.
-        seconds: Per device, of each op in its order.
-        cluster: Tells how long transfers take.
-        lead: How much of a transfer's time to leave between its begin and its end.
+        plan: Of that graph, before.
+        moved: From `Mover.moved`.
     """
-    arrays = plan_arrays(parts, plan)
-    return plan_of(parts, plan, Mover(parts, arrays, seconds, cluster).moved(lead))
-
-
-def plan_of(parts: Graph, plan: Plan, moved: Moved) -> Plan:
-    """Return a plan after its transfers were moved, by names."""
     names = [op.name for op in parts.ops]
     rows = np.split(moved.arrays.order_op, moved.arrays.order_ptr[1:-1])
     posts: list[int] = moved.arrays.message_post.tolist()
@@ -152,7 +138,11 @@ class Mover:
         self.takes = latency + a.tensor_bytes[arrays.message_tensor] / bandwidth
 
     def moved(self, lead: float) -> Moved:
-        """Return the plan with so much of each transfer's time between its begin and its end."""
+        """Return the plan with its transfers moved beside computation.
+
+        Args:
+            lead: How much of a transfer's time to leave between its begin and its end.
+        """
         leads: dict[int, float] = {}
         for op, takes in zip(self.posts, (lead * self.takes).tolist(), strict=True):
             if takes > leads.get(op, 0.0):
