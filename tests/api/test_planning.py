@@ -128,7 +128,7 @@ def loaded():
 limited = sys.argv[1] == "limited"
 warm_up(["pardnn"], limited=limited)
 before, rng, none = loaded(), np.random.default_rng(0), np.empty((0, 2), dtype=np.int64)
-for num_ops in (600, 60_000):  # the whole search; a fixed number of walks
+for num_ops in (600, 61_000):  # the whole search; a fixed number of walks
     arrays, machine = problem(layered(num_ops, 2 * num_ops, rng), rng)
     limits = [None] * DEVICES
     plan = place_arrays(arrays, machine, limits, none).plan
