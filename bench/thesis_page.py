@@ -248,8 +248,7 @@ def _cut(report: Report) -> Iterator[str]:
     yield "## Beyond the thesis: every op cut instead of placed (simulated)\n"
     yield (
         "At the thesis's batch for K, under the same limits. *Cut*: `tofu` by seconds, the other "
-        "half of this tool, which `auto` takes where it is faster. Graphs above 30,000 ops are "
-        "left out: planning a cut of 50,000 takes three minutes.\n"
+        "half of this tool, which `auto` takes where it is faster, up to 200,000 parts.\n"
     )
     rows = []
     for key, row in report["cut"].items():
