@@ -35,7 +35,7 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   roofline grants to one device too once its batch is large.
 - **The CCR of TRN** is lower than the thesis's. ATen makes fewer and larger ops of its attention
   and losses, so fewer edges carry the same activations; we cannot say more from a printed number.
-- **A hand-written tensor-parallel transformer is faster**; the thesis finds ParDNN on par with
+- **A hand-written tensor-parallel transformer is faster**, but for two samples; the thesis finds ParDNN on par with
   Mesh-TensorFlow. It splits each product over all devices and so is not bounded by the degree of
   parallelism, and its all-reduces run at the full rate of NVSwitch here, which no measured
   all-reduce does.
@@ -43,11 +43,10 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   are one group here and cannot be torn apart, views are no ops that could be dealt out, transfers
   are sent once per device and do not contend, and bottom levels order what the thesis leaves to
   TensorFlow's FIFO.
-- **At the edge of memory throughput may fall** from one number of devices to the next, as for
-  TRN-2: the largest batch is where the memory step has given up most for fitting.
-- **Cut instead of placed**, the thesis's models are 1.0 to 3 times as fast on four devices, most
-  where little can run side by side (WRN): a cut has no critical path of whole ops. Models of many
-  small ops gain nothing (Char-CRN, Word-RNN-2): each piece still takes an op's least time.
+- **Cut instead of placed**, seven of the thesis's ten models are up to 3 times as fast on four
+  devices, most where little can run side by side (WRN): a cut has no critical path of whole ops.
+  Models of many small ops gain nothing or lose (Char-CRN, Char-CRN-2, TRN-2 with two samples): each
+  piece still takes an op's least time.
 - **Linear clustering takes seconds**, not hours: it is another implementation of it.
 - **More ops are moved** by the memory step: it does not repair one placement, it also starts anew
   from placements packed by memory, and counted is every op that ends on another device than
