@@ -35,10 +35,10 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   roofline grants to one device too once its batch is large.
 - **The CCR of TRN** is lower than the thesis's. ATen makes fewer and larger ops of its attention
   and losses, so fewer edges carry the same activations; we cannot say more from a printed number.
-- **A hand-written tensor-parallel transformer is faster**, but for two samples; the thesis finds ParDNN on par with
-  Mesh-TensorFlow. It splits each product over all devices and so is not bounded by the degree of
-  parallelism, and its all-reduces run at the full rate of NVSwitch here, which no measured
-  all-reduce does.
+- **A hand-written tensor-parallel transformer is faster**, but for two samples; the thesis finds
+  ParDNN on par with Mesh-TensorFlow. It splits each product over all devices and so is not bounded
+  by the degree of parallelism, and its all-reduces run at the full rate of NVSwitch here, which no
+  measured all-reduce does.
 - **Round robin is less bad**, and refinement worth less: parameters, optimizer state and updates
   are one group here and cannot be torn apart, views are no ops that could be dealt out, transfers
   are sent once per device and do not contend, and bottom levels order what the thesis leaves to
