@@ -34,6 +34,7 @@ import torch
 from bench import fidelity_models
 from bench.fidelity_page import page
 from bench.fidelity_ranks import Case, faster, profiled, ran
+from bench.side_by_side import cores
 from pardnn.api.planning import make_plan
 from pardnn.backends.torch.capture import capture
 from pardnn.backends.torch.links import measure_links
@@ -141,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # before anything starts threads: ranks are forked
-    begin, cores = time.perf_counter(), os.cpu_count() or 1
-    host = Host(cores, measure_links())
+    begin = time.perf_counter()
+    host = Host(cores(), measure_links())
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     report: Row = {
         "date": today,
@@ -150,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"--algorithms {options.algorithms}",
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, gloo",
-        "cores": cores,
+        "cores": host.cores,
         "steps": options.steps,
         "link": links_text(host.links),
         "load_before": os.getloadavg()[0],

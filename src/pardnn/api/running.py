@@ -157,7 +157,7 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
     from pardnn.sim.shared_cores import Host, simulated_step
 
     links = cached_links()
-    if links is None or str(this_device()) != "cpu":
+    if links is None or this_device() != "cpu":
         return None
     parts = planned_graph(graph, plan)
     costs = known_costs(parts, threads=threads)

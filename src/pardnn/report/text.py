@@ -266,7 +266,8 @@ def _run(result: results.RunResult) -> RenderableType:
 def _step_times(result: results.RunResult) -> str:
     """Say what a step was to take, on what, and what it took."""
     ranks, fastest = len(result.limit_bytes), min(result.step_s, default=None)
-    said = [f"step {seconds_text(result.makespan_s)} simulated on {ranks} devices of their own"]
+    devices = f"{ranks} devices of their own" if ranks > 1 else "one device"
+    said = [f"step {seconds_text(result.makespan_s)} simulated on {devices}"]
     if result.shared_cores_s is not None:
         said.append(f"{seconds_text(result.shared_cores_s)} predicted on the cores they share here")
     return "; ".join([*said, f"fastest measured {seconds_text(fastest)}"])
