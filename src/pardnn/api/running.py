@@ -122,19 +122,20 @@ def run_checked(
         batch_size=batch_size,
         progress=tell,
     )
+    shared = shared_cores_seconds(graph, plan, threads=threads)
     return RunResult(
         losses=found.losses,
         reference_losses=found.reference_losses,
         **_compared(graph, plan, found.losses, found.reference_losses),
         step_s=found.step_s,
         makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
-        shared_cores_s=shared_cores_seconds(graph, plan, threads=threads),
+        shared_cores_s=shared,
         peak_bytes_predicted=found.peak_bytes_predicted,
         peak_bytes_measured=found.peak_bytes_measured,
         limit_bytes=found.limit_bytes,
         allowance_bytes=found.allowance_bytes,
         algorithm=plan.algorithm,
-        notes=(*found.notes, *_over(limits, found.peak_bytes_predicted)),
+        notes=(*found.notes, *_over(limits, found.peak_bytes_predicted), *_sharing(plan, shared)),
     )
 
 
@@ -165,6 +166,21 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
         return None
     host = Host(cores=_cores(), links=links, threads=threads)
     return simulated_step(parts, plan, costs.on("accelerator"), host).seconds
+
+
+def _sharing(plan: Plan, predicted: float | None) -> list[str]:
+    """Say why steps took longer than simulated, where ranks shared cores and it was not predicted.
+
+    Args:
+        plan: What was run.
+        predicted: Seconds, of `shared_cores_seconds`.
+    """
+    from pardnn.backends.torch.device import this_device
+
+    if predicted is not None or plan.num_devices <= _cores() or this_device() != "cpu":
+        return []
+    shared = f"{plan.num_devices} ranks shared {_cores()} cores"
+    return [f"{shared}; measured costs and `pardnn profile --links` predict the step for them, too"]
 
 
 def _cores() -> int:
