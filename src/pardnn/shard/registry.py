@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ class Description:
         function: The description.
         is_random: Pieces have the law of the whole, not its values: those come from the plan.
         is_exact: Each piece of the input must hold just the elements that its output needs (views).
+        takes_strided: The kernels read strides. Others get a contiguous copy of an input that is
+            strided on its device though contiguous in the graph: some take a contiguous one for
+            granted, as the backward pass of layer norm does, and are wrong without a word.
         source: "file.py:line" of the description.
     """
 
@@ -25,6 +29,7 @@ class Description:
     function: Callable[..., Any]
     is_random: bool = False
     is_exact: bool = False
+    takes_strided: bool = False
     source: str = field(default="", compare=False)
 
 
@@ -41,7 +46,7 @@ def canonical_name(name: str) -> str:
 
 
 def describe(
-    *names: str, is_random: bool = False, is_exact: bool = False
+    *names: str, is_random: bool = False, is_exact: bool = False, takes_strided: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a description of operators, replacing an earlier one.
 
@@ -49,6 +54,7 @@ def describe(
         names: Such as "mylib::op"; "aten.add" stands for all overloads and in-place forms.
         is_random: See `Description`.
         is_exact: See `Description`.
+        takes_strided: See `Description`.
 
     Returns:
         A decorator that leaves the function as it is.
@@ -63,11 +69,17 @@ def describe(
         if not function.__module__.startswith("pardnn.shard.describe."):
             load_descriptions()  # first, or they would replace this one
         for name in map(canonical_name, names):
-            _REGISTRY[name] = Description(name, function, is_random, is_exact, source)
+            _REGISTRY[name] = Description(
+                name, function, is_random, is_exact, takes_strided, source=source
+            )
         _FOUND.clear()
         return function
 
     return register
+
+
+#: `describe`, for operators whose kernels read strides.
+describe_strided = functools.partial(describe, takes_strided=True)
 
 
 def _spellings(kind: str) -> Iterator[str]:

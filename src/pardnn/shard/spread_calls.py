@@ -71,14 +71,9 @@ def _inputs(b: Builder, op: Op, work: Work, at: At) -> list[dict[str, str]]:
     return local
 
 
-#: Rooms of descriptions whose kernels look at strides. Others may take a dense tensor for granted,
-#: as the backward pass of layer norm does, and be wrong without a word.
-_STRIDED = ("elementwise", "matmul", "view")
-
-
 def _takes_gaps(op: Op) -> bool:
     description = description_of(op.kind) if "." in op.kind else None
-    return description is not None and description.function.__module__.endswith(_STRIDED)
+    return description is not None and description.takes_strided
 
 
 def _close_gaps(b: Builder, op: Op, work: Work, local: Sequence[dict[str, str]], at: At) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pardnn.shard.registry import describe
+from pardnn.shard.registry import describe_strided
 from pardnn.shard.tdl import Node, Opaque, Tensor
 
 apply = Opaque("elementwise")
@@ -52,19 +52,21 @@ def same_index(*operands: Any, **attributes: Any) -> Callable[..., Node]:
     return lambda *i: apply(*(tensor.broadcast(i) for tensor in tensors))
 
 
-@describe(*(f"aten.{name}" for name in _UNARY))
+@describe_strided(*(f"aten.{name}" for name in _UNARY))
 def unary(self: Tensor, *attributes: Any, **more: Any) -> Any:
     """One input, or one input and numbers that may be tensors of rank 0."""
     return same_index(self, *attributes, **more)
 
 
-@describe(*(f"aten.{name}" for name in _SEVERAL))
+@describe_strided(*(f"aten.{name}" for name in _SEVERAL))
 def several(*operands: Any, **more: Any) -> Any:
     """Several inputs, broadcast against each other."""
     return same_index(*operands, **more)
 
 
-@describe("aten.mse_loss_backward", "aten.smooth_l1_loss_backward", "aten.huber_loss_backward")
+@describe_strided(
+    "aten.mse_loss_backward", "aten.smooth_l1_loss_backward", "aten.huber_loss_backward"
+)
 def loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int = 1, *more: Any
 ) -> Any:
@@ -75,19 +77,19 @@ def loss_backward(
     return same_index(grad_output, self, target)
 
 
-@describe("aten.log_sigmoid_forward")
+@describe_strided("aten.log_sigmoid_forward")
 def log_sigmoid_forward(self: Tensor) -> Any:
     """Two outputs; the second is a buffer that only CPUs fill."""
     return same_index(self), same_index(self)
 
 
-@describe("aten._prelu_kernel_backward")
+@describe_strided("aten._prelu_kernel_backward")
 def prelu_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> Any:
     """Gradients of input and slopes, of the input's shape both."""
     return same_index(grad_output, self, weight), same_index(grad_output, self, weight)
 
 
-@describe("aten.polar", "aten.complex")
+@describe_strided("aten.polar", "aten.complex")
 def complex_of(a: Tensor, b: Tensor) -> Any:
     """Complex numbers of two parts."""
     return same_index(a, b)

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from pardnn.shard.registry import describe
+from pardnn.shard.registry import describe_strided
 from pardnn.shard.tdl import Once, Opaque, Sum, Tensor
 
 distance = Opaque("distance")
 
 
-@describe("aten.mm")
+@describe_strided("aten.mm")
 def mm(self: Tensor, mat2: Tensor) -> Any:
     """Matrix times matrix."""
     return lambda i, j: Sum(lambda k: self[i, k] * mat2[k, j])
 
 
-@describe("aten.bmm")
+@describe_strided("aten.bmm")
 def bmm(self: Tensor, mat2: Tensor) -> Any:
     """Matrices times matrices, one by one."""
     return lambda b, i, j: Sum(lambda k: self[b, i, k] * mat2[b, k, j])
 
 
-@describe("aten.mv")
+@describe_strided("aten.mv")
 def mv(self: Tensor, vec: Tensor) -> Any:
     """Matrix times vector."""
     return lambda i: Sum(lambda k: self[i, k] * vec[k])
 
 
-@describe("aten.dot", "aten.vdot")
+@describe_strided("aten.dot", "aten.vdot")
 def dot(self: Tensor, tensor: Tensor) -> Any:
     """Vector times vector."""
     return lambda: Sum(lambda k: self[k] * tensor[k])
 
 
-@describe("aten.addmm")
+@describe_strided("aten.addmm")
 def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """A matrix product, and an addend that is broadcast."""
     return lambda i, j: (
@@ -43,7 +43,7 @@ def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any
     )
 
 
-@describe("aten.addmv")
+@describe_strided("aten.addmv")
 def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Matrix times vector, and an addend."""
     return lambda i: (
@@ -51,7 +51,7 @@ def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any =
     )
 
 
-@describe("aten.baddbmm")
+@describe_strided("aten.baddbmm")
 def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Products of matrices one by one, and an addend that is broadcast."""
     return lambda b, i, j: (
@@ -60,7 +60,7 @@ def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Any = 1, alph
     )
 
 
-@describe("aten._cdist_forward")
+@describe_strided("aten._cdist_forward")
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: Any = None) -> Any:
     """Distances between the rows of two matrices."""
     return lambda *i: distance(

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pardnn.shard.registry import describe
+from pardnn.shard.registry import describe_strided
 from pardnn.shard.tdl import KEEP, At, Local, Loops, Node, Opaque, Tensor
 
 taken = Opaque("view")
@@ -46,7 +46,9 @@ def _index(
     index[dims[0]] = loop if run == 1 else slice(loop * run, loop * run + run)
 
 
-@describe("aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", is_exact=True)
+@describe_strided(
+    "aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", is_exact=True
+)
 def view(self: Tensor, size: Sequence[int], *strides: Any) -> Any:
     """The same elements in the same order in another shape."""
     before = self.shape
@@ -71,26 +73,26 @@ def view(self: Tensor, size: Sequence[int], *strides: Any) -> Any:
     return Local(loops, size=lambda part: list(part.outputs[0]))
 
 
-@describe("aten.view.dtype")
+@describe_strided("aten.view.dtype")
 def view_dtype(self: Tensor, dtype: Any) -> Any:
     """Bytes read as another dtype; the last dim may change its size."""
     return lambda *i: taken(self[(*i[:-1], ALL)])[i[-1:]] if i else taken(self[()])
 
 
-@describe("aten.expand", "aten.broadcast_to")
+@describe_strided("aten.expand", "aten.broadcast_to")
 def expand(self: Tensor, size: Sequence[int], *, implicit: bool = False) -> Any:
     """Broadcast to a shape."""
     return Local(lambda *i: taken(self.broadcast(i)), size=lambda part: list(part.outputs[0]))
 
 
-@describe("aten.permute")
+@describe_strided("aten.permute")
 def permute(self: Tensor, dims: Sequence[int]) -> Any:
     """Dims in another order."""
     order = [d % self.ndim for d in dims]
     return lambda *i: taken(self[tuple(i[order.index(d)] for d in range(self.ndim))])
 
 
-@describe("aten.transpose", "aten.swapaxes")
+@describe_strided("aten.transpose", "aten.swapaxes")
 def transpose(self: Tensor, dim0: int, dim1: int) -> Any:
     """Two dims change places."""
     order = list(range(self.ndim))
@@ -100,13 +102,13 @@ def transpose(self: Tensor, dim0: int, dim1: int) -> Any:
     return permute(self, order)
 
 
-@describe("aten.t", "aten.numpy_T")
+@describe_strided("aten.t", "aten.numpy_T")
 def t(self: Tensor) -> Any:
     """A matrix transposed; vectors stay."""
     return permute(self, list(range(self.ndim))[::-1])
 
 
-@describe("aten.unsqueeze")
+@describe_strided("aten.unsqueeze")
 def unsqueeze(self: Tensor, dim: int) -> Any:
     """A dim of size 1 more."""
     d = dim % (self.ndim + 1)
@@ -127,13 +129,13 @@ def _squeezed(self: Tensor, dims: Sequence[int]) -> Any:
     return value
 
 
-@describe("aten.squeeze.dim", "aten.squeeze.dims")
+@describe_strided("aten.squeeze.dim", "aten.squeeze.dims")
 def squeeze(self: Tensor, dim: int | Sequence[int]) -> Any:
     """Without the named dims of size 1."""
     return _squeezed(self, [dim] if isinstance(dim, int) else dim)
 
 
-@describe("aten.squeeze")
+@describe_strided("aten.squeeze")
 def squeeze_all(self: Tensor) -> Any:
     """Without all dims of size 1."""
     gone = [d for d in range(self.ndim) if self.shape[d] == 1]
@@ -141,7 +143,7 @@ def squeeze_all(self: Tensor) -> Any:
     return squeeze(self, gone) if len(gone) == self.ndim else lambda *i: taken(self[everything])[i]
 
 
-@describe("aten.slice")
+@describe_strided("aten.slice")
 def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     """Every `step`-th element of a dim from `start` on."""
     d, size = dim % self.ndim, self.shape[dim]
@@ -158,13 +160,13 @@ def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step:
     )
 
 
-@describe("aten.narrow")
+@describe_strided("aten.narrow")
 def narrow(self: Tensor, dim: int, start: int, length: int) -> Any:
     """A run of a dim."""
     return lambda *i: taken(self[(*i[:dim], ALL, *i[dim + 1 :])])[i[dim]]
 
 
-@describe("aten.slice_backward")
+@describe_strided("aten.slice_backward")
 def slice_backward(
     grad_output: Tensor, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Any:
@@ -184,14 +186,14 @@ def slice_backward(
     )
 
 
-@describe("aten.select")
+@describe_strided("aten.select")
 def select(self: Tensor, dim: int, index: int) -> Any:
     """One slice of a dim."""
     d = dim % self.ndim
     return lambda *i: taken(self[(*i[:d], ALL, *i[d:])])
 
 
-@describe("aten.select_backward")
+@describe_strided("aten.select_backward")
 def select_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Any:
     """The gradient in its slice, zeros elsewhere."""
     d = dim % len(input_sizes)
@@ -201,14 +203,14 @@ def select_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, i
     )
 
 
-@describe("aten.select_scatter")
+@describe_strided("aten.select_scatter")
 def select_scatter(self: Tensor, src: Tensor, dim: int, index: int) -> Any:
     """One slice of a dim replaced."""
     d = dim % self.ndim
     return lambda *i: taken(self[(*i[:d], ALL, *i[d + 1 :])], src[(*i[:d], *i[d + 1 :])])[i[d]]
 
 
-@describe("aten.slice_scatter")
+@describe_strided("aten.slice_scatter")
 def slice_scatter(
     self: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
@@ -228,25 +230,25 @@ def _parts(self: Tensor, count: int, dim: int) -> Any:
     return (value,) * count
 
 
-@describe("aten.split_with_sizes", "aten.split_with_sizes_copy")
+@describe_strided("aten.split_with_sizes", "aten.split_with_sizes_copy")
 def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
     """Runs of a dim; a share of that dim would hold some of them whole and lack others."""
     return _parts(self, len(split_sizes), dim)
 
 
-@describe("aten.split", "aten.split_copy", "aten.unsafe_split")
+@describe_strided("aten.split", "aten.split_copy", "aten.unsafe_split")
 def split(self: Tensor, split_size: int, dim: int = 0) -> Any:
     """Runs of a dim of equal size."""
     return _parts(self, max(1, -(-self.shape[dim] // max(split_size, 1))), dim)
 
 
-@describe("aten.unbind", "aten.unbind_copy")
+@describe_strided("aten.unbind", "aten.unbind_copy")
 def unbind(self: Tensor, dim: int = 0) -> Any:
     """All slices of a dim."""
     return (select(self, dim, 0),) * self.shape[dim]
 
 
-@describe("aten.cat")
+@describe_strided("aten.cat")
 def cat(tensors: list[Tensor], dim: int = 0) -> Any:
     """Tensors one after the other along a dim; each worker takes what lies in its range."""
     held = [tensor for tensor in tensors if tensor.ndim == max(t.ndim for t in tensors)]
@@ -260,14 +262,14 @@ def cat(tensors: list[Tensor], dim: int = 0) -> Any:
     return value
 
 
-@describe("aten.stack")
+@describe_strided("aten.stack")
 def stack(tensors: list[Tensor], dim: int = 0) -> Any:
     """Tensors along a dim of their own."""
     d = dim % (tensors[0].ndim + 1)
     return lambda *i: taken(*(t[(*i[:d], *i[d + 1 :])] for t in tensors))[i[d]]
 
 
-@describe("aten.flip")
+@describe_strided("aten.flip")
 def flip(self: Tensor, dims: Sequence[int]) -> Any:
     """Some dims back to front."""
     flipped = {d % self.ndim for d in dims} if self.ndim else set()
@@ -277,7 +279,7 @@ def flip(self: Tensor, dims: Sequence[int]) -> Any:
     )
 
 
-@describe("aten.repeat")
+@describe_strided("aten.repeat")
 def repeat(self: Tensor, repeats: Sequence[int]) -> Any:
     """Dims repeated; those that are can be cut only where the call is told so."""
     new = len(repeats) - self.ndim
@@ -290,7 +292,7 @@ def repeat(self: Tensor, repeats: Sequence[int]) -> Any:
     return value
 
 
-@describe("aten.diagonal")
+@describe_strided("aten.diagonal")
 def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Elements whose indices in two dims differ by `offset`; they become the last dim."""
     a, b = dim1 % self.ndim, dim2 % self.ndim
@@ -308,7 +310,7 @@ def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any
     return Local(value, offset=lambda part: 0 if part.cuts(name) else KEEP)
 
 
-@describe("aten.unfold")
+@describe_strided("aten.unfold")
 def unfold(self: Tensor, dimension: int, size: int, step: int) -> Any:
     """Windows of a dim; their elements become the last dim."""
     if not self.ndim:
@@ -322,7 +324,7 @@ def unfold(self: Tensor, dimension: int, size: int, step: int) -> Any:
     return value
 
 
-@describe("aten.roll")
+@describe_strided("aten.roll")
 def roll(self: Tensor, shifts: Any, dims: Any = ()) -> Any:
     """Dims rotated."""
     listed = [dims] if isinstance(dims, int) else list(dims)
@@ -332,7 +334,7 @@ def roll(self: Tensor, shifts: Any, dims: Any = ()) -> Any:
     ]
 
 
-@describe("aten.tril", "aten.triu")
+@describe_strided("aten.tril", "aten.triu")
 def tril(self: Tensor, diagonal: int = 0) -> Any:
     """Zeros on one side of the diagonal of each matrix; a part of it has another diagonal."""
     return Local(
