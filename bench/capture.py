@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from pardnn.backends.entry_point import load_factory
-from pardnn.backends.torch import capture as capturing
-from pardnn.backends.torch.entry import make_step
+from pardnn.backends.torch.capture import capture as capturing
+from pardnn.backends.torch.make_step import make_step
 from pardnn.graph import build
 from pardnn.graph.file import graph_to_json
 from pardnn.graph.ir import Graph

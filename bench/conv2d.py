@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 
-from pardnn.api.verifying import verify
-from pardnn.shard.call import Call
-from pardnn.shard.strategy import Cut, Layout, strategies
+from pardnn.api.verify import verify
+from pardnn.shard.partition.call import Call
+from pardnn.shard.partition.strategy import Cut, Layout, strategies
 
 INPUT, WEIGHT = (4, 4, 8, 8), (6, 4, 3, 3)
 WINDOW: list[Any] = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]

@@ -33,15 +33,15 @@ from torch import nn
 from bench.forked import forked, world_of
 from bench.small_models import MODELS, Entry
 from pardnn.api import plan as make_plan
-from pardnn.backends.torch.binding import Binding
-from pardnn.backends.torch.capture import capture, loss_of
-from pardnn.backends.torch.pieces import cut_out, part_of
-from pardnn.backends.torch.program import Program
-from pardnn.backends.torch.session import start
+from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.partition import FETCH
+from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, plan_arrays
 
 STEPS = 5

@@ -35,16 +35,16 @@ from bench import fidelity_models
 from bench.fidelity_page import page
 from bench.fidelity_ranks import Case, faster, profiled, ran
 from bench.side_by_side import cores
-from pardnn.api.planning import make_plan
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.links import measure_links
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.profile.link_times import measure_links
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, measured_costs, preset_costs
 from pardnn.cost.links import LinkCosts
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
-from pardnn.plan.partition import planned_graph
+from pardnn.plan.partitioned_graph import planned_graph
 from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.planner.make_plan import make_plan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.sim.shared_cores import Host, simulated_step

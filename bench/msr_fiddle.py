@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pardnn import files
-from pardnn.api.converting import msr_cluster
-from pardnn.api.planning import ALGORITHMS, make_plan
+from pardnn.api.convert import msr_cluster
 from pardnn.cluster import Cluster, Rate
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import PardnnError
 from pardnn.graph.build import build_graph
 from pardnn.graph.interchange import HOST_BANDWIDTH, MsrMachine, graph_from_msr
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.planner.make_plan import ALGORITHMS, make_plan
 
 #: How many times smaller messages are.
 LIGHTER = 1024

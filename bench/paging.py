@@ -17,7 +17,7 @@ import numpy as np
 
 from pardnn.graph.csr import RESIDUAL, op_edges
 from pardnn.graph.ir import Graph, writes
-from pardnn.place.layer_round_robin import layers_of
+from pardnn.place.baselines.layer_round_robin import layers_of
 
 Policy = Literal["recent", "far"]
 

@@ -34,14 +34,14 @@ from bench.families import FAMILIES, family_graph
 from bench.placement_memory import captured_cases, feasibility, memory_case
 from bench.placement_page import page, picture
 from bench.placement_parts import ablation, gaps, memory_sweep, topologies
-from pardnn.api.algorithms import ALGORITHMS, algorithms_to_try
-from pardnn.api.deciding import decide, decide_best
-from pardnn.api.planning import make_plan
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import PardnnError
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
+from pardnn.planner.algorithms import ALGORITHMS, algorithms_to_try
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.portfolio import decide, decide_best
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import machine_of

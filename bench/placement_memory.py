@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.families import training_step
-from pardnn.api.planning import make_plan
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, graph_costs, preset_costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.place.baseline import closed_arrays, residual_bytes
+from pardnn.place.colocation import closed_arrays, residual_bytes
 from pardnn.plan.check import plan_problems
+from pardnn.planner.make_plan import make_plan
 
 #: Captured steps that are planned beside the random graphs.
 CAPTURED = ("gpt2", "word_rnn")

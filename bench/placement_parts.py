@@ -16,20 +16,20 @@ import numpy as np
 
 from bench.families import family_graph, training_step
 from bench.small_graphs import small_case
-from pardnn.api.planning import decide, make_plan
 from pardnn.cluster import Cluster, Device, Link, Rate
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays, runnable
-from pardnn.place.exact import optimum
-from pardnn.place.linear_clustering import balanced
-from pardnn.place.pardnn.clusters import problem_of
+from pardnn.place.baselines.exact import optimum
+from pardnn.place.baselines.linear_clustering import balanced
+from pardnn.place.colocation import closed_arrays, runnable
+from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn.mapping import map_clusters, placement
-from pardnn.place.pardnn.partition import emulated
+from pardnn.place.pardnn.problem import problem_of
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
-from pardnn.place.schedule import first_overwrites
+from pardnn.place.pardnn.step1_makespan import emulated
+from pardnn.planner.make_plan import decide, make_plan
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.machine import machine_of
 

@@ -23,7 +23,7 @@ import torch
 import pardnn
 
 PLACED = (
-    "pardnn", "auto-whole", "auto", "heft", "contiguous", "single", "m-etf", "linear-clustering",
+    "pardnn", "auto-whole", "heft", "contiguous", "single", "m-etf", "linear-clustering",
     "round-robin", "m-topo", "layer-round-robin", "metis", "m-sct",
 )  # fmt: skip
 CUT = ("tofu", "allrow-greedy", "spartan", "equal-chop", "icml18", "data-parallel")
@@ -38,7 +38,8 @@ def random_graph(seed: int, num_ops: int) -> dict[str, Any]:
     for i in range(num_ops):
         is_source = i < 3 or rng.random() < 0.15
         size = int(rng.integers(1, 200)) * 64
-        inputs = [f"t{j}" for j in sorted({int(rng.integers(max(0, i - 12), i)) for _ in range(2)})]
+        near = {int(rng.integers(max(0, i - 12), max(i, 1))) for _ in range(2)}
+        inputs = [f"t{j}" for j in sorted(near)]
         op: dict[str, Any] = {
             "name": f"op{i}",
             "kind": "parameter" if is_source else "bench.op",
@@ -112,7 +113,7 @@ def graphs(folder: Path) -> Iterator[tuple[str, pardnn.Graph, str | None]]:
     for make in (_mlp, _conv, _gpt2):
         step, args = make()
         yield make.__name__.strip("_"), pardnn.capture(step, *args), "v100"
-    for seed, num_ops in [(seed, 12 + 9 * seed) for seed in range(12)] + [(90, 600), (91, 4000)]:
+    for seed, num_ops in [(seed, 12 + 9 * seed) for seed in range(5)] + [(90, 400), (91, 2500)]:
         path = folder / "random.json"
         path.write_text(json.dumps(random_graph(seed, num_ops)))
         yield f"random-{num_ops}", pardnn.read_graph(path), None
@@ -140,7 +141,7 @@ def cases(folder: Path, num_devices: tuple[int, ...]) -> Iterator[tuple[str, str
         one = pardnn.plan(graph, pardnn.Cluster.uniform(1), "single", costs=costs)
         assert one.predicted is not None
         peak = one.predicted.peak_bytes[0]
-        algorithms = PLACED + (CUT if costs else ())
+        algorithms = (*PLACED, "auto", *CUT) if costs else PLACED
         for k in num_devices:
             for share in SHARES:
                 limit = None if share is None else int(peak * share)

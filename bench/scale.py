@@ -26,7 +26,7 @@ from numpy import ndarray
 from bench.scale_svg import picture
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays, transposed
-from pardnn.place.pardnn.algorithm import place_arrays
+from pardnn.place.pardnn.pardnn import place_arrays
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels

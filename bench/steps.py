@@ -25,11 +25,11 @@ from torch import nn
 from bench.forked import forked, process_group
 from bench.small_models import classify_step, language_step
 from pardnn.api import plan as make_plan
-from pardnn.api.algorithms import ALGORITHMS, SHARDED
-from pardnn.backends.torch.capture import capture, loss_of
-from pardnn.backends.torch.parallel import parallelize
+from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.parallelize import parallelize
 from pardnn.cluster import Cluster
 from pardnn.plan.plan import Plan
+from pardnn.planner.algorithms import ALGORITHMS, SHARDED
 
 RANKS = 2
 OURS = ("tofu", "pardnn", "data-parallel")

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pardnn.api.verifying import Verification, verify
-from pardnn.shard.coverage import coverage
-from pardnn.shard.registry import description_of
+from pardnn.api.verify import Verification, verify
+from pardnn.shard.aten.coverage import coverage
+from pardnn.shard.aten.lookup import description_of
 from tests.torch.op_samples import SAMPLES, Draw, with_keywords
 
 LISTS = Path(__file__).parents[1] / "tests" / "data" / "aten_ops.json"

@@ -27,7 +27,7 @@ from bench.thesis_rivals import rivals_row
 from bench.thesis_search import given_row, search_row
 from bench.thesis_steps import shape_row, steps_row
 from bench.thesis_unroll import unrolled_row
-from pardnn.api.planning import warm_up
+from pardnn.planner.make_plan import warm_up
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,4 +1,4 @@
-"""Kept steps at any batch size: what `pardnn.api.scaling` learns from two captures, in files.
+"""Kept steps at any batch size: what `pardnn.api.batch_scaling` learns from two captures, in files.
 
 Two captures of one step at different batch sizes make the same calls; only dims, strides, bytes and
 some integers among the arguments differ. What differs is kept, one small file per graph in
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.zoo_graphs import FOLDER, GRAPHS, load
-from pardnn.api.scaling import Family, family_of, graph_at
+from pardnn.api.batch_scaling import Family, family_of, graph_at
 from pardnn.cost.costs import Costs, preset_costs
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph

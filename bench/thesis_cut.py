@@ -11,9 +11,9 @@ from typing import Any
 
 from bench.thesis_batch import model
 from bench.thesis_search import RESERVE, cluster_of, timed_plan
-from pardnn.api.sharding import decide_sharded
 from pardnn.errors import InfeasibleError
 from pardnn.plan.check import capacities
+from pardnn.planner.sharded import decide_sharded
 from pardnn.sim.machine import machine_of
 from pardnn.sim.peak import peaks
 

@@ -4,7 +4,7 @@ HEAD = """\
 Qararyah, *A computational-graph partitioning method for training memory-constrained DNNs*,
 chapter 6. **Simulated**, all but the planning times: no V100 was used. Steps are captured from
 PyTorch at full size (`bench/zoo/`, `bench/graphs/`), their sizes at other batches are affine
-between two captures (`pardnn.api.scaling`), op times are the `v100` preset's roofline, links
+between two captures (`pardnn.api.batch_scaling`), op times are the `v100` preset's roofline, links
 are NVSwitch's 300 GB/s and 25 us, 10 % of each device's memory stays in reserve. Planning times
 are CPU seconds after the kernels are compiled.
 """

@@ -28,7 +28,7 @@ from bench.paging import page_bytes
 from bench.thesis_batch import again_paths, model
 from bench.thesis_search import RESERVE, cluster_of, timed_plan
 from bench.thesis_split import split_of, split_step
-from pardnn.api.scaling import resized
+from pardnn.api.batch_scaling import resized
 from pardnn.cost.costs import Costs
 from pardnn.cost.links import all_reduce_seconds
 from pardnn.errors import InfeasibleError

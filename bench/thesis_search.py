@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from bench.thesis_batch import captured, model
-from pardnn.api.scaling import graph_at
+from pardnn.api.batch_scaling import graph_at
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph

@@ -14,15 +14,15 @@ from numpy import ndarray
 
 from bench.thesis_batch import model
 from bench.thesis_search import cluster_of, timed_plan
-from pardnn.api.planning import communication_ratio
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays, spread
-from pardnn.place.linear_clustering import place_linear_clustering
-from pardnn.place.pardnn.clusters import Problem, problem_of
+from pardnn.place.baselines.linear_clustering import place_linear_clustering
+from pardnn.place.colocation import closed_arrays, spread
 from pardnn.place.pardnn.mapping import map_clusters, placement
-from pardnn.place.pardnn.partition import emulated
+from pardnn.place.pardnn.problem import Problem, problem_of
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
+from pardnn.place.pardnn.step1_makespan import emulated
+from pardnn.planner.make_plan import communication_ratio
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.machine import Machine, machine_of
 

@@ -19,7 +19,7 @@ from pardnn.cost.costs import Costs, graph_costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, storage_owners, writes
-from pardnn.place.linear_clustering import place_linear_clustering
+from pardnn.place.baselines.linear_clustering import place_linear_clustering
 from pardnn.plan.check import capacities
 from pardnn.sim.machine import machine_of
 

@@ -31,16 +31,16 @@ from bench import tofu_models
 from bench.side_by_side import cores, measured
 from bench.tofu_page import page, pictures
 from bench.zoo_graphs import GRAPHS, TOFU_SIZES, load
-from pardnn.api.algorithms import ALGORITHMS, SHARDED
-from pardnn.api.planning import decide, warm_up
-from pardnn.api.sharding import decide_sharded
 from pardnn.cluster import Cluster, Rate
 from pardnn.cost.costs import Costs, preset_costs
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
-from pardnn.shard.interned import forget
-from pardnn.shard.search import find_sharding
+from pardnn.planner.algorithms import ALGORITHMS, SHARDED
+from pardnn.planner.make_plan import decide, warm_up
+from pardnn.planner.sharded import decide_sharded
+from pardnn.shard.partition.interning import forget
+from pardnn.shard.search.tofu import find_sharding
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.sim.peak import peaks

@@ -17,15 +17,15 @@ from pardnn.cost.costs import preset_costs
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh, placements
-from pardnn.shard.coarsen import NEEDED
-from pardnn.shard.exact import exact_state
-from pardnn.shard.interned import forget
-from pardnn.shard.meshes import mesh_of
-from pardnn.shard.problem import make_problem
-from pardnn.shard.search import find_sharding
-from pardnn.shard.seconds import by_seconds
+from pardnn.shard.mesh_of_cluster import mesh_of
+from pardnn.shard.partition.interning import forget
+from pardnn.shard.search.coarsening import NEEDED
+from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.exact import exact_state
+from pardnn.shard.search.objective_seconds import by_seconds
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.tofu import find_sharding
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.tables import Tables
 
 MESH = (2, 2, 2)
 FAST = {"bandwidth": 450e9, "latency": 3e-6}

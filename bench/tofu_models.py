@@ -22,12 +22,12 @@ from typing import Any
 
 from bench.paging import layer_order, page_bytes
 from bench.thesis_batch import model
-from pardnn.api.planning import decide
-from pardnn.api.sharding import decide_sharded
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
+from pardnn.planner.make_plan import decide
+from pardnn.planner.sharded import decide_sharded
 from pardnn.sim.peak import one_device_peak
 
 PRESET, DEVICES = "p2-k80", 8

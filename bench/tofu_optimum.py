@@ -8,12 +8,12 @@ import numpy as np
 
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.by_bytes import ByBytes
-from pardnn.shard.coarsen import NEEDED
-from pardnn.shard.problem import make_problem
-from pardnn.shard.recursion import best_state
-from pardnn.shard.search import find_sharding
-from pardnn.shard.tables import Tables
+from pardnn.shard.search.coarsening import NEEDED
+from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.recursion import best_state
+from pardnn.shard.search.tofu import find_sharding
 from tests.reference.sharding import least_bytes
 from tests.shard.hand import chain, mlp
 

@@ -25,16 +25,16 @@ from pardnn.errors import PardnnError
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.baselines import BASELINES
-from pardnn.shard.by_bytes import ByBytes
-from pardnn.shard.coarsen import NEEDED
-from pardnn.shard.cost import total_bytes
-from pardnn.shard.interned import forget
-from pardnn.shard.meshes import prime_factors
-from pardnn.shard.problem import make_problem
-from pardnn.shard.recursion import best_state, polished, stepwise
-from pardnn.shard.search import find_sharding
-from pardnn.shard.tables import Tables
+from pardnn.shard.mesh_of_cluster import prime_factors
+from pardnn.shard.partition.interning import forget
+from pardnn.shard.search.baselines import BASELINES
+from pardnn.shard.search.coarsening import NEEDED
+from pardnn.shard.search.communication_bytes import total_bytes
+from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.recursion import best_state, polished, stepwise
+from pardnn.shard.search.tofu import find_sharding
 
 PARTS = {
     "optimum": tofu_optimum.optimum,

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 from pardnn.api.advice import planned
-from pardnn.api.costing import costs_for
-from pardnn.api.drawing import draw_plan
-from pardnn.api.estimating import estimate, memory_by_device
-from pardnn.api.running import run_checked
+from pardnn.api.draw import draw_plan
+from pardnn.api.run import run_checked
 from pardnn.api.targets import PlanOptions, captured, profiled_links
 from pardnn.cluster import Cluster
 from pardnn.plan.file import write_plan
 from pardnn.plan.plan import plan_arrays
+from pardnn.planner.costs import costs_for
+from pardnn.planner.estimate import estimate, memory_by_device
 from pardnn.report.text import bytes_text, console, memory_table, plan_text, result_text
 
 TARGET = str(Path(__file__).with_name("gpt2.py")) + ":training"

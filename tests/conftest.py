@@ -63,8 +63,8 @@ def _short_plans() -> None:
 
     The solvers' own test asks them again.
     """
-    from pardnn.api import algorithms
-    from pardnn.place import polish
+    from pardnn.place.polish import polish
+    from pardnn.planner import algorithms
 
     algorithms.RIVALS.clear()
     polish.WORK = 2_000_000

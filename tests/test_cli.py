@@ -13,8 +13,8 @@ import pytest
 from pydantic import TypeAdapter
 
 import pardnn
-from pardnn import cli
 from pardnn.api.schemas import _VALUES, json_schemas
+from pardnn.cli import main
 from pardnn.graph.file import read_graph, write_graph
 from pardnn.plan.file import read_plan
 
@@ -31,7 +31,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         handler = signal.getsignal(signal.SIGTERM)
         try:
             with pytest.raises(SystemExit) as end:
-                cli.main([str(argument) for argument in arguments])
+                main.main([str(argument) for argument in arguments])
         finally:
             signal.signal(signal.SIGTERM, handler)
         out, err = capsys.readouterr()

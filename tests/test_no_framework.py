@@ -34,7 +34,9 @@ def test_what_ranks_read_loads_no_compiler(room: str) -> None:
 
 
 def test_help_loads_no_framework_and_no_compiler() -> None:
-    found = loaded("sys.argv = ['pardnn', '--help']; import pardnn.cli; pardnn.cli.main()")
+    found = loaded(
+        "sys.argv = ['pardnn', '--help']; import pardnn.cli.main; pardnn.cli.main.main()"
+    )
     assert not found & (FRAMEWORKS | {"numba", "pydantic"})
 
 

@@ -11,11 +11,11 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from pardnn.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pardnn.api import capture, estimate, parallelize, plan, simulate
-    from pardnn.api.verifying import verify
+    from pardnn.api.verify import verify
     from pardnn.cluster import Cluster
     from pardnn.errors import PardnnError
     from pardnn.graph.file import read_graph, write_graph
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pardnn.plan.check import check_plan
     from pardnn.plan.file import read_plan, write_plan
     from pardnn.plan.plan import Plan
-    from pardnn.shard.registry import describe
+    from pardnn.shard.tdl.registry import describe
 
 __all__ = [
     "Cluster",
@@ -51,13 +51,13 @@ _HOME = {
     "Plan": "pardnn.plan.plan",
     "capture": "pardnn.api",
     "check_plan": "pardnn.plan.check",
-    "describe": "pardnn.shard.registry",
+    "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api",
     "parallelize": "pardnn.api",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",
     "simulate": "pardnn.api",
-    "verify": "pardnn.api.verifying",
+    "verify": "pardnn.api.verify",
     "write_graph": "pardnn.graph.file",
     "write_plan": "pardnn.plan.file",
 }

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.api import batching
-from pardnn.api.batching import max_batch
-from pardnn.api.costing import costs_for
-from pardnn.api.planning import make_plan
-from pardnn.api.scaling import costs_at, family_of, graph_at
+from pardnn.api import max_batch
+from pardnn.api.batch_scaling import costs_at, family_of, graph_at
 from pardnn.api.targets import PlanOptions
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError, UserCodeError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.planner.costs import costs_for
+from pardnn.planner.make_plan import make_plan
 
 
 def tensor(name: str, *shape: int, **settings: Any) -> Tensor:
@@ -121,11 +120,13 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
                 return make(batch_size), None
 
             self.sizes = []
-            monkeypatch.setattr(batching, "load_factory", lambda _target, _size=None: entry)
-            monkeypatch.setattr(batching, "captured", captured)
-            monkeypatch.setattr(batching, "warm_up", lambda _names: None)
+            monkeypatch.setattr(max_batch, "load_factory", lambda _target, _size=None: entry)
+            monkeypatch.setattr(max_batch, "captured", captured)
+            monkeypatch.setattr(max_batch, "warm_up", lambda _names: None)
             cluster = Cluster.uniform(devices, memory=memory)
-            return max_batch("x.py:f", cluster, PlanOptions(algorithm="single", reserve=0.0))
+            return max_batch.max_batch(
+                "x.py:f", cluster, PlanOptions(algorithm="single", reserve=0.0)
+            )
 
     return Search()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pardnn.api.converting import (
+from pardnn.api.convert import (
     GRAPH,
     MSR_INPUT,
     MSR_SPLIT,

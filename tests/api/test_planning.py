@@ -8,28 +8,28 @@ from typing import ClassVar
 
 import pytest
 
-from pardnn.api import deciding, planning, warming
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
-from pardnn.place import polish, polish_search
-from pardnn.place.pardnn import algorithm
+from pardnn.place.pardnn import pardnn
+from pardnn.place.polish import polish, search
+from pardnn.planner import make_plan, portfolio, warm_up
 
 pytestmark = pytest.mark.jit
 
 
 def test_the_warm_up_reaches_the_memory_step(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
-    fit_memory = algorithm.fit_memory
+    fit_memory = pardnn.fit_memory
 
     def seen(*arguments: object) -> object:
         decision = fit_memory(*arguments)  # pyright: ignore[reportArgumentType]
         found.append(decision is not None)
         return decision
 
-    monkeypatch.setattr(algorithm, "fit_memory", seen)
-    planning.warm_up(["pardnn"], limited=False)
+    monkeypatch.setattr(pardnn, "fit_memory", seen)
+    make_plan.warm_up(["pardnn"], limited=False)
     assert found == []
-    planning.warm_up(["pardnn"])
+    make_plan.warm_up(["pardnn"])
     assert found == [True]
 
 
@@ -37,9 +37,9 @@ def test_the_warm_up_loads_the_kernels_of_polish(monkeypatch: pytest.MonkeyPatch
     called: list[object] = []
     for name in ("search_kernel", "fill_kernel"):
         monkeypatch.setattr(polish, name, lambda *arguments: called.append(arguments))
-    planning.warm_up([], limited=False)
+    make_plan.warm_up([], limited=False)
     assert called == []
-    planning.warm_up([], limited=False, polished=True)
+    make_plan.warm_up([], limited=False, polished=True)
     assert len(called) == 2
 
 
@@ -64,19 +64,19 @@ def test_a_cold_cache_is_filled_by_several_processes(monkeypatch: pytest.MonkeyP
     """They are started for a cold cache alone, and are ended with an interrupt."""
     started: list[Child] = []
     monkeypatch.setattr(Child, "started", started)
-    monkeypatch.setattr(warming.subprocess, "Popen", Child)
-    monkeypatch.setattr(warming, "_is_cold", lambda _: False)
-    monkeypatch.setattr(warming, "_load", lambda *_, **__: None)
-    monkeypatch.setattr(warming, "_load_steps", lambda _: None)
-    warming.warm_up(["pardnn"], polished=True)
+    monkeypatch.setattr(warm_up.subprocess, "Popen", Child)
+    monkeypatch.setattr(warm_up, "_is_cold", lambda _: False)
+    monkeypatch.setattr(warm_up, "_load", lambda *_, **__: None)
+    monkeypatch.setattr(warm_up, "_load_steps", lambda _: None)
+    warm_up.warm_up(["pardnn"], polished=True)
     assert started == []
-    monkeypatch.setattr(warming, "_is_cold", lambda _: True)
-    warming.warm_up(["heft", "m-etf"], limited=False)
+    monkeypatch.setattr(warm_up, "_is_cold", lambda _: True)
+    warm_up.warm_up(["heft", "m-etf"], limited=False)
     assert started == []
-    warming.warm_up(["pardnn", "m-etf"], limited=False)
+    warm_up.warm_up(["pardnn", "m-etf"], limited=False)
     assert [child.share for child in started] == [["plan", "judge"]]
     started.clear()
-    warming.warm_up(["pardnn"], polished=True)
+    warm_up.warm_up(["pardnn"], polished=True)
     assert [child.share for child in started] == [
         ["plan", "overflow", "judge"],
         ["memory"],
@@ -87,21 +87,21 @@ def test_a_cold_cache_is_filled_by_several_processes(monkeypatch: pytest.MonkeyP
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(warming, "_load", interrupted)
+    monkeypatch.setattr(warm_up, "_load", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        warming.warm_up(["heft"], polished=True)
+        warm_up.warm_up(["heft"], polished=True)
     assert started[-1].events == ["terminated", "waited"]
 
 
 def test_a_cache_is_cold_until_its_kernel_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    kernel = polish_search.search_kernel
+    kernel = search.search_kernel
     stats = kernel.stats._replace(cache_path=str(tmp_path))
     monkeypatch.setattr(type(kernel), "stats", property(lambda _: stats))
-    assert warming._is_cold("pardnn.place.polish_search.search_kernel")
+    assert warm_up._is_cold("pardnn.place.polish.search.search_kernel")
     (tmp_path / "polish_search.search_kernel-1.py311.nbi").touch()
-    assert not warming._is_cold("pardnn.place.polish_search.search_kernel")
+    assert not warm_up._is_cold("pardnn.place.polish.search.search_kernel")
 
 
 #: Prints the kernels that are compiled, or loaded, although all should be there already.
@@ -109,8 +109,8 @@ _LATE = """
 import sys
 import numpy as np
 from bench.scale import DEVICES, layered, problem
-from pardnn.api.warming import warm_up
-from pardnn.place.pardnn.algorithm import place_arrays
+from pardnn.planner.warm_up import warm_up
+from pardnn.place.pardnn.pardnn import place_arrays
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import run_lists
 from pardnn.sim.peak import peaks
@@ -156,16 +156,18 @@ def test_nothing_is_left_to_compile_once_kernels_are_loaded(limits: str) -> None
 def test_what_the_lower_bound_leaves_no_room_is_not_polished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graph, cluster = warming._warm_up_graph(), Cluster.uniform(2)
+    graph, cluster = warm_up._warm_up_graph(), Cluster.uniform(2)
     asked: list[str] = []
-    monkeypatch.setattr(deciding, "_polished", lambda *found: asked.append("polish") or found[3][0])
     monkeypatch.setattr(
-        deciding, "_better_of", lambda best, name, *_, **__: asked.append(name) or best
+        portfolio, "_polished", lambda *found: asked.append("polish") or found[3][0]
+    )
+    monkeypatch.setattr(
+        portfolio, "_better_of", lambda best, name, *_, **__: asked.append(name) or best
     )
 
     def planned() -> None:
         options = {"objective": "seconds", "reserve": 0.0, "seed": 0}
-        deciding.decide_best(
+        portfolio.decide_best(
             graph,
             cluster,
             graph_costs(graph),
@@ -175,9 +177,9 @@ def test_what_the_lower_bound_leaves_no_room_is_not_polished(
             **options,
         )
 
-    monkeypatch.setattr(deciding, "_bound", lambda *_: 1.0)  # all that is planned is faster
+    monkeypatch.setattr(portfolio, "_bound", lambda *_: 1.0)  # all that is planned is faster
     planned()
     assert asked == []
-    monkeypatch.setattr(deciding, "_bound", lambda *_: 0.0)
+    monkeypatch.setattr(portfolio, "_bound", lambda *_: 0.0)
     planned()
     assert asked == ["polish", "metis"]

@@ -7,11 +7,11 @@ import math
 
 import pytest
 
-from pardnn.api.running import _compared
+from pardnn.api.run import _compared
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partition import Partition
+from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
 
 PLACED = Plan(placement={}, order=((), ()))

@@ -5,9 +5,7 @@ import dataclasses
 import pytest
 
 from pardnn import api
-from pardnn.api.algorithms import SHARDED
-from pardnn.api.converting import ConvertOptions, convert
-from pardnn.api.sharding import may_shard, memory_goal
+from pardnn.api.convert import ConvertOptions, convert
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
@@ -15,7 +13,9 @@ from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import write_plan
-from pardnn.plan.partition import planned_graph
+from pardnn.plan.partitioned_graph import planned_graph
+from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.sharded import may_shard, memory_goal
 
 
 def tensor(name: str, *shape: int) -> Tensor:

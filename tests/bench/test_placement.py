@@ -8,9 +8,9 @@ from bench.placement import large, parsed, sampled
 from bench.placement_memory import feasibility, feasibility_summary, memory_case, packs
 from bench.placement_page import _large, _limits
 from bench.small_graphs import FAMILIES, MOST_OPS, small_case
-from pardnn.api.planning import make_plan
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
+from pardnn.planner.make_plan import make_plan
 
 
 def test_every_family_ratio_and_number_of_devices_is_drawn() -> None:

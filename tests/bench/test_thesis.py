@@ -7,7 +7,7 @@ from bench.paging import page_bytes
 from bench.thesis_batch import made_family, read_rule, write_rule
 from bench.thesis_svg import Line, chart_svg
 from bench.thesis_unroll import unrolled
-from pardnn.api.scaling import graph_at
+from pardnn.api.batch_scaling import graph_at
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor

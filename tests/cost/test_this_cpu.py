@@ -2,8 +2,8 @@
 
 import pytest
 
-from pardnn.cost import this_cpu as module
-from pardnn.cost.this_cpu import cpu_name, this_cpu
+from pardnn.cost import cpu_probe as module
+from pardnn.cost.cpu_probe import cpu_name, this_cpu
 from pardnn.errors import PardnnError
 
 

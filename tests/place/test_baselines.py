@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.api.algorithms import ALGORITHMS, SOLVED
+from pardnn import solvers
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
-from pardnn.place import solvers
-from pardnn.place.baseline import closed_arrays, speed_shares
+from pardnn.place.baselines.heft import heft_timeline, place_heft
+from pardnn.place.baselines.linear_clustering import linear_clusters
+from pardnn.place.baselines.m_etf import etf_timeline
+from pardnn.place.baselines.m_sct import favourite_children, linear_program
+from pardnn.place.baselines.m_topo import filled, op_bytes
+from pardnn.place.baselines.metis import assigned
+from pardnn.place.colocation import closed_arrays, speed_shares
 from pardnn.place.decision import Decision
-from pardnn.place.heft import heft_timeline, place_heft
-from pardnn.place.linear_clustering import linear_clusters
-from pardnn.place.m_etf import etf_timeline
-from pardnn.place.m_sct import favourite_children, linear_program
-from pardnn.place.m_topo import filled, op_bytes
-from pardnn.place.metis import assigned
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
+from pardnn.planner.algorithms import ALGORITHMS, SOLVED
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.levels import bottom_levels, slowest_link

@@ -8,21 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.small_graphs import small_case
-from pardnn.api.planning import make_plan
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError, StuckError
 from pardnn.graph.ir import Graph
-from pardnn.place import exact
-from pardnn.place.baseline import closed_arrays
-from pardnn.place.exact import optimum, place_exact
+from pardnn.place.baselines import exact
+from pardnn.place.baselines.exact import optimum, place_exact
+from pardnn.place.colocation import closed_arrays
+from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn import place_pardnn
-from pardnn.place.schedule import first_overwrites
-from pardnn.place.solvers import cp
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
+from pardnn.planner.make_plan import make_plan
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.solvers import cp
 from tests.place.machines import cluster_of, limited, machine_for
 from tests.place.test_pardnn import one_device_peak
 from tests.reference.pardnn import least_makespan

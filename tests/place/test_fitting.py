@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
-from pardnn.place.fitting import fit_schedule, fits
-from pardnn.place.groups import colocated
-from pardnn.place.orders import file_rank
-from pardnn.place.pardnn.curves import curves_of
-from pardnn.place.schedule import first_overwrites, ordered_plan, schedule
-from pardnn.place.squeeze import limits, squeezed_plan, tight_plan
+from pardnn.place.colocation import colocated
+from pardnn.place.ordering.fit import fit_schedule, fits
+from pardnn.place.ordering.low_memory_orders import file_rank
+from pardnn.place.ordering.memory_bounded import limits, squeezed_plan, tight_plan
+from pardnn.place.ordering.schedule import first_overwrites, ordered_plan, schedule
+from pardnn.place.pardnn.memory_tracking import curves_of
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.sim.dynamic import emulate

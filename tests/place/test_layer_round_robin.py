@@ -3,7 +3,7 @@
 from pardnn.cluster import Cluster
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.place.layer_round_robin import layer_of, layers_of, place_layer_round_robin
+from pardnn.place.baselines.layer_round_robin import layer_of, layers_of, place_layer_round_robin
 from tests.place.machines import machine_for
 
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.place.orders import eager_free_rank, file_rank
-from pardnn.place.schedule import free_plan
+from pardnn.place.ordering.low_memory_orders import eager_free_rank, file_rank
+from pardnn.place.ordering.schedule import free_plan
 from pardnn.sim.peak import peaks
 
 LAYERS, SIZE = 20, 1 << 20

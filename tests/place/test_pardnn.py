@@ -9,11 +9,11 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph
-from pardnn.place.groups import colocated
-from pardnn.place.heft import heft_timeline
-from pardnn.place.orders import eager_free_rank, file_rank
+from pardnn.place.baselines.heft import heft_timeline
+from pardnn.place.colocation import colocated
+from pardnn.place.ordering.low_memory_orders import eager_free_rank, file_rank
+from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.pardnn import place_pardnn
-from pardnn.place.schedule import first_overwrites, free_plan
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.sim.bounds import lower_bound_seconds
@@ -173,12 +173,12 @@ def test_large_graphs_take_few_walks_to_valid_plans(
     family: str, serial: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done above 50,000 ops, on small graphs: see the constants."""
-    monkeypatch.setattr("pardnn.place.pardnn.algorithm.MANY_OPS", 10)
-    monkeypatch.setattr("pardnn.place.pardnn.partition.MANY_OPS", 10)
-    monkeypatch.setattr("pardnn.place.pardnn.memory.MANY_OPS", 10)
-    monkeypatch.setattr("pardnn.place.pardnn.spans.MOST_LEVELS", 8)
-    monkeypatch.setattr("pardnn.place.pardnn.spans.LEVEL_BINS", 4)
-    monkeypatch.setattr("pardnn.place.pardnn.curves.MOST_LEAVES", 16)
+    monkeypatch.setattr("pardnn.place.pardnn.pardnn.MANY_OPS", 10)
+    monkeypatch.setattr("pardnn.place.pardnn.step1_makespan.MANY_OPS", 10)
+    monkeypatch.setattr("pardnn.place.pardnn.step2_memory.MANY_OPS", 10)
+    monkeypatch.setattr("pardnn.place.pardnn.cluster_graph.MOST_LEVELS", 8)
+    monkeypatch.setattr("pardnn.place.pardnn.cluster_graph.LEVEL_BINS", 4)
+    monkeypatch.setattr("pardnn.place.pardnn.memory_tracking.MOST_LEAVES", 16)
     monkeypatch.setattr("pardnn.place.pardnn.slicing.MANY_KEYS", 10)
     graph = random_graph(7, 60, family)
     cluster = cluster_of(3, serial=serial)

@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.api import algorithms
-from pardnn.api.algorithms import ALGORITHMS, AUTO_SMALL, SOLVED
-from pardnn.api.planning import compare, decide, decide_best, make_plan
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
-from pardnn.place.baseline import closed_arrays, residual_bytes
+from pardnn.place.baselines.round_robin import place_round_robin
+from pardnn.place.colocation import closed_arrays, residual_bytes
 from pardnn.place.pardnn import place_pardnn
-from pardnn.place.polish import polish, polish_best, state_of, task_of
-from pardnn.place.polish_blocks import give, judged, move_block
-from pardnn.place.polish_kernel import State, Task, best_slot, changed, fill_kernel
-from pardnn.place.polish_search import search_kernel
-from pardnn.place.round_robin import place_round_robin
+from pardnn.place.polish.blocks import give, judged, move_block
+from pardnn.place.polish.neighbourhood import State, Task, best_slot, changed, fill_kernel
+from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
+from pardnn.place.polish.search import search_kernel
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
+from pardnn.planner import algorithms
+from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVED
+from pardnn.planner.make_plan import compare, decide, decide_best, make_plan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine
 from tests.place.machines import cluster_of, clusters, limited, machine_for

@@ -6,25 +6,25 @@ from hypothesis import strategies as st
 
 from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph
-from pardnn.place.groups import colocated
-from pardnn.place.orders import blended_rank, eager_free_rank, file_rank
-from pardnn.place.pardnn.clusters import Problem, clustered_levels, problem_of
-from pardnn.place.pardnn.curves import curves_of
-from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sums
+from pardnn.kernels.fenwick import fenwick_add, fenwick_sums
+from pardnn.kernels.segment_tree import add_range, first_fitting, last_fitting, max_range, range_max
+from pardnn.place.colocation import colocated
+from pardnn.place.ordering.low_memory_orders import blended_rank, eager_free_rank, file_rank
+from pardnn.place.ordering.memory_bounded import limits
+from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.pardnn.mapping import map_clusters, placement
-from pardnn.place.pardnn.numbering import (
+from pardnn.place.pardnn.memory_tracking import curves_of
+from pardnn.place.pardnn.overflow import move_unit, units_of
+from pardnn.place.pardnn.problem import Problem, clustered_levels, problem_of
+from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
+from pardnn.place.pardnn.renumbering import (
     numbering_by_priority,
     original_plan,
     renumbered,
     renumbered_overwrites,
 )
-from pardnn.place.pardnn.overflow import move_unit, units_of
-from pardnn.place.pardnn.partition import emulated, improved
-from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
-from pardnn.place.rangemax import add_range, first_fitting, last_fitting, max_range, range_max
-from pardnn.place.schedule import first_overwrites, free_plan
-from pardnn.place.squeeze import limits
+from pardnn.place.pardnn.step1_makespan import emulated, improved
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.peak import peaks
 from tests.place.machines import cluster_of, machine_for

@@ -6,12 +6,12 @@ from hypothesis import given
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor
-from pardnn.place.orders import file_rank
-from pardnn.place.pardnn.curves import curves_of
-from pardnn.place.pardnn.packing import packed_place
-from pardnn.place.pardnn.partition import emulated
-from pardnn.place.pardnn.views import views_of, with_bases
-from pardnn.place.squeeze import limits
+from pardnn.place.ordering.low_memory_orders import file_rank
+from pardnn.place.ordering.memory_bounded import limits
+from pardnn.place.pardnn.memory_packing import packed_place
+from pardnn.place.pardnn.memory_tracking import curves_of
+from pardnn.place.pardnn.step1_makespan import emulated
+from pardnn.place.pardnn.view_priority import views_of, with_bases
 from pardnn.sim.levels import bottom_levels
 from tests.place.test_steps import problem_for
 from tests.strategies import graphs

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.ops import bind, constant_value
-from pardnn.backends.torch.roots import batch_values, sources
+from pardnn.backends.torch.ops.codec import bind, constant_value
+from pardnn.backends.torch.user_step.sources import batch_values, sources
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, writes
 
 PERSISTENT = ("parameter", "buffer", "state")

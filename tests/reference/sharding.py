@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 
 from pardnn.plan.mesh import owned_boxes
-from pardnn.shard.call import call_of
-from pardnn.shard.cost import is_call
-from pardnn.shard.leaves import input_names, leaves
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.partition.per_device import input_names, leaves
+from pardnn.shard.partition.strategy import strategies
+from pardnn.shard.search.communication_bytes import is_call
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.strategy import strategies
 
 
 def indices(box, shape):

@@ -6,9 +6,9 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Plan
-from pardnn.report.shards import COLOURS, LayoutRow, layout_result, layout_svg
+from pardnn.report.layout import COLOURS, LayoutRow, layout_result, layout_svg
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spread import spread
+from pardnn.shard.spmd.partitioner import spread
 
 
 def tensor(name: str, *shape: int) -> Tensor:

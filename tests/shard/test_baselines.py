@@ -3,14 +3,14 @@
 import pytest
 
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard import search as search_module
-from pardnn.shard.baselines import BASELINES
-from pardnn.shard.by_bytes import ByBytes
-from pardnn.shard.cost import total_bytes
-from pardnn.shard.recursion import stepwise
-from pardnn.shard.search import search
-from pardnn.shard.steps import solve
-from pardnn.shard.tables import Tables
+from pardnn.shard.search import tofu as search_module
+from pardnn.shard.search.baselines import BASELINES
+from pardnn.shard.search.communication_bytes import total_bytes
+from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.dynamic_program import solve
+from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.recursion import stepwise
+from pardnn.shard.search.tofu import search
 from tests.shard.hand import mlp
 from tests.shard.test_search import assert_valid
 

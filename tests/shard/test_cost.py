@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.cost import sharding_bytes
-from pardnn.shard.eliminate import Table, minimise
-from pardnn.shard.search import search
+from pardnn.shard.search.communication_bytes import sharding_bytes
+from pardnn.shard.search.tofu import search
+from pardnn.shard.search.variable_elimination import Table, minimise
 from pardnn.shard.sharding import Sharding
 from tests.shard.hand import matmul
 

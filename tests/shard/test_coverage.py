@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from pardnn.shard.coverage import coverage, undescribed_note
-from pardnn.shard.registry import described
+from pardnn.shard.aten.coverage import coverage, undescribed_note
+from pardnn.shard.aten.lookup import described
 
 LISTS = json.loads((Path(__file__).parents[1] / "data" / "aten_ops.json").read_text())
 

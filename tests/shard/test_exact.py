@@ -6,13 +6,13 @@ import pytest
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
-from pardnn.shard.by_bytes import ByBytes
-from pardnn.shard.coarsen import NEEDED
-from pardnn.shard.exact import exact_state
-from pardnn.shard.problem import make_problem
-from pardnn.shard.search import find_sharding
-from pardnn.shard.seconds import by_seconds
-from pardnn.shard.tables import Tables
+from pardnn.shard.search.coarsening import NEEDED
+from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.exact import exact_state
+from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.objective_seconds import by_seconds
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.tofu import find_sharding
 from tests.shard.hand import chain, mlp
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.shard.interval import (
+from pardnn.shard.tdl.interval import (
     Affine,
     DescriptionError,
     affine,

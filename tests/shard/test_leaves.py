@@ -6,9 +6,9 @@ import pytest
 
 from pardnn.plan.mesh import make_mesh, owned_boxes, placements
 from pardnn.shard.boxes import overlap, volume
-from pardnn.shard.call import Call
-from pardnn.shard.leaves import leaves
-from pardnn.shard.strategy import strategies
+from pardnn.shard.partition.call import Call
+from pardnn.shard.partition.per_device import leaves
+from pardnn.shard.partition.strategy import strategies
 
 MATMUL = Call(
     "aten.mm.default",

@@ -9,16 +9,16 @@ from pardnn.cluster import Cluster, Device, Link, Rate
 from pardnn.errors import UsageError
 from pardnn.graph.ir import writes
 from pardnn.plan.mesh import make_mesh, owned_boxes
-from pardnn.shard.by_bytes import ByBytes
-from pardnn.shard.call import call_of
-from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING
-from pardnn.shard.cost import is_call, sharding_bytes, total_bytes
-from pardnn.shard.leaves import leaves
-from pardnn.shard.meshes import mesh_of
-from pardnn.shard.problem import make_problem
-from pardnn.shard.recursion import best_state, completed
-from pardnn.shard.search import find_sharding, search
-from pardnn.shard.tables import Tables
+from pardnn.shard.mesh_of_cluster import mesh_of
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.partition.per_device import leaves
+from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING
+from pardnn.shard.search.communication_bytes import is_call, sharding_bytes, total_bytes
+from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.recursion import best_state, completed
+from pardnn.shard.search.tofu import find_sharding, search
 from tests.reference.sharding import least_bytes, naive_bytes
 from tests.shard.hand import Steps, chain, conv1d, matmul, mlp
 

@@ -7,15 +7,14 @@ from pardnn.cluster import Cluster, Device, Link
 from pardnn.cost.costs import preset_costs
 from pardnn.errors import UsageError
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.coarsen import NEEDED, REPEATED, TRAINING, op_calls
-from pardnn.shard.cutting import cutting_of, owned_array
-from pardnn.shard.problem import make_problem
-from pardnn.shard.recursion import best_state
-from pardnn.shard.search import find_sharding, held_bytes, search
-from pardnn.shard.seconds import by_seconds, memory_weights
-from pardnn.shard.tables import State, Tables
-from pardnn.shard.traffic import traffic
-from pardnn.shard.ways import Request
+from pardnn.shard.partition.mesh_strategies import cutting_of, owned_array
+from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
+from pardnn.shard.search.cost_tables import State, Tables
+from pardnn.shard.search.objective import Request
+from pardnn.shard.search.objective_seconds import by_seconds, memory_weights, traffic
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.recursion import best_state
+from pardnn.shard.search.tofu import find_sharding, held_bytes, search
 from tests.shard.hand import matmul, mlp
 from tests.shard.test_search import assert_valid
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pardnn.shard.analysis import analyse
-from pardnn.shard.coarsen import op_calls
-from pardnn.shard.family import loops_in
-from pardnn.shard.interned import KEPT, forget, intern_call, interned, loops_of
-from pardnn.shard.partition import pieces_of
-from pardnn.shard.registry import description_of
-from pardnn.shard.splits import splits_of
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.partition.analysis import analyse
+from pardnn.shard.partition.axis_strategies import splits_of
+from pardnn.shard.partition.interning import KEPT, forget, intern_call, interned, loops_of
+from pardnn.shard.partition.pieces import pieces_of
+from pardnn.shard.partition.shape_class import loops_in
+from pardnn.shard.search.coarsening import op_calls
 from tests.shard.hand import Steps, conv1d, mlp
 
 pytestmark = pytest.mark.jit

@@ -1,25 +1,29 @@
 """Strategies as data: which ways there are to cut an operator, and what each worker needs."""
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
 from pardnn.plan.mesh import cut_points
-from pardnn.shard import registry
-from pardnn.shard.call import Call
-from pardnn.shard.interval import DescriptionError
-from pardnn.shard.partition import Piece, partition
-from pardnn.shard.registry import describe, description_of
-from pardnn.shard.strategy import Cut, Reduce, Strategy, Unread, Whole, strategies
-from pardnn.shard.tdl import Local, Opaque, Sum
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.partition.call import Call
+from pardnn.shard.partition.pieces import Piece, partition
+from pardnn.shard.partition.strategy import Cut, Reduce, Strategy, Unread, Whole, strategies
+from pardnn.shard.tdl import registry
+from pardnn.shard.tdl.interval import DescriptionError
+from pardnn.shard.tdl.language import Local, Opaque, Sum
+from pardnn.shard.tdl.registry import describe
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTRY", registry.described())
-    monkeypatch.setattr(registry, "_FOUND", {})
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "USERS", {})
+    registry.find.cache_clear()
+    yield
+    registry.find.cache_clear()
 
 
 def call(kind: str, *args: Any, outputs: tuple[Any, ...], **shapes: Any) -> Call:

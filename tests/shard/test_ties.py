@@ -1,6 +1,6 @@
 """Dims of tied tensors: maps of another rank stay what they are."""
 
-from pardnn.shard.ties import Ties, composed, identity
+from pardnn.shard.search.tensor_classes import Ties, composed, identity
 
 
 def test_a_map_into_more_dims_keeps_its_rank():

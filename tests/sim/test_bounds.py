@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
-from pardnn.place import exact
-from pardnn.place.baseline import closed_arrays
-from pardnn.place.exact import optimum
-from pardnn.place.solvers import cp
+from pardnn.place.baselines import exact
+from pardnn.place.baselines.exact import optimum
+from pardnn.place.colocation import closed_arrays
 from pardnn.sim.bounds import (
     critical_path_seconds,
     cut_seconds,
@@ -23,6 +22,7 @@ from pardnn.sim.bounds import (
     work_shares,
 )
 from pardnn.sim.machine import fastest_seconds
+from pardnn.solvers import cp
 from tests.place.machines import cluster_of, machine_for
 from tests.reference.pardnn import least_makespan
 from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph

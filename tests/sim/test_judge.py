@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
-from pardnn.place.orders import file_rank
-from pardnn.place.schedule import first_overwrites, schedule
-from pardnn.place.squeeze import tight_plan
+from pardnn.place.ordering.low_memory_orders import file_rank
+from pardnn.place.ordering.memory_bounded import tight_plan
+from pardnn.place.ordering.schedule import first_overwrites, schedule
 from pardnn.plan.check import plan_problems
 from pardnn.plan.memory import memory_curves, peak_bytes
 from pardnn.plan.plan import plan_from_arrays

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.sim.sorting import by_column, by_time, stable_order
+from pardnn.kernels.sorting import by_column, by_time, stable_order
 
 
 @given(st.lists(st.integers(-5, 5), max_size=30))
@@ -14,12 +14,12 @@ def test_stable_order(values: list[int]) -> None:
     expected = np.argsort(key, kind="stable").tolist()
     with pytest.MonkeyPatch.context() as patch:
         for many in (0, 100):
-            patch.setattr("pardnn.sim.sorting.MANY_KEYS", many)
+            patch.setattr("pardnn.kernels.sorting.MANY_KEYS", many)
             assert stable_order(key).tolist() == expected
 
 
 def test_infinite_and_equal_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pardnn.sim.sorting.MANY_KEYS", 1)
+    monkeypatch.setattr("pardnn.kernels.sorting.MANY_KEYS", 1)
     assert stable_order(np.array([np.inf, 1.0, -np.inf])).tolist() == [2, 1, 0]
     assert stable_order(np.array([-0.0, 0.0, -0.0])).tolist() == [0, 1, 2]
 
@@ -40,5 +40,5 @@ def test_by_time(messages: list[tuple[int, int]], many: int) -> None:
     finish = np.array([row[1] for row in messages], dtype=np.float64)
     expected = sorted(range(len(messages)), key=lambda i: (*messages[i], i))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pardnn.sim.sorting.MANY_KEYS", many)
+        patch.setattr("pardnn.kernels.sorting.MANY_KEYS", many)
         assert by_time(start, finish).tolist() == expected

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pardnn.backends.torch.program import Program
-from pardnn.backends.torch.run import Executor
+from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.program import Program
 from pardnn.plan.plan import Plan
 from tests.torch import models
 from tests.torch.plans import random_plan

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from pardnn.graph.ir import Graph
-from pardnn.place.schedule import schedule
+from pardnn.place.ordering.schedule import schedule
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, plan_from_arrays

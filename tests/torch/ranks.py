@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pardnn.backends.torch.world import World, join
+from pardnn.backends.torch.comm.world import World, join
 from pardnn.errors import PardnnError
 
 

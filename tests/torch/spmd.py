@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.ops import bind, constant_value, decode, find_call, flatten_result
-from pardnn.backends.torch.roots import sources
+from pardnn.backends.torch.ops.codec import bind, constant_value, decode, find_call, flatten_result
+from pardnn.backends.torch.user_step.sources import sources
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
-from pardnn.plan.partition import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE
+from pardnn.plan.partitioned_graph import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE
 from pardnn.plan.plan import Plan
 
 CPU = torch.device("cpu")

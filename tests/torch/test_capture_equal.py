@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pardnn.backends.torch.capture import capture, loss_of
-from pardnn.backends.torch.roots import batch_arguments, sources
+from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.user_step.sources import batch_arguments, sources
 from pardnn.graph.ir import Graph
 from tests.reference.interpreter import PERSISTENT, Interpreter, unordered_writes
 from tests.torch import models

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pardnn.backends.torch import fakes
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.ops import flatten_result
-from pardnn.backends.torch.signature import fake_result
-from pardnn.backends.torch.values import geometry_of
+from pardnn.backends.torch.capture import fake_cache
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.trace_ir import geometry_of
+from pardnn.backends.torch.ops.codec import flatten_result
+from pardnn.backends.torch.ops.schema import fake_result
 from pardnn.graph.file import graph_to_json
 from tests.torch.models import MODELS, train
 
@@ -35,7 +35,7 @@ def _described(result: Any, tensors: Any) -> list[Any]:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Has each remembered result compared with the kernel's; the list names what was compared."""
-    real, compared = fakes.FakeResults.result, []
+    real, compared = fake_cache.FakeResults.result, []
 
     def result(self: Any, func: Any, args: Any, kwargs: Any, tensors: Any, key: Any) -> Any:
         found = real(self, func, args, kwargs, tensors, key)
@@ -45,7 +45,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             compared.append(str(func))
         return found
 
-    monkeypatch.setattr(fakes.FakeResults, "result", result)
+    monkeypatch.setattr(fake_cache.FakeResults, "result", result)
     return compared
 
 
@@ -83,7 +83,7 @@ def test_graphs_do_not_depend_on_what_is_remembered(monkeypatch: pytest.MonkeyPa
     model = nn.Linear(3, 4)
     args = (model, torch.optim.Adam(model.parameters()), torch.randn(4, 3))
     remembered = graph_to_json(capture(odd_step, *args))
-    monkeypatch.setattr(fakes.FakeResults, "tensor_key", lambda *_: None)
+    monkeypatch.setattr(fake_cache.FakeResults, "tensor_key", lambda *_: None)
     assert graph_to_json(capture(odd_step, *args)) == remembered
 
 
@@ -103,7 +103,7 @@ def _kernels_run(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
         return train(cell, optimizer, F.mse_loss(h, x))
 
     with monkeypatch.context() as patch:
-        patch.setattr(fakes, "fake_result", counted)
+        patch.setattr(fake_cache, "fake_result", counted)
         capture(step, cell, torch.optim.SGD(cell.parameters(), lr=0.1), torch.randn(2, 4))
     return len(runs)
 

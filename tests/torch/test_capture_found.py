@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pardnn.backends.torch import trace
-from pardnn.backends.torch.capture import capture
+from pardnn.backends.torch.capture import tracer
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.torch.models import classify_step, small, train
 from tests.torch.test_capture_equal import assert_equal
@@ -102,6 +102,6 @@ def test_a_number_that_is_printed_is_no_shape(text):
 
 
 def test_our_own_bugs_are_not_blamed_on_the_step(monkeypatch):
-    monkeypatch.setattr(trace, "written_names", None)
+    monkeypatch.setattr(tracer, "written_names", None)
     with pytest.raises(TypeError, match="not callable"):
         capture(classify_step, *small(ADAM)[1])

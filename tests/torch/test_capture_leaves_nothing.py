@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.reach import reach
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.user_step.object_graph import reach
 from pardnn.errors import UserCodeError
 from tests.torch import models
 from tests.torch.models import small, train

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pardnn.backends.torch.capture import capture
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from tests.torch import models
 from tests.torch.models import small, train

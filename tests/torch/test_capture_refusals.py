@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pardnn.backends.torch import fakes
-from pardnn.backends.torch.capture import capture
+from pardnn.backends.torch.capture import fake_cache
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError, UsageError
 from tests.torch import models
 from tests.torch.models import small, train
@@ -247,7 +247,7 @@ def test_a_fused_recurrent_layer_and_its_rewrite(monkeypatch):
     assert len(layers) == 2
     assert all(op.outputs[3].bytes > 0 for op in layers)  # the workspace of the backward pass
     assert_equal(recurrent(fused=False))
-    monkeypatch.setattr(fakes, "_MAX_RNN_BYTES", 100)
+    monkeypatch.setattr(fake_cache, "_MAX_RNN_BYTES", 100)
     error = refused(*recurrent(fused=True)())
     assert "torch.backends.mkldnn.flags" in error.message
     assert "test_capture_refusals.py" in error.details["source"]

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.roots import sources
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.user_step.sources import sources
 from pardnn.errors import UnsupportedError
 from tests.torch import models
 from tests.torch.models import small, train

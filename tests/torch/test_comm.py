@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.backends.torch.agree import check_agreement
-from pardnn.backends.torch.ledger import Ledger, live_bytes
-from pardnn.backends.torch.wire import Wire, byte_view, dense, dense_strides, make_wires
+from pardnn.backends.torch.comm.handshake import check_agreement
+from pardnn.backends.torch.comm.wire_format import Wire, byte_view, dense, dense_strides, make_wires
+from pardnn.backends.torch.runtime.memory_meter import Ledger, live_bytes
 from pardnn.errors import MismatchError, RankError, UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor

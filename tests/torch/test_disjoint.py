@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pardnn.backends.torch.disjoint import are_disjoint, slices
-from pardnn.backends.torch.values import geometry_of
+from pardnn.backends.torch.capture.trace_ir import geometry_of
+from pardnn.backends.torch.capture.view_overlap import are_disjoint, slices
 from tests.torch.test_capture_equal import assert_equal
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pardnn.backends.entry_point import load_factory
-from pardnn.backends.torch.entry import capture_factory
+from pardnn.backends.torch.make_step import capture_factory
 from pardnn.errors import UsageError, UserCodeError
 
 EXITS = {

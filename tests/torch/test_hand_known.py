@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.capture import capture
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
 from pardnn.plan.check import plan_problems
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partition import REDUCE, planned_graph
-from pardnn.shard.baselines import batch_dims
-from pardnn.shard.search import search
+from pardnn.plan.partitioned_graph import REDUCE, planned_graph
+from pardnn.shard.search.baselines import batch_dims
+from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spread import spread
-from pardnn.shard.valid import valid_sharding
+from pardnn.shard.spmd.legalize import valid_sharding
+from pardnn.shard.spmd.partitioner import spread
 from tests.torch import spmd
 
 

@@ -13,9 +13,9 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch import random as rng
-from pardnn.backends.torch import replay as player
-from pardnn.backends.torch.initialise import Recording, record, replay
+from pardnn.backends.torch.deferred_init import replay as player
+from pardnn.backends.torch.deferred_init.initialise import Recording, record, replay
+from pardnn.backends.torch.rng import generator as rng
 
 OUTSIDE = torch.arange(6.0).reshape(2, 3)
 GENERATOR = torch.default_generator

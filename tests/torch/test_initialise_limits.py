@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch import random as rng
-from pardnn.backends.torch import recorder as recorder_module
-from pardnn.backends.torch.initialise import build, initialise, record, replay
+from pardnn.backends.torch.deferred_init import recorder as recorder_module
+from pardnn.backends.torch.deferred_init.initialise import build, initialise, record, replay
+from pardnn.backends.torch.rng import generator as rng
 from pardnn.errors import UnsupportedError, UserCodeError
 
 GENERATOR = torch.default_generator

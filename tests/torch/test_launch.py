@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import pardnn
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.launch import run_plan
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.launch.launcher import run_plan
 from pardnn.errors import PardnnError, RankError, StuckError
 from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph
@@ -118,7 +118,7 @@ SCRIPT = """
     import torch
     import torch.distributed as dist
     from pathlib import Path
-    from pardnn.backends.torch.parallel import parallelize
+    from pardnn.backends.torch.parallelize import parallelize
     from pardnn.plan.file import read_plan
 
     sys.path.insert(0, {folder!r})
@@ -170,7 +170,7 @@ def test_a_script_under_torchrun_follows_its_schedule(tmp_path: Path) -> None:
 
 RUNNER = """
     import sys
-    from pardnn.backends.torch.launch import run_plan
+    from pardnn.backends.torch.launch.launcher import run_plan
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import read_plan
     try:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pardnn.backends.torch import local
-from pardnn.backends.torch.local import LocalLinks
-from pardnn.backends.torch.wire import Wire, memory_of
+from pardnn.backends.torch.comm import unix_sockets
+from pardnn.backends.torch.comm.unix_sockets import LocalLinks
+from pardnn.backends.torch.comm.wire_format import Wire, memory_of
 from tests.torch.ranks import connect, run_ranks
 
 Pair = tuple[LocalLinks, LocalLinks]
@@ -138,10 +138,10 @@ def test_ranks_that_cannot_be_reached_are_left_to_the_process_group(
 ) -> None:
     def body(rank: int, store: str) -> list[Any]:
         if why == "no sockets" and rank == 1:
-            monkeypatch.setattr(local, "_listening", lambda _: (None, None))
-            monkeypatch.setattr(local, "_called", lambda *_: iter(()))
+            monkeypatch.setattr(unix_sockets, "_listening", lambda _: (None, None))
+            monkeypatch.setattr(unix_sockets, "_called", lambda *_: iter(()))
         elif rank == 1:
-            monkeypatch.setattr(local, "_machine", lambda: "elsewhere")
+            monkeypatch.setattr(unix_sockets, "_machine", lambda: "elsewhere")
         channel = connect(rank, 2, store, 10.0).channel
         assert channel is not None
         wire = Wire(0, "x", 0, 1, 12, "float32", (3,), (1,), "producer", "reader")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from pardnn import cli
-from pardnn.api.costing import costs_for
-from pardnn.api.planning import make_plan
-from pardnn.api.scaling import family_of, graph_at
-from pardnn.backends.torch.capture import capture
+from pardnn.api.batch_scaling import family_of, graph_at
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.cli import main
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
+from pardnn.planner.costs import costs_for
+from pardnn.planner.make_plan import make_plan
 from tests.torch import entry_points, models
 
 ENTRY = str(Path(entry_points.__file__).resolve())
@@ -20,7 +20,7 @@ ENTRY = str(Path(entry_points.__file__).resolve())
 
 def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
     with pytest.raises(SystemExit) as end:
-        cli.main([*arguments, "--json"])
+        main.main([*arguments, "--json"])
     return int(str(end.value.code)), json.loads(capsys.readouterr().out)
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch import random as rng
-from pardnn.backends.torch import replay as player
-from pardnn.backends.torch.draws import drawn_once, is_random, measure_draws
-from pardnn.backends.torch.initialise import build, record, replay
-from pardnn.backends.torch.ops import bind
-from pardnn.backends.torch.pieces import cut_out, part_of
+from pardnn.backends.torch.deferred_init import replay as player
+from pardnn.backends.torch.deferred_init.initialise import build, record, replay
+from pardnn.backends.torch.ops.codec import bind
+from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.rng import generator as rng
+from pardnn.backends.torch.runtime.random_ops import drawn_once, is_random, measure_draws
 from pardnn.errors import FileError
 from pardnn.graph.ir import Op, Tensor
 

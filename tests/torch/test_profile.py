@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pardnn.api.planning import make_plan
-from pardnn.api.running import shared_cores_seconds
-from pardnn.backends.torch import profile as module
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.links import cached_links, measure_links
-from pardnn.backends.torch.profile import machine_of, profile_graph
-from pardnn.backends.torch.synthetic import synthetic_inputs
+from pardnn.api.run import shared_cores_seconds
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.profile import op_times as module
+from pardnn.backends.torch.profile.link_times import cached_links, measure_links
+from pardnn.backends.torch.profile.op_times import machine_of, profile_graph
+from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
 from pardnn.cluster import Cluster
 from pardnn.cost.call import signature, tensors_by_name
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, measured_costs, preset_costs
@@ -20,6 +19,7 @@ from pardnn.cost.links import LinkCosts, LinkFit
 from pardnn.cost.table import CostCacheWarning
 from pardnn.errors import StuckError
 from pardnn.graph.build import build_graph
+from pardnn.planner.make_plan import make_plan
 from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 from tests.torch import models
 
@@ -250,7 +250,7 @@ def test_local_links_are_measured_and_kept(tmp_path):
 def test_a_step_on_shared_cores_is_predicted_once_messages_and_calls_are_measured(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("pardnn.backends.torch.device.this_device", lambda: "cpu")
+    monkeypatch.setattr("pardnn.backends.torch.devices.this_device", lambda: "cpu")
     step, args = models.small()
     graph = capture(step, *args)
     plan, _ = make_plan(graph, Cluster.uniform(2), preset_costs(graph, "cpu", ["accelerator"]),
@@ -259,7 +259,7 @@ def test_a_step_on_shared_cores_is_predicted_once_messages_and_calls_are_measure
     assert shared_cores_seconds(graph, plan) is None  # neither is known
     fit = LinkFit(latency=1.0, bandwidth=1e9, error=0.0)  # long, to be seen
     links = LinkCosts(idle=fit, sending=fit, taking=fit, posting=0.0, waking=0.0)
-    monkeypatch.setattr("pardnn.backends.torch.links.cached_links", lambda: links)
+    monkeypatch.setattr("pardnn.backends.torch.profile.link_times.cached_links", lambda: links)
     assert shared_cores_seconds(graph, plan) is None  # calls are not
     table, _ = profile_graph(graph, threads=1)
     seconds = shared_cores_seconds(graph, plan)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.backends.torch import mersenne
-from pardnn.backends.torch import random as rng
+from pardnn.backends.torch.rng import generator as rng
+from pardnn.backends.torch.rng import mt19937
 from pardnn.errors import MismatchError, UnsupportedError
 
 CPU = torch.device("cpu")
@@ -141,7 +141,7 @@ def test_advance_is_drawing(count: int, spare: bool) -> None:
         assert rng.read_state(torch.default_generator) == expected
 
 
-@pytest.mark.parametrize("count", [mersenne.JUMP_FROM, mersenne.JUMP_FROM + 12_345])
+@pytest.mark.parametrize("count", [mt19937.JUMP_FROM, mt19937.JUMP_FROM + 12_345])
 def test_a_jump_is_a_walk(count: int) -> None:
     torch.manual_seed(5)
     for _ in range(4):
@@ -154,26 +154,26 @@ def test_a_jump_is_a_walk(count: int) -> None:
 
 
 def test_a_repeated_jump_is_a_walk() -> None:
-    start = mersenne.Twister(np.arange(1, 625, dtype=np.uint32), 624)
-    for count in (mersenne.REPEATED_JUMP_FROM, mersenne.REPEATED_JUMP_FROM + 1000):
+    start = mt19937.Twister(np.arange(1, 625, dtype=np.uint32), 624)
+    for count in (mt19937.REPEATED_JUMP_FROM, mt19937.REPEATED_JUMP_FROM + 1000):
         for position in (1, 300, 623, 624):
             here = start._replace(position=position)
-            jumped = mersenne.skip(here, count, is_repeated=True)
-            walked = mersenne.skip(here, count)
+            jumped = mt19937.skip(here, count, is_repeated=True)
+            walked = mt19937.skip(here, count)
             assert jumped.position == walked.position
             assert np.array_equal(jumped.key, walked.key)
 
 
 def test_jumps_add_up() -> None:
-    start = mersenne.Twister(np.arange(1, 625, dtype=np.uint32), 17)
-    whole = mersenne.skip(start, 30_000_000_000)
-    parts = mersenne.skip(mersenne.skip(start, 20_000_000_017), 9_999_999_983)
+    start = mt19937.Twister(np.arange(1, 625, dtype=np.uint32), 17)
+    whole = mt19937.skip(start, 30_000_000_000)
+    parts = mt19937.skip(mt19937.skip(start, 20_000_000_017), 9_999_999_983)
     assert whole.position == parts.position
     assert np.array_equal(whole.key, parts.key)
 
 
 def test_characteristic_polynomial_by_berlekamp_massey() -> None:
-    degree = mersenne.DEGREE
+    degree = mt19937.DEGREE
     bits = (np.random.MT19937(7).random_raw(2 * degree + 64) & 1).tolist()
     current, previous, length, shift, window = 1, 1, 0, 1, 0
     for n, bit in enumerate(bits):
@@ -188,7 +188,7 @@ def test_characteristic_polynomial_by_berlekamp_massey() -> None:
             shift += 1
     found = {length - i for i in range(current.bit_length()) if current >> i & 1}
     assert length == degree
-    assert found == {degree, *mersenne.EXPONENTS}
+    assert found == {degree, *mt19937.EXPONENTS}
 
 
 def test_a_call_that_reseeds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

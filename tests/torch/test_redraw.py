@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.draws import drawn_once
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.runtime.random_ops import drawn_once
 from pardnn.errors import FileError, UnsupportedError
 from tests.torch import models, test_run
 from tests.torch.plans import random_plan

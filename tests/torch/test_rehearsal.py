@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from pardnn.backends.torch import clock, rehearsal
-from pardnn.backends.torch.clock import undisturbed
-from pardnn.backends.torch.rehearsal import rehearse
-from pardnn.backends.torch.synthetic import index_bounds
+from pardnn.backends.torch.profile import cpu_clock, in_context
+from pardnn.backends.torch.profile.cpu_clock import undisturbed
+from pardnn.backends.torch.profile.in_context import rehearse
+from pardnn.backends.torch.profile.synthetic_inputs import index_bounds
 from pardnn.cost.call import signature, tensors_by_name
 from pardnn.cost.costs import VIEW_SIGNATURE, view_signature
 from pardnn.graph.build import build_graph
@@ -70,7 +70,7 @@ def test_kinds_of_views_are_told_apart():
 
 def test_a_graph_that_does_not_fit_is_not_run(monkeypatch):
     SEEN.clear()
-    monkeypatch.setattr(rehearsal, "available_bytes", lambda: 100)
+    monkeypatch.setattr(in_context, "available_bytes", lambda: 100)
     assert entries(build_graph("g", [source("x", 8), seen("a", "x", 0)])) == {}
     assert SEEN == []
 
@@ -87,15 +87,15 @@ def test_indices_behind_a_view_are_bounded_by_what_they_index():
 
 def test_a_wait_for_a_core_does_not_count(monkeypatch):
     counted = itertools.count(0, 30_000_000)  # 30 ms more at every look
-    monkeypatch.setattr(clock, "_waited", lambda _: next(counted))
+    monkeypatch.setattr(cpu_clock, "_waited", lambda _: next(counted))
     with undisturbed() as timed:
         assert timed(lambda: torch.mm(torch.ones(8, 8), torch.ones(8, 8))) < 0.03
-        monkeypatch.setattr(clock, "_wall", lambda call: 0.05)
+        monkeypatch.setattr(cpu_clock, "_wall", lambda call: 0.05)
         assert timed(lambda: None) == pytest.approx(0.02)
 
 
 def test_without_the_system_s_count_the_wall_clock_counts(monkeypatch):
-    monkeypatch.setattr(clock, "_SCHEDSTAT", "/nowhere")
-    monkeypatch.setattr(clock, "_wall", lambda call: 0.05)
+    monkeypatch.setattr(cpu_clock, "_SCHEDSTAT", "/nowhere")
+    monkeypatch.setattr(cpu_clock, "_wall", lambda call: 0.05)
     with undisturbed() as timed:
         assert timed(lambda: None) == 0.05

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.scalars import choose
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.ops.host_scalars import choose
 from tests.torch import models, test_capture_equal, test_run
 from tests.torch.models import small
 from tests.torch.plans import random_plan

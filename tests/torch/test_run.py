@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.binding import Binding
-from pardnn.backends.torch.capture import capture, loss_of
-from pardnn.backends.torch.program import Program
-from pardnn.backends.torch.roots import batch_arguments
-from pardnn.backends.torch.run import Executor
-from pardnn.backends.torch.session import start
+from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.backends.torch.user_step.sources import batch_arguments
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from tests.torch import models
@@ -234,7 +234,7 @@ def tiny() -> models.Entry:
 
 def test_memory_is_released_where_the_plan_says() -> None:
     """The environment holds, at every action, exactly what the curve of the plan counts."""
-    from pardnn.backends.torch.ledger import live_bytes
+    from pardnn.backends.torch.runtime.memory_meter import live_bytes
     from pardnn.plan.memory import memory_curves
     from pardnn.plan.plan import plan_arrays
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.program import Program
+from pardnn.backends.torch.runtime.program import Program
 from pardnn.plan.actions import Receive, Send, Wait
 from tests.torch import models
 from tests.torch.hurt import (
@@ -32,7 +32,7 @@ def test_another_world_size_is_refused_before_anything_is_allocated() -> None:
 
     def body(rank: int, store: str) -> None:
         world = connect(rank, 2, store, TIMEOUT_S)
-        from pardnn.backends.torch.session import start
+        from pardnn.backends.torch.runtime.start_rank import start
 
         start(program, world, lambda: pytest.fail("allocated"))
 

@@ -18,26 +18,26 @@ from torch import nn
 
 import pardnn
 from bench.zoo import rnn, wresnet
-from pardnn.backends.torch.binding import Binding
-from pardnn.backends.torch.capture import loss_of
-from pardnn.backends.torch.draws import check_one_draw, drawn_once
-from pardnn.backends.torch.entry import make_step
-from pardnn.backends.torch.parallel import parallelize
-from pardnn.backends.torch.pieces import cut_out, part_of
-from pardnn.backends.torch.program import Program
-from pardnn.backends.torch.random import fixed
-from pardnn.backends.torch.session import start
+from pardnn.backends.torch.capture.capture import loss_of
+from pardnn.backends.torch.make_step import make_step
+from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.rng.generator import fixed
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.random_ops import check_one_draw, drawn_once
+from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.errors import PardnnError, UnsupportedError, UsageError
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Plan
-from pardnn.shard.call import call_of
-from pardnn.shard.search import search
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.partition.strategy import strategies
+from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spread import spread
-from pardnn.shard.strategy import strategies
-from pardnn.shard.valid import valid_sharding
+from pardnn.shard.spmd.legalize import valid_sharding
+from pardnn.shard.spmd.partitioner import spread
 from tests.torch import models
 from tests.torch.ranks import connect, run_ranks
 from tests.torch.test_run import captured, perceptron

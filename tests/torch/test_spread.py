@@ -14,20 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pardnn.backends.torch.capture import capture
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph, storage_owners
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partition import DRAW, FETCH, REDUCE, planned_graph
+from pardnn.plan.partitioned_graph import DRAW, FETCH, REDUCE, planned_graph
 from pardnn.plan.plan import Plan, plan_arrays
-from pardnn.shard.call import call_of
-from pardnn.shard.overlap import Mover, plan_of
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spread import spread
-from pardnn.shard.strategy import strategies
-from pardnn.shard.valid import valid_sharding
+from pardnn.shard.spmd.comm_overlap import Mover, plan_of
+from pardnn.shard.spmd.legalize import valid_sharding
+from pardnn.shard.spmd.partitioner import spread
 from tests.torch import models, spmd
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3)]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pardnn.backends.torch.capture import capture
+from pardnn.backends.torch.capture.capture import capture
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard import registry
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spread import spread
-from pardnn.shard.valid import valid_sharding
+from pardnn.shard.spmd.legalize import valid_sharding
+from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.tdl import registry
 from tests.torch import spmd
 
 #: A user's module. Its name ends like that of a family whose kernels do read strides.
@@ -45,8 +45,8 @@ def described(tmp_path: Path) -> Iterator[None]:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     yield
     made._destroy()
-    registry._REGISTRY.pop("pardnn_strides.halve")
-    registry._FOUND.clear()
+    registry.USERS.pop("pardnn_strides.halve")
+    registry.find.cache_clear()
 
 
 @pytest.mark.usefixtures("described")

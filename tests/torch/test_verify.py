@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from pardnn.api.verifying import Verification, verify
-from pardnn.shard.describe import reason_without
-from pardnn.shard.registry import description_of
+from pardnn.api.verify import Verification, verify
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.aten.without import reason_without
 from tests.torch.op_samples import SAMPLES, Draw, with_keywords
 
 LISTS = json.loads((Path(__file__).parents[1] / "data" / "aten_ops.json").read_text())

@@ -7,18 +7,20 @@ import pytest
 import torch
 
 import pardnn
-from pardnn.api.verifying import verify
+from pardnn.api.verify import verify
 from pardnn.errors import UsageError
-from pardnn.shard import registry
-from pardnn.shard.describe.conv import unpadded
-from pardnn.shard.interval import DescriptionError
-from pardnn.shard.tdl import At, Local, Max, Mean, Once, Opaque, Reducer, Sum
+from pardnn.shard.aten.conv import unpadded
+from pardnn.shard.tdl import registry
+from pardnn.shard.tdl.interval import DescriptionError
+from pardnn.shard.tdl.language import At, Local, Max, Mean, Once, Opaque, Reducer, Sum
 
 
 @pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_REGISTRY", registry.described())
-    monkeypatch.setattr(registry, "_FOUND", {})
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(registry, "USERS", {})
+    registry.find.cache_clear()
+    yield
+    registry.find.cache_clear()
 
 
 f = torch.Generator().manual_seed(3)
@@ -130,12 +132,15 @@ WRONG: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
 @pytest.mark.parametrize(
     ("name", "description", "args"), WRONG, ids=[wrong.__doc__ or "shift" for _, wrong, _ in WRONG]
 )
-def test_wrong_descriptions_are_caught(name: str, description: Any, args: Any) -> None:
+def test_wrong_descriptions_are_caught(
+    name: str, description: Any, args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind = {"mean": "mean.dim", "sum": "sum.dim_IntList", "mul": "mul.Tensor"}.get(name[5:])
     kind = f"aten.{kind}" if kind else f"{name}.default"
     assert not verify(kind, *args).problems  # what the package says is right
     registry.describe(name)(description)
-    registry._REGISTRY.pop(kind, None)
+    monkeypatch.delitem(registry.ATEN, kind, raising=False)
+    registry.find.cache_clear()
     assert verify(kind, *args).problems
 
 

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from pardnn.api.verifying import verify_call
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.verify import in_double
+from pardnn.api.verify import verify_call
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.ops.verify_description import in_double
 from pardnn.graph.ir import LOSS_KIND, Op
-from pardnn.shard.call import call_of
-from pardnn.shard.describe import reason_without
-from pardnn.shard.registry import description_of
-from pardnn.shard.strategy import strategies
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.aten.without import reason_without
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.partition.strategy import strategies
 from tests.reference.interpreter import Interpreter
 from tests.torch.models import MODELS
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pardnn.api.costing import costs_for
-from pardnn.api.estimating import estimate as _estimate
-from pardnn.api.planning import Objective, make_plan
 from pardnn.cluster import Cluster
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.partition import planned_graph
+from pardnn.plan.partitioned_graph import planned_graph
 from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.planner.costs import costs_for
+from pardnn.planner.estimate import estimate as _estimate
+from pardnn.planner.make_plan import Objective, make_plan
 from pardnn.report.results import EstimateResult, SimulateResult
 
 __all__ = ["capture", "estimate", "parallelize", "plan", "simulate"]
@@ -35,7 +35,7 @@ def capture(step: Callable[..., Any], *args: Any) -> Graph:
         UnsupportedError: E8xx, naming the line that cannot be captured and the usual rewrite.
         UserCodeError: The step itself raised.
     """
-    from pardnn.backends.torch.capture import capture as capture_step
+    from pardnn.backends.torch.capture.capture import capture as capture_step
 
     return capture_step(step, *args)
 
@@ -165,7 +165,7 @@ def parallelize(
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.
     """
-    from pardnn.backends.torch.parallel import parallelize as run_parallel
+    from pardnn.backends.torch.parallelize import parallelize as run_parallel
 
     def decide(graph: Graph, world_size: int) -> Plan:
         target = cluster or Cluster.uniform(world_size)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pardnn.api.batching import smaller_batch, takes_batch_size
-from pardnn.api.costing import costs_for
-from pardnn.api.estimating import suggestions
-from pardnn.api.planning import make_plan
+from pardnn.api.max_batch import smaller_batch, takes_batch_size
 from pardnn.api.targets import PlanOptions, progress_bar, status
 from pardnn.backends.entry_point import is_entry_point
 from pardnn.cluster import Cluster
@@ -13,6 +10,9 @@ from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
+from pardnn.planner.costs import costs_for
+from pardnn.planner.estimate import suggestions
+from pardnn.planner.make_plan import make_plan
 from pardnn.report.results import PlanResult
 
 __all__ = ["PlanOptions", "planned"]

@@ -7,9 +7,9 @@ import importlib.util
 import os
 import platform
 
-from pardnn import __version__
 from pardnn.cost.table import cache_folder
 from pardnn.report.results import DoctorResult
+from pardnn.version import __version__
 
 #: torch versions that the backend was tested with.
 TESTED_TORCH = ("2.13",)
@@ -41,7 +41,7 @@ def _torch(problems: list[str]) -> tuple[str | None, list[str]]:
             "install pardnn[torch]"
         )
         return None, []
-    from pardnn.backends.torch.device import visible_devices
+    from pardnn.backends.torch.devices import visible_devices
 
     version = importlib.metadata.version("torch")
     if not version.startswith(TESTED_TORCH):

@@ -8,7 +8,7 @@ from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
 from pardnn.report import results
-from pardnn.report.shards import LayoutResult
+from pardnn.report.layout import LayoutResult
 
 _VALUES: dict[str, type] = {
     "pardnn.graph/1": GraphFile,

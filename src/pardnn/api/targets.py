@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardnn.api.costing import Progress
-from pardnn.api.planning import Objective
 from pardnn.backends.entry_point import is_entry_point, load_factory
 from pardnn.graph.csr import op_edges
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
+from pardnn.planner.costs import Progress
+from pardnn.planner.make_plan import Objective
 from pardnn.report.results import CaptureResult, LinksResult, ProfileResult
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def captured(target: str, batch_size: int | None = None) -> tuple[Graph, Capture
         UserCodeError: The user's own code raised.
     """
     factory = load_factory(target, batch_size)
-    from pardnn.backends.torch.entry import capture_factory
+    from pardnn.backends.torch.make_step import capture_factory
 
     started = time.perf_counter()
     path, _, function = target.rpartition(":")
@@ -76,8 +76,8 @@ def capture_result(graph: Graph, seconds: float) -> CaptureResult:
 
 def profiled(graph: Graph, threads: int = 1) -> ProfileResult:
     """Time the graph's distinct calls on this machine's device, into the cache."""
-    from pardnn.backends.torch.device import this_device
-    from pardnn.backends.torch.profile import profile_graph
+    from pardnn.backends.torch.devices import this_device
+    from pardnn.backends.torch.profile.op_times import profile_graph
 
     with progress_bar("timing ops") as progress:
         _, stats = profile_graph(graph, this_device(), progress, threads=threads)
@@ -86,7 +86,7 @@ def profiled(graph: Graph, threads: int = 1) -> ProfileResult:
 
 def profiled_links() -> LinksResult:
     """Measure messages between two local ranks, idle and while they compute."""
-    from pardnn.backends.torch.links import measure_links
+    from pardnn.backends.torch.profile.link_times import measure_links
 
     started = time.perf_counter()
     found = measure_links()

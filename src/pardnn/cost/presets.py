@@ -234,7 +234,7 @@ def device_model(name: str, *, threads: int = 1) -> DeviceModel:
         UsageError: E231, naming the presets there are.
     """
     if name == "cpu":
-        from pardnn.cost.this_cpu import this_cpu  # it runs a probe: only when asked
+        from pardnn.cost.cpu_probe import this_cpu  # it runs a probe: only when asked
 
         return this_cpu(threads)
     if name not in DEVICE_MODELS:

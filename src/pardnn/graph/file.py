@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pardnn import files
-from pardnn.collector import collector_paused
+from pardnn.gc_pause import collector_paused
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import STRICT, Graph, Op, Tensor
 

@@ -11,8 +11,8 @@ from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
-from pardnn.place.fitting import fit_schedule
-from pardnn.place.schedule import first_overwrites, ordered_plan
+from pardnn.place.ordering.fit import fit_schedule
+from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks

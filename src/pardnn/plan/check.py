@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import Cluster
-from pardnn.collector import collector_paused
 from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
+from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, writes
 from pardnn.plan.actions import Action, Receive, Send, Wait
-from pardnn.plan.check_partition import partition_problems
+from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.lower import Lowered, lower
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.partition import planned_graph
+from pardnn.plan.partitioned_graph import planned_graph
 from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays
 
 MAX_PROBLEMS = 20

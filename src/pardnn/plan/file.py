@@ -11,11 +11,11 @@ from typing import Any
 
 from pardnn import files
 from pardnn.cluster import cluster_to_dict
-from pardnn.collector import collector_paused
 from pardnn.errors import FileError, MismatchError
+from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint, op_digests, op_to_dict
 from pardnn.graph.ir import Graph
-from pardnn.plan.partition import Partition
+from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Message, Plan
 
 

@@ -19,7 +19,7 @@ from numpy import ndarray
 from pardnn.cluster import STRICT, Cluster
 from pardnn.errors import MismatchError
 from pardnn.graph.ir import Graph
-from pardnn.plan.partition import Partition
+from pardnn.plan.partitioned_graph import Partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

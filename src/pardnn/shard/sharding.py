@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pardnn.plan.mesh import Layout, Mesh
-from pardnn.shard.leaves import Axes
+from pardnn.shard.partition.per_device import Axes
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from jaxtyping import Bool, Float64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
-from pardnn.sim.compiled import helper, kernel
-from pardnn.sim.heap import heap_pop, heap_push
+from pardnn.kernels.heap import heap_pop, heap_push
+from pardnn.kernels.jit import helper, kernel
 from pardnn.sim.levels import bottom_levels, top_levels
 from pardnn.sim.machine import Machine, fastest_seconds
 

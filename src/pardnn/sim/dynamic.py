@@ -19,9 +19,9 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
-from pardnn.sim.compiled import kernel
+from pardnn.kernels.heap import heap_pop, heap_push
+from pardnn.kernels.jit import kernel
 from pardnn.sim.flow import Flow, later_edges
-from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.levels import placed_seconds
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline

@@ -21,10 +21,10 @@ from numpy import ndarray
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
+from pardnn.kernels.heap import heap_pop, heap_push
+from pardnn.kernels.jit import helper, kernel
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.compiled import helper, kernel
 from pardnn.sim.dynamic import emulate
-from pardnn.sim.heap import heap_pop, heap_push
 from pardnn.sim.levels import bottom_levels, placed_seconds
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline

@@ -14,7 +14,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
-from pardnn.sim.compiled import kernel
+from pardnn.kernels.jit import kernel
 from pardnn.sim.flow import BYTES, Edges, Flow, earlier_edges, later_edges
 from pardnn.sim.machine import Machine, fastest_seconds
 

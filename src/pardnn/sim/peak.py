@@ -13,8 +13,8 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.kernels.jit import helper, kernel
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.compiled import helper, kernel
 
 
 def peaks(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " k"]:

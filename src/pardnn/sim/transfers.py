@@ -9,7 +9,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
-from pardnn.sim.compiled import kernel
+from pardnn.kernels.jit import kernel
 
 
 class Transfers(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 
 from bench.zoo import char_crn, e3d, rnn, trn, word_rnn, wresnet, wrn
 from pardnn.backends.entry_point import load_factory
-from pardnn.backends.torch.capture import capture
-from pardnn.backends.torch.entry import make_step
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.make_step import make_step
 from tests.torch.test_capture_equal import assert_equal
 
 ZOO = Path(inspect.getfile(wrn)).parent

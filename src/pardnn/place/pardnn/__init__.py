@@ -1,5 +1,5 @@
 """ParDNN: slicing, mapping, refinement, memory."""
 
-from pardnn.place.pardnn.algorithm import place_pardnn
+from pardnn.place.pardnn.pardnn import place_pardnn
 
 __all__ = ["place_pardnn"]

@@ -26,11 +26,11 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from pardnn.place.pardnn.clusters import Clusters, Problem
-from pardnn.place.pardnn.fenwick import fenwick_add, fenwick_sums
-from pardnn.place.pardnn.spans import Spans, spans_of
-from pardnn.sim.compiled import helper, kernel
-from pardnn.sim.sorting import stable_order
+from pardnn.kernels.fenwick import fenwick_add, fenwick_sums
+from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.sorting import stable_order
+from pardnn.place.pardnn.cluster_graph import Spans, spans_of
+from pardnn.place.pardnn.problem import Clusters, Problem
 
 
 class Loads(NamedTuple):

@@ -26,12 +26,12 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
-from pardnn.place.pardnn.claims import BLOCK, Claims, claims_of
-from pardnn.place.pardnn.clusters import Problem
-from pardnn.place.pardnn.curves import Curves, Lives, count_storage
-from pardnn.place.rangemax import RangeMax, add_range, max_range
-from pardnn.sim.compiled import helper, kernel
-from pardnn.sim.heap import heap_pop, heap_push
+from pardnn.kernels.heap import heap_pop, heap_push
+from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.segment_tree import RangeMax, add_range, max_range
+from pardnn.place.pardnn.memory_potential import BLOCK, Claims, claims_of
+from pardnn.place.pardnn.memory_tracking import Curves, Lives, count_storage
+from pardnn.place.pardnn.problem import Problem
 
 #: Rounds in which each unit may move once.
 ROUNDS = 4

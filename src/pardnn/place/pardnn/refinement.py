@@ -20,8 +20,10 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.place.pardnn.clusters import Clusters, Problem
-from pardnn.place.pardnn.fenwick import fenwick_sums
+from pardnn.kernels.fenwick import fenwick_sums
+from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.sorting import stable_order
+from pardnn.place.pardnn.cluster_graph import Spans
 from pardnn.place.pardnn.mapping import (
     Loads,
     add_transfers,
@@ -30,10 +32,8 @@ from pardnn.place.pardnn.mapping import (
     loads_of,
     traffic,
 )
-from pardnn.place.pardnn.spans import Spans
-from pardnn.sim.compiled import helper, kernel
+from pardnn.place.pardnn.problem import Clusters, Problem
 from pardnn.sim.levels import bottom_levels, top_levels
-from pardnn.sim.sorting import stable_order
 
 #: Partners tried per cluster. More than this many clusters that start within one span are alike.
 SWAP_CANDIDATES = 8

@@ -20,10 +20,10 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from pardnn.place.pardnn.clusters import Clusters, Problem, clustered_levels
-from pardnn.sim.compiled import kernel
+from pardnn.kernels.jit import kernel
+from pardnn.kernels.sorting import MANY_KEYS, stable_order
+from pardnn.place.pardnn.problem import Clusters, Problem, clustered_levels
 from pardnn.sim.levels import longest_paths
-from pardnn.sim.sorting import MANY_KEYS, stable_order
 
 
 def slice_graph(problem: Problem, num_primaries: int) -> Clusters:

@@ -1,0 +1,68 @@
+"""The picture of a plan."""
+
+from __future__ import annotations
+
+from pardnn.cost.costs import Costs
+from pardnn.graph.ir import Graph
+from pardnn.plan.partitioned_graph import planned_graph
+from pardnn.plan.plan import Plan, order_rows, plan_arrays
+from pardnn.planner.costs import part_costs
+from pardnn.report.svg import Bar, Track, plan_svg
+from pardnn.report.text import cluster_text, seconds_text
+
+
+def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
+    """Return a plan as SVG: simulated time and order-only memory of each device.
+
+    Args:
+        graph: The graph.
+        plan: A valid plan that names its cluster.
+        costs: Durations of the graph's ops.
+    """
+    from pardnn.sim.curve import memory_curve
+    from pardnn.sim.engine import simulate
+    from pardnn.sim.machine import machine_of
+
+    assert plan.cluster is not None
+    if plan.partition is not None:
+        graph = planned_graph(graph, plan)
+        costs = part_costs(graph, plan.cluster, costs)
+    arrays = plan_arrays(graph, plan)
+    timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
+    phase = phases(graph)
+    tracks: list[Track] = []
+    for device, row in enumerate(order_rows(arrays)):
+        times, held = memory_curve(graph.arrays, arrays, timeline, device)
+        bars = [
+            Bar(
+                float(timeline.start[op]),
+                float(timeline.finish[op]),
+                phase[op],
+                graph.ops[op].name,
+            )
+            for op in row
+        ]
+        target = plan.cluster.devices[device]
+        tracks.append(Track(target.name, bars, times.tolist(), held.tolist(), target.memory))
+    title = (
+        f"{graph.name} by {plan.algorithm} on {cluster_text(plan.cluster)}: "
+        f"{seconds_text(timeline.makespan)} a step (simulated)"
+    )
+    return plan_svg(title, tracks, timeline.makespan)
+
+
+def phases(graph: Graph) -> list[str]:
+    """Return "forward", "backward" or "update" for each op.
+
+    A backward op knows its forward op; what depends on the backward pass and is not part of it
+    updates something.
+    """
+    a = graph.arrays
+    found = ["forward"] * a.num_ops
+    for op in a.topological.tolist():
+        inputs = a.tensor_op[a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]].tolist()
+        if graph.ops[op].backward_of is not None:
+            found[op] = "backward"
+        elif any(found[earlier] != "forward" for earlier in inputs):
+            found[op] = "update"
+    return found

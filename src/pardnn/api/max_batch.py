@@ -1,0 +1,351 @@
+"""The largest batch size that fits.
+
+A capture and a measurement for each size tried would take minutes, so the search runs over graphs
+that two captures predict (`scaling`), and each of them only has to fit: the first algorithm that
+finds a plan ends the question. Its answer is then planned from a capture of its own, as is the
+next larger size, which must not fit; where the prediction was wrong, captures go on from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass, field
+
+from pardnn.api.batch_scaling import Family, costs_at, family_of, graph_at
+from pardnn.api.targets import PlanOptions, captured, progress_bar, status
+from pardnn.backends.entry_point import load_factory
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs
+from pardnn.errors import InfeasibleError, UsageError, UserCodeError
+from pardnn.graph.ir import Graph
+from pardnn.plan.check import capacities
+from pardnn.plan.memory import peak_bytes
+from pardnn.planner.algorithms import SHARDED, algorithms_to_try, check_algorithm
+from pardnn.planner.costs import costs_for
+from pardnn.planner.estimate import least_bytes
+from pardnn.planner.make_plan import check_reserve, decide, make_plan, warm_up
+from pardnn.report.results import MaxBatchResult, PlanResult, TriedBatch
+
+#: Where the search starts if FUNCTION names no default for its `batch_size`.
+DEFAULT_START = 8
+#: The answer is exact to this fraction: below 200, to one.
+PRECISION = 0.01
+_MAX_BATCH_SIZE = 1 << 40
+
+
+def max_batch(target: str, cluster: Cluster, options: PlanOptions) -> MaxBatchResult:
+    """Return the largest batch size of an entry point whose step fits a cluster.
+
+    Args:
+        target: `FILE.py:FUNCTION`, where FUNCTION takes a keyword `batch_size`.
+        cluster: Devices, with limits.
+        options: As for planning.
+
+    Raises:
+        InfeasibleError: E301, if nothing fits at the smallest batch size.
+        UsageError: E223, if FUNCTION takes no `batch_size`; E216, if nothing limits it.
+        UnsupportedError: E8xx, if the step cannot be captured.
+        UserCodeError: The user's own code raised.
+    """
+    check_algorithm(options.algorithm)
+    check_reserve(options.reserve)
+    if any(limit is None for limit in capacities(cluster, options.reserve)):
+        raise UsageError(
+            "a device without a memory limit takes any batch size.\n"
+            "Give each a limit: --max-memory 16GiB, or a cluster whose devices have one.",
+            code="E216",
+        )
+    search = _Search(target, cluster, options, start=_start(target))
+    best = search.confirmed(search.predicted_largest())
+    result = search.plans[best]
+    return MaxBatchResult(
+        batch_size=best,
+        step=search.step(best),
+        peak_bytes=result.peak_bytes,
+        capacity_bytes=result.capacity_bytes,
+        makespan_s=result.makespan_s,
+        algorithm=result.algorithm,
+        tried=tuple(search.tried),
+    )
+
+
+def takes_batch_size(target: str) -> bool:
+    """Whether the function of an entry point takes a keyword `batch_size`."""
+    return "batch_size" in inspect.signature(load_factory(target)).parameters
+
+
+def smaller_batch(
+    target: str,
+    cluster: Cluster,
+    options: PlanOptions,
+    graph: Graph,
+    costs: Costs,
+    batch_size: int | None = None,
+) -> int | None:
+    """Return a batch size that was planned from a capture and fits; None if none was found.
+
+    Predictions from the given graph and a capture at half its batch lead there; the answer is near
+    the largest, which `max_batch` finds.
+
+    Args:
+        target: An entry point that takes `batch_size`.
+        cluster: Devices, with limits.
+        options: As for planning.
+        graph: Its graph, which does not fit.
+        costs: Of that graph; guesses use them at every size.
+        batch_size: Of that graph; None: the entry point's own.
+
+    Raises:
+        PardnnError: The entry point cannot be captured at a smaller size.
+    """
+    size = batch_size or _start(target)
+    search = _Search(target, cluster, options, start=size)
+    search.graphs[size] = graph
+    if size < 2 or search.captured(size // 2) is None:
+        return None
+    family = family_of(search.graphs[size // 2], size // 2, graph, size)
+    guess = size // 2
+    if family is not None and options.algorithm not in SHARDED:
+        search.anchors = family, costs, costs
+        guess = search.predicted_between(0, size)
+    for tried in dict.fromkeys((guess, guess * 7 // 8, guess // 2)):
+        if tried and search.captured(tried) is not None and search.fits(tried):
+            return tried
+    return None
+
+
+def _start(target: str) -> int:
+    """Return FUNCTION's own batch size."""
+    found = inspect.signature(load_factory(target)).parameters.get("batch_size")
+    if found is None:
+        load_factory(target, DEFAULT_START)  # raises, saying how to write it
+    default = found.default if found is not None else None
+    if isinstance(default, int) and not isinstance(default, bool) and default > 0:
+        return default
+    return DEFAULT_START
+
+
+@dataclass(repr=False)
+class _Search:
+    """What is known so far of which batch sizes fit.
+
+    Attributes:
+        target: The entry point.
+        cluster: With limits.
+        options: As for planning.
+        start: A batch size that the entry point is known to take.
+        multiple: Batch sizes are multiples of it.
+        graphs: Captured, by batch size.
+        costs: Of those.
+        anchors: What predictions are made from, with the costs of its two captures.
+        plans: Made from captures, by batch size; those that fit.
+        misfits: Why nothing fits, by batch size, from captures.
+        tried: All that was tried, in order.
+    """
+
+    target: str
+    cluster: Cluster
+    options: PlanOptions
+    start: int
+    multiple: int = 1
+    graphs: dict[int, Graph] = field(default_factory=dict)
+    costs: dict[int, Costs] = field(default_factory=dict)
+    anchors: tuple[Family, Costs, Costs] | None = None
+    plans: dict[int, PlanResult] = field(default_factory=dict)
+    misfits: dict[int, InfeasibleError] = field(default_factory=dict)
+    tried: list[TriedBatch] = field(default_factory=list)
+
+    def step(self, batch_size: int) -> int:
+        """Distance to the next larger batch size that is tried."""
+        return max(self.multiple, int(batch_size * PRECISION) // self.multiple * self.multiple)
+
+    # Predicted.
+
+    def predicted_largest(self) -> int:
+        """Return the largest batch size that is predicted to fit, at least the smallest."""
+        first, second = self.start, 2 * self.start
+        # An algorithm that cuts ops reads their arguments, which are not predicted.
+        is_readable = self.options.algorithm not in SHARDED
+        # The first size may be a special case, such as a batch of one.
+        pairs = ((first, second), (second, 2 * second)) if is_readable else ()
+        if not any(self._anchored(*pair) for pair in pairs):
+            return self.start  # captures alone will tell
+        with status("compiling kernels, the first time on a machine"):
+            warm_up(algorithms_to_try(self.options.algorithm, len(self.graphs[self.start].ops)))
+        low, high = 0, self.start
+        while self._is_predicted(high):
+            low, high = high, 2 * high
+            if high > _MAX_BATCH_SIZE:
+                raise _unlimited()
+        return max(self.predicted_between(low, high), 1)
+
+    def _anchored(self, low: int, high: int) -> bool:
+        """Predict from captures at these two sizes from now on, if they have the same ops."""
+        one, other = self.captured(low), self.captured(high)
+        family = one and other and family_of(one, low, other, high)
+        if family:
+            self.anchors = family, self._costs(low), self._costs(high)
+        return family is not None
+
+    def predicted_between(self, good: int, bad: int) -> int:
+        """Return the largest size from `good` to below `bad` that is predicted to fit."""
+        while bad - good > self.step(good):
+            middle = max(_rounded((good + bad) // 2, self.multiple), good + self.multiple)
+            if self._is_predicted(middle):
+                good = middle
+            else:
+                bad = middle
+        return good
+
+    def _is_predicted(self, batch_size: int) -> bool:
+        assert self.anchors is not None
+        family, low, high = self.anchors
+        graph = graph_at(family, batch_size)
+        costs = costs_at(family, low, high, batch_size)
+        reserve, seed = self.options.reserve, self.options.seed
+        limits = [limit for limit in capacities(self.cluster, reserve) if limit is not None]
+        names = algorithms_to_try(self.options.algorithm, len(graph.ops))
+        if least_bytes(graph, self.cluster.num_devices) > max(limits):
+            names = ()
+        for name in names:
+            try:
+                found = decide(
+                    graph, self.cluster, costs, algorithm=name, reserve=reserve, seed=seed
+                )
+            except InfeasibleError:
+                continue
+            self._note(batch_size, tuple(peak_bytes(graph, found.plan)), is_captured=False)
+            return True
+        self._note(batch_size, None, is_captured=False)
+        return False
+
+    def _note(self, size: int, peaks: tuple[int, ...] | None, *, is_captured: bool) -> None:
+        self.tried.append(
+            TriedBatch(
+                batch_size=size, fits=peaks is not None, peak_bytes=peaks, captured=is_captured
+            )
+        )
+
+    # Confirmed.
+
+    def confirmed(self, guess: int) -> int:
+        """Return the largest batch size that fits, near a guess, by captures and whole plans.
+
+        Raises:
+            InfeasibleError: E301, if none fits.
+        """
+        size, good, bad = guess, 0, _MAX_BATCH_SIZE
+        stride = self.step(guess)
+        while True:
+            if not self._takes(size):
+                # FUNCTION raises at this size: only multiples of its own are known to be good.
+                self.multiple, bad = self.start, _MAX_BATCH_SIZE
+                good = 0 if good % self.start else good
+                size = max(_rounded(size, self.start), self.start)
+                stride = self.step(size)
+            elif self.fits(size):
+                good = size
+                if bad - good <= self.step(good):
+                    return good
+                size, stride = self._above(good, bad, stride), 2 * stride
+            else:
+                bad = size
+                if size <= self.multiple:
+                    raise self._none_fits(size)
+                if good and bad - good <= self.step(good):
+                    return good
+                size, stride = self._below(good, bad, stride), 2 * stride
+
+    def _above(self, good: int, bad: int, stride: int) -> int:
+        """Return the next size to try after one that fits: first the next, then larger strides."""
+        step = self.step(good)
+        guess, high = good, bad
+        if stride > step and self._is_anchored_at(good):
+            if bad == _MAX_BATCH_SIZE:
+                high = 2 * good
+                while high < bad and self._is_predicted(high):
+                    high *= 2
+            guess = self.predicted_between(good, high)
+        middle = _rounded((good + bad) // 2, self.multiple)
+        return max(good + step, min(max(guess, min(good + stride, middle)), bad - step))
+
+    def _below(self, good: int, bad: int, stride: int) -> int:
+        """Return the next size to try after a misfit, between the two and not next to it twice."""
+        lowest = good + self.step(good) if good else self.multiple
+        guess = _rounded((good + bad) // 2, self.multiple)
+        if self._is_anchored_at(bad):
+            guess = self.predicted_between(good, bad)
+        return max(lowest, min(guess, _rounded(bad - stride, self.multiple)))
+
+    def _is_anchored_at(self, size: int) -> bool:
+        """Predict from a size that was just captured, if it has the same ops as the start."""
+        if self.anchors is None or size == self.start:
+            return False
+        return self._anchored(min(self.start, size), max(self.start, size))
+
+    def _takes(self, size: int) -> bool:
+        """Whether the entry point can be captured at a size that need not be one of its own."""
+        return size % self.start == 0 or self.captured(size) is not None
+
+    def captured(self, size: int) -> Graph | None:
+        """Return the graph at a batch size; None if FUNCTION raises at one that is not its own."""
+        if size > _MAX_BATCH_SIZE // 2:
+            raise _unlimited()
+        if size not in self.graphs:
+            try:
+                with status(f"capturing at batch size {size}"):
+                    self.graphs[size] = captured(self.target, size)[0]
+            except UserCodeError:
+                if size % self.start == 0:
+                    raise
+                return None
+        return self.graphs[size]
+
+    def fits(self, size: int) -> bool:
+        """Plan a captured batch size in full, once."""
+        if size not in self.plans and size not in self.misfits:
+            graph = self.captured(size)
+            assert graph is not None  # `_takes` has seen to that
+            options = dataclasses.asdict(self.options)
+            del options["threads"], options["costs"]
+            costs = self._costs(size)
+            try:
+                with status(f"planning at batch size {size}"):
+                    self.plans[size] = make_plan(graph, self.cluster, costs, **options)[1]
+            except InfeasibleError as error:
+                self.misfits[size] = error
+            found = self.plans.get(size)
+            self._note(size, found and found.peak_bytes, is_captured=True)
+        return size in self.plans
+
+    def _costs(self, size: int) -> Costs:
+        """Return the costs of a captured batch size."""
+        if size not in self.costs:
+            with progress_bar("timing ops") as progress:
+                self.costs[size] = costs_for(
+                    self.graphs[size],
+                    self.cluster,
+                    self.options.costs,
+                    threads=self.options.threads,
+                    progress=progress,
+                )
+        return self.costs[size]
+
+    def _none_fits(self, size: int) -> InfeasibleError:
+        error = self.misfits[size]
+        return InfeasibleError(
+            f"no batch size fits; at the smallest, {size}: {error.message}",
+            code=error.code,
+            details=error.details | {"tried": [t.batch_size for t in self.tried]},
+        )
+
+
+def _unlimited() -> UsageError:
+    return UsageError(
+        "the step's memory does not grow with `batch_size`. Does FUNCTION use it?", code="E216"
+    )
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return size // multiple * multiple

@@ -1,0 +1,226 @@
+"""Run an entry point on the ranks of this machine."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pardnn.api.advice import PlanOptions, planned
+from pardnn.api.targets import captured
+from pardnn.backends.entry_point import load_factory
+from pardnn.cluster import Cluster
+from pardnn.errors import MismatchError, UsageError
+from pardnn.graph.ir import LOSS_KIND, Graph
+from pardnn.plan.check import check_plan
+from pardnn.plan.file import check_fingerprint, read_plan
+from pardnn.plan.plan import Plan
+from pardnn.report.results import RunResult
+from pardnn.report.text import bytes_text
+
+Tell = Callable[[str], None]
+
+#: By the dtype of the loss: what spreading sums over devices may change of it, relative.
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
+#: In every other dtype (half precision).
+LOW_TOLERANCE = 1e-2
+
+
+def run_target(
+    target: str,
+    cluster: Cluster | None,
+    options: PlanOptions,
+    *,
+    plan_file: Path | None = None,
+    steps: int = 5,
+    timeout: float = 60.0,
+    verify: bool = False,
+    batch_size: int | None = None,
+    tell: Tell | None = None,
+) -> RunResult:
+    """Capture, plan or read a plan, and train for some steps on K ranks.
+
+    Args:
+        target: `FILE.py:FUNCTION`.
+        cluster: What to plan for. With `plan_file`: the limits to enforce instead of the plan's.
+        options: Of the planner.
+        plan_file: A plan made before.
+        steps: Number of training steps.
+        timeout: Longest wait for one message, seconds.
+        verify: Run the user's own step on one device too.
+        batch_size: Given to FUNCTION, if not None.
+        tell: Told what happens next, in a few words.
+
+    Raises:
+        PardnnError: E2xx to E8xx, as capturing, planning and running do.
+    """
+    if timeout <= 0:
+        raise UsageError(f"timeout is {timeout} seconds; it must be above 0")
+    load_factory(target, batch_size)  # a wrong name is told before anything is read
+    plan = None if plan_file is None else read_plan(plan_file)
+    graph, _ = captured(target, batch_size)
+    if plan is None:
+        assert cluster is not None
+        plan, _ = planned(graph, cluster, options, target, batch_size)
+    else:
+        check_fingerprint(plan, graph)
+        check_plan(graph, plan)
+    return run_checked(
+        target,
+        graph,
+        plan,
+        cluster or plan.cluster,
+        steps=steps,
+        threads=options.threads,
+        timeout=timeout,
+        verify=verify,
+        batch_size=batch_size,
+        tell=tell,
+    )
+
+
+def run_checked(
+    target: str,
+    graph: Graph,
+    plan: Plan,
+    cluster: Cluster | None,
+    *,
+    steps: int,
+    threads: int = 1,
+    timeout: float = 60.0,
+    verify: bool = False,
+    batch_size: int | None = None,
+    tell: Tell | None = None,
+) -> RunResult:
+    """Run a valid plan under the limits of a cluster; see `run_target`.
+
+    Raises:
+        MismatchError: E501, if plan and cluster have different numbers of devices.
+    """
+    from pardnn.backends.torch.launch.launcher import run_plan
+
+    if cluster is not None and cluster.num_devices != plan.num_devices:
+        raise MismatchError(
+            f"the plan is for {plan.num_devices} devices, the cluster has {cluster.num_devices}.\n"
+            "Leave the cluster out, or plan again.",
+            code="E501",
+        )
+    limits = [None] * plan.num_devices
+    if cluster is not None:
+        limits = [device.memory for device in cluster.devices]
+    found = run_plan(
+        target,
+        graph,
+        plan,
+        steps=steps,
+        threads=threads,
+        timeout=timeout,
+        verify=verify,
+        limits=limits,
+        batch_size=batch_size,
+        progress=tell,
+    )
+    shared = shared_cores_seconds(graph, plan, threads=threads)
+    return RunResult(
+        losses=found.losses,
+        reference_losses=found.reference_losses,
+        **_compared(graph, plan, found.losses, found.reference_losses),
+        step_s=found.step_s,
+        makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
+        shared_cores_s=shared,
+        peak_bytes_predicted=found.peak_bytes_predicted,
+        peak_bytes_measured=found.peak_bytes_measured,
+        limit_bytes=found.limit_bytes,
+        allowance_bytes=found.allowance_bytes,
+        algorithm=plan.algorithm,
+        notes=(*found.notes, *_over(limits, found.peak_bytes_predicted), *_sharing(plan, shared)),
+    )
+
+
+def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float | None:
+    """Predict a plan's step on ranks that share the cores of this machine.
+
+    Args:
+        graph: The graph that was planned.
+        plan: A valid plan.
+        threads: That an op may use.
+
+    Returns:
+        Seconds; None where ranks have devices of their own, or where calls of the plan or messages
+        between ranks (`pardnn profile --links`) were not measured here.
+    """
+    from pardnn.backends.torch.devices import this_device
+    from pardnn.backends.torch.profile.link_times import cached_links
+    from pardnn.plan.partitioned_graph import planned_graph
+    from pardnn.planner.costs import known_costs
+    from pardnn.sim.shared_cores import Host, simulated_step
+
+    links = cached_links()
+    if links is None or this_device() != "cpu":
+        return None
+    parts = planned_graph(graph, plan)
+    costs = known_costs(parts, threads=threads)
+    if costs is None:
+        return None
+    host = Host(cores=_cores(), links=links, threads=threads)
+    return simulated_step(parts, plan, costs.on("accelerator"), host).seconds
+
+
+def _sharing(plan: Plan, predicted: float | None) -> list[str]:
+    """Say why steps took longer than simulated, where ranks shared cores and it was not predicted.
+
+    Args:
+        plan: What was run.
+        predicted: Seconds, of `shared_cores_seconds`.
+    """
+    from pardnn.backends.torch.devices import this_device
+
+    if predicted is not None or plan.num_devices <= _cores() or this_device() != "cpu":
+        return []
+    shared = f"{plan.num_devices} ranks shared {_cores()} cores"
+    return [f"{shared}; measured costs and `pardnn profile --links` predict the step for them, too"]
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _over(limits: Sequence[int | None], peaks: Sequence[int]) -> list[str]:
+    return [
+        f"rank {rank} was limited to {bytes_text(limit)}, below its predicted peak"
+        for rank, (limit, peak) in enumerate(zip(limits, peaks, strict=True))
+        if limit is not None and limit < peak
+    ]
+
+
+def _compared(
+    graph: Graph, plan: Plan, losses: Sequence[float], reference: Sequence[float] | None
+) -> dict[str, Any]:
+    """Compare losses with those of one device: bit by bit where each op ran on one device."""
+    if reference is None:
+        return {}
+    tolerance = 0.0 if plan.partition is None else _tolerance(graph)
+    found = [_difference(a, b) for a, b in zip(losses, reference, strict=True)]
+    is_equal = all(each is not None and each <= tolerance for each in found)
+    largest = None if None in found else max((each for each in found if each), default=0.0)
+    return {"verified": is_equal, "tolerance": tolerance, "largest_difference": largest}
+
+
+def _tolerance(graph: Graph) -> float:
+    dtypes = {tensor.name: tensor.dtype or "" for op in graph.ops for tensor in op.outputs}
+    loss = next((op.inputs[0] for op in graph.ops if op.kind == LOSS_KIND), None)
+    return TOLERANCES.get(dtypes[loss] if loss else "", LOW_TOLERANCE)
+
+
+def _difference(found: float, expected: float) -> float | None:
+    """Return the relative difference of two losses; None if one alone is no finite number."""
+    if found == expected or (math.isnan(found) and math.isnan(expected)):
+        return 0.0
+    if not math.isfinite(found) or not math.isfinite(expected):
+        return None
+    return abs(found - expected) / max(abs(expected), abs(found))

@@ -1,0 +1,110 @@
+"""Check a description of an operator against the operator itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pardnn.errors import UsageError
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.partition.analysis import analyse
+from pardnn.shard.partition.call import Call, bind_call
+from pardnn.shard.partition.pieces import partition
+from pardnn.shard.tdl.interval import DescriptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came of checking one call.
+
+    Attributes:
+        kind: The operator.
+        verified: Loops and numbers of workers whose pieces make up the whole.
+        skipped: Those that cannot be cut so.
+        problems: Loop, number of workers and what is wrong.
+    """
+
+    kind: str
+    verified: tuple[tuple[str, int], ...]
+    skipped: tuple[tuple[str, int], ...]
+    problems: tuple[tuple[str, int, str], ...]
+
+
+def verify(
+    op: str | Callable[..., Any],
+    *args: Any,
+    workers: Sequence[int] = (2, 3, 4, 5),
+    double: bool = True,
+    **kwargs: Any,
+) -> Verification:
+    """Cut a call in every way that its description allows, run all pieces, compare with the whole.
+
+    Args:
+        op: Such as "mylib::op" or "aten.mm.default", or the overload itself.
+        args: What to call it with: a sample, small but with dims of at least 5.
+        workers: Numbers of workers to cut among.
+        double: Compute in float64, so that differences are not rounding.
+        kwargs: Further arguments of the call.
+
+    Raises:
+        UsageError: E201, if the operator has no description.
+        DescriptionError: E220, if its description cannot be analysed.
+    """
+    from pardnn.backends.torch.ops.verify_description import call_with_values, in_double
+
+    kind, encoded, keywords, values = call_with_values(op, args, kwargs)
+    return verify_call(kind, encoded, keywords, in_double(values) if double else values, workers)
+
+
+def verify_call(
+    kind: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    values: Mapping[str, Any],
+    workers: Sequence[int] = (2, 3, 4, 5),
+) -> Verification:
+    """Verify a call that is data already, see `verify`.
+
+    Args:
+        kind: Such as "aten.mm.default".
+        args: As in `Op.arguments`.
+        kwargs: Likewise.
+        values: Tensors and host scalars by name.
+        workers: Numbers of workers to cut among.
+    """
+    from pardnn.backends.torch.ops.verify_description import run_call, verify_pieces
+
+    description = description_of(kind)
+    if description is None:
+        raise UsageError(f"{kind!r:.80} has no description; write one with @pardnn.describe")
+    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in values.items()}
+    dtypes = {
+        name: str(getattr(value, "dtype", "")).removeprefix("torch.") or None
+        for name, value in values.items()
+    }
+    bare = Call(kind, tuple(args), dict(kwargs), shapes, (), dtypes)
+    whole = run_call(bare, values)
+    outputs = tuple(tuple(r.shape) if hasattr(r, "shape") else None for r in whole)
+    call = Call(kind, bare.args, bare.kwargs, shapes, outputs, dtypes)
+    by_slot = {slot: values[name] for slot, name in bind_call(description, call).names.items()}
+    analysis, _ = analyse(description, call)
+    verified: list[tuple[str, int]] = []
+    skipped: list[tuple[str, int]] = []
+    problems: list[tuple[str, int, str]] = []
+    for axis in analysis.axes:
+        for count in workers:
+            try:
+                pieces = partition(call, axis, count)
+            except DescriptionError as error:
+                problems.append((axis, count, error.message))
+                continue
+            if pieces is None:
+                skipped.append((axis, count))
+                continue
+            problem = verify_pieces(whole, pieces, by_slot, description.is_random)
+            if problem:
+                problems.append((axis, count, problem))
+            else:
+                verified.append((axis, count))
+    return Verification(kind, tuple(verified), tuple(skipped), tuple(problems))

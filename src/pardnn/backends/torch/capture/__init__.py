@@ -1,0 +1,1 @@
+"""From an unmodified training step to a graph."""

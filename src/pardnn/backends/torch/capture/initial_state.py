@@ -1,0 +1,72 @@
+"""What optimizer state starts from: found by how the first step created it.
+
+A rank must create its share of the state without running the optimizer's first step. The first
+traced step shows the call that made each state tensor; if that fills it with one number, the
+number is the state's `initial`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture.constant_folding import constant_content
+from pardnn.backends.torch.capture.trace_ir import Call, Value
+
+_FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
+          "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}  # fmt: skip
+_FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "scalar_tensor": 0}
+#: What a momentum buffer made as a copy of the first gradient g starts from: -0.0 * momentum + g
+#: is g bit by bit, also where g is -0.0.
+MOMENTUM_INITIAL = -0.0
+
+
+def initial_value(value: Value) -> float | None:
+    """Return the number a tensor of the first step was filled with; None if there is none."""
+    storage = value.storage
+    assert storage is not None
+    number = _fill(storage.owner.call)
+    if number is None and ".empty" in storage.owner.call.kind and storage.writes:
+        number = _fill(storage.writes[0])
+    return number
+
+
+def _fill(call: Call) -> float | None:
+    if call.kind == "constant":
+        return _uniform(call)
+    name = call.kind.split(".")[1] if call.kind.startswith("aten.") else ""
+    if name in _FILLS:
+        return _FILLS[name]
+    if name in _FILLED_BY and len(call.args) > _FILLED_BY[name]:
+        number = call.args[_FILLED_BY[name]]
+        return float(number) if isinstance(number, int | float) else None
+    if name in ("clone", "_to_copy") and call.inputs[0].storage is not None:
+        copied = call.inputs[0].storage
+        return initial_value(call.inputs[0]) if not copied.writes and not copied.source else None
+    return None
+
+
+def _uniform(call: Call) -> float | None:
+    content = constant_content(call)
+    same = content.numel() > 0 and bool((content == content.reshape(-1)[0]).all())
+    return float(content.reshape(-1)[0]) if same and not content.dtype.is_complex else None
+
+
+def is_copied_gradient(value: Value) -> bool:
+    """Whether a tensor was made as a copy of another one, as SGD makes its momentum."""
+    assert value.storage is not None
+    return value.storage.owner.call.kind == "aten.clone.default"
+
+
+def momentum_reason(optimizer: Any, parameter: torch.Tensor) -> str | None:
+    """Return why zero cannot stand for SGD's missing momentum; None if it can."""
+    if not isinstance(optimizer, torch.optim.SGD):
+        return "is created as a copy of another tensor"
+    for group in optimizer.param_groups:
+        if any(p is parameter for p in group["params"]) and group["dampening"] != 0:
+            return (
+                f"is created as a copy of the first gradient, and dampening is "
+                f"{group['dampening']}, so that zero momentum would not give the same first step"
+            )
+    return None

@@ -1,0 +1,97 @@
+"""Stand-ins: fake tensors in the place of the live ones, for as long as a step is traced.
+
+Each source gets a new fake of its own geometry, without content and without history, put into
+every place that holds the live one. `reach.restore` puts the live ones back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from pardnn.backends.torch.user_step.object_graph import Reach
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.errors import UnsupportedError
+
+
+def fake_mode_of(tensors: Iterable[torch.Tensor]) -> FakeTensorMode:
+    """Return the mode that the arguments were made under, or a new one.
+
+    Raises:
+        UnsupportedError: E801, if they were made under several.
+    """
+    modes = {id(t.fake_mode): t.fake_mode for t in tensors if isinstance(t, FakeTensor)}
+    if len(modes) > 1:
+        raise UnsupportedError(
+            "the step's arguments are fake tensors of several FakeTensorModes.\n"
+            "Make the model and the batch under one mode."
+        )
+    return next(iter(modes.values())) if modes else FakeTensorMode()
+
+
+def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
+    """Return a new fake of a tensor's geometry, of its class and with its Python attributes."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise UnsupportedError(
+            f"a source of the step is a {tensor.layout} tensor of shape {list(tensor.shape)};\n"
+            "capture takes dense tensors."
+        )
+    # A model on the meta device is planned as if it were on the host.
+    device = "cpu" if tensor.device.type == "meta" else tensor.device
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        else:
+            fake.requires_grad_(tensor.requires_grad)
+    own = fake.__dict__
+    for key, value in tensor.__dict__.items():
+        if key not in own and not key.startswith("_pardnn"):
+            own[key] = value
+    _copy_hooks(tensor, fake)
+    return fake
+
+
+def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """Let the user's hooks on a parameter see the stand-in's gradient."""
+    if tensor._backward_hooks:
+        for hook in tensor._backward_hooks.values():
+            fake.register_hook(hook)
+    hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
+    for hook in (hooks or {}).values():
+        fake.register_post_accumulate_grad_hook(hook)
+
+
+def put(met: Reach, sources: Iterable[Source], mode: FakeTensorMode) -> dict[str, FakeTensor]:
+    """Put a stand-in in the place of every tensor source.
+
+    Returns:
+        The stand-ins by source name.
+    """
+    made: dict[str, FakeTensor] = {}
+    by_id: dict[int, FakeTensor] = {}
+    for source in sources:
+        live = source.get()
+        if isinstance(live, torch.Tensor):
+            fake = made[source.name] = stand_in(live, mode)
+            by_id.setdefault(id(live), fake)
+    # All are made before any is put: a tuple is rebuilt around what it holds now.
+    for source in sources:
+        if source.name in made:
+            for slot in source.slots:
+                slot.set(made[source.name])
+    for _, holder, content in met.contents:
+        if isinstance(content, dict) and isinstance(holder, dict):
+            _rekey(holder, by_id)
+    return made
+
+
+def _rekey(holder: dict[Any, Any], by_id: dict[int, FakeTensor]) -> None:
+    """Put stand-ins in the place of tensors that are keys, as in an optimizer's state."""
+    if any(isinstance(key, torch.Tensor) for key in holder):
+        items = [(by_id.get(id(key), key), value) for key, value in holder.items()]
+        holder.clear()
+        holder.update(items)

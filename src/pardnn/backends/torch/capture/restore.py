@@ -1,0 +1,86 @@
+"""Putting back what a walk has met, and naming what a step has changed."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.user_step.object_graph import PLAIN, GlobalName, items_of, joined
+
+
+def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
+    """Put back what every container and object held; what did not change is left alone."""
+    for _, holder, content in contents:
+        if _content(holder) is not None and _same(_content(holder), content):
+            continue
+        if isinstance(holder, types.CellType):
+            holder.cell_contents = content
+        elif isinstance(holder, GlobalName):
+            holder.namespace[holder.name] = content
+        elif isinstance(holder, list | deque):
+            holder.clear()
+            holder.extend(content)
+        else:
+            items = items_of(holder)
+            items.clear()
+            items.update(content)
+
+
+def _content(holder: Any) -> Any:
+    if isinstance(holder, types.CellType):
+        return holder.cell_contents
+    if isinstance(holder, GlobalName):
+        return holder.namespace.get(holder.name)
+    return items_of(holder)
+
+
+def _same(now: Any, then: Any) -> bool:
+    """Whether two contents hold the same objects in the same order."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        pairs = zip(now.items(), then.items(), strict=False)
+        return len(now) == len(then) and all(a is c and b is d for (a, b), (c, d) in pairs)
+    if isinstance(then, list) and isinstance(now, list | deque):
+        return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=False))
+    return now is then
+
+
+def changes(contents: Sequence[tuple[str, Any, Any]]) -> list[str]:
+    """Names of plain values and sizes of containers that differ from what was held before.
+
+    Tensors are compared elsewhere; objects that were replaced by others do not count, since steps
+    keep results of their own in attributes.
+    """
+    return [name for entry in contents for name in _changes_of(*entry)]
+
+
+def _changes_of(name: str, holder: Any, then: Any) -> Iterator[str]:
+    now = _content(holder)
+    if isinstance(holder, types.CellType | GlobalName):
+        yield from [name] if _differ(now, then) else []
+    elif isinstance(now, dict):
+        for key in dict.fromkeys([*then, *now]):
+            if isinstance(key, torch.Tensor):
+                continue
+            missing = (key in then) != (key in now)
+            if missing or _differ(now[key], then[key]):
+                yield joined(name, key)
+    elif len(now) != len(then):
+        yield name
+    else:
+        pairs = zip(now, then, strict=False)
+        yield from (joined(name, i) for i, pair in enumerate(pairs) if _differ(*pair))
+
+
+def _differ(now: Any, then: Any) -> bool:
+    symbols = (torch.SymFloat, torch.SymInt, torch.SymBool)
+    if isinstance(now, symbols) or isinstance(then, symbols):
+        return now is not then
+    if isinstance(now, tuple) and isinstance(then, tuple):
+        return len(now) != len(then) or any(map(_differ, now, then))
+    if not isinstance(now, PLAIN) and not isinstance(then, PLAIN):
+        return False
+    return type(now) is not type(then) or (now != then and now == now)

@@ -1,0 +1,262 @@
+"""From a trace to a graph: what is needed, in which order, under which names.
+
+Dead calls are dropped, except random ones: they advance the generator as in the eager step.
+A write in place comes after every reader of the old content; such order edges are left out where
+the data already gives the order. O(calls x readers of written storages / 64) for that test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.ops.codec import encode
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor
+
+_HOST_BYTES = 8
+
+
+def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
+    """Return the calls that `roots` and random numbers need, in the order of the trace."""
+    stack = [*roots, *(call for call in calls if call.random and not call.redraws)]
+    live: set[Call] = set()
+    while stack:
+        call = stack.pop()
+        if call in live:
+            continue
+        live.add(call)
+        stack.extend(value.call for value in call.inputs)
+        stack.extend(call.after)
+        stack.extend([call.redraws] if call.redraws else [])
+        for storage, version in call.reads:
+            stack.extend(storage.writes[:version])
+    return [call for call in calls if call in live]
+
+
+def add_order_edges(calls: Sequence[Call]) -> None:
+    """Extend `after` so that each write follows the readers and the write before it.
+
+    A reader follows the write before it, too, also where that leaves its own elements alone.
+    `calls` are in an order that is correct; ancestors are kept as bit sets over the readers of
+    written storages only.
+    """
+    kept = set(calls)
+    written = {storage for call in calls for storage in _written(call)}
+    bit: dict[Call, int] = {}
+    for call in calls:
+        if any(storage in written for storage, _ in call.reads):
+            bit[call] = 1 << len(bit)
+    ancestors: dict[Call, int] = {}
+    waiting: dict[Storage, list[Call]] = {storage: [] for storage in written}
+    last: dict[Storage, Call] = {}
+    for call in calls:
+        before = 0
+        for earlier in [*(value.call for value in call.inputs), *call.after]:
+            if earlier in kept:
+                before |= ancestors.get(earlier, 0) | bit.get(earlier, 0)
+        writes = [last[s] for s in dict.fromkeys(s for s, _ in call.reads) if s in last]
+        changed = _written(call)
+        for earlier in [*writes, *(c for s in changed for c in reversed(waiting[s]))]:
+            if earlier is not call and not before & bit[earlier]:
+                call.after.append(earlier)
+                before |= ancestors[earlier] | bit[earlier]
+        for storage in changed:
+            waiting[storage], last[storage] = [], call
+        for storage, _ in call.reads:
+            if storage in written:
+                waiting[storage].append(call)
+        ancestors[call] = before
+    for call in calls:
+        call.after = [other for other in dict.fromkeys(call.after) if other in kept]
+
+
+def _written(call: Call) -> list[Storage]:
+    storages = (value.storage for value in call.mutated)
+    return [storage for storage in dict.fromkeys(storages) if storage is not None]
+
+
+def name_calls(calls: Sequence[Call]) -> None:
+    """Name calls and values: "addmm", "addmm_1", ...; sources have theirs already."""
+    taken = {call.name for call in calls if call.kind in SOURCE_KINDS}
+    counts: dict[str, int] = {}
+    for call in calls:
+        if not call.name:
+            base = base_name(call.kind)
+            call.name = _free(base, counts, taken)
+        single = len(call.outputs) == 1
+        for i, value in enumerate(call.outputs):
+            value.name = call.name if single else f"{call.name}.{i}"
+
+
+def base_name(kind: str) -> str:
+    """Return the readable part of a kind: "aten.native_layer_norm.default" is the middle of it."""
+    if kind.startswith("scalar."):
+        return kind.replace(".", "_")
+    if kind == "aten._local_scalar_dense.default":
+        return "item"
+    parts = kind.replace("::", ".").split(".")
+    return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
+
+
+def _free(base: str, counts: dict[str, int], taken: set[str]) -> str:
+    while True:
+        count = counts.get(base, 0)
+        counts[base] = count + 1
+        name = base if count == 0 else f"{base}_{count}"
+        if name not in taken:
+            return name
+
+
+def graph_of(
+    name: str, calls: Sequence[Call], loss: Value, settings: dict[str, Any], accelerator: str
+) -> Graph:
+    """Write named calls as a checked graph.
+
+    Args:
+        name: Of the graph.
+        calls: Live, ordered and named.
+        loss: What the step returns.
+        settings: Plain values that the graph takes for granted.
+        accelerator: Device type of the model.
+    """
+    groups = _groups(calls)
+    ops = [_op(call, groups, accelerator) for call in calls]
+    arguments = {"settings": settings} if settings else None
+    ops.append(Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments))
+    return build_graph(name, ops)
+
+
+def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
+    """Name the group of each written storage; those that one call makes or writes share theirs."""
+    mutated = {storage for call in calls for storage in _written(call)}
+    leader: dict[Storage, Storage] = {}
+
+    def find(storage: Storage) -> Storage:
+        while leader.setdefault(storage, storage) is not storage:
+            storage = leader[storage]
+        return storage
+
+    for call in calls:
+        touched = [v.storage for v in call.outputs if v.storage is not None]
+        touched = [storage for storage in touched if storage in mutated]
+        for storage in touched:
+            leader[find(storage)] = find(touched[0])
+    return {storage: find(storage).owner.name for storage in leader}
+
+
+def _op(call: Call, groups: dict[Storage, str], accelerator: str) -> Op:
+    named = (groups.get(v.storage) for v in call.outputs if v.storage is not None)
+    return Op(
+        name=call.name,
+        kind=call.kind,
+        inputs=tuple(value.name for value in call.inputs),
+        after=tuple(other.name for other in call.after),
+        outputs=tuple(tensor_of(value) for value in call.outputs),
+        memory=_memory(call),
+        group=next((group for group in named if group is not None), None),
+        source=call.source,
+        module=call.module or None,
+        arguments=_arguments(call, accelerator),
+        backward_of=call.backward_of.name or None if call.backward_of else None,
+    )
+
+
+def _memory(call: Call) -> Any:
+    if call.kind in SOURCE_KINDS:
+        return "normal" if call.kind == "input" else "residual"
+    owns = any(value.base is None for value in call.outputs)
+    return "normal" if owns or not call.outputs else "reference"
+
+
+def tensor_of(value: Value) -> Tensor:
+    """Describe a value as the graph does."""
+    if value.geometry is None:
+        assert value.kind is not None
+        return Tensor(
+            name=value.name, bytes=_HOST_BYTES, shape=(), dtype=f"host.{value.kind.__name__}"
+        )
+    shape, strides, _, dtype = value.geometry
+    return Tensor(
+        name=value.name,
+        bytes=math.prod(shape) * dtype.itemsize,
+        shape=tuple(shape),
+        dtype=str(dtype).removeprefix("torch."),
+        strides=None if _is_contiguous(shape, strides) else tuple(strides),
+        alias_of=value.base.name if value.base is not None else None,
+    )
+
+
+def _is_contiguous(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if stride != expected:
+            return False
+        expected *= max(size, 1)
+    return True
+
+
+def _arguments(call: Call, accelerator: str) -> dict[str, Any] | None:
+    if call.kind in SOURCE_KINDS:
+        return call.arguments
+
+    def name_of(value: Any) -> str:
+        if not isinstance(value, Value):
+            raise KeyError
+        return value.name
+
+    kwargs = {
+        key: encode(value, name_of, accelerator)
+        for key, value in call.kwargs.items()
+        if value is not None
+    }
+    arguments: dict[str, Any] = {"args": encode(call.args, name_of, accelerator)}
+    if kwargs:
+        arguments["kwargs"] = kwargs
+    if call.redraws is not None:
+        arguments["redraws"] = call.redraws.name
+    returned = [None if value is None else value.name for value in call.returns]
+    if returned != [value.name for value in call.outputs]:
+        arguments["returns"] = returned
+    if call.mutated and not _is_in_place(call):
+        arguments["mutates"] = [value.name for value in call.mutated]
+    return arguments
+
+
+def _is_in_place(call: Call) -> bool:
+    """Whether the kind's own name says that the call changes what its outputs alias."""
+    parts = call.kind.split(".")
+    return "::" not in call.kind and len(parts) == 3 and parts[1].endswith("_")
+
+
+def traces_differ(one: Sequence[Call], other: Sequence[Call]) -> int | None:
+    """Return the index of the first call that is not the same in both; None if there is none."""
+    numbers: dict[Value, int] = {}
+    twins: dict[Value, int] = {}
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        for value in a.outputs:
+            numbers[value] = len(numbers)
+        for value in b.outputs:
+            twins[value] = len(twins)
+        if _shape_of_call(a, numbers) != _shape_of_call(b, twins):
+            return index
+    return min(len(one), len(other)) if len(one) != len(other) else None
+
+
+def _shape_of_call(call: Call, numbers: dict[Value, int]) -> Any:
+    arguments = _numbered(call.args, numbers), _numbered(list(call.kwargs.items()), numbers)
+    content = call.arguments if call.kind == "constant" else None
+    return call.kind, arguments, [value.geometry for value in call.outputs], content
+
+
+def _numbered(data: Any, numbers: dict[Value, int]) -> Any:
+    """Return data that is equal for equal arguments of two traces."""
+    if isinstance(data, Value):
+        return ("value", numbers.get(data, -1))
+    if isinstance(data, list | tuple):
+        return [_numbered(item, numbers) for item in data]
+    return repr(data)  # nan is the same twice, and 1 is not True

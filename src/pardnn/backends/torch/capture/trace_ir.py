@@ -1,0 +1,133 @@
+"""What a trace records: calls, the values between them, and the storages behind the values.
+
+A tensor is a `Value`: one geometry over one `Storage`, as of one version. A write in place gives
+the storage a new version and makes a new value of the same geometry. A value that a write since its
+version may have changed is stale: who reads its content needs the newest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Storage:
+    """The memory behind one or more values.
+
+    Attributes:
+        held: torch's storage, held so that its address names it.
+        owner: The value that allocated it.
+        newest: The value written last; at first the owner.
+        writes: The calls that changed it in place, in order; their number is the version.
+        written: The values that these made, in order.
+        values: One value per geometry, the newest of each.
+        source: Whether it exists before the step.
+    """
+
+    held: torch.UntypedStorage
+    owner: Value
+    newest: Value
+    writes: list[Call] = field(default_factory=list)
+    written: list[Value] = field(default_factory=list)
+    values: dict[Geometry, Value] = field(default_factory=dict)
+    source: bool = False
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Value:
+    """One output of a call: a tensor or a host scalar.
+
+    Attributes:
+        call: What makes it.
+        geometry: Shape, strides, storage offset and dtype; None for a host scalar.
+        storage: None for a host scalar.
+        version: Version of the storage whose content it is.
+        base: The input through which it shares its storage; None for the owner.
+        kind: float, int or bool of a host scalar.
+        device: Device type of a tensor.
+        name: In the graph; given at the end.
+        untouched: Number of its storage's written values that are known not to touch it.
+    """
+
+    call: Call
+    geometry: Geometry | None = None
+    storage: Storage | None = None
+    version: int = 0
+    base: Value | None = None
+    kind: type | None = None
+    device: str = "cpu"
+    name: str = ""
+    untouched: int = 0
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Call:
+    """One op of the trace.
+
+    Attributes:
+        kind: As in the graph.
+        args: Positional arguments, values of the trace inside.
+        kwargs: Keyword arguments.
+        inputs: The values among the arguments, each once.
+        outputs: What it makes, new contents of changed inputs last.
+        returns: For each tensor the call returns, the output; None where it is no output.
+        mutated: Inputs that it changes in place.
+        reads: Storages whose content it reads, with the version.
+        random: Whether it draws random numbers.
+        view: Whether it only describes its input's storage anew.
+        after: Calls that must come before it without a data dependence.
+        source: "file.py:line".
+        module: Module path.
+        backward_of: The forward call whose gradient it computes.
+        redraws: The earlier call whose random numbers it draws once more.
+        arguments: The `arguments` of a source op, which has no call.
+    """
+
+    kind: str
+    args: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    inputs: list[Value] = field(default_factory=list)
+    outputs: list[Value] = field(default_factory=list)
+    returns: list[Value | None] = field(default_factory=list)
+    mutated: list[Value] = field(default_factory=list)
+    reads: list[tuple[Storage, int]] = field(default_factory=list)
+    random: bool = False
+    view: bool = False
+    after: list[Call] = field(default_factory=list)
+    source: str | None = None
+    module: str | None = None
+    backward_of: Call | None = None
+    redraws: Call | None = None
+    arguments: dict[str, Any] | None = None
+    name: str = ""
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Return how a tensor lies over its storage."""
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+
+
+class Met:
+    """What the arguments of one call are made of, in order.
+
+    Attributes:
+        key: What the fake result depends on, as far as `is_kept`.
+        tensors: The fake tensors.
+        values: The values of the trace.
+        is_kept: Whether the fake result may be remembered under `key`.
+        is_view: Whether the call reads no content.
+        is_sized: Whether its numbers decide a shape.
+    """
+
+    __slots__ = ("is_kept", "is_sized", "is_view", "key", "tensors", "values")
+
+    def __init__(self, is_kept: bool, is_view: bool, is_sized: bool) -> None:
+        self.is_kept, self.is_view, self.is_sized = is_kept, is_view, is_sized
+        self.key: list[Any] = []
+        self.tensors: list[Any] = []
+        self.values: list[Value] = []

@@ -1,0 +1,115 @@
+"""One run of the user's step under the tracer, and whose fault it is if it raises."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch._subclasses import fake_tensor
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.rewrites import rewritten
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
+
+
+def run_traced(
+    step: Callable[..., Any], args: list[Any], tracer: Tracer, mode: fake_tensor.FakeTensorMode
+) -> Any:
+    """Call `step(*args)` under the tracer and return its result.
+
+    Raises:
+        UnsupportedError: E801 to E804, if the step cannot be captured.
+        UserCodeError: E110, if the step itself raises.
+    """
+    states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        # stdout is for results alone, and a step is traced more than once.
+        quiet = contextlib.redirect_stdout(sys.stderr)
+        traced = tracer.locator.watching(), rewritten(tracer)
+        with mode, tracer, traced[0], traced[1], torch.enable_grad(), quiet:
+            result = step(*args)
+        tracer.redraws.finish()
+    except PardnnError:
+        raise
+    except (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedOperatorException,
+    ) as error:
+        raise _refused(error, tracer.locator.line_of(error)) from error
+    except (Exception, SystemExit) as error:
+        where = tracer.locator.line_of(error)
+        refusal = _refused_by_text(str(error), where)
+        if refusal is not None:
+            raise refusal from error
+        if _is_ours(error):
+            raise
+        raise UserCodeError(
+            f"while running your step for capture{f' ({where})' if where else ''}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if random.getstate() != states_before[0]:
+        raise unsupported.host_randomness("Python's random module")
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
+        raise unsupported.host_randomness("numpy.random")
+    return result
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package raised: no code of the user's, nor of torch on its behalf."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_globals.get("__name__", "") if trace is not None else ""
+    # A step that takes other arguments raises here, where it is called.
+    return name.partition(".")[0] == "pardnn" and name != __name__
+
+
+def _refused(error: Exception, where: str | None) -> UnsupportedError:
+    op = str(getattr(error, "func", None) or error.args[0])
+    if isinstance(error, fake_tensor.DataDependentOutputException):
+        return unsupported.decision_by_value(where)
+    if isinstance(error, fake_tensor.DynamicOutputShapeException):
+        return unsupported.dynamic_shape(op, where)
+    return unsupported.untraceable(op, where)
+
+
+#: What is said where data is needed; a number that is printed asks its symbol for text.
+_NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data is not allocated")
+
+
+def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
+    """Recognise what torch says where a fake tensor or a symbol cannot stand for a real one."""
+    if any(said in text for said in _NEEDS_DATA):
+        return unsupported.decision_by_value(where)
+    if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
+        return unsupported.decides_shape(where)
+    if "Sparse" in text:
+        return unsupported.sparse(where)
+    missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
+    return unsupported.untraceable(missing[1], where) if missing else None
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put back the state of every random generator that the step may have moved."""
+    host, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    state = torch.get_rng_state()
+    devices = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda = torch.cuda.get_rng_state_all() if devices else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(host)
+        np.random.set_state(numbers)  # noqa: NPY002
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)

@@ -1,0 +1,97 @@
+"""How views of one storage lie: apart, or one made of slices of the other.
+
+Idea: an address is written in digits over the strides of both views, largest first. Where no sum of
+lower digits reaches the next stride, an address has one such form, each view is a box of digits,
+and boxes are apart where one digit is. Anything else counts as common: windows, other dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pardnn.backends.torch.capture.trace_ir import Geometry, Value
+
+
+def are_disjoint(one: Geometry, other: Geometry) -> bool:
+    """Return whether two views of one storage are known to have no element in common.
+
+    O(dims squared).
+
+    Args:
+        one: Shape, strides, storage offset (elements) and dtype.
+        other: Likewise.
+    """
+    if 0 in one[0] or 0 in other[0]:
+        return True
+    begins = [g[2] * g[3].itemsize for g in (one, other)]
+    ends = [(_last(g) + 1) * g[3].itemsize for g in (one, other)]
+    if ends[0] <= begins[1] or ends[1] <= begins[0]:
+        return True
+    if one[3].itemsize != other[3].itemsize:
+        return False
+    strides = sorted({1, *_strides(one), *_strides(other)}, reverse=True)
+    boxes = _box(one, strides), _box(other, strides)
+    reach = 0
+    for stride, *digits in reversed(list(zip(strides, *boxes, strict=True))):
+        if reach >= stride:
+            return False
+        reach += stride * (max(end for _, end in digits) - 1)
+    return any(a[1] <= b[0] or b[1] <= a[0] for a, b in zip(*boxes, strict=True))
+
+
+def slices(base: Geometry, part: Geometry) -> list[tuple[int, int, int]] | None:
+    """Return dim, begin and end of each slice that makes a part of a view; None if none do.
+
+    Args:
+        base: Shape, strides, storage offset (elements) and dtype of the view.
+        part: Likewise, of what is to be cut out of it.
+    """
+    if base[1] != part[1] or base[3] != part[3]:
+        return None
+    rest, found = part[2] - base[2], list[tuple[int, int, int]]()
+    for dim in sorted(range(len(base[0])), key=lambda d: -base[1][d]):
+        begin, rest = divmod(rest, base[1][dim]) if base[1][dim] else (0, rest)
+        if begin < 0 or begin + part[0][dim] > base[0][dim]:
+            return None
+        if part[0][dim] != base[0][dim]:
+            found.append((dim, begin, begin + part[0][dim]))
+    return sorted(found) if rest == 0 else None
+
+
+def last_write(value: Value) -> Value | None:
+    """Return the content written last that a value may share elements with; None if it is current.
+
+    A write is compared once with a value, whoever asks.
+    """
+    storage, geometry = value.storage, value.geometry
+    if storage is None or geometry is None:
+        return None
+    for number in range(len(storage.written) - 1, value.untouched - 1, -1):
+        write = storage.written[number]
+        if write.version <= value.version:
+            break
+        if write.geometry is None or not are_disjoint(geometry, write.geometry):
+            return write
+    value.untouched = len(storage.written)
+    return None
+
+
+def _strides(geometry: Geometry) -> list[int]:
+    shape, strides, _, _ = geometry
+    return [stride for size, stride in zip(shape, strides, strict=True) if size > 1 and stride]
+
+
+def _last(geometry: Geometry) -> int:
+    shape, strides, offset, _ = geometry
+    return offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+
+
+def _box(geometry: Geometry, strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Return first and last digit, the last exclusive, of a view's addresses per stride."""
+    shape, own, rest, _ = geometry
+    found: list[tuple[int, int]] = []
+    for stride in strides:
+        digit, rest = divmod(rest, stride)
+        more = sum(n - 1 for n, each in zip(shape, own, strict=True) if each == stride)
+        found.append((digit, digit + more + 1))
+    return found

@@ -1,0 +1,179 @@
+"""The ranks as one rank sees them: its number, its device, the store, its end of the messages.
+
+A process group that the user has already made is used and never destroyed; messages go over a
+second group of our own, so that closing it after a failure wakes the peers and touches nothing of
+the user's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardnn.backends.torch.comm.channel import Channel
+from pardnn.backends.torch.comm.failure_detector import State, Watch
+from pardnn.backends.torch.comm.handshake import exchange
+from pardnn.backends.torch.comm.unix_sockets import connect_local
+from pardnn.errors import MismatchError, PardnnError, RankError
+
+_count = itertools.count()
+_NOT_STARTED: State = {"text": "not yet in its first step", "waits_for": None, "messages": []}
+
+
+@dataclass(eq=False)
+class World:
+    """One rank's connections.
+
+    Attributes:
+        rank: Its number, which is its device's number in the plan.
+        size: Number of ranks.
+        device: Where its tensors are.
+        timeout_s: Longest wait for one message, seconds.
+        store: Shared by all ranks; None with a single one.
+        channel: Its end of the messages; None with a single rank.
+        watch: Set by `look_out`.
+        describe: What this rank is doing now, see `Watch`; set by what runs on it.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    timeout_s: float
+    store: dist.Store | None = None
+    channel: Channel | None = None
+    watch: Watch | None = None
+    describe: Callable[[], State] = lambda: dict(_NOT_STARTED)
+
+    def look_out(self, on_failure: Callable[[State], None] | None = None) -> None:
+        """Start to look for failures of others, and to answer what this rank is doing."""
+        if self.store is not None and self.watch is None:
+
+            def describe() -> State:
+                return {"rank": self.rank, **self.describe()}
+
+            self.watch = Watch(self.store, self.rank, self.size, describe, on_failure)
+            # A thread inside the store would abort a process that ends around it.
+            atexit.register(self.close)
+
+    def exchange(self, key: str, data: Any) -> list[Any]:
+        """Give every rank what each rank says under `key`; see `agree.exchange`."""
+        assert self.store is not None
+        return exchange(
+            self.store, key, self.rank, self.size, data, self.timeout_s, self.known_failure
+        )
+
+    def known_failure(self) -> State | None:
+        """Return the first failure of any rank, if one is known."""
+        return self.watch.failure() if self.watch is not None else None
+
+    def settle(self, error: PardnnError) -> PardnnError:
+        """Make this rank's failure known, close its connections, and return what to raise."""
+        error.details.setdefault("rank", self.rank)
+        error.details.setdefault("first_failing_rank", self.rank)
+        if self.watch is not None:
+            error = self.watch.settle(error)
+        self.close()
+        return error
+
+    def close(self) -> None:
+        """Close the connections that this rank opened; again does nothing."""
+        atexit.unregister(self.close)
+        if self.watch is not None:
+            self.watch.close()
+        if self.channel is not None:
+            self.channel.close()
+
+
+def rank_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of a rank on its machine.
+
+    Raises:
+        MismatchError: E513, if there are fewer GPUs than ranks; shows the mapping.
+    """
+    if kind != "cuda":
+        return torch.device(kind)
+    found = torch.cuda.device_count()
+    if local_rank >= found:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        raise MismatchError(
+            f"rank {local_rank} of this machine needs device cuda:{local_rank}, but torch sees "
+            f"{found} (CUDA_VISIBLE_DEVICES: {visible}).\nRank i uses cuda:i. Plan for "
+            f"{max(found, 1)} devices, start fewer ranks here, or run on the CPU.",
+            code="E513",
+            details={"local_rank": local_rank, "devices": found},
+        )
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def join(
+    device: torch.device,
+    *,
+    timeout_s: float,
+    backend: str | None = None,
+    headers: bool = False,
+) -> World:
+    """Join the other ranks: over the user's process group, or one made from the environment.
+
+    Args:
+        device: Of this rank.
+        timeout_s: Longest wait for one message, seconds.
+        backend: "gloo" or "nccl"; None takes the one that suits the device.
+        headers: See `Channel`.
+
+    Raises:
+        RankError: E605, if the ranks do not find each other.
+    """
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
+    wait = timedelta(seconds=timeout_s)
+    if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return World(0, 1, device, timeout_s)
+    try:
+        if not dist.is_initialized():
+            dist.init_process_group(backend, timeout=wait)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if size == 1:
+            return World(0, 1, device, timeout_s)
+        store = _own_store()
+        group = dist.new_group(list(range(size)), timeout=wait, backend=backend)
+    except (RuntimeError, ValueError) as error:
+        raise RankError(
+            f"the ranks did not find each other within {timeout_s:g} s: {_first_line(error)}.\n"
+            "A rank that is missing has ended or was not started; look at what it printed last.",
+            code="E605",
+        ) from error
+    channel = Channel(group, rank, timeout_s=timeout_s, device=device, headers=headers)
+    world = World(rank, size, device, timeout_s, store, channel)
+    if backend == "gloo" and device.type == "cpu" and not headers:
+        channel.local = connect_local(rank, world.exchange)
+    # Nobody may fail, and so close connections, while another one still connects.
+    world.exchange("joined", rank)
+    return world
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def _own_store() -> dist.Store:
+    # Collective, so the count is the same on every rank.
+    default = dist.distributed_c10d._get_default_store()
+    return dist.PrefixStore(f"pardnn/{next(_count)}", default)
+
+
+def leave(worlds: Sequence[World]) -> None:
+    """Close everything, the process group too: for processes that are entirely ours."""
+    for world in worlds:
+        world.close()
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Building a model so that a rank allocates its share only."""

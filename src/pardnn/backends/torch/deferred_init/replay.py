@@ -1,0 +1,325 @@
+"""Executing a recording, or the part of it that some tensors need.
+
+The calls that the wanted storages need are found backwards, storage by storage. Random calls that
+nothing needs only move the generator: for `uniform_`, `normal_` and their like by counted draws,
+joined into one jump, otherwise by running the call on scratch tensors of the same geometry. Each
+storage is freed after its last use, so memory is that of the wanted tensors plus the temporaries
+of one of them. Of a tensor that a rank shares with others, the rank's part is cut out as soon as
+the tensor is complete.
+
+Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`mersenne.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardnn.backends.torch.deferred_init import recording as rec
+from pardnn.backends.torch.deferred_init.program_slice import Slice, call_name, slice_events
+from pardnn.backends.torch.ops.partition_ops import own_part
+from pardnn.backends.torch.rng import generator as rng
+from pardnn.errors import MismatchError
+from pardnn.plan.mesh import Box
+
+_TRUNCATED = "_no_grad_trunc_normal_"
+#: Part of a tensor, and the strides it gets.
+Cut = tuple[Box, Sequence[int] | None]
+
+# Box-Muller from 53 random bits gives at most sqrt(2 * 53 * log(2)) = 8.6 standard deviations.
+_LARGEST_SAMPLE = 9
+
+
+def tensor_refs(tree: Any) -> list[rec.TensorRef | rec.StorageRef]:
+    """Return the storage references in a structure of arguments."""
+    kinds = (rec.TensorRef, rec.StorageRef)
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, kinds)]
+
+
+def view(storage: torch.UntypedStorage, ref: rec.TensorRef) -> torch.Tensor:
+    """Return a real tensor over a real storage, with the geometry of a recorded one."""
+    with torch.no_grad():
+        tensor = torch.empty(0, dtype=ref.dtype, device=storage.device)
+        tensor = tensor.set_(storage, ref.offset, ref.size, ref.stride)
+        tensor = tensor.conj() if ref.conjugate else tensor
+        return torch._neg_view(tensor) if ref.negative else tensor
+
+
+def cost_elements(recording: rec.Recording, refs: Sequence[rec.TensorRef]) -> int:
+    """Return how many elements `execute` would compute or draw for these tensors."""
+    part = slice_events(recording, {ref.storage for ref in refs})
+    total = 0
+    for index, call in enumerate(recording.events):
+        if not isinstance(call, rec.Call):
+            continue
+        is_drawn = call.generator is not None and counted_draws(call) is None
+        if index in part.needed or is_drawn:
+            total += sum(_elements(ref) for ref in call.outputs if ref is not None)
+    return total
+
+
+def _elements(ref: rec.TensorRef) -> int:
+    total = 1
+    for size in ref.size:
+        total *= size
+    return total
+
+
+@dataclass
+class _Player:
+    """State of one execution.
+
+    Attributes:
+        recording: What is played.
+        live: Real storages by number.
+        skipped: Per generator, calls whose draws are still to be skipped.
+        marks: Generator states to come back to, by event.
+        wanted: Tensors to hand out by storage, with their numbers and the parts of them.
+        made: Those handed out so far, by their number.
+    """
+
+    recording: rec.Recording
+    part: Slice
+    live: dict[int, torch.UntypedStorage] = field(default_factory=dict)
+    skipped: list[list[rng.Draws]] = field(default_factory=list)
+    marks: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    wanted: dict[int, list[tuple[int, rec.TensorRef, Cut | None]]] = field(default_factory=dict)
+    made: dict[int, torch.Tensor] = field(default_factory=dict)
+
+
+def execute(
+    recording: rec.Recording,
+    refs: Sequence[rec.TensorRef],
+    cuts: Sequence[Cut | None] | None = None,
+    *,
+    keep_generators: bool = False,
+) -> list[torch.Tensor]:
+    """Return real tensors for recorded ones, bit for bit as the factory would have made them.
+
+    Args:
+        recording: How they come to be.
+        refs: The tensors wanted.
+        cuts: The part wanted of each; None for all of it.
+        keep_generators: Leave the generators as they are, instead of where the factory would.
+
+    Raises:
+        MismatchError: E517, a real result has another layout than the recorded one.
+    """
+    part = slice_events(recording, {ref.storage for ref in refs})
+    player = _Player(recording, part, skipped=[[] for _ in recording.generators])
+    for i, (ref, cut) in enumerate(zip(refs, cuts or [None] * len(refs), strict=True)):
+        player.wanted.setdefault(ref.storage, []).append((i, ref, cut))
+    before = [rng.read_state(generator) for generator in recording.generators]
+    with _disable_current_modes(), torch.no_grad(), _default_dtype() as set_dtype:
+        try:
+            for generator, state in enumerate(recording.starts):
+                rng.write_state(recording.generators[generator], state)
+            _play(player, set_dtype)
+            for generator in range(len(recording.generators)):
+                _catch_up(player, generator)
+            return [player.made[i] for i in range(len(refs))]
+        except BaseException:
+            keep_generators = True
+            raise
+        finally:
+            if keep_generators:
+                for generator, state in zip(recording.generators, before, strict=True):
+                    rng.write_state(generator, state)
+
+
+def _hand_out(player: _Player, storage: int) -> None:
+    """Keep what is wanted of a storage that nothing touches any more."""
+    for i, ref, cut in player.wanted.get(storage, ()):
+        whole = view(_storage(player, ref), ref)
+        player.made[i] = whole if cut is None else own_part(whole, *cut)
+    player.live.pop(storage, None)
+
+
+@contextmanager
+def _default_dtype() -> Iterator[Any]:
+    saved = torch.get_default_dtype()
+
+    def change(dtype: torch.dtype) -> None:
+        if torch.get_default_dtype() != dtype:
+            torch.set_default_dtype(dtype)
+
+    try:
+        yield change
+    finally:
+        change(saved)
+
+
+def _play(player: _Player, set_dtype: Any) -> None:
+    events, part = player.recording.events, player.part
+    ends: dict[int, list[int]] = {}
+    for storage, place in part.last_use.items():
+        ends.setdefault(place, []).append(storage)
+    returns = {
+        event.state
+        for event in events
+        if isinstance(event, rec.Reseed) and isinstance(event.state, tuple)
+    }
+    for storage in ends.get(-1, ()):
+        _hand_out(player, storage)
+    for place, index in enumerate(part.order):
+        event = events[index]
+        if isinstance(event, rec.Reseed):
+            known = event.state
+            state = known if isinstance(known, bytes) else player.marks[known]
+            player.skipped[event.generator].clear()
+            rng.write_state(player.recording.generators[event.generator], state)
+            continue
+        if index in part.needed or event.generator is not None:
+            set_dtype(event.default_dtype)
+            _run_or_skip(player, event, is_needed=index in part.needed)
+        for storage in ends.get(place, ()):
+            _hand_out(player, storage)
+        if event.generator is not None and (event.generator, index) in returns:
+            _catch_up(player, event.generator)
+            generator = player.recording.generators[event.generator]
+            player.marks[event.generator, index] = rng.read_state(generator)
+
+
+def _catch_up(player: _Player, generator: int) -> None:
+    rng.skip_calls(player.recording.generators[generator], player.skipped[generator])
+    player.skipped[generator].clear()
+
+
+def _run_or_skip(player: _Player, call: rec.Call, *, is_needed: bool) -> None:
+    if is_needed:
+        if call.generator is not None:
+            _catch_up(player, call.generator)
+        _run(player, call)
+        return
+    assert call.generator is not None
+    known = counted_draws(call)
+    if known is not None:
+        player.skipped[call.generator].append(known)
+        return
+    _catch_up(player, call.generator)
+    args, kwargs = _rebuild(player, call, _scratch)
+    call.function(*args, **kwargs)
+
+
+def counted_draws(call: rec.Call) -> rng.Draws | None:
+    """Return the draws of a random fill from its size, where the rule for that is proven.
+
+    The rules (for `uniform_` a draw an element, two in double precision; for `normal_` in groups
+    of 16) are compared with measurements of this library on first use. None if they do not hold,
+    or for any other call, device or layout.
+    """
+    name, ref = call_name(call), call.outputs[0] if call.outputs else None
+    if ref is None or ref.device.type != "cpu":
+        return None
+    size = _elements(ref)
+    is_dense = torch.empty_strided(ref.size, ref.stride, device="meta").is_contiguous()
+    if name == "uniform_":
+        count = size * _draws_per_element(ref.dtype)
+        return rng.fixed(count) if _uniform_counts(ref.dtype) else None
+    is_normal = name == "normal_" or (name == _TRUNCATED and _never_rejects(call.args))
+    if is_normal and is_dense and size >= 16 and _normal_counts(ref.dtype):
+        return rng.fixed(_normal_draws(size, ref.dtype))
+    return None
+
+
+def _never_rejects(args: tuple[Any, ...]) -> bool:
+    """Whether `trunc_normal_` keeps every sample, as with bounds of 100 standard deviations."""
+    if len(args) != 5:
+        return False
+    _, mean, std, low, high = args
+    return bool(min(mean - low, high - mean) > _LARGEST_SAMPLE * std)
+
+
+def _draws_per_element(dtype: torch.dtype) -> int:
+    return 2 if dtype == torch.float64 else 1
+
+
+def _normal_draws(size: int, dtype: torch.dtype) -> int:
+    return _draws_per_element(dtype) * (size if size % 16 == 0 else size + 16)
+
+
+@cache
+def _uniform_counts(dtype: torch.dtype) -> bool:
+    cpu = torch.device("cpu")
+    return all(
+        rng.measure(lambda size=size: torch.empty(size, dtype=dtype).uniform_(), cpu)
+        == rng.measure(lambda size=size: torch.empty(2 * size, dtype=dtype)[::2].uniform_(), cpu)
+        == rng.fixed(size * _draws_per_element(dtype))
+        for size in (1, 7, 16, 100, 4097)
+    )
+
+
+def _truncate(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.nn.init.trunc_normal_(tensor, std=2 / (_LARGEST_SAMPLE + 1))
+
+
+@cache
+def _normal_counts(dtype: torch.dtype) -> bool:
+    cpu = torch.device("cpu")
+    return all(
+        rng.measure(lambda size=size: torch.empty(size, dtype=dtype).normal_(), cpu)
+        == rng.measure(lambda size=size: _truncate(torch.empty(size, dtype=dtype)), cpu)
+        == rng.fixed(_normal_draws(size, dtype))
+        for size in (16, 17, 31, 32, 100, 4096, 4097)
+    )
+
+
+def _storage(player: _Player, ref: rec.TensorRef | rec.StorageRef) -> torch.UntypedStorage:
+    number = ref.storage
+    real = player.live.get(number)
+    if real is None and number in player.recording.constants:
+        constant = player.recording.constants[number]
+        real = constant.clone() if number in player.part.owned else constant
+    elif real is None:
+        # Nothing has filled it yet.
+        size = int(player.recording.kept[number].nbytes())
+        device = ref.device if isinstance(ref, rec.TensorRef) else "cpu"
+        real = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+    player.live[number] = real
+    return real
+
+
+def _scratch(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
+    return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype, device=ref.device)
+
+
+def _alias(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
+    return view(_storage(player, ref), ref)
+
+
+def _rebuild(player: _Player, call: rec.Call, tensor: Any) -> tuple[Any, Any]:
+    def resolve(leaf: Any) -> Any:
+        if isinstance(leaf, rec.TensorRef):
+            return tensor(player, leaf)
+        if isinstance(leaf, rec.StorageRef):
+            return _storage(player, leaf)
+        if isinstance(leaf, rec.GeneratorRef):
+            return player.recording.generators[leaf.generator]
+        return leaf
+
+    return pytree.tree_map(resolve, (call.args, call.kwargs))
+
+
+def _run(player: _Player, call: rec.Call) -> None:
+    args, kwargs = _rebuild(player, call, _alias)
+    leaves = pytree.tree_leaves(call.function(*args, **kwargs))
+    for ref, real in zip(call.outputs, leaves, strict=True):
+        if ref is None:
+            continue
+        geometry = (real.dtype, tuple(real.shape), real.stride(), real.storage_offset())
+        if geometry != (ref.dtype, ref.size, ref.stride, ref.offset):
+            raise MismatchError(
+                f"{call.function} gives {geometry} on the device where tracing had "
+                f"{(ref.dtype, ref.size, ref.stride, ref.offset)}.\nBuild the model on the host "
+                "instead, and report this op.",
+                code="E517",
+            )
+        if ref.storage in player.part.last_use:
+            player.live.setdefault(ref.storage, real.untyped_storage())

@@ -1,0 +1,1 @@
+"""`pardnn run`: the launcher, and the process of each rank."""

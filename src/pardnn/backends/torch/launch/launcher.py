@@ -1,0 +1,334 @@
+"""`pardnn run`: start the ranks of a plan on this machine, and collect what they did.
+
+The ranks are ordinary workers of torchrun's launcher. Each writes one result file in a private
+directory; the first failing rank is named by what the ranks wrote, and by its exit status only if
+they could write nothing. No rank outlives this process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pardnn.backends.torch.launch.worker import (
+    GRAPH_FILE,
+    PLAN_FILE,
+    Job,
+    result_path,
+    write_job,
+)
+from pardnn.errors import (
+    MismatchError,
+    PardnnError,
+    RankError,
+    StuckError,
+    UnsupportedError,
+    UserCodeError,
+)
+from pardnn.graph.file import write_graph
+from pardnn.graph.ir import Graph
+from pardnn.plan.file import check_fingerprint, write_plan
+from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partitioned_graph import planned_graph
+from pardnn.plan.plan import Plan, plan_arrays
+
+WORKER = "pardnn.backends.torch.launch.worker"
+#: A wait this much longer than twice the usual one is worth a note.
+STRAGGLER_S = 0.5
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run measured and what was predicted. Lists of bytes are per device.
+
+    Attributes:
+        losses: Of each step.
+        reference_losses: Of the user's own step on one device, if it was asked for.
+        step_s: Seconds of each step on the slowest rank.
+        peak_bytes_predicted: Peak of each device, from the plan.
+        peak_bytes_measured: Largest number of tensor storage bytes that each rank held.
+        limit_bytes: What was enforced on each rank; None without limit.
+        allowance_bytes: What each limit leaves for what is not tensors.
+        notes: What a person should know about this run.
+    """
+
+    losses: tuple[float, ...]
+    reference_losses: tuple[float, ...] | None
+    step_s: tuple[float, ...]
+    peak_bytes_predicted: tuple[int, ...]
+    peak_bytes_measured: tuple[int, ...]
+    limit_bytes: tuple[int | None, ...]
+    allowance_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+def run_plan(
+    target: str,
+    graph: Graph,
+    plan: Plan,
+    *,
+    steps: int = 5,
+    threads: int = 1,
+    timeout: float = 60.0,
+    verify: bool = False,
+    limits: Sequence[int | None] | None = None,
+    batch_size: int | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Run a plan's ranks on this machine for some steps.
+
+    Args:
+        target: `FILE.py:FUNCTION`, the step that `graph` was captured from.
+        graph: Its graph.
+        plan: Valid for it.
+        steps: Number of training steps, each with the example batch.
+        threads: Threads of each rank, and of the reference.
+        timeout: Longest wait for one message, seconds.
+        verify: Run the user's own step on one device too, in a process of its own.
+        limits: Bytes that each rank may hold, enforced; None for no limit.
+        batch_size: Given to FUNCTION, if not None.
+        device: "cpu" or "cuda"; None takes what is here.
+        progress: Told what happens next, in a few words.
+
+    Raises:
+        RankError: E6xx, naming the rank that failed first.
+        StuckError: E7xx, naming the rank that hangs.
+        MismatchError: E5xx, if graph, plan, ranks or devices do not belong together.
+        UserCodeError: E110, if the user's own code raised.
+    """
+    check_fingerprint(plan, graph)
+    device = device or _device()
+    _check_devices(device, plan.num_devices)
+    limits = tuple(limits) if limits is not None else (None,) * plan.num_devices
+    tell = progress or _silent
+    with tempfile.TemporaryDirectory(prefix="pardnn-") as name:
+        directory = Path(name)
+        job = Job(
+            target=target,
+            steps=steps,
+            threads=threads,
+            timeout_s=timeout,
+            device=device,
+            limits=limits,
+            batch_size=batch_size,
+            seed=plan.seed,
+            parent=os.getpid(),
+        )
+        write_job(directory, job)
+        write_graph(graph, directory / GRAPH_FILE)
+        write_plan(plan, directory / PLAN_FILE)
+        tell(f"starting {plan.num_devices} ranks")
+        found = _run_ranks(directory, plan.num_devices)
+        reference = None
+        if verify:
+            tell("running the step on one device")
+            reference = tuple(_run_reference(directory)["losses"])
+    return _result(graph, plan, found, reference, limits)
+
+
+def _silent(_text: str) -> None:
+    """Tell nobody."""
+
+
+def _device() -> str:
+    from pardnn.backends.torch.devices import this_device
+
+    return this_device()
+
+
+def _check_devices(device: str, num_devices: int) -> None:
+    if device == "cuda":
+        from pardnn.backends.torch.comm.world import rank_device
+
+        for local_rank in range(num_devices):
+            rank_device(device, local_rank)
+
+
+def _result(
+    graph: Graph,
+    plan: Plan,
+    found: Sequence[dict[str, Any]],
+    reference: tuple[float, ...] | None,
+    limits: tuple[int | None, ...],
+) -> RunResult:
+    from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
+
+    planned = planned_graph(graph, plan)
+    for rank, each in enumerate(found):
+        if repr(each["losses"]) != repr(found[0]["losses"]):
+            raise RankError(
+                f"rank {rank} returned losses {each['losses']}, rank 0 {found[0]['losses']}; "
+                "they must be the same. This is an error in pardnn.",
+                code="E606",
+                details={"rank": rank},
+            )
+    steps = zip(*(each["step_s"] for each in found), strict=True)
+    notes = [f"rank {rank}: {note}" for rank, each in enumerate(found) for note in each["notes"]]
+    return RunResult(
+        losses=tuple(found[0]["losses"]),
+        reference_losses=reference,
+        step_s=tuple(max(times) for times in steps),
+        peak_bytes_predicted=tuple(peak_bytes(planned, plan_arrays(planned, plan))),
+        peak_bytes_measured=tuple(each["peak_bytes"] for each in found),
+        limit_bytes=limits,
+        allowance_bytes=ALLOWANCE_BYTES,
+        notes=(*notes, *straggler_notes(found)),
+    )
+
+
+def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Name a rank that kept another one waiting in one step for much longer than in most steps."""
+    for rank in range(len(found)):
+        waits = [
+            max(each["waits_s"][step][rank] for each in found if each["waits_s"])
+            for step in range(len(found[0]["waits_s"]))
+        ]
+        usual = sorted(waits)[len(waits) // 2] if waits else 0.0
+        for step, longest in enumerate(waits):
+            if longest > 2 * usual + STRAGGLER_S:
+                yield (
+                    f"rank {rank} is a straggler: in step {step} another rank waited "
+                    f"{longest:.1f} s for it, usually {usual:.1f} s"
+                )
+
+
+# Processes.
+
+
+@contextmanager
+def _quiet_launcher() -> Iterator[None]:
+    """Keep the launcher's own account of failures from standing beside ours."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for number, handler in handlers.items():
+            try:
+                signal.signal(number, handler)
+            except ValueError:  # not the main thread, so nobody has changed them
+                break
+
+
+def _run_ranks(directory: Path, num_ranks: int) -> list[dict[str, Any]]:
+    """Run all ranks to their end; return their results in order of rank."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
+        logs_specs=DefaultLogsSpecs(log_dir=str(directory / "logs")),
+    )  # fmt: skip
+    failed: ChildFailedError | None = None
+    with _quiet_launcher():
+        try:
+            elastic_launch(config, sys.executable)("-m", WORKER, str(directory))
+        except ChildFailedError as error:
+            failed = error
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+    results = [_read(directory, rank) for rank in range(num_ranks)]
+    if failed is None and all(each is not None and "losses" in each for each in results):
+        return [each for each in results if each is not None]
+    raise _root_cause(results, failed)
+
+
+def _read(directory: Path, rank: int | str) -> dict[str, Any] | None:
+    path = result_path(directory, rank)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _run_reference(directory: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", WORKER, str(directory), "--reference"]
+    done = subprocess.run(command, check=False)
+    result = _read(directory, "reference")
+    if result is None or "error" in result:
+        said = result["error"]["traceback"] if result else f"it ended with {done.returncode}"
+        raise UserCodeError(f"while running your own step on one device:\n{said}")
+    return result
+
+
+# What went wrong.
+
+#: Failures that are the fault of code: the traceback tells more than the message.
+_TRACED_CODES = frozenset({"E101", "E110", "E601"})
+#: A rank waited before the first step for one that is not there.
+_MISSED_CODES = frozenset({"E605", "E702"})
+_KINDS = {1: UserCodeError, 5: MismatchError, 6: RankError, 7: StuckError, 8: UnsupportedError}
+
+
+def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> PardnnError:
+    """Return the error of the rank that failed first, the others in one line each."""
+    errors = {rank: each["error"] for rank, each in enumerate(results) if each and "error" in each}
+    silent = [rank for rank, each in enumerate(results) if each is None]
+    if not errors:
+        return _ended_silently(silent, failed)
+    root = _first(errors)
+    first = int(root["details"].get("first_failing_rank", root["details"].get("rank", 0)))
+    missed = root["code"] in _MISSED_CODES and silent
+    lines = [root["message"]]
+    if missed:
+        # Who waited tells of its own wait; who is missing left no account at all.
+        first = silent[0]
+        lines.insert(0, f"rank {first} ended before its work was done, and left no account.")
+    lines += _exit_line(first, failed)
+    own = errors.get(first)
+    if own is not None and root["code"] in _TRACED_CODES:
+        lines.append(own.get("traceback", "").rstrip())
+    for rank, each in errors.items():
+        if rank != first and each["message"] != root["message"]:
+            lines.append(each["message"].splitlines()[0])
+    kind = _KINDS.get(int(root["code"][1]), RankError)
+    details = {key: value for key, value in root["details"].items() if key != "report"}
+    details |= {"first_failing_rank": first}
+    return kind("\n".join(lines), code=root["code"], details=details)
+
+
+def _first(errors: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the account of the first failure: its own rank's, or what that rank told others."""
+    for rank, each in errors.items():
+        details = each["details"]
+        if "report" not in details and details.get("rank", rank) == rank:
+            return each
+    for each in errors.values():
+        if "report" in each["details"]:
+            return each["details"]["report"]
+    return next(iter(errors.values()))
+
+
+def _exit_line(rank: int, failed: Any) -> Iterator[str]:
+    failure = failed.failures.get(rank) if failed is not None else None
+    if failure is not None and failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        yield f"Rank {rank} was ended by {name}."
+
+
+def _ended_silently(silent: Sequence[int], failed: Any) -> PardnnError:
+    rank, failure = failed.get_first_failure() if failed is not None else (silent[0], None)
+    how = "with exit status 0, before its work was done"
+    if failure is not None:
+        code = failure.exitcode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
+    return RankError(
+        f"rank {rank} ended {how}, and left no account.\nLook at what it printed last.",
+        code="E602",
+        details={"rank": rank, "first_failing_rank": rank},
+    )

@@ -1,0 +1,1 @@
+"""Calls as data, and data as calls."""

@@ -1,0 +1,273 @@
+"""Numeric verification of partitions: pieces of a call are run for real and put together.
+
+The pieces come from a description (`pardnn.shard`), of which nothing is known here: inputs are cut
+into the boxes that the pieces state, the operator runs on each, and what the shares make up must
+equal the result of the operator on the whole, in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from pardnn.backends.torch.ops.codec import (
+    Reference,
+    decode,
+    encode,
+    find_call,
+    flatten_result,
+    op_kind,
+)
+from pardnn.errors import UnsupportedError
+
+Box = tuple[tuple[int, int], ...]
+
+#: Largest difference that counts as rounding, relative to the largest magnitude in the result.
+TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 2e-5}
+COARSE_TOLERANCE = 2e-2
+
+
+#: Values of `pardnn.shard`, which a back end does not import: `call.Call`, and of `partition`
+#: `Region`, `Share` and `Piece`.
+CallData = Any
+Region = Any
+Share = Any
+Piece = Any
+
+
+def run_call(call: CallData, values: Mapping[str, Any]) -> list[Any]:
+    """Run a call for real, on copies of its tensors.
+
+    Args:
+        call: Its tensors are named in `values`.
+        values: Tensors and host scalars by name.
+
+    Returns:
+        Its results, lists flattened.
+    """
+
+    def fill(data: Any) -> Any:
+        if isinstance(data, Reference):
+            value = values[data]
+            return value.clone() if isinstance(value, torch.Tensor) else value
+        return [fill(item) for item in data] if isinstance(data, list) else data
+
+    device = torch.device("cpu")
+    args = [fill(decode(_lists(item), device)) for item in call.args]
+    kwargs = {key: fill(decode(_lists(item), device)) for key, item in call.kwargs.items()}
+    with torch.no_grad():
+        return flatten_result(find_call(call.kind)(*args, **kwargs))
+
+
+def _lists(data: Any) -> Any:
+    return [_lists(item) for item in data] if isinstance(data, list | tuple) else data
+
+
+def take(value: Any, region: Region) -> Any:
+    """Return a region of a tensor, contiguous, with the region's fill outside of the tensor.
+
+    Raises:
+        ValueError: If it lies outside and nothing fills it.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    inside = value
+    for dim, (begin, end) in enumerate(region.box):
+        size = value.shape[dim]
+        if region.fill is None and not 0 <= begin <= end <= size:
+            raise ValueError(f"dim {dim} of size {size} is read from {begin} to {end}")
+        first, last = max(begin, 0), min(end, size)
+        inside = inside.narrow(dim, min(first, size), max(last - first, 0))
+    if not region.content:  # values that spoil every result that they reach
+        fill = float("nan") if value.is_floating_point() else 0
+        return value.new_full([end - begin for begin, end in region.box], fill)
+    if region.fill is None:
+        return inside.clone(memory_format=torch.contiguous_format)
+    made = value.new_full([end - begin for begin, end in region.box], region.fill)
+    place = made
+    for dim, (begin, _) in enumerate(region.box):
+        place = place.narrow(dim, max(-begin, 0) if inside.shape[dim] else 0, inside.shape[dim])
+    place.copy_(inside)
+    return made
+
+
+_MERGE: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    "sum": lambda parts: functools.reduce(operator.add, parts),
+    "prod": lambda parts: functools.reduce(operator.mul, parts),
+    "max": lambda parts: functools.reduce(torch.maximum, parts),
+    "min": lambda parts: functools.reduce(torch.minimum, parts),
+}
+
+
+def _placed(part: torch.Tensor, box: Box, shape: torch.Size, fill: float) -> torch.Tensor:
+    """Return `part` in its place of a tensor of `fill`; what sticks out is dropped."""
+    whole = part.new_full(shape, fill)
+    target, source = whole, part
+    for dim, (begin, end) in enumerate(box):
+        first, last = max(begin, 0), min(end, shape[dim])
+        length = max(last - first, 0)
+        target = target.narrow(dim, first if length else 0, length)
+        source = source.narrow(dim, first - begin if length else 0, length)
+    target.copy_(source)
+    return whole
+
+
+def _combine(
+    number: int, parts: Sequence[Sequence[Any]], shares: Sequence[Share], shape: Any
+) -> Any:
+    """Put together output `number` of all workers."""
+    reducer = shares[0].reducer
+    own = [results[number] for results in parts]
+    if reducer is None:
+        if all(share.box == shares[0].box for share in shares):
+            return None  # all have the whole; each is compared by itself
+        placed = [_placed(p, s.box, shape, 0) for p, s in zip(own, shares, strict=True)]
+        if own[0].dtype == torch.bool:
+            return _MERGE["max"](placed)
+        return _MERGE["sum"](placed)
+    if reducer.combine is not None:
+        together = reducer.together
+        seen = [tuple(r[n] for n in together) for r in parts] if together else own
+        return reducer.combine(list(seen))
+    if reducer.name == "mean":
+        return _MERGE["sum"]([p * s.weight for p, s in zip(own, shares, strict=True)])
+    if reducer.name == "quotient":
+        divisors = [results[reducer.by or 0] for results in parts]
+        return _MERGE["sum"](own) / _MERGE["sum"](divisors)
+    if reducer.name not in _MERGE:
+        raise UnsupportedError(f"reducer {reducer.name!r} needs a `combine` to be computed")
+    if reducer.name == "sum":
+        own = [_placed(p, s.box, shape, 0) for p, s in zip(own, shares, strict=True)]
+    return _MERGE[reducer.name](own)
+
+
+def difference(found: Any, expected: Any) -> str | None:
+    """Return what differs, None if the two are equal but for rounding."""
+    if not isinstance(expected, torch.Tensor):
+        return None if found == expected else f"it is {found!r:.40} and not {expected!r:.40}"
+    if found.shape != expected.shape:
+        return f"its shape is {list(found.shape)} and not {list(expected.shape)}"
+    if found.dtype != expected.dtype:
+        return f"its dtype is {found.dtype} and not {expected.dtype}"
+    if not expected.numel():
+        return None
+    if not (expected.is_floating_point() or expected.is_complex()):
+        wrong = int((found != expected).sum())
+        return f"{wrong} of {expected.numel()} elements differ" if wrong else None
+    regular = torch.isfinite(expected)
+    if not torch.equal(
+        torch.where(regular, 0.0, found).nan_to_num(7.0),
+        torch.where(regular, 0.0, expected).nan_to_num(7.0),
+    ):
+        return "infinities or NaNs are elsewhere"
+    error = torch.where(regular, found - expected, 0.0).abs().max()
+    scale = torch.where(regular, expected, 0.0).abs().max().clamp(min=1.0)
+    limit = TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
+    return None if error <= limit * scale else f"it is off by {float(error / scale):.2g}"
+
+
+def _local_problem(piece: Piece, results: Sequence[Any]) -> str | None:
+    for number, share in enumerate(piece.shares):
+        if share is None:
+            continue
+        shape = [end - begin for begin, end in share.box]
+        if isinstance(results[number], torch.Tensor) and list(results[number].shape) != shape:
+            got = list(results[number].shape)
+            return f"output {number} of a piece has shape {got}, described as {shape}"
+    return None
+
+
+def verify_pieces(
+    whole: Sequence[Any],
+    pieces: Sequence[Piece],
+    values: Mapping[str, Any],
+    is_random: bool = False,
+) -> str | None:
+    """Run the pieces of a call and compare what they make up with the whole results.
+
+    Args:
+        whole: Results of the call on whole inputs.
+        pieces: One per worker.
+        values: Whole inputs, by slot.
+        is_random: Compare shapes alone.
+
+    Returns:
+        What is wrong, None if all is right.
+    """
+    parts: list[list[Any]] = []
+    for worker, piece in enumerate(pieces):
+        try:
+            local = {slot: take(values[slot], region) for slot, region in piece.regions.items()}
+            parts.append(run_call(piece.call, local))
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            return f"worker {worker} fails: {str(error).splitlines()[0]}"
+        problem = _local_problem(piece, parts[-1])
+        if problem:
+            return f"worker {worker}: {problem}"
+    if is_random:
+        return None
+    for number, expected in enumerate(whole):
+        problem = _output_problem(number, expected, pieces, parts)
+        if problem:
+            return f"output {number}: {problem}"
+    return None
+
+
+def _output_problem(
+    number: int, expected: Any, pieces: Sequence[Piece], parts: Sequence[Sequence[Any]]
+) -> str | None:
+    shares = [piece.shares[number] for piece in pieces]
+    if shares[0] is None:
+        return None
+    shape = getattr(expected, "shape", None)
+    combined = _combine(number, parts, shares, shape)
+    if combined is not None:
+        return difference(combined, expected)
+    problems = (difference(results[number], expected) for results in parts)
+    return next((problem for problem in problems if problem), None)
+
+
+def in_double(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with floating-point tensors in float64."""
+
+    def promote(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.double() if is_float else value
+
+    return _pytree.tree_map(promote, dict(values))
+
+
+def full_kind(op: str | Callable[..., Any]) -> str:
+    """Return "mylib::op.default" for "mylib::op", or the kind of an overload."""
+    if not isinstance(op, str):
+        overload = getattr(op, "default", op)
+        return op_kind(overload)
+    return op if op.replace("::", ".").count(".") == 2 else f"{op}.default"
+
+
+def call_with_values(
+    op: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, list[Any], dict[str, Any], dict[str, Any]]:
+    """Return kind, arguments and keyword arguments as data, and the tensors by name.
+
+    Raises:
+        UnsupportedError: E801, if the op is not registered or an argument cannot be data.
+    """
+    kind = full_kind(op)
+    find_call(kind)
+    values: dict[str, Any] = {}
+
+    def name_of(value: Any) -> str:
+        if not isinstance(value, torch.Tensor):
+            raise KeyError
+        name = f"t{len(values)}"
+        values[name] = value.detach()
+        return name
+
+    encoded = [encode(value, name_of) for value in args]
+    return kind, encoded, {k: encode(v, name_of) for k, v in kwargs.items()}, values

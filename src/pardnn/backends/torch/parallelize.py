@@ -1,0 +1,190 @@
+"""A training step as a function on all ranks of torchrun, in the user's own script."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.comm.handshake import check_world, wait_for
+from pardnn.backends.torch.comm.world import World, join, rank_device
+from pardnn.backends.torch.devices import this_device
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.gather import resident_names, whole_value
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.errors import MismatchError, PardnnError
+from pardnn.graph.file import graph_from_json, graph_to_json
+from pardnn.graph.ir import Graph
+from pardnn.plan.check import check_plan
+from pardnn.plan.file import check_fingerprint, plan_from_json, plan_to_json
+from pardnn.plan.plan import Plan
+
+#: A store takes values of up to 8 MiB.
+_CHUNK_BYTES = 4 << 20
+#: How long the other ranks wait for rank 0 to capture and plan, seconds.
+PLANNING_S = 3600.0
+
+
+class Parallel:
+    """The step on this rank; call it with the args that are neither model nor optimizer.
+
+    Attributes:
+        plan: What runs.
+        graph: The step.
+        rank: This rank.
+        names: Of all parameters, buffers and optimizer states, for `whole`.
+    """
+
+    def __init__(self, executor: Executor, binding: Binding) -> None:
+        self._executor = executor
+        self._binding = binding
+        self.plan = executor.program.plan
+        self.graph = executor.program.whole
+        self.rank = executor.rank
+        self.names = resident_names(executor.program)
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        """Run one step on all ranks; every rank must call it, with the same (global) batch.
+
+        Returns:
+            The loss, without gradient; the same value on every rank.
+
+        Raises:
+            MismatchError: E505, E509 or E512, if the batch or a hyperparameter is not one that
+                the graph holds for.
+            RankError: E6xx, naming the rank that failed first.
+            StuckError: E7xx, naming the rank that hangs.
+        """
+        return self._executor.step(lambda: self._binding.batch_inputs(batch))
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return a parameter, buffer or optimizer state as one device would hold it.
+
+        Every rank must call it, with the same name, between steps. A state dict of the whole model
+        is `{name: fast.whole(name) for name in fast.names}`; on ranks with little memory, take one
+        at a time.
+
+        Args:
+            name: One of `names`, such as "model.h.0.weight".
+
+        Raises:
+            UsageError: E215, if there is no such name.
+        """
+        executor = self._executor
+        return whole_value(executor.program, executor.world, executor.held, name)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Largest number of tensor storage bytes that this rank held in its first step."""
+        return self._executor.peak_bytes
+
+    @property
+    def step_s(self) -> Sequence[float]:
+        """Seconds of each step so far."""
+        return tuple(self._executor.step_s)
+
+    def close(self) -> None:
+        """Close the connections to the other ranks; the user's process group stays."""
+        self._executor.world.close()
+
+
+def parallelize(
+    step: Callable[..., Any],
+    *args: Any,
+    plan: Plan | None = None,
+    decide: Callable[[Graph, int], Plan] | None = None,
+    timeout: float = 60.0,
+    device: str | None = None,
+) -> Parallel:
+    """Return the step as a function that runs on all ranks.
+
+    Rank 0 captures the step and plans it; all ranks receive the graph and the plan. Each rank
+    keeps the parameters and states of its own ops, and the optimizers' and models' own objects
+    hold them: between steps they may be read and changed. Where the plan places whole ops, the
+    rest of the models reads as NaN and takes no memory. Where it cuts them (`tofu`), a parameter
+    or state is this rank's part of it from now on, with the part's shape: so are the entries of
+    `state_dict()`. `Parallel.whole` puts the parts together.
+
+    Args:
+        step: The user's step.
+        *args: Its arguments, built in the same way on every rank, with an example batch.
+        plan: Made for this step; None lets rank 0 decide.
+        decide: Plans a graph for a number of devices; needed where `plan` is None.
+        timeout: Longest wait for one message, seconds.
+        device: "cpu" or "cuda"; None takes what the models are on.
+
+    Raises:
+        MismatchError: E5xx, if ranks, plan and step do not belong together.
+        RankError: E6xx, if a rank failed meanwhile.
+    """
+    kind = device or this_device()
+    world = join(rank_device(kind, int(os.environ.get("LOCAL_RANK", "0"))), timeout_s=timeout)
+    world.look_out()
+    try:
+        graph, chosen = _shared(world, step, args, plan, decide)
+        program = Program(graph, chosen)
+        binding = Binding(step, args, graph, world.device)
+    except PardnnError as error:
+        raise world.settle(error) from error.__cause__
+
+    executor = start(program, world, lambda: binding.take(program.residents(world.rank)))
+    return Parallel(executor, binding)
+
+
+def _shared(
+    world: World,
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    plan: Plan | None,
+    decide: Callable[[Graph, int], Plan] | None,
+) -> tuple[Graph, Plan]:
+    """Return graph and plan, which rank 0 makes and the others are given."""
+    content = None
+    if world.rank == 0:
+        graph = capture(step, *args)
+        if plan is None and decide is not None:
+            plan = decide(graph, world.size)
+        if plan is None:
+            raise MismatchError("there is no plan and nothing that could make one", code="E511")
+        check_world(world.size, plan)
+        check_fingerprint(plan, graph)
+        check_plan(graph, plan)
+        if world.store is None:
+            return graph, plan
+        content = graph_to_json(graph), plan_to_json(plan)
+    elif plan is not None:
+        check_world(world.size, plan)
+    sent = [
+        share(world, name, None if content is None else content[i])
+        for i, name in enumerate(("graph", "plan"))
+    ]
+    graph = graph_from_json(sent[0], "the graph of rank 0")
+    # A plan of one's own is used as it is: the ranks compare what they hold before they start.
+    return graph, plan or plan_from_json(sent[1], "the plan of rank 0")
+
+
+def share(world: World, name: str, content: bytes | None) -> bytes:
+    """Give all ranks what rank 0 has; waits as long as rank 0 lives, at most `PLANNING_S`.
+
+    Raises:
+        RankError: If rank 0, or another rank, has failed meanwhile.
+        StuckError: E702, if rank 0 says nothing for `PLANNING_S`.
+    """
+    store = world.store
+    assert store is not None
+    if content is not None:
+        packed = gzip.compress(content, compresslevel=1, mtime=0)
+        chunks = [packed[i : i + _CHUNK_BYTES] for i in range(0, len(packed), _CHUNK_BYTES)]
+        for i, chunk in enumerate(chunks):
+            store.set(f"{name}/{i}", chunk)
+        store.set(f"{name}/count", str(len(chunks)))
+        return content
+    wait_for(store, [f"{name}/count"], world.rank, [0], PLANNING_S, world.known_failure)
+    count = int(store.get(f"{name}/count"))
+    return gzip.decompress(b"".join(store.get(f"{name}/{i}") for i in range(count)))

@@ -1,0 +1,1 @@
+"""Measured costs: ops, ops in their context, links."""

@@ -1,0 +1,189 @@
+"""What calls take in their places: the whole graph is run a few times on made-up values, timed.
+
+A call that is repeated alone finds its code and its inputs in the fastest caches, or, if they are
+swept before each repetition, in none of them. In a step it is neither: a small call after other
+small calls is warm, a view after a large product is cold, and a call finds warm what the call
+before it made. Sweeping makes small calls twice as slow as they are, and not sweeping makes views
+three times as fast. So where a graph fits this machine, its calls are timed where they stand.
+
+Values are made up like those of a single call (`synthetic.py`), but only the sources'; all others
+are computed. Parameters are small, so that values stay finite; where they do not, that changes no
+time. A call that refuses them gives made-up results and is left to be timed alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pardnn.backends.torch.ops.codec import bind, constant_value
+from pardnn.backends.torch.profile.cpu_clock import undisturbed
+from pardnn.backends.torch.profile.synthetic_inputs import index_bounds, made_up
+from pardnn.cost.call import is_free, is_view, signature
+from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, view_signature
+from pardnn.cost.cpu_probe import available_bytes
+from pardnn.cost.table import Entry
+from pardnn.graph.csr import op_edges, topological_order
+from pardnn.graph.ir import Graph, Op, Tensor, storage_owners
+from pardnn.plan.partitioned_graph import JOIN
+
+#: Timed runs of the graph: at least, at most, and the seconds after which there are no more.
+MIN_RUNS, MAX_RUNS, RUNS_SECONDS = 3, 12, 2.0
+
+#: Share of the free memory that all tensors of a graph may take; none is freed in the estimate.
+MEMORY_SHARE = 0.5
+
+#: Hyperparameters on the host, such as a rate or a decay: small, so that parameters stay small.
+_HOST_FLOAT = 1e-3
+
+
+class _Item(NamedTuple):
+    """One op of the run: what calls it, what is dropped after it."""
+
+    op: Op
+    call: Callable[[dict[str, Any]], None] | None
+    dropped: tuple[str, ...]
+
+
+def rehearse(graph: Graph, tensors: Mapping[str, Tensor], end: float | None) -> Mapping[str, Entry]:
+    """Run the graph on this CPU and return what its calls took, by signature.
+
+    Args:
+        graph: A captured or partitioned graph.
+        tensors: Its tensors by name.
+        end: `time.perf_counter` after which one run must do; None for no end.
+
+    Returns:
+        For each call that ran the mean over its places of the median over the runs; for each kind
+        of view, all views and host arithmetic likewise. Nothing if the graph does not fit.
+    """
+    if not _fits(graph):
+        return {}
+    items, env = list(_items(graph)), _sources(graph, tensors)
+    taken: list[list[float]] = [[] for _ in items]
+    refused: set[int] = set()
+    with undisturbed() as timed:
+        _run(items, env, tensors, taken, refused, timed)  # loads kernels, plans convolutions
+        for each in taken:
+            each.clear()
+        begin = time.perf_counter()
+        for done in range(1, MAX_RUNS + 1):
+            _run(items, env, tensors, taken, refused, timed)
+            now = time.perf_counter()
+            if (end is not None and now > end) or (done >= MIN_RUNS and now - begin > RUNS_SECONDS):
+                break
+    return _entries(items, taken, refused, tensors)
+
+
+def _fits(graph: Graph) -> bool:
+    owned = sum(t.bytes for op in graph.ops for t in op.outputs if t.alias_of is None)
+    return owned <= MEMORY_SHARE * available_bytes()
+
+
+def _items(graph: Graph) -> Iterator[_Item]:
+    """Yield the ops in an order that can run, each with the storages that end after it."""
+    order = topological_order(op_edges(graph.arrays), len(graph.ops)).tolist()
+    ops, owners = [graph.ops[i] for i in order], storage_owners(graph.ops)
+    sharing: dict[str | None, list[str]] = defaultdict(list)
+    last: dict[str | None, int] = {}
+    for at, op in enumerate(ops):
+        names = [t.name for t in op.outputs]
+        for name in (*op.inputs, *names):
+            last[owners[name]] = at
+        for name in names:
+            sharing[owners[name]].append(name)
+    ending: dict[int, list[str]] = defaultdict(list)
+    kept = {t.name for op in ops if op.is_source for t in op.outputs}
+    for owner, at in last.items():
+        ending[at] += [name for name in sharing[owner] if name not in kept]
+    for at, op in enumerate(ops):
+        call = None if is_free(op) else bind(op, "cpu")
+        yield _Item(op, call, tuple(ending[at]))
+
+
+def _sources(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return a value for each source, in the range that keeps a step's values finite."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    bounds = index_bounds(graph, tensors)
+    env: dict[str, Any] = {}
+    for op in graph.ops:
+        for tensor in op.outputs if op.is_source else ():
+            if op.kind == "constant":
+                env[tensor.name] = constant_value(op)
+            elif tensor.dtype == "host.float":
+                env[tensor.name] = _HOST_FLOAT
+            else:
+                value = made_up(tensor, range(bounds.get(tensor.name, 1)), generator)
+                env[tensor.name] = _small(value) if op.kind == "parameter" else value
+    return env
+
+
+def _small(value: torch.Tensor) -> torch.Tensor:
+    """Centre a weight around zero, and shrink it as if by the width of its layer."""
+    if value.dim() > 1 and value.is_floating_point():
+        return value.sub_(0.75).mul_(4 / math.sqrt(max(1, math.prod(value.shape[1:]))))
+    return value
+
+
+def _run(
+    items: Sequence[_Item],
+    env: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    taken: list[list[float]],
+    refused: set[int],
+    timed: Callable[[Callable[[], object]], float],
+) -> None:
+    for at, (op, call, dropped) in enumerate(items):
+        if call is not None and at not in refused:
+            try:
+                taken[at].append(timed(functools.partial(call, env)))
+            except (RuntimeError, TypeError, ValueError, IndexError, KeyError, ArithmeticError):
+                refused.add(at)
+        if at in refused:
+            generator = torch.Generator("cpu").manual_seed(at)
+            env |= {t.name: made_up(t, range(1), generator) for t in op.outputs}
+        for name in dropped:
+            env.pop(name, None)
+
+
+def _entries(
+    items: Sequence[_Item],
+    taken: Sequence[list[float]],
+    refused: set[int],
+    tensors: Mapping[str, Tensor],
+) -> dict[str, Entry]:
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for at, (item, seconds) in enumerate(zip(items, taken, strict=True)):
+        # A join copies here what ranks receive in its place.
+        if item.call is None or at in refused or item.op.kind == JOIN:
+            continue
+        for text in _texts(item.op, tensors):
+            found[text].append(sorted(seconds))
+    return {text: _entry(places) for text, places in found.items()}
+
+
+def _texts(op: Op, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield what an op's time counts for."""
+    if is_view(op):
+        yield from (VIEW_SIGNATURE, view_signature(op))
+    elif op.kind.startswith("scalar."):
+        yield HOST_SIGNATURE
+    else:
+        yield signature(op, tensors)
+
+
+def _entry(places: Sequence[list[float]]) -> Entry:
+    middles = [statistics.median(each) for each in places]
+    spreads = [(each[-1 - len(each) // 4] - each[len(each) // 4]) / 2 for each in places]
+    return Entry(
+        seconds=statistics.fmean(middles),
+        spread=statistics.fmean(spreads),
+        repetitions=len(places[0]),
+    )

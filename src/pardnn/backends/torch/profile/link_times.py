@@ -1,0 +1,282 @@
+"""What messages cost between two local ranks, measured: idle, and while the ranks compute.
+
+Two child processes exchange messages of several sizes as the ranks of a run do. Idle, they bounce
+one; half a round trip is one message. Then both compute between messages, and each end's own time
+is taken apart: what sending takes, what posting a receive takes, what taking a message that is
+there takes, and how long a receiver that slept takes to go on. Computation displaces caches and
+lets processors sleep, so these are more than what idle ranks show.
+
+The children are started anew, not forked: threads of this process would not survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardnn.backends.torch.comm.channel import Channel
+from pardnn.backends.torch.comm.wire_format import Wire
+from pardnn.backends.torch.profile.cpu_clock import undisturbed
+from pardnn.cost.cpu_probe import cpu_name
+from pardnn.cost.links import LinkCosts, LinkFit, fit_link
+from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
+from pardnn.errors import RankError, StuckError
+
+#: Bytes of the messages. From far below to far above where latency and transfer take equally long.
+MESSAGE_BYTES = tuple(1 << power for power in range(6, 25, 2))
+
+#: Round trips per size: 3 long ones show a bandwidth, short ones need more to show a latency.
+MIN_TRIPS, MAX_TRIPS = 3, 40
+SIZE_SECONDS = 0.05
+
+#: Rounds of messages between computations, per size.
+ROUNDS = 15
+
+#: Longest message timed beside computation: longer ones are moved by threads of the library.
+BUSY_BYTES = 1 << 20
+
+#: Rows and columns of the layer that stands for computation: some 0.3 ms on a core, 0.5 MB.
+_WORK = (64, 256)
+
+#: Computations until what was sent surely is there: the quartile leaves out where it is not.
+_MEANWHILE = 3
+
+#: Signatures in the cost cache: one of these, and for all but the last two the number of bytes.
+_IDLE, _SEND, _TAKE, _POST, _WAKE = (
+    f"pardnn.{kind}." for kind in ("message", "send", "take", "post", "wake")
+)
+_SIZES = {
+    _IDLE: MESSAGE_BYTES,
+    _SEND: tuple(size for size in MESSAGE_BYTES if size <= BUSY_BYTES),
+    _TAKE: tuple(size for size in MESSAGE_BYTES if size <= BUSY_BYTES),
+    _POST: (0,),
+    _WAKE: (0,),
+}
+
+
+def measure_links(*, timeout_s: float = 60.0, folder: Path | None = None) -> LinkCosts:
+    """Measure messages between two local CPU ranks, idle and computing; keep them in the cache.
+
+    Args:
+        timeout_s: After which the ranks are given up.
+        folder: Of the cost cache; the user's if absent.
+
+    Raises:
+        RankError: E601, if a rank fails.
+        StuckError: E701, if they do not finish in time.
+    """
+    entries = {
+        text: Entry(seconds=seconds, repetitions=MIN_TRIPS)
+        for text, seconds in _bounced(timeout_s).items()
+    }
+    costs = _fitted(entries)
+    save_table(CostTable(_machine(), entries), folder or cache_folder())
+    return costs
+
+
+def cached_links(folder: Path | None = None) -> LinkCosts | None:
+    """Return what was last measured on this machine with this library; None if nothing was."""
+    entries = load_table(_machine(), folder or cache_folder()).entries
+    wanted = {f"{kind}{size}" for kind, sizes in _SIZES.items() for size in sizes}
+    return _fitted(entries) if wanted <= set(entries) else None
+
+
+def _machine() -> Machine:
+    library = f"torch {importlib.metadata.version('torch')}, gloo, two local ranks"
+    return Machine(device=cpu_name(), library=library, threads=1)
+
+
+def _fitted(entries: Mapping[str, Entry]) -> LinkCosts:
+    # In one order, so that the fit from the cache is the one that was measured, to the last bit.
+    def fitted(kind: str) -> LinkFit:
+        sizes = _SIZES[kind]
+        return fit_link(sizes, [entries[f"{kind}{size}"].seconds for size in sizes])
+
+    return LinkCosts(
+        idle=fitted(_IDLE),
+        sending=fitted(_SEND),
+        taking=fitted(_TAKE),
+        posting=entries[f"{_POST}0"].seconds,
+        waking=entries[f"{_WAKE}0"].seconds,
+    )
+
+
+def _bounced(timeout_s: float) -> Mapping[str, float]:
+    """Run both ranks; return the seconds of rank 0 by signature."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [
+            sys.executable,
+            "-m",
+            "pardnn.backends.torch.profile.link_times",
+            f"{folder}/store",
+        ]
+        ranks = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, str(rank), str(timeout_s)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank in range(2)
+        ]
+        end = time.monotonic() + timeout_s
+        try:
+            texts = [rank.communicate(timeout=max(0.0, end - time.monotonic())) for rank in ranks]
+        except subprocess.TimeoutExpired:
+            raise StuckError(
+                f"two local ranks did not exchange {len(MESSAGE_BYTES)} sizes of messages in "
+                f"{timeout_s:g} s.\nCheck that this machine's host name resolves to itself."
+            ) from None
+        finally:
+            for rank in ranks:
+                rank.kill()
+    for number, (rank, (_, said)) in enumerate(zip(ranks, texts, strict=True)):
+        if rank.returncode:
+            last = (said.strip().splitlines() or ["it said nothing"])[-1]
+            raise RankError(f"rank {number} of 2 failed while measuring links: {last:.300}")
+    return json.loads(texts[0][0])
+
+
+class _End:
+    """One rank's end of messages to and from the other."""
+
+    def __init__(self, rank: int, timeout_s: float) -> None:
+        from pardnn.backends.torch.comm.world import join
+
+        self.rank = rank
+        self.world = join(torch.device("cpu"), timeout_s=timeout_s)
+        assert self.world.channel is not None
+        self.channel: Channel = self.world.channel
+        self.left, self.right = torch.ones(_WORK), torch.ones(_WORK[1], _WORK[1])
+
+    def wires(self, size: int) -> tuple[Wire, Wire]:
+        """Return the messages of a size from this rank and to it."""
+        ends = ((self.rank, 1 - self.rank), (1 - self.rank, self.rank))
+        mine, theirs = (
+            Wire(source, "x", source, target, size, "uint8", (size,), (1,), "x", "x")
+            for source, target in ends
+        )
+        return mine, theirs
+
+    def send(self, wire: Wire, value: torch.Tensor) -> None:
+        """Send, and wait until the value has left."""
+        self.channel.send(wire, value)
+        self.channel.wait(wire)
+
+    def receive(self, wire: Wire) -> Any:
+        """Receive."""
+        self.channel.allocate(wire)
+        self.channel.receive(wire)
+        return self.channel.wait(wire)
+
+    def compute(self) -> None:
+        """Do what a layer does to caches: a product, and a few small calls."""
+        made = torch.relu(self.left @ self.right)
+        made.view(-1)[:64].mul(0.5).add_(1.0).sum()
+
+
+def _bounce(store: str, rank: int, timeout_s: float) -> dict[str, float]:
+    """Do one rank's part, both ranks in step; return what it found, by signature."""
+    torch.set_num_threads(1)
+    wait = timedelta(seconds=timeout_s)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=wait
+    )
+    end = _End(rank, timeout_s)
+    found = {f"{_IDLE}{size}": _idle(end, size) for size in MESSAGE_BYTES}
+    posts: list[float] = []
+    for size in _SIZES[_SEND]:
+        sent, posted, taken = _busy(end, size)
+        found |= {f"{_SEND}{size}": _low(sent), f"{_TAKE}{size}": _low(taken)}
+        posts.append(_low(posted))
+    found[f"{_POST}0"] = statistics.median(posts)
+    least = min(MESSAGE_BYTES)
+    found[f"{_WAKE}0"] = max(0.0, _low(_woken(end, least)) - found[f"{_TAKE}{least}"])
+    end.world.close()
+    dist.destroy_process_group()
+    return found
+
+
+def _low(seconds: list[float]) -> float:
+    """Return the lower quartile: what else runs on this machine delays, and only delays."""
+    return statistics.quantiles(seconds)[0]
+
+
+def _idle(end: _End, size: int) -> float:
+    """Seconds of one message between ranks that do nothing else."""
+    mine, theirs = end.wires(size)
+    buffer = torch.ones(size, dtype=torch.uint8)
+
+    def trip() -> float:
+        start = time.perf_counter()
+        for sender in range(2):
+            end.send(mine, buffer) if sender == end.rank else end.receive(theirs)
+        return time.perf_counter() - start
+
+    trip()
+    trips = torch.tensor([max(MIN_TRIPS, min(MAX_TRIPS, int(SIZE_SECONDS / trip())))])
+    dist.broadcast(trips, 0)  # each rank measured another time; both must agree
+    return _low([trip() for _ in range(int(trips))]) / 2
+
+
+def _busy(end: _End, size: int) -> tuple[list[float], list[float], list[float]]:
+    """Own seconds of sending, of posting, and of taking what is there, between computations."""
+    (mine, theirs), channel = end.wires(size), end.channel
+    sent: list[float] = []
+    posted: list[float] = []
+    taken: list[float] = []
+
+    def post() -> None:
+        channel.allocate(theirs)
+        channel.receive(theirs)
+
+    with undisturbed() as timed:
+        for _ in range(ROUNDS):
+            buffer = torch.ones(size, dtype=torch.uint8)
+            end.compute()
+            sent.append(timed(functools.partial(end.send, mine, buffer)))
+            for _ in range(_MEANWHILE):
+                end.compute()
+            posted.append(timed(post))
+            taken.append(timed(functools.partial(channel.wait, theirs)))
+    return sent, posted, taken
+
+
+def _woken(end: _End, size: int) -> list[float]:
+    """Seconds from the end of a send to the end of a wait that slept, 0 to 1 and back."""
+    mine, theirs = end.wires(size)
+    buffer, marks = torch.ones(size, dtype=torch.uint8), []
+    for turn in range(2 * ROUNDS):
+        if turn % 2 == end.rank:
+            for _ in range(10):
+                end.compute()
+            end.send(mine, buffer)
+        else:
+            end.receive(theirs)
+        marks.append(time.perf_counter())  # of one clock: both ranks are on one machine
+    both = end.world.exchange("marks", marks)
+    return [both[1 - turn % 2][turn] - both[turn % 2][turn] for turn in range(2 * ROUNDS)]
+
+
+if __name__ == "__main__":
+    result = _bounce(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))
+    sys.stdout.write(json.dumps(result) + "\n")

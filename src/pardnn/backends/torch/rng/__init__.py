@@ -1,0 +1,1 @@
+"""Random numbers of one device, on many ranks."""

@@ -1,0 +1,381 @@
+"""Random ops spread over ranks that give the numbers one device would.
+
+Every rank runs only its own random ops, and moves its generator past the draws of all others, in
+the order of the unplaced step. How far an op moves a generator depends on the op, on the number
+of elements and on how the library was built (with MKL, `bernoulli_` draws one seed for the whole
+tensor), so it is measured by running the op once, never derived.
+
+Two things make up the state of PyTorch's CPU generator: the position of its Mersenne twister
+(`mersenne.py`) and, because normal samples come in pairs, at times a spare one, which the next
+scalar draw of a normal uses up. An op that looks at the spare moves the generator differently with
+and without one; `Draws` keeps both cases. A spare is the second of the pair made from the last
+four draws, so it is made again by drawing that pair. A CUDA generator has an offset and no spare.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardnn.backends.torch.rng import mt19937
+from pardnn.errors import MismatchError, UnsupportedError
+
+# Most draws an op may make before it is taken for a reseed; measuring them takes a minute.
+MAX_DRAWS = 1 << 33
+# 32-bit draws behind one pair of normal samples in double precision.
+_PAIR_DRAWS = 4
+# Up to here drawing into a scratch tensor (5 ns a draw) beats converting the state (0.1 ms).
+_SCRATCH_DRAWS = 1 << 15
+# Offset of the words, of the spare samples, and size in a CPU generator's state, in bytes.
+_WORDS, _SPARE, _SIZE = 24, 24 + 8 * mt19937.BLOCK, 5056
+_SENTINEL = 0.123456789
+
+# Overload packets whose number of draws depends on tensor values: they cannot be skipped.
+DATA_DEPENDENT = frozenset(
+    {"poisson", "binomial", "_standard_gamma", "_sample_dirichlet", "_dirichlet", "gamma"}
+)
+
+
+class Effect(NamedTuple):
+    """What one call does to a generator.
+
+    Attributes:
+        count: 32-bit draws (CPU) or units of the philox offset (CUDA).
+        spare: What becomes of the spare normal sample: left as it was, none left, or a new one.
+    """
+
+    count: int
+    spare: Literal["kept", "none", "new"] = "kept"
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a call does to a generator, by whether it finds a spare normal sample.
+
+    Attributes:
+        without_spare: Effect on a generator that holds no spare sample.
+        with_spare: Effect on a generator that holds one.
+    """
+
+    without_spare: Effect
+    with_spare: Effect
+
+    @property
+    def uses_spare(self) -> bool:
+        """Whether the call looks at the spare sample or leaves one."""
+        return (self.without_spare.spare, self.with_spare.spare) != ("kept", "kept")
+
+
+def fixed(count: int) -> Draws:
+    """Return the draws of a call that always makes `count` of them and knows no spare."""
+    return Draws(Effect(count), Effect(count))
+
+
+class _State(NamedTuple):
+    engine: mt19937.Twister
+    normal: float | None
+    single: float | None
+
+
+def _unmoded() -> AbstractContextManager[Any]:
+    # Tracing modes of the caller must not see the tensors that carry a state. Leaving them costs
+    # 15 us, too much for every random op of a step.
+    has_modes = torch._C._len_torch_dispatch_stack() > 0
+    return _disable_current_modes() if has_modes else nullcontext()
+
+
+def read_state(generator: torch.Generator) -> bytes:
+    """Return a generator's state as bytes (5,056 on CPU, 16 on CUDA)."""
+    with _unmoded():
+        return generator.get_state().numpy().tobytes()
+
+
+def write_state(generator: torch.Generator, state: bytes) -> None:
+    """Set a generator to a state that `read_state` returned."""
+    with _unmoded():
+        generator.set_state(torch.from_numpy(np.frombuffer(state, dtype=np.uint8).copy()))
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator that a device's random ops use when they are given none.
+
+    Raises:
+        UnsupportedError: E815, the device has a generator of a kind not handled here.
+    """
+    if device.type == "cpu":
+        return torch.default_generator
+    if device.type == "cuda":
+        torch.cuda.init()
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return torch.cuda.default_generators[index]
+    raise UnsupportedError(
+        f"random ops on {device} are not supported: only the generators of cpu and cuda are "
+        "understood.\nMove the random op to one of these.",
+        code="E815",
+        details={"device": str(device)},
+    )
+
+
+def _decode(state: bytes) -> _State:
+    if len(state) != _SIZE:
+        raise UnsupportedError(
+            f"the CPU generator's state has {len(state)} bytes, this version understands {_SIZE}.\n"
+            f"PyTorch {torch.__version__} keeps it in another way; use a version from the docs.",
+            code="E815",
+        )
+    (left,) = struct.unpack_from("<i", state, 8)
+    words = np.frombuffer(state, np.uint64, mt19937.BLOCK, _WORDS).astype(np.uint32)
+    _, normal, _, has_normal = struct.unpack_from("<dddi", state, _SPARE)
+    single, has_single = struct.unpack_from("<f?", state, _SPARE + 32)
+    return _State(
+        mt19937.Twister(words, mt19937.BLOCK + 1 - left),
+        normal if has_normal else None,
+        single if has_single else None,
+    )
+
+
+def _with_spare(raw: bytes, normal: float | None, single: float | None = None) -> bytes:
+    changed = bytearray(raw)
+    struct.pack_into("<dddi", changed, _SPARE, 0.0, normal or 0.0, 0.0, int(normal is not None))
+    struct.pack_into("<f?", changed, _SPARE + 32, single or 0.0, single is not None)
+    return bytes(changed)
+
+
+def _with_engine(raw: bytes, engine: mt19937.Twister) -> bytes:
+    changed = bytearray(raw)
+    struct.pack_into("<i", changed, 8, mt19937.BLOCK + 1 - engine.position)
+    struct.pack_into("<Q", changed, 16, engine.position)
+    changed[_WORDS:_SPARE] = engine.key.astype(np.uint64).tobytes()
+    return bytes(changed)
+
+
+def advance(generator: torch.Generator, count: int, *, is_repeated: bool = False) -> None:
+    """Move a generator past `count` draws; its spare normal sample stays.
+
+    On CPU it takes about 3 ns a draw up to 16 million draws, then 50 to 100 ms however many; on
+    CUDA the offset is set. Memory is constant (below 1 MB).
+
+    Args:
+        generator: The generator to move.
+        count: 32-bit draws (CPU), or units of the philox offset (CUDA).
+        is_repeated: Whether the same count comes again, as in every step: then from 2 million
+            draws on it takes about 5 ms from the second time.
+    """
+    if count == 0:
+        return
+    if generator.device.type == "cuda":
+        with _unmoded():
+            generator.set_offset(generator.get_offset() + count)
+    elif count <= _SCRATCH_DRAWS:
+        with _unmoded():
+            torch.empty(count, dtype=torch.int32).random_(generator=generator)
+    else:
+        raw = read_state(generator)
+        engine = mt19937.skip(_decode(raw).engine, count, is_repeated=is_repeated)
+        write_state(generator, _with_engine(raw, engine))
+
+
+def _renew_spare(generator: torch.Generator) -> None:
+    """Draw one pair of normal samples, of which the second stays as the spare."""
+    write_state(generator, _with_spare(read_state(generator), None))
+    with _unmoded():
+        torch.empty(1, dtype=torch.float64).normal_(generator=generator)
+
+
+def skip_calls(
+    generator: torch.Generator, calls: Sequence[Draws], *, is_repeated: bool = False
+) -> None:
+    """Move a generator past calls that it does not run, as if it had run them in this order.
+
+    O(calls) plus one `advance`, two where a call leaves a spare normal sample; `is_repeated` as
+    there.
+    """
+    if not any(call.uses_spare for call in calls):
+        count = sum(call.without_spare.count for call in calls)
+        advance(generator, count, is_repeated=is_repeated)
+        return
+    state = _decode(read_state(generator))
+    spare = found = state.normal is not None
+    fate, passed, renewed = "kept", 0, 0
+    for call in calls:
+        effect = call.with_spare if spare else call.without_spare
+        passed += effect.count
+        if effect.spare != "kept":
+            fate, spare = effect.spare, effect.spare == "new"
+            renewed = passed
+    if fate == "new":
+        advance(generator, renewed - _PAIR_DRAWS, is_repeated=is_repeated)
+        _renew_spare(generator)
+        advance(generator, passed - renewed, is_repeated=is_repeated)
+        return
+    advance(generator, passed, is_repeated=is_repeated)
+    if fate == "none" and found:
+        write_state(generator, _with_spare(read_state(generator), None))
+
+
+def _effect(generator: torch.Generator, before: bytes, call: Callable[[], Any]) -> Effect:
+    write_state(generator, before)
+    call()
+    after = read_state(generator)
+    start, end = _decode(before), _decode(after)
+    count = mt19937.distance(start.engine, end.engine, MAX_DRAWS)
+    if count is None or end.single != start.single:
+        raise UnsupportedError(
+            f"a random call moved the generator in a way that cannot be repeated: after {MAX_DRAWS}"
+            " draws its new state had not come up.\nIt reseeds, or its library keeps samples in "
+            "the generator; run it on one device only.",
+            code="E816",
+        )
+    if end.normal == start.normal:
+        return Effect(count)
+    if end.normal is None:
+        return Effect(count, "none")
+    write_state(generator, before)
+    skip_calls(generator, [fixed(0), Draws(Effect(count, "new"), Effect(count, "new"))])
+    if count < _PAIR_DRAWS or read_state(generator) != after:
+        raise UnsupportedError(
+            f"a random call of {count} draws left a normal sample that its last {_PAIR_DRAWS} draws"
+            " do not give.\nRun it on one device only.",
+            code="E816",
+        )
+    return Effect(count, "new")
+
+
+def measure(
+    call: Callable[[], Any], device: torch.device, generator: torch.Generator | None = None
+) -> Draws:
+    """Return how far a call moves a generator, by running it once or twice.
+
+    Args:
+        call: Runs the random op on the real device, with the sizes and strides of the real
+            tensors; called again if it uses the generator's spare normal sample.
+        device: Where it runs.
+        generator: The generator it draws from; the device's default one if None. Its state is
+            restored.
+
+    Raises:
+        UnsupportedError: E815 for unknown generators; E816 if the call reseeds.
+    """
+    generator = default_generator(device) if generator is None else generator
+    saved = read_state(generator)
+    try:
+        if generator.device.type == "cuda":
+            with _unmoded():
+                start = generator.get_offset()
+                call()
+                return fixed(generator.get_offset() - start)
+        seeded = read_state(torch.Generator().manual_seed(0))
+        with_spare = _effect(generator, _with_spare(seeded, _SENTINEL), call)
+        if with_spare.spare == "kept":
+            return Draws(with_spare, with_spare)
+        return Draws(_effect(generator, seeded, call), with_spare)
+    finally:
+        write_state(generator, saved)
+
+
+def draws(call: Callable[[], Any], device: torch.device) -> int:
+    """Return how many draws a call makes on a generator without a spare normal sample.
+
+    The count is in 32-bit outputs on CPU, in units of the philox offset on CUDA; the generator is
+    as before afterwards. `measure` also tells what becomes of the spare sample.
+    """
+    return measure(call, device).without_spare.count
+
+
+def has_fixed_draws(function: Any) -> bool:
+    """Return whether the draws of an ATen overload depend on sizes alone, not on values."""
+    packet = getattr(function, "overloadpacket", function)
+    return getattr(packet, "__name__", str(packet)).rstrip("_") not in {
+        name.rstrip("_") for name in DATA_DEPENDENT
+    }
+
+
+class RandomStream:
+    """One rank's way through the random ops of a step, in the order of the unplaced step.
+
+    Args:
+        order: Names of all random ops of the step that draw from this generator.
+        calls: What each of them does to the generator, same length.
+        mine: Names of those that this rank runs.
+        generator: The generator they draw from.
+
+    Example:
+        >>> once = fixed(1)
+        >>> stream = RandomStream(["a", "b"], [once, once], {"b"}, torch.default_generator)
+        >>> stream.before("b")  # skips the draw of a; then the rank runs b, and last
+        >>> stream.finish()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        order: Sequence[str],
+        calls: Sequence[Draws],
+        mine: frozenset[str] | set[str],
+        generator: torch.Generator,
+    ) -> None:
+        self._calls = tuple(calls)
+        self._place = {name: index for index, name in enumerate(order)}
+        self._mine = tuple(index for index, name in enumerate(order) if name in mine)
+        self._generator = generator
+        self._done = 0
+        self._next = 0
+        if not len(self._place) == len(order) == len(calls) or not mine <= self._place.keys():
+            raise MismatchError(
+                f"the random ops of a step do not fit together: {len(order)} in order, "
+                f"{len(self._place)} different names, {len(calls)} measured, "
+                f"{len(mine - self._place.keys())} on this rank that are not in the order.\n"
+                "Measure and plan the same graph.",
+                code="E515",
+            )
+
+    def before(self, op: str) -> None:
+        """Move the generator to where `op`, which this rank runs next, begins to draw.
+
+        Raises:
+            MismatchError: E516, this rank does not run `op`, or runs it out of order.
+        """
+        place = self._place.get(op)
+        if self._next == len(self._mine) or place != self._mine[self._next]:
+            raise MismatchError(
+                f"random op {op!r} is not the next one of this rank: it would draw another op's "
+                f"numbers.\nA plan runs random ops in the order of the step; this is number "
+                f"{place} of it, {self._next} of this rank's {len(self._mine)} are done.",
+                code="E516",
+                details={"op": op},
+            )
+        self.ahead()
+        self._done = self._mine[self._next] + 1
+        self._next += 1
+
+    def ahead(self) -> None:
+        """Move the generator to this rank's next random op now, while the rank waits anyway.
+
+        `before` then has nothing left to skip. After the last op it does nothing.
+        """
+        if self._next == len(self._mine):
+            return
+        place = self._mine[self._next]
+        skip_calls(self._generator, self._calls[self._done : place], is_repeated=True)
+        self._done = place
+
+    def finish(self) -> None:
+        """Move the generator to the end of the step and start over for the next step.
+
+        Raises:
+            MismatchError: E516, some of this rank's random ops have not run.
+        """
+        if self._next != len(self._mine):
+            raise MismatchError(
+                f"the step ended with {len(self._mine) - self._next} random ops of this rank not "
+                "run: the generator would not be where one device leaves it.",
+                code="E516",
+            )
+        skip_calls(self._generator, self._calls[self._done :], is_repeated=True)
+        self._done = self._next = 0

@@ -1,0 +1,1 @@
+"""One rank of a plan: its state, its action list, its memory limit."""

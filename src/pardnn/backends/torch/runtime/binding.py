@@ -1,0 +1,267 @@
+"""Binding a graph's sources to live values: a rank's share of the state, and each step's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pardnn.backends.torch.deferred_init.initialise import Recording, replay
+from pardnn.backends.torch.ops.partition_ops import own_part, part_of
+from pardnn.backends.torch.user_step.object_graph import Found, argument_names, reach
+from pardnn.backends.torch.user_step.sources import batch_arguments, settings_of, sources
+from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import LOSS_KIND, Graph, Op
+
+
+class Binding:
+    """A step's arguments as the sources of its graph.
+
+    Args:
+        step: The user's step.
+        args: Its arguments, with the example batch; fake tensors if they come from a recording.
+        graph: The graph of that step.
+        device: Where this rank's values live.
+
+    Raises:
+        MismatchError: E505, if the graph has sources that the step's arguments do not have.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: Sequence[Any],
+        graph: Graph,
+        device: torch.device,
+    ) -> None:
+        self._args = list(args)
+        self._device = device
+        self._batch = batch_arguments(step, args)
+        self._names = argument_names(step, len(args))
+        self.sources = {source.name: source for source in sources(step, args, graph)}
+        self._whole = {op.outputs[0].name: op for op in graph.ops if op.is_source}
+        self._initial = {
+            op.name: (op.arguments or {}).get("initial") for op in graph.ops if op.is_source
+        }
+        self._check(graph)
+        self._numbers = [op for op in graph.ops if op.kind == "input" and _is_number(op)]
+        self._tensors = [op for op in graph.ops if op.kind == "input" and not _is_number(op)]
+        met = reach(step, list(args))
+        self._optimizers = [
+            root.value for root in met.roots if isinstance(root.value, torch.optim.Optimizer)
+        ]
+        self._settings = list(_settings(graph, met.numbers, settings_of(met, self._batch)))
+
+    def _check(self, graph: Graph) -> None:
+        wanted = [op for op in graph.ops if op.is_source and op.kind != "constant"]
+        missing = [op for op in wanted if op.name not in self.sources]
+        if missing:
+            raise MismatchError(
+                f"the graph was captured from another step: {missing[0].kind} "
+                f"{shown(missing[0].name)} is not among what this step's arguments hold "
+                f"({len(missing)} such).\nCapture and plan this step again.",
+                code="E505",
+                details={"missing": [op.name for op in missing[:20]]},
+            )
+
+    # What a rank keeps.
+
+    def replayed(self, ops: Iterable[Op], recording: Recording) -> dict[str, Any]:
+        """Return the real values of sources, or of a rank's parts, from what made them.
+
+        Called once per rank, with all that it needs: the generators end where the whole
+        construction leaves them. Of a tensor that is cut, no more than the part stays.
+        """
+        parts = [(op, *part_of(op, self._whole)) for op in ops]
+        live = {of: self.sources[of].get() for _, of, _ in parts}
+        made = [part for part in parts if isinstance(live[part[1]], torch.Tensor)]
+        reals = replay(
+            recording,
+            [live[of] for _, of, _ in made],
+            [None if box is None else (box, op.outputs[0].strides) for op, _, box in made],
+        )
+        values = {part[0].name: self._placed(real) for part, real in zip(made, reals, strict=True)}
+        return {
+            op.name: values[op.name] if op.name in values else self._made(op, of)
+            for op, of, _ in parts
+        }
+
+    def held(self, ops: Iterable[Op]) -> dict[str, Any]:
+        """Return the live values of sources, made where the first step would have made them.
+
+        A part has a storage of its own; the whole stays where it is until `keep`.
+        """
+        values = {}
+        for op in ops:
+            of, box = part_of(op, self._whole)
+            live = self.sources[of].get()
+            if not isinstance(live, torch.Tensor):
+                values[op.name] = self._made(op, of)
+            elif box is None or isinstance(live, FakeTensor) or live.is_meta:
+                values[op.name] = self._placed(live)
+            else:
+                values[op.name] = self._placed(own_part(live, box, op.outputs[0].strides))
+        return values
+
+    def _placed(self, value: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, FakeTensor) or value.is_meta or value.dim() == 0:
+            return value  # what has no data is refused later; a step count stays on the host
+        return value if value.device == self._device else value.to(self._device)
+
+    def _made(self, op: Op, of: str) -> torch.Tensor | None:
+        """Return state that does not exist yet, as the first step would have created it."""
+        initial = self._initial[of]
+        if initial is None:
+            return None
+        (output,) = op.outputs
+        shape, dtype = output.shape or (), getattr(torch, output.dtype or "float32")
+        # Optimizers count their steps on the host.
+        device = torch.device("cpu") if not shape else self._device
+        strides = output.strides or torch.empty(shape, device="meta").stride()
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).fill_(initial)
+
+    def keep(self, values: Mapping[str, Any], residents: Iterable[Op]) -> None:
+        """Put a rank's share into the user's objects, and drop what other ranks keep.
+
+        What is dropped keeps its shape and reads as NaN (0 for integers), in one element. Of a
+        tensor that is cut, the part is what the user's object holds from now on: the same
+        `Parameter`, with the part's shape and storage.
+        """
+        mine = {part_of(op, self._whole)[0]: op for op in residents}
+        for name, source in self.sources.items():
+            if name in mine:
+                source.set(values[mine[name].name])
+            elif source.kind != "input" and isinstance(source.get(), torch.Tensor):
+                source.set(_hollow(source.get()))
+
+    def mark_stepped(self) -> None:
+        """Tell learning rate schedules that the optimizers do step: they warn otherwise."""
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True
+
+    def take(self, residents: Sequence[Op]) -> dict[str, Any]:
+        """Return a rank's share of the live values, and leave only that in the user's objects."""
+        values = self.held(residents)
+        self.keep(values, residents)
+        self.mark_stepped()
+        return values
+
+    # What each step is given.
+
+    def example(self) -> tuple[Any, ...]:
+        """Return the arguments that are neither model nor optimizer."""
+        return tuple(self._args[i] for i in self._batch)
+
+    def example_values(self) -> dict[str, Any]:
+        """Return the live tensors of the example batch, by the name of their source."""
+        return {op.name: self.sources[op.name].get() for op in self._tensors}
+
+    def inputs(self, tensors: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the value of every input op for one step.
+
+        Args:
+            tensors: The batch's tensors by name.
+            numbers: The batch's numbers by name; those of optimizers are read here.
+
+        Raises:
+            MismatchError: E505 or E509.
+        """
+        values: dict[str, Any] = {}
+        for op in self._tensors:
+            if op.name in tensors:
+                values[op.name] = tensors[op.name]
+            else:
+                values[op.name] = self.sources[op.name].get()  # a tensor in param_groups
+        for op in self._numbers:
+            value = numbers.get(op.name, self.sources[op.name].get())
+            _check_guard(op, value)
+            values[op.name] = value
+        for name, entry, expected in self._settings:
+            found = entry.slot.get() if entry.slot is not None else expected
+            if type(found) is not type(expected) or found != expected:
+                raise _changed_setting(name, expected, found)
+        return values
+
+    def batch_inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
+        """Return the value of every input op for a call with `batch`.
+
+        Raises:
+            MismatchError: E505, if it has another structure than the example.
+        """
+        if len(batch) != len(self._batch):
+            names = ", ".join(self._names[i] for i in self._batch) or "none"
+            raise MismatchError(
+                f"the step takes {len(self._batch)} arguments besides models and optimizers "
+                f"({names}); {len(batch)} were given",
+                code="E505",
+            )
+        tensors: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
+        for index, arg in zip(self._batch, batch, strict=True):
+            met = reach(_nothing, [arg])
+            for kind, entries in ((tensors, met.tensors), (numbers, met.numbers)):
+                for entry in entries:
+                    kind[self._names[index] + entry.name.removeprefix("_arg")] = entry.value
+        lacking = [
+            op.name for op in self._tensors if op.name not in tensors and self._is_of_batch(op.name)
+        ]
+        if lacking:
+            raise MismatchError(
+                f"the batch lacks {shown(lacking[0])}, a tensor that the captured step reads.\n"
+                "Every batch has the structure of the example that was captured.",
+                code="E505",
+            )
+        return self.inputs(tensors, numbers)
+
+    def _is_of_batch(self, name: str) -> bool:
+        return any(name.split(".")[0] == self._names[i] for i in self._batch)
+
+
+def _nothing(_arg: Any) -> None:
+    """Stand in for a step where only an argument matters."""
+
+
+def _is_number(op: Op) -> bool:
+    return (op.outputs[0].dtype or "").startswith("host.")
+
+
+def _hollow(value: torch.Tensor) -> torch.Tensor:
+    fill = float("nan") if value.dtype.is_floating_point else 0
+    return torch.full((), fill, dtype=value.dtype, device=value.device).expand(value.shape)
+
+
+def _settings(
+    graph: Graph, numbers: Sequence[Found], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Found, Any]]:
+    """Find where each plain value that the graph takes for granted is held."""
+    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
+    expected = ((loss.arguments or {}) if loss else {}).get("settings", {})
+    held = {entry.name: entry for entry in numbers if entry.name in now}
+    for name, value in expected.items():
+        if name in held:
+            yield name, held[name], value
+
+
+def _check_guard(op: Op, value: Any) -> None:
+    arguments = op.arguments or {}
+    guard, captured = arguments.get("guard"), arguments.get("value")
+    if (guard == "exact" and value != captured) or (guard == "nonzero" and value == 0):
+        raise MismatchError(
+            f"{shown(op.name)} is {value}, but the step was captured with {captured}, and which "
+            "calls it makes depends on that number.\n"
+            + ("It may take any value but 0." if guard == "nonzero" else "It must keep its value.")
+            + " Capture and plan again for the new value.",
+            code="E509",
+            details={"input": op.name, "value": value, "captured": captured},
+        )
+
+
+def _changed_setting(name: str, expected: Any, found: Any) -> MismatchError:
+    return MismatchError(
+        f"{shown(name)} is {found!r:.80}, but the step was captured with {expected!r:.80}, which "
+        "the graph takes for granted.\nCapture and plan again for the new value.",
+        code="E509",
+        details={"setting": name},
+    )

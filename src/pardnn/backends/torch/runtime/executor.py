@@ -1,0 +1,369 @@
+"""One rank of a plan: its action list, run by a plain loop.
+
+Everything that can be resolved ahead is: an op becomes a closure over its call, a message over its
+buffer and peer. A step then is `for call in calls: call(env)`, where `env` holds each live value
+by name. Values are freed where the plan frees them, in-place calls change what they alias, and
+nothing is copied that is not sent.
+
+Cost above the ops themselves: about 2 us an action.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.comm.wire_format import wire_text
+from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.ops.codec import bind, constant_value
+from pardnn.backends.torch.ops.partition_ops import landing, own_part, part_of
+from pardnn.backends.torch.rng.generator import Draws
+from pardnn.backends.torch.runtime.input_checks import check_resident, geometry, other_batch
+from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
+from pardnn.backends.torch.runtime.memory_meter import Ledger, live_bytes
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.random_ops import (
+    drawn_once,
+    is_random,
+    make_stream,
+    random_ops,
+    redrawn,
+)
+from pardnn.errors import MismatchError, PardnnError, RankError, shown
+from pardnn.graph.ir import Op
+from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
+
+Environment = dict[str, Any]
+Call = Callable[[Environment], None]
+
+
+class Executor:
+    """One rank, ready to run steps.
+
+    Args:
+        program: What to run.
+        world: This rank's connections.
+        resident: For each op of `program.residents(rank)`, its live value, which is changed in
+            place.
+        draws: What each random op does to the generator; needed with more than one rank.
+
+    Attributes:
+        limit_bytes: Tensor storage bytes that must not be exceeded; None without limit.
+        peak_bytes: Largest number of tensor storage bytes held during the first step.
+        step_s: Duration of each step so far, seconds.
+        waits_s: Per step, how long this rank waited for each other one, seconds.
+
+    Raises:
+        MismatchError: E514, if a resident value is missing or not the one that was captured.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        world: World,
+        resident: Mapping[str, Any],
+        draws: Mapping[str, Draws] | None = None,
+    ) -> None:
+        self.program = program
+        self.world = world
+        self.rank = world.rank
+        self.limit_bytes: int | None = None
+        self.peak_bytes = 0
+        self.step_s: list[float] = []
+        self.waits_s: list[list[float]] = []
+        self._at = 0
+        self._loss: Any = None
+        self._inputs: Mapping[str, Any] = {}
+        self._actions = program.lowered.ranks[world.rank]
+        self._stream = self._make_stream(draws)
+        self._env: Environment = dict(self._resident_values(resident))
+        self._names = frozenset(self._env)
+        self._calls = [self._compiled(action) for action in self._actions]
+        self._checked = [(op, *geometry(op)) for op in program.inputs()]
+
+    def _make_stream(self, draws: Mapping[str, Draws] | None) -> Any:
+        drawing = random_ops(self.program.graph) if self.world.size > 1 or draws else []
+        if not drawing:
+            return None
+        whole = {op.name: op for op in random_ops(self.program.whole)}
+        self._drawn = known = {op.name: drawn_once(op, whole) for op in drawing}
+        order = [name for name, op in whole.items() if redrawn(op) is None]
+        mine = [known[name] for name in self.program.plan.order[self.rank] if name in known]
+        return make_stream(order, draws or {}, mine, self.world.device)
+
+    def _resident_values(self, resident: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for op in self.program.residents(self.rank):
+            value = resident.get(op.name)
+            check_resident(op, value)
+            yield op.outputs[0].name, _plain(value)
+        for name in self.program.plan.order[self.rank]:
+            op = self.program.ops[name]
+            if op.kind == "constant":
+                yield op.outputs[0].name, constant_value(op, self.world.device)
+
+    # One closure per action.
+
+    def _compiled(self, action: Action) -> Call:
+        if isinstance(action, Compute):
+            return self._computing(self.program.ops[action.op])
+        if isinstance(action, Free):
+            return _freeing(action.tensors)
+        channel = self.world.channel
+        assert channel is not None
+        wire = self.program.wires[action.message]
+        name = wire.tensor
+        if isinstance(action, Send):
+            return lambda env: channel.send(wire, env[name])
+        if isinstance(action, Receive):
+            return lambda env: channel.receive(wire)
+        if isinstance(action, Wait) and wire.source == self.rank:
+            return lambda env: channel.wait(wire)
+
+        if isinstance(action, Wait):
+            return lambda env: env.__setitem__(name, channel.wait(wire))
+        into = self.program.lowered.messages[action.message].into
+        if into is None:
+            return lambda env: env.__setitem__(name, channel.allocate(wire))
+        place = landing(self.program.ops[wire.reader], name)
+        return lambda env: env.__setitem__(name, channel.allocate(wire, place(env[into])))
+
+    def _computing(self, op: Op) -> Call:
+        if op.kind == "input":
+            return self._reading(op)
+        if op.is_source:
+            return _nothing
+        if op is self.program.loss:
+            return self._noting_loss(op.inputs[0])
+        call = bind(op, self.world.device)
+        stream = self._stream
+        if stream is None or not is_random(op):
+            return call
+
+        name = self._drawn[op.name]
+
+        def draw(env: Environment) -> None:
+            stream.before(name)
+            call(env)
+
+        return draw
+
+    def _reading(self, op: Op) -> Call:
+        (output,) = op.outputs
+        device = self.world.device
+        of, box = part_of(op, self.program.sources)
+
+        def read(env: Environment) -> None:
+            value = self._inputs[of]
+            env[output.name] = _plain(value, device) if isinstance(value, torch.Tensor) else value
+
+        def read_part(env: Environment) -> None:
+            assert box is not None
+            env[output.name] = _plain(own_part(self._inputs[of], box, output.strides), device)
+
+        return read if box is None else read_part
+
+    def _noting_loss(self, name: str) -> Call:
+        def note(env: Environment) -> None:
+            value = env[name]
+            # Its storage may be freed or changed before the step ends.
+            self._loss = value.clone() if isinstance(value, torch.Tensor) else value
+
+        return note
+
+    # Running.
+
+    @property
+    def held(self) -> Mapping[str, Any]:
+        """This rank's live values between steps, by name."""
+        return self._env
+
+    def step(self, inputs: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> Any:
+        """Run one step.
+
+        Args:
+            inputs: The value of every input op of the graph, by name, on every rank; or what
+                reads them, so that all ranks hear of it if that fails.
+
+        Returns:
+            The loss, a tensor of this rank's own; the same value on every rank.
+
+        Raises:
+            MismatchError: E512, if an input is not of the captured shape or type.
+            RankError: E601 to E604, if this rank or another one failed; names the first.
+            StuckError: E701, if a wait ended without its message.
+        """
+        start = time.perf_counter()
+        self._at = 0
+        try:
+            self._inputs = inputs() if callable(inputs) else inputs
+            self._check_inputs(self._inputs)
+            with torch.no_grad():
+                self._run_measured() if not self.step_s else self._run()
+                self._share_loss()
+            if self._stream is not None:
+                self._stream.finish()
+        except PardnnError as error:
+            raise self._settled(error) from error.__cause__
+        except Exception as error:
+            raise self._settled(self._failure(error)) from error
+        self._end_step()
+        self.step_s.append(time.perf_counter() - start)
+        return self._loss
+
+    def _run(self) -> None:
+        env = self._env
+        # One step's list in one loop; `_at` tells the account of a failure where it stood.
+        for self._at, call in enumerate(self._calls):  # noqa: B020  (only the attribute)
+            call(env)
+
+    def _run_measured(self) -> None:
+        env, ledger = self._env, Ledger()
+        ledger.hold(env, list(env))
+        pairs = list(zip(self._calls, self._actions, strict=True))
+        for self._at, (call, action) in enumerate(pairs):
+            call(env)
+            if isinstance(action, Free):
+                ledger.drop(action.tensors)
+            elif isinstance(action, Compute):
+                ledger.hold(env, [t.name for t in self.program.ops[action.op].outputs])
+            elif isinstance(action, Allocate):
+                ledger.hold(env, [self.program.wires[action.message].tensor])
+            if self.limit_bytes is not None and ledger.live > self.limit_bytes:
+                # The system's limit leaves room for what is not tensors; this one does not.
+                raise MemoryError(f"{ledger.live} bytes of tensors, limit {self.limit_bytes}")
+        self.peak_bytes = ledger.peak
+
+    def _share_loss(self) -> None:
+        channel, wires = self.world.channel, self.program.loss_wires
+        if channel is None:
+            return
+        mine = [wire for wire in wires if self.rank in (wire.source, wire.target)]
+        for wire in mine:
+            if wire.source == self.rank:
+                channel.send(wire, self._loss)
+            else:
+                channel.allocate(wire)
+                channel.receive(wire)
+        for wire in mine:
+            value = channel.wait(wire)
+            self._loss = self._loss if wire.source == self.rank else value
+
+    def _end_step(self) -> None:
+        env = self._env
+        # Views of residual storages are never freed by the plan.
+        for name in [name for name in env if name not in self._names]:
+            del env[name]
+        self._inputs = {}
+        channel = self.world.channel
+        if channel is not None:
+            self.waits_s.append(channel.waited_s)
+            channel.waited_s = [0.0] * self.world.size
+            channel.step += 1
+
+    def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
+        for op, shape, dtype in self._checked:
+            if op.name not in inputs:
+                raise MismatchError(f"input {shown(op.name)} was not given", code="E512")
+            value = inputs[op.name]
+            is_checked = isinstance(value, torch.Tensor) and dtype is not None
+            if is_checked and (value.shape != shape or value.dtype != dtype):
+                raise other_batch(op, value, self.rank)
+
+    # Failing.
+
+    def _settled(self, error: PardnnError) -> PardnnError:
+        settled = self.world.settle(error)
+        self._calls = []
+        return settled
+
+    def _where(self) -> tuple[str, Op | None]:
+        """Return what this rank is at, for people, and the op if it is one."""
+        if self._at >= len(self._actions):
+            return "the end of its step", None
+        action = self._actions[self._at]
+        if isinstance(action, Compute):
+            op = self.program.ops[action.op]
+            return f"op {shown(op.name)}" + (f" ({op.source})" if op.source else ""), op
+        if isinstance(action, Free):
+            return f"the release of {shown(action.tensors[0])}", None
+        return wire_text(self.program.wires[action.message]), None
+
+    def _failure(self, error: Exception) -> PardnnError:
+        """Say where an error came from; one for lack of memory says how much there was."""
+        where, op = self._where()
+        step = len(self.step_s)
+        details: dict[str, Any] = {"rank": self.rank, "step": step, "op": op and op.name}
+        if is_out_of_memory(error):
+            return self._out_of_memory(where, details)
+        return RankError(
+            f"rank {self.rank} failed at {where}, step {step}: "
+            f"{type(error).__name__}: {str(error)[:500]}",
+            details=details,
+        )
+
+    def _out_of_memory(self, where: str, details: dict[str, Any]) -> RankError:
+        held, predicted = live_bytes(self._env), self.program.peaks[self.rank]
+        details |= {"held_bytes": held, "predicted_peak_bytes": predicted}
+        cluster = self.program.plan.cluster
+        name = cluster.devices[self.rank].name if cluster else str(self.world.device)
+        return RankError(
+            f"rank {self.rank} (device {name}) ran out of memory at {where}, step "
+            f"{details['step']}. It held {held} bytes of tensors; the plan's peak for it is "
+            f"{predicted} bytes.\n"
+            "If the limit is below the plan's peak, plan again with this limit; else raise "
+            "--reserve, or give this device more memory.",
+            code="E603",
+            details=details,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """Return what this rank is doing now, as JSON; may be called from another thread."""
+        channel = self.world.channel
+        text, waits_for = f"at {self._where()[0]} in step {len(self.step_s)}", None
+        waiting = channel.waiting if channel is not None else None
+        if waiting is not None:
+            wire, since = waiting
+            waits_for = wire.source if wire.target == self.rank else wire.target
+            verb = "for" if wire.target == self.rank else "to hand over"
+            text = (
+                f"waiting {verb} {wire_text(wire)} since {time.monotonic() - since:.1f} s, "
+                f"at op {shown(wire.reader if wire.target == self.rank else wire.op)} "
+                f"in step {len(self.step_s)}"
+            )
+        notes = list(channel.notes) if channel is not None else []
+        messages = [f"step {note.step}: {note.event}: {wire_text(note.wire)}" for note in notes]
+        return {"rank": self.rank, "text": text, "waits_for": waits_for, "messages": messages}
+
+
+def _nothing(env: Environment) -> None:
+    """Do nothing: the value is there already."""
+
+
+def _freeing(names: Sequence[str]) -> Call:
+    if len(names) == 1:
+        (only,) = names
+
+        def free_one(env: Environment) -> None:
+            del env[only]
+
+        return free_one
+
+    def free(env: Environment) -> None:
+        for name in names:
+            del env[name]
+
+    return free
+
+
+def _plain(value: Any, device: torch.device | None = None) -> Any:
+    """Return the tensor without its place in autograd, on the device; the same storage if it can.
+
+    A subclass (`Parameter`) would take the slow way into each op.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    return value if device is None or value.device == device else value.to(device)

@@ -1,0 +1,83 @@
+"""Whole tensors out of what the ranks hold: for checkpoints, evaluation and curiosity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.errors import UsageError, shown
+from pardnn.graph.ir import Op
+from pardnn.plan.mesh import Box
+
+
+def resident_names(program: Program) -> tuple[str, ...]:
+    """Return the names of all parameters, buffers and states of a step, in its order."""
+    kinds = ("parameter", "buffer", "state")
+    return tuple(op.name for op in program.sources.values() if op.kind in kinds)
+
+
+def whole_value(program: Program, world: World, held: Mapping[str, Any], name: str) -> Any:
+    """Return a parameter, buffer or state as one device would hold it; all ranks take part.
+
+    Args:
+        program: What runs.
+        world: This rank's connections.
+        held: This rank's values, by the names of the planned graph.
+        name: As in `resident_names`.
+
+    Returns:
+        A new tensor on this rank's device; the same on every rank.
+
+    Raises:
+        UsageError: E215, if there is no such name.
+    """
+    if name not in resident_names(program):
+        near = [each for each in resident_names(program) if each.endswith(name)][:3]
+        raise UsageError(
+            f"the step has no parameter, buffer or state {shown(name)}.\n"
+            + (f"Did you mean {', '.join(near)}?" if near else "`names` lists those it has."),
+            code="E215",
+        )
+    source = next(op for op in program.sources.values() if op.name == name)
+    (output,) = source.outputs
+    shape = output.shape or ()
+    strides = output.strides or torch.empty(shape, device="meta").stride()
+    dtype = getattr(torch, output.dtype or "float32")
+    whole = torch.empty_strided(shape, strides, dtype=dtype, device=world.device)
+    for rank, op, box in _owners(program, name):
+        place = whole if box is None else cut_out(whole, box)
+        mine = held[op.outputs[0].name] if rank == world.rank else None
+        place.copy_(_from(rank, mine, place, world))
+    return whole
+
+
+def _owners(program: Program, name: str) -> Iterator[tuple[int, Op, Box | None]]:
+    """Yield one owner of each block of a source."""
+    seen: set[Box | None] = set()
+    for rank in range(program.plan.num_devices):
+        for op in program.residents(rank):
+            of, box = part_of(op, program.sources)
+            if of == name and box not in seen:
+                seen.add(box)
+                yield rank, op, box
+
+
+def _from(rank: int, mine: torch.Tensor | None, place: torch.Tensor, world: World) -> torch.Tensor:
+    if world.channel is None or world.channel.group is None:
+        assert mine is not None
+        return mine
+    staged = world.device.type == "cuda" and dist.get_backend(world.channel.group) == "gloo"
+    device = torch.device("cpu") if staged else world.device
+    sent = torch.empty(place.shape, dtype=place.dtype, device=device)
+    if mine is not None:
+        sent.copy_(mine.detach())
+    # As bytes: not every back end knows every type.
+    flat = sent.reshape(-1).view(torch.uint8) if sent.dim() else sent.reshape(1).view(torch.uint8)
+    dist.broadcast(flat, group_src=rank, group=world.channel.group)
+    return flat.view(place.dtype).reshape(place.shape)

@@ -1,0 +1,1 @@
+"""The user's step: what it can reach, and where its values come from."""

@@ -1,0 +1,261 @@
+"""The sources of a step: every value that exists before it runs, by name.
+
+A name is the path from the step's own parameters, so it is the same on every rank and in every
+process: "model.h.0.weight", "optimizer.state.model.h.0.weight.exp_avg",
+"optimizer.param_groups.0.lr", "batch.tokens". Capture makes a source op for each, ranks bind the
+ops to live values, and both use this file, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from pardnn.backends.torch.user_step.object_graph import Found, Reach, Slot, argument_names, reach
+from pardnn.errors import MismatchError, UnsupportedError
+from pardnn.graph.ir import Graph
+
+SourceKind = Literal["parameter", "buffer", "state", "input"]
+_ORDER = {"parameter": 0, "buffer": 1, "state": 2, "input": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A value that exists before the step, and where it is held.
+
+    Attributes:
+        name: The name of its source op.
+        kind: "parameter", "buffer", "state" (optimizer state and gradients kept across steps), or
+            "input" (batch and hyperparameters, read at every step).
+        slots: Every place that holds it; a tied parameter has several. Empty for a gradient.
+        parameter: For a gradient, the slots' parameter.
+    """
+
+    name: str
+    kind: SourceKind
+    slots: tuple[Slot, ...]
+    parameter: torch.Tensor | None = None
+
+    def get(self) -> Any:
+        """Return the live tensor or number; None where it does not exist yet."""
+        if self.parameter is not None:
+            return self.parameter.grad
+        try:
+            return self.slots[0].get()
+        except (KeyError, AttributeError):
+            return None
+
+    def set(self, value: Any) -> None:
+        """Make `value` the live value everywhere; a parameter keeps being a `Parameter`.
+
+        A real tensor keeps its identity and takes over the storage and the shape of `value`. A
+        fake, meta or missing one is replaced, also as a key of optimizer state.
+        """
+        old = self.get()
+        if self.parameter is not None:
+            self.parameter.grad = value
+            return
+        if _adopts(old, value):
+            old.data = value
+            return
+        if isinstance(old, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, requires_grad=old.requires_grad)
+        for slot in self.slots:
+            slot.set(value)
+
+
+def _adopts(old: Any, value: Any) -> bool:
+    if not isinstance(old, torch.Tensor) or not isinstance(value, torch.Tensor):
+        return False
+    plain = type(old) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and old.dtype == value.dtype and old.device == value.device
+
+
+def sources(
+    step: Callable[..., Any], args: Sequence[Any], graph: Graph | None = None
+) -> tuple[Source, ...]:
+    """Find the sources of `step(*args)`: parameters first, then buffers, state and inputs.
+
+    Args:
+        step: The user's step.
+        args: Its arguments, with the example batch.
+        graph: If given, optimizer state and gradients that the graph names and that do not exist
+            yet are sources too; their `get` returns None until they are set.
+
+    Returns:
+        In an order that depends on the step's code and arguments alone.
+
+    Raises:
+        UnsupportedError: E801, if an argument cannot be followed from step to step.
+    """
+    found = sources_of(reach(step, list(args)), batch_arguments(step, args))
+    return (*found, *_missing(found, step, args, graph)) if graph is not None else found
+
+
+def batch_arguments(step: Callable[..., Any], args: Sequence[Any]) -> tuple[int, ...]:
+    """Indices of the arguments that are the batch: those that hold no model and no optimizer."""
+    return tuple(i for i, arg in enumerate(args) if not reach(_nothing, [arg]).roots)
+
+
+def _nothing(_arg: Any) -> None:
+    """Stand in for a step where only an argument matters."""
+
+
+def batch_values(
+    step: Callable[..., Any], args: Sequence[Any], batch: Sequence[Any]
+) -> dict[str, Any]:
+    """Read the inputs of a later call.
+
+    Args:
+        step: The user's step.
+        args: The arguments it was captured with, batch included.
+        batch: New values for the arguments that are neither model nor optimizer, in order.
+
+    Returns:
+        Tensors, numbers and other plain values by the name of their source.
+
+    Raises:
+        MismatchError: E505, if there are more or fewer of them than the step takes.
+    """
+    indices = batch_arguments(step, args)
+    names = argument_names(step, len(args))
+    if len(indices) != len(batch):
+        raise MismatchError(
+            f"the step takes {len(indices)} arguments besides models and optimizers "
+            f"({', '.join(names[i] for i in indices) or 'none'}); {len(batch)} were given",
+            code="E505",
+        )
+    values: dict[str, Any] = {}
+    for index, arg in zip(indices, batch, strict=True):
+        met = reach(_nothing, [arg])
+        for entry in (*met.tensors, *met.numbers):
+            if entry.argument == 0:
+                tail = entry.name.removeprefix("_arg")
+                values[names[index] + tail] = entry.value
+    return values
+
+
+def sources_of(met: Reach, batch: Sequence[int]) -> tuple[Source, ...]:
+    """Turn what a walk has met into sources; see `sources`."""
+    for entry in met.arrays:
+        if entry.argument in batch:
+            raise UnsupportedError(
+                f"argument {entry.name!r} is a NumPy array: converted inside the step it would be\n"
+                "frozen in the graph. Pass torch.from_numpy(array) instead.",
+                details={"argument": entry.name},
+            )
+    names: dict[int, str] = {}
+    made = [_tensor_source(group, batch, names) for group in _groups(met, batch)]
+    made += [
+        Source(entry.name, "input", (entry.slot,))
+        for entry in met.numbers
+        if is_live_number(entry, batch)
+    ]
+    made = [_named(source, names) for source in made]
+    return tuple(_unique(sorted(made, key=lambda source: _ORDER[source.kind])))
+
+
+def _groups(met: Reach, batch: Sequence[int]) -> Iterator[list[Found]]:
+    """Places by tensor; each place of the batch by itself, as a later batch may fill them apart."""
+    groups: dict[int, list[Found]] = {}
+    for entry in met.tensors:
+        groups.setdefault(id(entry.value), []).append(entry)
+    for group in groups.values():
+        if _kind(group, batch) == "input" and group[0].argument in batch:
+            places = [entry for entry in group if entry.argument in batch]
+            rest = [entry for entry in group if entry.argument not in batch]
+            yield [places[0], *rest]
+            yield from ([entry] for entry in places[1:])
+        else:
+            yield group
+
+
+def settings_of(met: Reach, batch: Sequence[int]) -> dict[str, Any]:
+    """Plain values that the graph takes for granted: flags, counts and texts, by name."""
+    return {
+        entry.name: entry.value
+        for entry in met.numbers
+        if not is_live_number(entry, batch)
+        and (entry.argument in batch or ".param_groups." in f".{entry.name}")
+    }
+
+
+def is_live_number(entry: Found, batch: Sequence[int]) -> bool:
+    """Whether a number is read at every step: a float of the batch or of an optimizer's groups."""
+    if not isinstance(entry.value, float) or entry.slot is None:
+        return False
+    return isinstance(entry.owner, torch.optim.Optimizer) or entry.argument in batch
+
+
+def _tensor_source(group: list[Found], batch: Sequence[int], names: dict[int, str]) -> Source:
+    named = next((e for e in group if isinstance(e.owner, torch.nn.Module)), group[0])
+    tensor = named.value
+    if type(tensor).__name__ == "DTensor" or isinstance(tensor, torch.nn.UninitializedParameter):
+        raise UnsupportedError(
+            f"{named.name!r} is a {type(tensor).__name__}; capture takes plain tensors.\n"
+            "Initialise lazy modules, and pass the model as it is on one device.",
+            details={"tensor": named.name},
+        )
+    name = re.sub(r"param_groups\.(\d+)\.params\.", r"params.\1.", named.name)
+    names[id(tensor)] = name
+    slots = tuple(entry.slot for entry in group if entry.slot is not None)
+    return Source(name, _kind(group, batch), slots)
+
+
+def _kind(group: list[Found], batch: Sequence[int]) -> SourceKind:
+    optimized = [e for e in group if isinstance(e.owner, torch.optim.Optimizer)]
+    if any(re.search(r"param_groups\.\d+\.params\.", e.name) for e in optimized):
+        return "parameter"
+    if any(isinstance(entry.value, torch.nn.Parameter) for entry in group):
+        return "parameter"
+    if any(isinstance(entry.owner, torch.nn.Module) for entry in group):
+        return "buffer"
+    if optimized:
+        return "input" if "param_groups." in optimized[0].name else "state"
+    return "input" if any(entry.argument in batch for entry in group) else "buffer"
+
+
+def _named(source: Source, names: dict[int, str]) -> Source:
+    """Put the parameter's name where the walk only knew which parameter it is."""
+    name = re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), source.name)
+    return Source(name, source.kind, source.slots)
+
+
+def _unique(made: list[Source]) -> Iterator[Source]:
+    counts: dict[str, int] = {}
+    for source in made:
+        count = counts[source.name] = counts.get(source.name, 0) + 1
+        name = source.name if count == 1 else f"{source.name}.{count}"
+        yield Source(name, source.kind, source.slots)
+
+
+def gradient_source(parameter: Source) -> Source:
+    """Return the source of a gradient that is kept from step to step."""
+    return Source(f"{parameter.name}.grad", "state", (), parameter.get())
+
+
+def _missing(
+    found: Sequence[Source], step: Callable[..., Any], args: Sequence[Any], graph: Graph
+) -> list[Source]:
+    """Sources of state that the graph names and the first step would create."""
+    known = {source.name: source for source in found}
+    wanted = {op.name for op in graph.ops if op.kind == "state"} - known.keys()
+    parameters = [source for source in found if source.kind == "parameter"]
+    made: dict[str, Source] = {}
+    for parameter in parameters:
+        if f"{parameter.name}.grad" in wanted:
+            made[f"{parameter.name}.grad"] = gradient_source(parameter)
+    for root in reach(step, list(args)).roots:
+        if isinstance(root.value, torch.optim.Optimizer):
+            prefixes = {f"{root.name}.state.{p.name}.": p for p in parameters}
+            for name in wanted:
+                prefix = max((p for p in prefixes if name.startswith(p)), key=len, default="")
+                if prefix:
+                    holder = root.value.state[prefixes[prefix].get()]
+                    key = name.removeprefix(prefix)
+                    made.setdefault(name, Source(name, "state", (Slot(holder, key),)))
+    return [made[op.name] for op in graph.ops if op.name in made]

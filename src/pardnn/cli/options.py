@@ -1,0 +1,165 @@
+"""Options that several commands share, and how they become values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster
+from pardnn.errors import FileError, UsageError
+from pardnn.files import check_writable
+from pardnn.version import __version__
+
+if TYPE_CHECKING:
+    from pardnn.graph.ir import Graph
+
+
+def _writable(path: Path | None) -> Path | None:
+    """Refuse a place that cannot be written before any work is done for it."""
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"pardnn {__version__}")
+        raise typer.Exit
+
+
+def no_command(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Say which.")
+    ] = False,
+) -> None:
+    """Train a network that does not fit one device, without rewriting it."""
+
+
+def _seconds(limit: float | None) -> float | None:
+    """Refuse a time limit that is no time."""
+    if limit is not None and not limit >= 0:
+        raise UsageError(f"--time-limit is {limit}; it is a number of seconds, 0 or more")
+    return limit
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+GraphOption = Annotated[Path, typer.Option("--graph", help="Graph file of the plan.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.", callback=_writable)]
+OptionalOutput = Annotated[
+    Path | None, typer.Option("-o", "--output", help="File to write.", callback=_writable)
+]
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="Graph file or FILE.py:FUNCTION.")]
+EntryPoint = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns step, args.")]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="Plan file.")]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", min=1, help="Passed to FUNCTION as batch_size.")
+]
+Devices = Annotated[
+    int | None, typer.Option("--devices", help="Number of equal accelerators.", show_default=False)
+]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option("--max-memory", help="Hard limit per device, such as 16GiB; or one each: a,b."),
+]
+Bandwidth = Annotated[
+    str | None, typer.Option("--bandwidth", help="Of every link, such as 300GB/s (the default).")
+]
+Latency = Annotated[
+    str | None, typer.Option("--latency", help="Of every link, such as 25us (the default).")
+]
+Links = Annotated[str | None, typer.Option("--links", help="independent (the default) or serial.")]
+ClusterChoice = Annotated[
+    str | None, typer.Option("--cluster", help="Cluster file, or PRESET[:K] such as dgx-v100:4.")
+]
+Algorithm = Annotated[
+    str, typer.Option("--algorithm", help="auto, auto-whole (cuts no op), or one by name.")
+]
+Objective = Annotated[str, typer.Option("--objective", help="seconds or bytes.")]
+Reserve = Annotated[
+    float, typer.Option("--reserve", help="Fraction of each device's memory left unused.")
+]
+Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit", help="Seconds after which nothing more is tried.", callback=_seconds
+    ),
+]
+CostChoice = Annotated[
+    str | None,
+    typer.Option(
+        "--costs",
+        help="measured (timed on this machine, cached) or a preset: v100, k80, a100, h100, h200, "
+        "cpu. Default: the graph's own seconds, else measured.",
+    ),
+]
+Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
+
+
+def cluster_from_options(
+    devices: int | None,
+    max_memory: str | None,
+    bandwidth: str | None,
+    latency: str | None,
+    links: str | None,
+    cluster: str | None,
+) -> Cluster:
+    """Return the cluster that the options describe.
+
+    Raises:
+        UsageError: E205, if they contradict each other or name no cluster.
+    """
+    uniform = {
+        "--devices": devices,
+        "--max-memory": max_memory,
+        "--bandwidth": bandwidth,
+        "--latency": latency,
+        "--links": links,
+    }
+    if cluster is not None:
+        clash = [name for name, value in uniform.items() if value is not None]
+        if clash:
+            raise UsageError(
+                f"--cluster says everything about the devices; leave out {', '.join(clash)}",
+                code="E205",
+            )
+        return _named_cluster(cluster)
+    if devices is None:
+        raise UsageError(
+            "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
+            code="E205",
+        )
+    sizes = None if max_memory is None else max_memory.split(",")
+    return Cluster.uniform(
+        devices,
+        memory=sizes[0] if sizes is not None and len(sizes) == 1 else sizes,
+        bandwidth=DEFAULT_BANDWIDTH if bandwidth is None else bandwidth,
+        latency=DEFAULT_LATENCY if latency is None else latency,
+        links=links or "independent",  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _named_cluster(text: str) -> Cluster:
+    from pardnn.cluster import PRESETS
+
+    name, _, count = text.partition(":")
+    if name not in PRESETS and not Path(text).exists():
+        raise FileError(
+            f"there is no cluster file {text!r:.200}, and no preset of that name: there are "
+            f"{', '.join(PRESETS)}",
+            code="E403",
+        )
+    if name not in PRESETS:
+        return Cluster.load(text)
+    if count and not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise UsageError(f"{text!r:.60}: write PRESET:K with a number of devices K", code="E205")
+    return Cluster.preset(name, int(count) if count else None)
+
+
+def graph_of(target: str, batch_size: int | None) -> Graph:
+    """Return the graph of a graph file or an entry point."""
+    from pardnn.api.targets import graph_of as graph_of_target
+
+    return graph_of_target(target, batch_size)

@@ -1,0 +1,1 @@
+"""Compiled building blocks that know no graph: heaps, trees, sorting."""

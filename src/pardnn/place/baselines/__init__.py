@@ -1,0 +1,1 @@
+"""Placement algorithms that ParDNN is compared with."""

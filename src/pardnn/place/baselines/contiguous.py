@@ -1,0 +1,66 @@
+"""Contiguous blocks of layers, one block per device: what `device_map="auto"` does.
+
+Ops in topological order are cut into K blocks of work in proportion to the devices' speed, or,
+where devices are limited, of memory in proportion to their limits. A backward op stays with its
+forward op, and groups stay together, so that forward, backward and update of a layer share a
+device. Neighbouring blocks are on devices of neighbouring numbers, so on one island of fast links
+where the cluster lists its islands one after the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from pardnn.graph.ir import Graph
+from pardnn.place.colocation import closed_arrays, speed_shares, spread
+from pardnn.place.decision import Decision, fitted
+from pardnn.sim.machine import Machine, fastest_seconds
+
+
+def place_contiguous(
+    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+) -> Decision:
+    """Cut the ops into K contiguous blocks.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        seed: Not used.
+
+    Raises:
+        InfeasibleError: E301, if this placement does not fit.
+    """
+    del seed
+    arrays = closed_arrays(graph)
+    leader = _forward_ops(graph)
+    limits = [size for size in capacities if size is not None]
+    if len(limits) == len(capacities):
+        weight = _owned_bytes(graph)
+        share = np.array(limits, dtype=np.float64)
+    else:
+        weight = fastest_seconds(machine)
+        share = speed_shares(machine)
+    gathered = np.bincount(leader, weights=weight, minlength=len(weight))[arrays.topological]
+    middle = np.cumsum(gathered) - gathered / 2
+    ends = np.cumsum(share) / share.sum() * max(gathered.sum(), 1e-300)
+    wish = np.empty(len(graph.ops), dtype=np.int64)
+    wish[arrays.topological] = np.searchsorted(ends[:-1], middle, side="right")
+    return fitted(graph, machine, spread(arrays, machine, wish[leader]), capacities)
+
+
+def _forward_ops(graph: Graph) -> ndarray:
+    """Number of the forward op that each op belongs to; its own if it is none's backward."""
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    return np.array(
+        [number.get(op.backward_of or op.name, i) for i, op in enumerate(graph.ops)],
+        dtype=np.int64,
+    )
+
+
+def _owned_bytes(graph: Graph) -> Float64[ndarray, " n"]:
+    arrays = graph.arrays
+    owned = np.where(arrays.tensor_alias < 0, arrays.tensor_bytes, 0).astype(np.float64)
+    return np.bincount(arrays.tensor_op, weights=owned, minlength=arrays.num_ops)

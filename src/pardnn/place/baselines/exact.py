@@ -1,0 +1,250 @@
+"""The optimum by CP-SAT, for graphs of up to about 20 ops: the yardstick of the heuristics.
+
+Each op starts after its inputs have arrived, ops of a device do not overlap, who overwrites a
+tensor waits until it has been sent, and the last op to end ends as early as possible. Residual
+bytes are bounded per device. What a device holds on the way depends on the order, so a placement
+that does not fit in any order that was tried is forbidden and the model solved again; then the
+answer is the best found, no longer proven to be best.
+
+Times are rounded to ticks, `TICKS` of which make the horizon. The solver runs in a child process;
+its schedule is judged like any other.
+
+Deviation from the judge: transfers do not contend, so with serial links the optimum is that of
+independent ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError, StuckError, UsageError
+from pardnn.graph.csr import RESIDUAL, GraphArrays, op_edges
+from pardnn.graph.ir import Graph
+from pardnn.place.baselines.heft import static_timeline
+from pardnn.place.baselines.m_sct import edge_seconds
+from pardnn.place.colocation import closed_arrays, runnable
+from pardnn.place.decision import Decision, fitted
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.sim.engine import run_lists
+from pardnn.sim.levels import slowest_link
+from pardnn.sim.machine import Machine
+from pardnn.solvers import ask, wrong_answer
+
+MOST_OPS = 30
+SOLVER_SECONDS = 60.0
+#: Optimal placements that do not fit are forbidden, one after the other, at most so many.
+MOST_FORBIDDEN = 10
+TICKS = 2**40
+
+
+class Optimum(NamedTuple):
+    """What the solver found, before memory over time is looked at.
+
+    Attributes:
+        place: Device of each op.
+        start: Seconds, rounded to ticks.
+        lower_bound_s: No plan is faster, transfers without contention; rounding allowed for.
+        is_proven: Whether this schedule is optimal for the model, up to rounding.
+    """
+
+    place: ndarray
+    start: ndarray
+    lower_bound_s: float
+    is_proven: bool
+
+
+def place_exact(
+    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+) -> Decision:
+    """Place and order a small graph optimally.
+
+    Args:
+        graph: The graph, of at most `MOST_OPS` ops.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        seed: Of the solver.
+
+    Raises:
+        UsageError: E218, if the graph is too large; E219, if OR-Tools is not installed.
+        InfeasibleError: E301, if no plan that fits was found; E302, if an op can run nowhere.
+        StuckError: E709, if the solver finds nothing in time.
+    """
+    if len(graph.ops) > MOST_OPS:
+        raise UsageError(
+            f"exact proves optima of up to about 20 ops and refuses more than {MOST_OPS}; the "
+            f"graph has {len(graph.ops)}.\nUse auto.",
+            code="E218",
+        )
+    forbidden: list[list[int]] = []
+    best: Decision | None = None
+    shortest = np.inf
+    arrays, overwrites = closed_arrays(graph), first_overwrites(graph)
+    for _ in range(MOST_FORBIDDEN):
+        found = optimum(arrays, machine, capacities, overwrites, seed=seed, forbidden=forbidden)
+        if found is None or found.lower_bound_s >= shortest:
+            break
+        try:
+            decision = ordered(graph, machine, found, capacities)
+        except InfeasibleError:
+            decision = None
+        if decision is not None:
+            makespan = run_lists(arrays, machine, decision.plan).makespan
+            if makespan < shortest:
+                best, shortest = decision, makespan
+        groups, first = np.unique(arrays.group, return_index=True)
+        forbidden.append(found.place[first[np.argsort(groups)]].tolist())
+    if best is None:
+        raise InfeasibleError("the solver's placements do not fit, in no order that was tried.")
+    return best
+
+
+def ordered(
+    graph: Graph, machine: Machine, found: Optimum, capacities: list[int | None]
+) -> Decision:
+    """Return the decision that runs each device's ops in the order of the solver's starts.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        found: The solver's schedule.
+        capacities: Usable bytes of each device; None is unlimited.
+
+    Raises:
+        InfeasibleError: E301, if no order of this placement that was tried fits.
+    """
+    a = graph.arrays
+    position = np.empty(a.num_ops, dtype=np.int64)
+    position[a.topological] = np.arange(a.num_ops)
+    seconds = machine.seconds[machine.device_class[found.place], np.arange(a.num_ops)]
+    finish = found.start + seconds
+    # An op of no time may start together with one that takes some: it comes first.
+    dispatch = np.empty(a.num_ops, dtype=np.int64)
+    dispatch[np.lexsort((position, finish, found.start))] = np.arange(a.num_ops)
+    timeline = static_timeline(a, machine, found.place, found.start, finish, dispatch)
+    return fitted(graph, machine, found.place, capacities, timeline)
+
+
+def optimum(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: list[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+    *,
+    seed: int = 0,
+    seconds: float = SOLVER_SECONDS,
+    forbidden: list[list[int]] | None = None,
+) -> Optimum | None:
+    """Return the optimal schedule with bounded residual bytes; None if there is none.
+
+    Args:
+        arrays: The graph, with closed groups.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        overwrites: From `first_overwrites`.
+        seed: Of the solver.
+        seconds: Time limit of the solver.
+        forbidden: Placements of groups that are not wanted.
+    """
+    usable = np.where(np.isfinite(machine.seconds), machine.seconds, 0.0)
+    ways = edge_seconds(arrays, op_edges(arrays), slowest_link(machine))
+    horizon = float(usable.max(axis=0).sum() + ways.sum())
+    # A power of two: times that are multiples of one stay exact.
+    tick = 2.0 ** np.ceil(np.log2(max(horizon, 1e-300) / TICKS))
+    problem = _problem(arrays, machine, capacities, overwrites, tick)
+    problem |= {"seconds": seconds, "seed": seed % 2**31}
+    problem["forbidden"] = forbidden or []
+    answer = ask("cp", problem, seconds=seconds + 60.0, extra="exact")
+    if answer["status"] == "INFEASIBLE":
+        return None
+    if "place" not in answer:
+        raise StuckError(f"CP-SAT found nothing in {seconds:g} s: {answer['status']}", code="E709")
+    place = np.array(answer["place"], dtype=np.int64)
+    start = np.array(answer["start"], dtype=np.float64) * tick
+    if place.shape != (arrays.num_ops,) or start.shape != place.shape:
+        raise wrong_answer("cp", "not one device and start per op")
+    if not runnable(arrays, machine)[arrays.group, place].all():
+        raise wrong_answer("cp", "an op on a device that cannot run it")
+    # Every op and edge of the longest chain may be off by half a tick.
+    bound = answer["bound"] * tick - tick * 2 * arrays.num_ops
+    return Optimum(place, start, bound, answer["status"] == "OPTIMAL")
+
+
+def _problem(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: list[int | None],
+    overwrites: ndarray,
+    tick: float,
+) -> dict[str, Any]:
+    n, k = arrays.num_ops, machine.num_devices
+    pairs = op_edges(arrays)
+    size = np.rint(edge_seconds(arrays, pairs, (0.0, 1.0))).astype(np.int64)
+    edges = [(i, j, j, b) for (i, j), b in zip(pairs.tolist(), size.tolist(), strict=True)]
+    edges += overwritten(arrays, overwrites, pairs)
+    sizes = sorted({num_bytes for *_, num_bytes in edges})
+    residual = np.zeros(int(arrays.group.max()) + 1, dtype=np.int64)
+    own = (arrays.tensor_alias < 0) & (arrays.memory[arrays.tensor_op] == RESIDUAL)
+    np.add.at(residual, arrays.group[arrays.tensor_op[own]], arrays.tensor_bytes[own])
+    durations = machine.seconds[machine.device_class]
+    return {
+        "device": [
+            [[d, _ticks(durations[d, op], tick)] for d in range(k) if np.isfinite(durations[d, op])]
+            for op in range(n)
+        ],
+        "group": arrays.group.tolist(),
+        "edges": [[i, j, w, sizes.index(num_bytes)] for i, j, w, num_bytes in edges],
+        "ways": [
+            [
+                [
+                    _ticks(machine.latency[p, q] + num_bytes / machine.bandwidth[p, q], tick)
+                    if np.isfinite(machine.latency[p, q])
+                    else None
+                    for q in range(k)
+                ]
+                for p in range(k)
+            ]
+            for num_bytes in sizes
+        ],
+        "residual": residual.tolist(),
+        "capacity": capacities,
+        "horizon": TICKS,
+    }
+
+
+def overwritten(
+    arrays: GraphArrays, overwrites: Int64[ndarray, "w 2"], pairs: Int64[ndarray, "e 2"]
+) -> list[tuple[int, int, int, int]]:
+    """Return (i, j, w, bytes) where j reads what i makes and w, after i, overwrites.
+
+    Args:
+        arrays: The graph, a small one: O(ops ** 2).
+        overwrites: From `first_overwrites`.
+        pairs: From `op_edges`.
+    """
+    later = [{op} for op in range(arrays.num_ops)]
+    for op in arrays.topological[::-1].tolist():
+        for j in pairs[pairs[:, 0] == op, 1].tolist():
+            later[op] |= later[j]
+    found: list[tuple[int, int, int, int]] = []
+    for t in range(arrays.num_tensors):
+        owner, i = t, int(arrays.tensor_op[t])
+        while arrays.tensor_alias[owner] >= 0:
+            owner = int(arrays.tensor_alias[owner])
+        writers = [w for w in overwrites[overwrites[:, 0] == owner, 1].tolist() if w != i]
+        readers = arrays.consumer_op[arrays.consumer_ptr[t] : arrays.consumer_ptr[t + 1]].tolist()
+        found += [
+            (i, j, w, int(arrays.tensor_bytes[t]))
+            for w in writers
+            if w in later[i]
+            for j in readers
+            if j != w
+        ]
+    return found
+
+
+def _ticks(seconds: float, tick: float) -> int:
+    return round(float(seconds) / tick)

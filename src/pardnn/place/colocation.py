@@ -1,0 +1,160 @@
+"""Co-location groups: ops that no placement may tear apart.
+
+What the graph names as groups, joined with what in-place writes need: the op that owns a written
+storage, every op that makes an alias of it, and every op that writes it. Union-find,
+O(ops + tensors) up to the inverse Ackermann function.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.kernels.jit import helper, kernel
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.sim.machine import Machine, fastest_seconds
+
+
+def colocated(
+    arrays: GraphArrays, overwrites: Int64[ndarray, "w 2"], *, with_views: bool = False
+) -> Int64[ndarray, " n"]:
+    """Return a dense group number per op, numbered by first member.
+
+    Args:
+        arrays: The graph.
+        overwrites: From `place.schedule.first_overwrites`.
+        with_views: Also join the views of storages that nothing writes, so that each storage is
+            on one device, sent copies aside.
+    """
+    root = np.arange(arrays.num_ops)
+    _union_kernel(arrays, overwrites, with_views, root)
+    numbers = np.empty(arrays.num_ops, dtype=np.int64)
+    _number_kernel(root, numbers)
+    return numbers
+
+
+@helper
+def _find(root: ndarray, op: int) -> int:
+    while root[op] != op:
+        root[op] = root[root[op]]
+        op = root[op]
+    return op
+
+
+@kernel
+def _union_kernel(a: GraphArrays, overwrites: ndarray, with_views: bool, root: ndarray) -> None:
+    n = len(root)
+    first = np.full(n, -1, dtype=np.int64)
+    for op in range(n):
+        group = a.group[op]
+        if first[group] < 0:
+            first[group] = op
+        root[_find(root, op)] = _find(root, first[group])
+    written = np.zeros(len(a.tensor_op), dtype=np.bool_)
+    for i in range(len(overwrites)):
+        written[overwrites[i, 0]] = True
+        root[_find(root, overwrites[i, 1])] = _find(root, a.tensor_op[overwrites[i, 0]])
+    for t in range(len(a.tensor_op)):
+        owner = t
+        while a.tensor_alias[owner] >= 0:
+            owner = a.tensor_alias[owner]
+        if owner != t and (with_views or written[owner]):
+            root[_find(root, a.tensor_op[t])] = _find(root, a.tensor_op[owner])
+
+
+@kernel
+def _number_kernel(root: ndarray, numbers: ndarray) -> None:
+    number_of = np.full(len(root), -1, dtype=np.int64)
+    count = 0
+    for op in range(len(root)):
+        top = _find(root, op)
+        if number_of[top] < 0:
+            number_of[top] = count
+            count += 1
+        numbers[op] = number_of[top]
+
+
+def closed_arrays(graph: Graph) -> GraphArrays:
+    """Return the graph's arrays, groups joined with what in-place writes hold together."""
+    group = colocated(graph.arrays, first_overwrites(graph))
+    group.setflags(write=False)
+    return graph.arrays._replace(group=group)
+
+
+def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
+    """Return whether every op of a group can run on a device.
+
+    Raises:
+        InfeasibleError: E302, if a group can run nowhere.
+    """
+    num_groups = int(arrays.group.max()) + 1
+    runs = np.ones((num_groups, machine.num_devices), dtype=bool)
+    for device, row in enumerate(machine.device_class):
+        runs[arrays.group[~np.isfinite(machine.seconds[row])], device] = False
+    nowhere = np.all(~runs, axis=1)
+    if np.any(nowhere):
+        op = int(np.flatnonzero(nowhere[arrays.group])[0])
+        raise InfeasibleError(
+            f"op number {op} can run on no device of the cluster, alone or with its group.\n"
+            "Add a device of the type that its `seconds` name.",
+            code="E302",
+            details={"op": op},
+        )
+    return runs
+
+
+def residual_bytes(arrays: GraphArrays, of: Int64[ndarray, " n"] | None = None) -> ndarray:
+    """Return the bytes of each group that live across steps, on the device where it is.
+
+    Args:
+        arrays: The graph.
+        of: Number of each op in what is summed up instead; the op itself for bytes per op.
+    """
+    number = arrays.group if of is None else of
+    own = (arrays.memory[arrays.tensor_op] == RESIDUAL) & (arrays.tensor_alias < 0)
+    held = np.zeros(int(number.max()) + 1, dtype=np.int64)
+    np.add.at(held, number[arrays.tensor_op[own]], arrays.tensor_bytes[own])
+    return held
+
+
+def speed_shares(machine: Machine) -> Float64[ndarray, " k"]:
+    """Return the part of the whole work that each device should do; they sum to 1.
+
+    By its speed on the ops that it can run, and by how much of the work these are: a cpu that only
+    runs what no accelerator can gets little.
+    """
+    fastest = fastest_seconds(machine)
+    can = np.isfinite(machine.seconds)
+    work = np.where(can, fastest, 0.0).sum(axis=1)
+    spent = np.where(can, machine.seconds, 0.0).sum(axis=1)
+    rate = np.where(spent > 0, work, 1.0) ** 2 / np.where(spent > 0, spent, 1.0)
+    share = rate[machine.device_class]
+    return share / share.sum() if share.sum() > 0 else np.full(len(share), 1.0 / len(share))
+
+
+def spread(
+    arrays: GraphArrays, machine: Machine, wish: Int64[ndarray, " n"]
+) -> Int64[ndarray, " n"]:
+    """Return a placement close to a wish.
+
+    Each group goes where its first op in topological order wishes to be, or to the next device
+    that can run it.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        wish: Wished device of each op.
+    """
+    runs = runnable(arrays, machine)
+    group = arrays.group[arrays.topological]
+    _, first = np.unique(group, return_index=True)
+    wished = wish[arrays.topological[first]]
+    k = machine.num_devices
+    turns = (wished[:, None] + np.arange(k)[None, :]) % k
+    allowed = np.take_along_axis(runs, turns, axis=1)
+    device = np.take_along_axis(turns, allowed.argmax(axis=1)[:, None], axis=1)[:, 0]
+    return device[arrays.group].astype(np.int64)

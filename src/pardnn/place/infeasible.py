@@ -1,0 +1,159 @@
+"""The error that says why nothing fits: where, when, how much, and what cannot be avoided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError, shown
+from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.kernels.jit import kernel
+from pardnn.place.ordering.memory_bounded import limits
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.peak import held_bytes, storage_lives
+
+#: Tensors named in `details["alive"]`, the largest first.
+MOST_ALIVE = 10
+
+
+def infeasible(
+    graph: Graph,
+    attempt: PlanArrays,
+    capacities: Sequence[int | None],
+    group: Int64[ndarray, " n"],
+) -> InfeasibleError:
+    """Return E301 for the plan that came nearest to fitting.
+
+    Args:
+        graph: The graph.
+        attempt: A plan that exceeds a capacity.
+        capacities: Usable bytes per device.
+        group: Co-location group of each op.
+    """
+    a = graph.arrays
+    held = held_bytes(a, attempt)
+    device_of = attempt.place[attempt.order_op]
+    over = held - limits(capacities)[device_of]
+    worst = int(over.argmax())
+    device, op = int(device_of[worst]), graph.ops[int(attempt.order_op[worst])]
+    usable = capacities[device]
+    needs = op_needs(a)
+    largest = int(needs.argmax())
+    least = least_bytes(a, needs, group, len(capacities))
+    big = graph.ops[largest]
+    workspace = int(a.workspace[largest])
+    made = int(a.tensor_bytes[a.output_ptr[largest] : a.output_ptr[largest + 1]].sum())
+    message = (
+        f"no plan fits. The nearest found needs {_text(int(held[worst]))} on device {device}, "
+        f"while {shown(op.name)}{_at(op.source)} runs; usable are {_text(usable)}.\n"
+        f"Largest single op: {shown(big.name)}{_at(big.source)}: "
+        f"{_text(int(needs[largest]))}, of it outputs {_text(made)}, workspace "
+        f"{_text(workspace)}.\nNo plan can do with less than {_text(least)} on some device."
+    )
+    if not _may_fit(least, capacities):
+        message += " So this limit is impossible, for any planner."
+    details: dict[str, Any] = {
+        "device": device,
+        "op": op.name,
+        "source": op.source,
+        "position": worst - int(attempt.order_ptr[device]),
+        "bytes": int(held[worst]),
+        "usable_bytes": usable,
+        "alive": _alive(graph, attempt, worst),
+        "largest_op": {"name": big.name, "source": big.source, "bytes": int(needs[largest])},
+        "lower_bound_bytes": least,
+    }
+    return InfeasibleError(message, details=details)
+
+
+def _at(source: str | None) -> str:
+    return f" ({source})" if source else ""
+
+
+def _text(size: int | None) -> str:
+    if size is None:
+        return "any number of bytes"
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            return f"{size / factor:.4g} {unit}"
+    return f"{size} bytes"
+
+
+def _may_fit(least: int, capacities: Sequence[int | None]) -> bool:
+    return any(size is None or size >= least for size in capacities)
+
+
+def _alive(graph: Graph, plan: PlanArrays, position: int) -> list[dict[str, Any]]:
+    """The largest storages that the device holds while the op at a position runs."""
+    a = graph.arrays
+    device = plan.place[plan.order_op[position]]
+    allocated, released = storage_lives(a, plan)
+    tensor = np.concatenate([np.arange(a.num_tensors), plan.message_tensor])
+    home = np.concatenate([plan.place[a.tensor_op], plan.message_target])
+    alive = (allocated <= position) & (released >= position) & (home == device)
+    found = np.flatnonzero(alive)
+    largest = found[np.argsort(-a.tensor_bytes[tensor[found]], kind="stable")][:MOST_ALIVE]
+    names = [t.name for op in graph.ops for t in op.outputs]
+    return [
+        {
+            "tensor": names[tensor[s]],
+            "bytes": int(a.tensor_bytes[tensor[s]]),
+            "received": bool(s >= a.num_tensors),
+        }
+        for s in largest.tolist()
+    ]
+
+
+def op_needs(arrays: GraphArrays) -> Int64[ndarray, " n"]:
+    """Return the bytes that must be on one device while each op runs, whatever the plan.
+
+    Its inputs, outputs and workspace; of tensors that share a storage, the largest.
+    """
+    needs = np.zeros(arrays.num_ops, dtype=np.int64)
+    _needs_kernel(arrays, needs)
+    return needs
+
+
+def least_bytes(
+    arrays: GraphArrays,
+    needs: Int64[ndarray, " n"],
+    group: Int64[ndarray, " n"],
+    num_devices: int,
+) -> int:
+    """Return bytes that some device must hold in every plan: a lower bound on equal limits.
+
+    The largest op; the residual bytes of the largest group; all residual bytes spread evenly.
+    """
+    owners = (arrays.memory[arrays.tensor_op] == RESIDUAL) & (arrays.tensor_alias < 0)
+    size = np.where(owners, arrays.tensor_bytes, 0)
+    by_group = np.zeros(int(group.max()) + 1, dtype=np.int64)
+    np.add.at(by_group, group[arrays.tensor_op], size)
+    return max(int(needs.max()), int(by_group.max()), -(-int(size.sum()) // num_devices))
+
+
+@kernel
+def _needs_kernel(a: GraphArrays, needs: ndarray) -> None:
+    seen = np.full(len(a.tensor_op), -1, dtype=np.int64)
+    counted = np.zeros(len(a.tensor_op), dtype=np.int64)
+    for op in range(len(needs)):
+        total = a.workspace[op]
+        inputs = a.input_ptr[op + 1] - a.input_ptr[op]
+        outputs = a.output_ptr[op + 1] - a.output_ptr[op]
+        for i in range(inputs + outputs):
+            t = a.input_tensor[a.input_ptr[op] + i] if i < inputs else a.output_ptr[op] + i - inputs
+            owner = t
+            while a.tensor_alias[owner] >= 0:
+                owner = a.tensor_alias[owner]
+            # A view may have been received as its own bytes, so the smaller of the two counts.
+            size = min(a.tensor_bytes[t], a.tensor_bytes[owner])
+            if seen[owner] != op:
+                seen[owner], counted[owner] = op, 0
+            if size > counted[owner]:
+                total += size - counted[owner]
+                counted[owner] = size
+        needs[op] = total

@@ -1,0 +1,1 @@
+"""From a placement to a complete plan: order, messages, memory."""

@@ -1,0 +1,130 @@
+"""The fastest order found for a placement that keeps every device within its memory.
+
+Tried in turn: the emulator's own order; the same order with messages moved towards the latest slot
+that memory asks for; blends of it with orders that need little memory, which are the topological
+order of the file (what eager execution does) and that order with ops drawn forward that free what
+they take. The judge decides among those that fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.place.ordering.low_memory_orders import blended_rank, eager_free_rank, file_rank
+from pardnn.place.ordering.memory_bounded import limits, squeezed_plan
+from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.dynamic import emulate
+from pardnn.sim.engine import run_lists
+from pardnn.sim.levels import bottom_levels
+from pardnn.sim.machine import Machine
+from pardnn.sim.peak import peaks
+from pardnn.sim.timeline import Timeline
+
+#: Blends of two orders tried between the extremes; fewer for graphs above `MANY_OPS`.
+BISECTIONS, FEW_BISECTIONS, MANY_OPS = 4, 1, 50_000
+
+
+def fits(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]) -> bool:
+    """Return whether no device of the plan exceeds its usable bytes."""
+    return bool((peaks(arrays, plan) <= limits(capacities)).all())
+
+
+def fit_schedule(
+    graph: Graph,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    capacities: Sequence[int | None],
+) -> PlanArrays | None:
+    """Return the fastest plan found for a placement that fits; None if none was found.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        place: Device of each op, with groups together.
+        capacities: Usable bytes per device, None for unlimited; see `plan.check.capacities`.
+    """
+    a = graph.arrays
+    timeline = emulate(a, machine, place, -bottom_levels(a, machine, place))
+    return fit_candidate(a, machine, place, timeline, capacities, first_overwrites(graph))
+
+
+def fit_candidate(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays | None:
+    """Return the fastest plan found for a placement that fits, its own timeline tried first.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op, with groups together.
+        timeline: Any complete timeline of this placement.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
+    plan = ordered_plan(arrays, machine.num_devices, place, timeline, overwrites)
+    if fits(arrays, plan, capacities):
+        return plan
+    best: PlanArrays | None = None
+    shortest = np.inf
+    for base in (file_rank(arrays), eager_free_rank(arrays)):
+        plan = fit_order(arrays, machine, place, timeline, base, capacities, overwrites)
+        makespan = np.inf if plan is None else run_lists(arrays, machine, plan).makespan
+        if makespan < shortest:
+            best, shortest = plan, makespan
+    return best
+
+
+def fit_order(
+    arrays: GraphArrays,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    base: Int64[ndarray, " n"],
+    capacities: Sequence[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays | None:
+    """Return the fastest plan that fits, of those between a timeline's order and a frugal one.
+
+    Blends are tried by bisection, as if more of the frugal order always needed less memory.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op, with groups together.
+        timeline: Any complete timeline of this placement.
+        base: Ranks of an order that needs little memory.
+        capacities: Usable bytes per device.
+        overwrites: From `first_overwrites`.
+    """
+    best: PlanArrays | None = None
+    shortest = np.inf
+    low, high, weight = 0.0, 1.0, 0.0
+    bisections = FEW_BISECTIONS if arrays.num_ops > MANY_OPS else BISECTIONS
+    for step in range(2 + bisections):
+        rank = blended_rank(timeline.dispatch, base, weight)
+        plan = squeezed_plan(arrays, machine, place, rank, capacities, overwrites)
+        if fits(arrays, plan, capacities):
+            makespan = run_lists(arrays, machine, plan).makespan
+            if makespan < shortest:
+                best, shortest = plan, makespan
+            if weight == 0.0:
+                break
+            high = weight
+        else:
+            if weight == 1.0:
+                break
+            low = weight
+        weight = 1.0 if step == 0 else (low + high) / 2
+    return best

@@ -1,0 +1,179 @@
+"""Orders that need little memory, as references for planners.
+
+Two topological orders can be blended: any weighted mean of the ranks of two topological orders
+grows along every edge, so sorting by it gives a topological order again, as near to one or the
+other as the weight says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.kernels.heap import heap_pop, heap_push
+from pardnn.kernels.jit import helper, kernel
+from pardnn.place.ordering.schedule import free_plan
+from pardnn.sim.peak import peaks
+
+#: How many ops are followed from one that takes memory to one that gives back more.
+CHAIN = 6
+#: Ops that take no more than the largest tensor's bytes over this many times the ops count as
+#: taking nothing: host scalars, step counts.
+TINY = 16
+
+
+def file_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
+    """Return ranks in the file's topological order: what eager execution does."""
+    rank = np.empty(arrays.num_ops, dtype=np.int64)
+    rank[arrays.topological] = np.arange(arrays.num_ops)
+    return rank
+
+
+def blended_rank(
+    one: Int64[ndarray, " n"], other: Int64[ndarray, " n"], weight: float
+) -> Int64[ndarray, " n"]:
+    """Return the topological order between two: `one` at weight 0, `other` at weight 1."""
+    order = np.lexsort((other, one * (1 - weight) + other * weight))
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
+
+
+def eager_free_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
+    """Return ranks in the file's order, but with ops that free as much as they take drawn forward.
+
+    So is what begins a chain of up to `CHAIN` ops that frees in the end what it takes: of an
+    optimizer whose update makes a tensor of its own before it reads the gradient. An update then
+    runs as soon as its gradient exists, and frees it. Where that needs more on one device than
+    single ops drawn forward, only those are. O((ops + edges) log ops).
+    """
+    base, largest = file_rank(arrays), int(arrays.tensor_bytes.max(initial=0))
+    tiny = max(8, largest // (TINY * max(arrays.num_ops, 1)))
+    best, least = base, -1
+    for most, length in ((0, 0), (tiny, CHAIN)):
+        rank = np.empty(arrays.num_ops, dtype=np.int64)
+        _eager_free_kernel(arrays, base, most, np.empty(length, dtype=np.int64), rank)
+        plan = free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), rank)
+        peak = int(peaks(arrays, plan).max(initial=0))
+        if least < 0 or peak < least:
+            best, least = rank, peak
+    return best
+
+
+@helper
+def _owner(a: GraphArrays, t: int) -> int:
+    while a.tensor_alias[t] >= 0:
+        t = a.tensor_alias[t]
+    return t
+
+
+@helper
+def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
+    """Bytes that the op allocates for good, less those that it is the last to read."""
+    net = 0
+    for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
+        if a.tensor_alias[t] < 0 and a.memory[op] != RESIDUAL:
+            net += a.tensor_bytes[t]
+    for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
+        owner = _owner(a, a.input_tensor[edge])
+        if reads_left[owner] == 1 and a.memory[a.tensor_op[owner]] != RESIDUAL:
+            net -= a.tensor_bytes[owner]
+    return net
+
+
+@helper
+def _pass(a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, sign: int) -> None:
+    """Count the op as run (-1), or take that back (1)."""
+    for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
+        reads_left[_owner(a, a.input_tensor[edge])] += sign
+    for later in _later_ops(a, op):
+        missing[later] += sign
+
+
+@helper
+def _gives_back(
+    a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, tiny: int, chain: ndarray
+) -> bool:
+    """Whether the op, or a chain of ops that it makes ready, frees what it takes."""
+    net, length = _net_bytes(a, op, reads_left), 0
+    while net > tiny and length < len(chain) and op >= 0:
+        chain[length] = op
+        length += 1
+        _pass(a, op, missing, reads_left, np.int64(-1))
+        following, least = -1, 0
+        for later in _later_ops(a, op):
+            if missing[later] == 0:
+                takes = _net_bytes(a, later, reads_left)
+                if following < 0 or takes < least:
+                    following, least = later, takes
+        net += least
+        op = following
+    for i in range(length - 1, -1, -1):
+        _pass(a, chain[i], missing, reads_left, np.int64(1))
+    return net <= tiny
+
+
+@kernel
+def _eager_free_kernel(
+    a: GraphArrays, base: ndarray, tiny: int, chain: ndarray, rank: ndarray
+) -> None:
+    n = len(base)
+    missing = np.empty(n, dtype=np.int64)
+    reads_left = np.zeros(len(a.tensor_op), dtype=np.int64)  # of a storage, aliases included
+    done = np.zeros(n, dtype=np.bool_)
+    for op in range(n):
+        missing[op] = a.input_ptr[op + 1] - a.input_ptr[op] + a.after_ptr[op + 1] - a.after_ptr[op]
+        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
+            reads_left[_owner(a, a.input_tensor[edge])] += 1
+    # Two heaps: all ready ops by file order, and those seen to free what they take.
+    size = n + len(a.input_tensor)
+    key, item = np.empty(n), np.empty(n, dtype=np.int64)
+    free_key, free_item = np.empty(size), np.empty(size, dtype=np.int64)
+    ready, frees = np.int64(0), np.int64(0)  # literals would compile the heap twice
+    for op in range(n):
+        if missing[op] == 0:
+            ready = heap_push(key, item, ready, float(base[op]), op)
+    count = 0
+    while count < n:
+        if frees > 0:
+            op = free_item[0]
+            frees = heap_pop(free_key, free_item, frees)
+        else:
+            op = item[0]
+            ready = heap_pop(key, item, ready)
+        if done[op]:
+            continue
+        done[op] = True
+        rank[op] = count
+        count += 1
+        for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
+            owner = _owner(a, a.input_tensor[edge])
+            reads_left[owner] -= 1
+            if reads_left[owner] == 1:
+                # Its last reader, if ready by now, may free more than it takes.
+                for later in _readers_of(a, a.input_tensor[edge]):
+                    ready_now = not done[later] and missing[later] == 0
+                    if ready_now and _gives_back(a, later, missing, reads_left, tiny, chain):
+                        frees = heap_push(free_key, free_item, frees, float(base[later]), later)
+        for later in _later_ops(a, op):
+            missing[later] -= 1
+            if missing[later] == 0:
+                ready = heap_push(key, item, ready, float(base[later]), later)
+                if _gives_back(a, later, missing, reads_left, tiny, chain):
+                    frees = heap_push(free_key, free_item, frees, float(base[later]), later)
+
+
+@helper
+def _readers_of(a: GraphArrays, t: int) -> ndarray:
+    return a.consumer_op[a.consumer_ptr[t] : a.consumer_ptr[t + 1]]
+
+
+@helper
+def _later_ops(a: GraphArrays, op: int) -> ndarray:
+    """Ops that wait for this one, once for each tensor or order edge."""
+    begin, end = a.output_ptr[op], a.output_ptr[op + 1]
+    data = a.consumer_op[a.consumer_ptr[begin] : a.consumer_ptr[end]]
+    order = a.before_op[a.before_ptr[op] : a.before_ptr[op + 1]]
+    return np.concatenate((data, order))

@@ -1,0 +1,230 @@
+"""From a placement to a complete plan: order, messages, where they are posted and held.
+
+The order of each device is the start order of an emulation. A receive is posted as late as costs
+no time: before the last op that its device reaches no later than the transfer can start. A send is
+held as short as costs no time: until the first op of the sender that finishes no earlier than the
+transfer. Neither moves an op, so the judge finds the emulation's times again under `order`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph, writes
+from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.sorting import by_column, by_time
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.dynamic import emulate
+from pardnn.sim.levels import bottom_levels
+from pardnn.sim.machine import Machine
+from pardnn.sim.timeline import Timeline
+from pardnn.sim.transfers import transfers_of
+
+
+def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
+    """Return (owning tensor, op) for every op that writes a storage in place."""
+    if not any(writes(op) for op in graph.ops):
+        return np.empty((0, 2), dtype=np.int64)
+    tensor_id = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
+    alias = graph.arrays.tensor_alias
+    pairs: list[tuple[int, int]] = []
+    for i, op in enumerate(graph.ops):
+        for name in writes(op):
+            owner = tensor_id[name]
+            while alias[owner] >= 0:
+                owner = int(alias[owner])
+            pairs.append((owner, i))
+    return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
+
+
+def schedule(
+    graph: Graph,
+    machine: Machine,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline | None = None,
+) -> PlanArrays:
+    """Return the complete plan of a placement.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        place: Device of each op.
+        timeline: The emulation whose order is taken; None emulates under `priority` with the
+            bottom levels of the placed graph ("EST first").
+    """
+    if timeline is None:
+        timeline = emulate(
+            graph.arrays, machine, place, -bottom_levels(graph.arrays, machine, place)
+        )
+    overwrites = first_overwrites(graph)
+    return ordered_plan(graph.arrays, machine.num_devices, place, timeline, overwrites)
+
+
+def ordered_plan(
+    arrays: GraphArrays,
+    num_devices: int,
+    place: Int64[ndarray, " n"],
+    timeline: Timeline,
+    overwrites: Int64[ndarray, "w 2"],
+) -> PlanArrays:
+    """Return the plan that keeps to a timeline; see the module's docstring.
+
+    Args:
+        arrays: The graph.
+        num_devices: Number of devices.
+        place: Device of each op.
+        timeline: A complete timeline of this placement.
+        overwrites: From `first_overwrites`.
+    """
+    place = np.ascontiguousarray(place, dtype=np.int64)
+    order_op = by_column(timeline.dispatch, place)
+    counts = np.bincount(place, minlength=num_devices)
+    by_start = by_time(timeline.message_start, timeline.message_finish)
+    plan = PlanArrays(
+        place=place,
+        order_ptr=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        order_op=order_op,
+        message_tensor=timeline.message_tensor[by_start],
+        message_source=timeline.message_source[by_start],
+        message_target=timeline.message_target[by_start],
+        message_post=np.empty(len(by_start), dtype=np.int64),
+        message_hold=np.empty(len(by_start), dtype=np.int64),
+    )
+    sent, arrived = timeline.message_start[by_start], timeline.message_finish[by_start]
+    _hold_and_post_kernel(arrays, plan, timeline.finish, sent, arrived, overwrites)
+    return plan
+
+
+def free_plan(
+    arrays: GraphArrays,
+    num_devices: int,
+    place: Int64[ndarray, " n"],
+    rank: Int64[ndarray, " n"],
+) -> PlanArrays:
+    """Return the plan of an order that spends memory freely: nothing waits but for data.
+
+    Args:
+        arrays: The graph.
+        num_devices: Number of devices.
+        place: Device of each op.
+        rank: Position of each op in a topological order of all ops.
+    """
+    place = np.ascontiguousarray(place, dtype=np.int64)
+    order_op = by_column(rank, place)
+    counts = np.bincount(place, minlength=num_devices)
+    order_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    transfers = transfers_of(arrays, place, num_devices)
+    return PlanArrays(
+        place=place,
+        order_ptr=order_ptr,
+        order_op=order_op,
+        message_tensor=transfers.tensor,
+        message_source=place[arrays.tensor_op[transfers.tensor]],
+        message_target=transfers.target,
+        message_post=order_op[order_ptr[transfers.target]],
+        message_hold=np.full(len(transfers.tensor), -1, dtype=np.int64),
+    )
+
+
+@helper
+def first_overwrite(
+    a: GraphArrays,
+    place: ndarray,
+    position: ndarray,
+    overwrites: ndarray,
+    tensor: int,
+    device: int,
+    made: int,
+) -> int:
+    """Return the first op on `device`, after position `made`, that overwrites `tensor`; or -1."""
+    if len(overwrites) == 0:
+        return -1
+    while a.tensor_alias[tensor] >= 0:
+        tensor = a.tensor_alias[tensor]
+    low, high = 0, len(overwrites)
+    while low < high:
+        middle = (low + high) // 2
+        if overwrites[middle, 0] < tensor:
+            low = middle + 1
+        else:
+            high = middle
+    best = -1
+    while low < len(overwrites) and overwrites[low, 0] == tensor:
+        op = overwrites[low, 1]
+        here = place[op] == device and position[op] > made
+        if here and (best < 0 or position[op] < position[best]):
+            best = op
+        low += 1
+    return best
+
+
+@helper
+def first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
+    """Return the first position with a value of at least so much, or the end; most are near."""
+    step = 1
+    while begin + step < end and values[begin + step] < least:
+        begin, step = begin + step, 2 * step
+    end = min(end, begin + step)
+    while begin < end:
+        middle = (begin + end) // 2
+        if values[middle] < least:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@kernel
+def _hold_and_post_kernel(
+    a: GraphArrays,
+    plan: PlanArrays,
+    finish: ndarray,
+    sent: ndarray,
+    arrived: ndarray,
+    overwrites: ndarray,
+) -> None:
+    n = len(plan.place)
+    position = np.empty(n, dtype=np.int64)
+    for p in range(n):
+        position[plan.order_op[p]] = p
+    done = finish[plan.order_op]  # non-decreasing within a device
+    reach = np.zeros(n)  # when the device reaches position p
+    for p in range(1, n):
+        reach[p] = done[p - 1]
+    for d in range(len(plan.order_ptr) - 1):
+        if plan.order_ptr[d] < plan.order_ptr[d + 1]:
+            reach[plan.order_ptr[d]] = 0.0
+    for i in range(len(sent)):
+        d = plan.message_source[i]
+        end = plan.order_ptr[d + 1]
+        made = position[a.tensor_op[plan.message_tensor[i]]]
+        p = first_reaching(done, made, end, arrived[i])
+        # A transfer of no time is settled by order alone: two that tie could wait for each other.
+        while arrived[i] <= sent[i] and p < end and done[p] <= arrived[i]:
+            p += 1
+        writer = first_overwrite(
+            a, plan.place, position, overwrites, plan.message_tensor[i], d, made
+        )
+        if writer >= 0:
+            p = min(p, position[writer] - 1)
+        plan.message_hold[i] = plan.order_op[p] if p < end else -1
+        if p < end - 1:
+            reach[p + 1] = max(reach[p + 1], arrived[i])
+    # Messages come in the order in which they are sent, so each device is walked once.
+    now = plan.order_ptr[:-1].copy()
+    for i in range(len(sent)):
+        q, t = plan.message_target[i], plan.message_tensor[i]
+        first, last = plan.order_ptr[q], n
+        while now[q] + 1 < plan.order_ptr[q + 1] and reach[now[q] + 1] <= sent[i]:
+            now[q] += 1
+        for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
+            op = a.consumer_op[edge]
+            if plan.place[op] == q:
+                last = min(last, position[op])
+        p = min(now[q], last)
+        while arrived[i] <= sent[i] and p > first and reach[p] >= sent[i]:
+            p -= 1
+        plan.message_post[i] = plan.order_op[max(p, first)]

@@ -1,0 +1,212 @@
+"""List scheduling that starts from clusters: the last pass of refinement (ours).
+
+Ops in order of a key, each on the device where `finish + downstream` is smallest. `finish` is the
+earliest finish there (Topcuoglu et al., HEFT, 2002); `downstream` is the longest way from there to
+the end of the step if every later op stays on its *home*, the device of the placement that the pass
+starts from. Without homes it is plain HEFT. Repeated with its own result as the new homes, it moves
+ops off the device that is late and keeps them near those that wait for them.
+
+Link contention is ignored while choosing; the judge decides. O((ops + edges) K + ops log ops), with
+equal links between all devices O(ops K + edges + ops log ops).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.sorting import stable_order
+from pardnn.place.pardnn.problem import Problem
+from pardnn.sim.timeline import Timeline
+from pardnn.sim.transfers import transfers_of
+
+
+class Homes(NamedTuple):
+    """What a pass starts from.
+
+    Attributes:
+        place: Device of each op; empty for none.
+        bottom: Bottom levels of that placement, in seconds.
+        fixed: Device of each group, -1 where the pass may choose.
+    """
+
+    place: Int64[ndarray, " h"]
+    bottom: Float64[ndarray, " h"]
+    fixed: Int64[ndarray, " g"]
+
+
+class Listing(NamedTuple):
+    """A schedule.
+
+    Attributes:
+        place: Device of each op.
+        start: Seconds.
+        finish: Seconds.
+        order: Ops in the order in which they were placed, a topological one.
+    """
+
+    place: Int64[ndarray, " n"]
+    start: Float64[ndarray, " n"]
+    finish: Float64[ndarray, " n"]
+    order: Int64[ndarray, " n"]
+
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last op has finished."""
+        return float(self.finish.max())
+
+
+def list_schedule(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -> Listing:
+    """Return a placement and its schedule.
+
+    Args:
+        problem: The problem.
+        key: Of each op; the smallest is placed first. It never decreases along an edge.
+        homes: What the pass starts from.
+    """
+    n, flow, machine = problem.arrays.num_ops, problem.flow, problem.machine
+    order = flow.order[stable_order(key[flow.order])]
+    made = Listing(np.empty(n, dtype=np.int64), np.empty(n), np.empty(n), order)
+    latency, byte_seconds = machine.latency.copy(), 1 / machine.bandwidth
+    for within in (latency, byte_seconds):
+        np.fill_diagonal(within, 0.0)
+    _list_kernel(
+        order, flow.earlier.ptr, flow.earlier.edge, flow.later.ptr, flow.later.edge,
+        machine.seconds, machine.device_class, latency, byte_seconds, latency.T.copy(),
+        byte_seconds.T.copy(), _alike(latency) and _alike(byte_seconds), problem.arrays.group,
+        problem.runs, homes.place, homes.bottom, homes.fixed.copy(), made.place, made.start,
+        made.finish,
+    )  # fmt: skip
+    return made
+
+
+def _alike(links: ndarray) -> bool:
+    """Whether all links between two devices are equal."""
+    apart = links[~np.eye(len(links), dtype=bool)]
+    return bool((apart == apart[:1]).all())
+
+
+def listed_timeline(problem: Problem, made: Listing) -> Timeline:
+    """Return the timeline of a schedule whose transfers start when their tensor exists."""
+    a, machine = problem.arrays, problem.machine
+    transfers = transfers_of(a, made.place, machine.num_devices)
+    maker = a.tensor_op[transfers.tensor]
+    source, target = made.place[maker], transfers.target
+    seconds = machine.latency[source, target] + (
+        a.tensor_bytes[transfers.tensor] / machine.bandwidth[source, target]
+    )
+    dispatch = np.empty(len(made.order), dtype=np.int64)
+    dispatch[made.order] = np.arange(len(made.order))
+    return Timeline(
+        start=made.start,
+        finish=made.finish,
+        dispatch=dispatch,
+        message_tensor=transfers.tensor,
+        message_source=source,
+        message_target=target,
+        message_start=made.finish[maker],
+        message_finish=made.finish[maker] + seconds,
+    )
+
+
+@helper
+def _reach(
+    op: int,
+    ptr: ndarray,
+    edge: ndarray,
+    place: ndarray,
+    done: ndarray,
+    latency: ndarray,
+    byte_seconds: ndarray,
+    alike: bool,
+    until: ndarray,
+) -> None:
+    """Raise `until` to when all that an op's edges lead to is on a device, for each device.
+
+    With equal links that is the latest arrival from another device: all but one of the devices wait
+    for the same one, and the device that this one comes from for the latest from the others.
+    """
+    first, second, source = -np.inf, -np.inf, -1
+    for e in range(ptr[op], ptr[op + 1]):
+        other = edge[e, 0]
+        p, left, size = place[other], done[other], max(edge[e, 2], 0)
+        if not alike:
+            for d in range(len(until)):
+                until[d] = max(until[d], left + (latency[p, d] + size * byte_seconds[p, d]))
+            continue
+        until[p] = max(until[p], left)
+        at = left + (latency[0, -1] + size * byte_seconds[0, -1])
+        if p == source:
+            first = max(first, at)
+        elif at > first:
+            first, second, source = at, first, p
+        else:
+            second = max(second, at)
+    if source >= 0:
+        here = max(until[source], second)
+        for d in range(len(until)):
+            until[d] = max(until[d], first)
+        until[source] = here
+
+
+@kernel
+def _list_kernel(
+    order: ndarray,
+    earlier_ptr: ndarray,
+    earlier: ndarray,
+    later_ptr: ndarray,
+    later: ndarray,
+    seconds: ndarray,
+    device_class: ndarray,
+    latency: ndarray,
+    byte_seconds: ndarray,
+    latency_to: ndarray,
+    byte_seconds_to: ndarray,
+    alike: bool,
+    group: ndarray,
+    runs: ndarray,
+    home: ndarray,
+    bottom: ndarray,
+    fixed: ndarray,
+    place: ndarray,
+    start: ndarray,
+    finish: ndarray,
+) -> None:
+    k = len(device_class)
+    free, ready, score, end = np.zeros(k), np.empty(k), np.empty(k), np.empty(k)
+    for op in order:
+        best = fixed[group[op]]
+        if best >= 0:
+            begin = free[best]
+            for e in range(earlier_ptr[op], earlier_ptr[op + 1]):
+                p, size = place[earlier[e, 0]], max(earlier[e, 2], 0)
+                way = latency[p, best] + size * byte_seconds[p, best]
+                begin = max(begin, finish[earlier[e, 0]] + way)
+        else:
+            for d in range(k):
+                ready[d], score[d] = free[d], 0.0
+            _reach(op, earlier_ptr, earlier, place, finish, latency, byte_seconds, alike, ready)
+            if len(home) > 0:
+                _reach(
+                    op, later_ptr, later, home, bottom, latency_to, byte_seconds_to, alike, score
+                )
+            least = np.inf
+            # Without a branch, which the processor would guess wrong: the second loop seldom takes
+            # one.
+            for d in range(k):
+                end[d] = ready[d] + seconds[device_class[d], op]
+                score[d] += end[d] if runs[group[op], d] else np.inf
+                least = min(least, score[d])
+            for d in range(k):
+                if score[d] > least or (best >= 0 and end[d] > end[best]):
+                    continue
+                if best < 0 or end[d] < end[best] or (len(home) > 0 and d == home[op]):
+                    best = d
+            fixed[group[op]], begin = best, ready[best]
+        place[op], start[op] = best, begin
+        finish[op] = begin + seconds[device_class[best], op]
+        free[best] = finish[op]

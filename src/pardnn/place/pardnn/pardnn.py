@@ -1,0 +1,155 @@
+"""ParDNN: place the ops of a training step on devices, then make the placement fit.
+
+Reference: Qararyah, Wahib, Dikbayir, Belviranli, Unat, "A computational-graph partitioning method
+for training memory-constrained DNNs", Parallel Computing 2021, and Qararyah's thesis, chapter 4.
+Step 1 (`partition`) minimises the simulated time, step 2 (`memory`) resolves overflows.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.place.colocation import colocated
+from pardnn.place.decision import Decision
+from pardnn.place.infeasible import infeasible
+from pardnn.place.ordering.fit import fits
+from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
+from pardnn.place.pardnn.problem import Problem, problem_of
+from pardnn.place.pardnn.renumbering import (
+    numbering_by_priority,
+    original_plan,
+    renumbered,
+    renumbered_overwrites,
+)
+from pardnn.place.pardnn.step1_makespan import MANY_OPS, partition, timeline_of
+from pardnn.place.pardnn.step2_memory import Task, fit_memory, nearest, overflows, start_of
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.flow import Flow, flow_of
+from pardnn.sim.machine import Machine
+
+
+def place_pardnn(
+    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+) -> Decision:
+    """Place and order a graph by ParDNN.
+
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        seed: Not used: nothing is random.
+
+    Raises:
+        InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
+    """
+    del seed
+    overwrites = first_overwrites(graph)
+    try:
+        return place_arrays(graph.arrays, machine, capacities, overwrites)
+    except _NothingFitsError as error:
+        raise infeasible(graph, error.nearest, capacities, error.group) from None
+
+
+class _NothingFitsError(InfeasibleError):
+    """No plan was found: what the search came nearest with."""
+
+    def __init__(self, nearest: PlanArrays, group: ndarray) -> None:
+        super().__init__("no plan fits")
+        self.nearest = nearest
+        self.group = group
+
+
+def place_arrays(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: list[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+) -> Decision:
+    """Place and order a graph that is given as arrays alone.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        capacities: Usable bytes of each device; None is unlimited.
+        overwrites: From `first_overwrites`.
+
+    Raises:
+        InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
+    """
+    if arrays.num_ops <= MANY_OPS:
+        return _place(arrays, machine, capacities, overwrites, time.perf_counter())
+    begin = time.perf_counter()
+    numbers = numbering_by_priority(arrays, machine)
+    here = renumbered(arrays, numbers)
+    seconds = np.ascontiguousarray(machine.seconds[:, numbers.op])
+    written = renumbered_overwrites(overwrites, numbers)
+    try:
+        found = _place(here, machine._replace(seconds=seconds), capacities, written, begin)
+    except _NothingFitsError as error:
+        error.nearest = original_plan(error.nearest, numbers)
+        error.group = error.group[numbers.op_here]
+        raise
+    return found._replace(plan=original_plan(found.plan, numbers))
+
+
+def _place(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: list[int | None],
+    overwrites: ndarray,
+    begin: float,
+) -> Decision:
+    group = colocated(arrays, overwrites)
+    group.setflags(write=False)
+    arrays = arrays._replace(group=group)
+    problem = problem_of(arrays, machine, _flow(arrays))
+    seconds = {"problem": time.perf_counter() - begin}
+    candidates, by_step = partition(problem)
+    seconds |= by_step
+    best, limited = candidates[0], any(limit is not None for limit in capacities)
+    task = Task(problem, problem, capacities, overwrites)
+    begin, start = time.perf_counter(), None
+    if limited:
+        task = task._replace(units=_with_views(problem, overwrites))
+    if limited and arrays.num_ops > MANY_OPS:
+        start = start_of(task, best)
+    if start is None or not overflows(start):
+        timeline = timeline_of(problem, best)
+        plan = ordered_plan(arrays, machine.num_devices, best.place, timeline, overwrites)
+        seconds["order"] = time.perf_counter() - begin
+        if not limited or fits(arrays, plan, capacities):
+            return Decision(plan, 0, seconds)
+        begin = time.perf_counter()
+    found = fit_memory(task, candidates, start)
+    seconds["memory"] = time.perf_counter() - begin
+    if found is None:
+        raise _NothingFitsError(nearest(task), group)
+    return Decision(found, int((found.place != best.place).sum()), seconds)
+
+
+def _flow(arrays: GraphArrays) -> Flow:
+    """Return the edges; walked by number where that is the order of the ops."""
+    flow = flow_of(arrays)
+    if arrays.num_ops <= MANY_OPS:
+        return flow
+    order = np.arange(arrays.num_ops)
+    return flow._replace(order=order, reverse=order[::-1].copy())
+
+
+def _with_views(problem: Problem, overwrites: ndarray) -> Problem:
+    if bool((problem.arrays.tensor_alias < 0).all()):
+        return problem
+    group = colocated(problem.arrays, overwrites, with_views=True)
+    group.setflags(write=False)
+    try:
+        return problem_of(problem.arrays._replace(group=group), problem.machine, problem.flow)
+    except InfeasibleError:
+        # A view runs where what it views cannot; the plan is checked as it is either way.
+        return problem

@@ -1,0 +1,122 @@
+"""Ops numbered in the order in which lists are scheduled, so that neighbours are near in memory.
+
+A planner visits ops by priority, and a file may hold them in any order: at a million ops most of
+the time went into waiting for the memory of ops that had little to do with each other. Numbered by
+decreasing bottom level, which is a topological order, what is visited together lies together: a
+pass of list scheduling takes half the time. O((ops + edges) + ops log ops), once per plan.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import GraphArrays
+from pardnn.kernels.sorting import stable_order
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.levels import bottom_levels
+from pardnn.sim.machine import Machine
+
+
+class Numbering(NamedTuple):
+    """Another numbering of the ops and tensors of a graph.
+
+    Attributes:
+        op: Number in the graph of each op here.
+        tensor: Number in the graph of each tensor here.
+        op_here: Number here of each op of the graph.
+        tensor_here: Number here of each tensor of the graph.
+    """
+
+    op: Int64[ndarray, " n"]
+    tensor: Int64[ndarray, " t"]
+    op_here: Int64[ndarray, " n"]
+    tensor_here: Int64[ndarray, " t"]
+
+
+def numbering_by_priority(arrays: GraphArrays, machine: Machine) -> Numbering:
+    """Return the ops by decreasing bottom level, and their tensors in that order.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+    """
+    key = -bottom_levels(arrays, machine)
+    op = arrays.topological[stable_order(key[arrays.topological])]
+    tensor, _ = _rows(arrays.output_ptr, op)
+    return Numbering(op, tensor, _inverse(op), _inverse(tensor))
+
+
+def renumbered(arrays: GraphArrays, numbers: Numbering) -> GraphArrays:
+    """Return the graph in another numbering; `topological` is still the file's order.
+
+    Args:
+        arrays: The graph.
+        numbers: The numbering.
+    """
+    a, op, tensor = arrays, numbers.op, numbers.tensor
+    outputs, output_ptr = _rows(a.output_ptr, op)
+    inputs, input_ptr = _rows(a.input_ptr, op)
+    after, after_ptr = _rows(a.after_ptr, op)
+    before, before_ptr = _rows(a.before_ptr, op)
+    consumers, consumer_ptr = _rows(a.consumer_ptr, tensor)
+    alias = a.tensor_alias[tensor]
+    made = GraphArrays(
+        output_ptr=output_ptr,
+        input_ptr=input_ptr,
+        input_tensor=numbers.tensor_here[a.input_tensor[inputs]],
+        after_ptr=after_ptr,
+        after_op=numbers.op_here[a.after_op[after]],
+        before_ptr=before_ptr,
+        before_op=numbers.op_here[a.before_op[before]],
+        consumer_ptr=consumer_ptr,
+        consumer_op=numbers.op_here[a.consumer_op[consumers]],
+        tensor_op=numbers.op_here[a.tensor_op[outputs]],
+        tensor_bytes=a.tensor_bytes[tensor],
+        tensor_alias=np.where(alias >= 0, numbers.tensor_here[alias], -1),
+        workspace=a.workspace[op],
+        memory=a.memory[op],
+        group=a.group[op],
+        topological=numbers.op_here[a.topological],
+    )
+    for array in made:
+        array.setflags(write=False)
+    return made
+
+
+def renumbered_overwrites(
+    overwrites: Int64[ndarray, "w 2"], numbers: Numbering
+) -> Int64[ndarray, "w 2"]:
+    """Return (owning tensor, op) pairs in another numbering, sorted as `first_overwrites` does."""
+    tensor, op = numbers.tensor_here[overwrites[:, 0]], numbers.op_here[overwrites[:, 1]]
+    turn = np.lexsort((op, tensor))
+    return np.ascontiguousarray(np.stack([tensor[turn], op[turn]], axis=1))
+
+
+def original_plan(plan: PlanArrays, numbers: Numbering) -> PlanArrays:
+    """Return a plan in the graph's own numbers."""
+    hold = numbers.op[plan.message_hold]
+    return plan._replace(
+        place=plan.place[numbers.op_here],
+        order_op=numbers.op[plan.order_op],
+        message_tensor=numbers.tensor[plan.message_tensor],
+        message_post=numbers.op[plan.message_post],
+        message_hold=np.where(plan.message_hold >= 0, hold, -1),
+    )
+
+
+def _inverse(permutation: ndarray) -> ndarray:
+    inverse = np.empty_like(permutation)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse
+
+
+def _rows(ptr: ndarray, turn: ndarray) -> tuple[ndarray, ndarray]:
+    """Return positions in compressed sparse rows taken in another order, and where rows begin."""
+    lengths = np.diff(ptr)[turn]
+    begins = np.zeros(len(ptr), dtype=np.int64)
+    np.cumsum(lengths, out=begins[1:])
+    return np.arange(begins[-1]) + np.repeat(ptr[:-1][turn] - begins[:-1], lengths), begins

@@ -1,0 +1,1 @@
+"""Local search over a finished plan."""

@@ -1,0 +1,238 @@
+"""Blocks of ops that read each other on one device, and the device where they run best together.
+
+Where messages are dear no op can leave alone: it would pay for a message to what it leaves behind.
+A block pays only at its rim. Every device that the rim speaks to is judged as a slot of a single op
+is: each op of the block stands where it stood in the global order, so the paths through the block
+follow from when the ops around it end, and how long the step goes on after their start. Paths
+through the block twice are left out, so the block that is moved is simulated, and goes back if it
+was judged too well.
+"""
+
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
+
+from __future__ import annotations
+
+import numpy as np
+
+from pardnn.kernels.jit import helper, kernel
+from pardnn.place.polish.neighbourhood import LOOK, State, Task, changed, makespan
+
+#: Ops of a block that is judged, at most. Measured: 8, 16 and 32 are within 0.2 % of each other.
+MOST_JUDGED = 16
+#: Groups may make a block larger; above this many ops it stays where it is.
+MOST_ORDERED = 64
+#: Devices judged for a block, at most.
+MOST_DEVICES = 8
+
+
+@helper
+def _queued_after(s: State, op: int, d: int) -> int:
+    """Return the op on device d after which an op stands in the global order; -1 for none."""
+    if s.last[d] < 0 or s.position[s.last[d]] < s.position[op]:
+        return s.last[d]
+    for at in range(s.position[op] - 1, -1, -1):
+        if s.place[s.order[at]] == d:
+            return s.order[at]
+    return -1
+
+
+@helper
+def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tuple[int, int]:
+    """List a group, and groups of its device that it reads or that read it, until there are `size`.
+
+    They are written to `block` from `begin` on. Returns where they end and the generator's state.
+    """
+    end, d = _listed(t, s, op, begin), s.place[op]
+    at = begin
+    while at < end and end - begin < size:
+        now = s.block[at]
+        seed = seed * 48271 % 2147483647
+        # 0: what it reads, 1: what reads it, 2: both; most blocks grow one way.
+        if seed % 3 != 1:
+            for edge in range(t.in_ptr[now], t.in_ptr[now + 1]):
+                near = t.in_op[edge]
+                if end - begin < size and s.place[near] == d and not s.dirty[near]:
+                    end = _listed(t, s, near, end)
+        if seed % 3 != 0:
+            for edge in range(t.out_ptr[now], t.out_ptr[now + 1]):
+                near = t.out_op[edge]
+                if end - begin < size and s.place[near] == d and not s.dirty[near]:
+                    end = _listed(t, s, near, end)
+        at += 1
+    for i in range(begin, end):
+        s.dirty[s.block[i]] = False
+    return end, seed
+
+
+@helper
+def _listed(t: Task, s: State, op: int, end: int) -> int:
+    """Append the group of an op to `block`, and mark it; return the new end."""
+    group = t.group[op]
+    for i in range(t.member_ptr[group], t.member_ptr[group + 1]):
+        s.block[end] = t.member[i]
+        s.dirty[t.member[i]] = True
+        end += 1
+    return end
+
+
+@helper
+def may_go(t: Task, s: State, begin: int, end: int, d: int) -> bool:
+    """Return whether listed ops can run on a device."""
+    able = True
+    for i in range(begin, end):
+        able = able and t.runs[t.group[s.block[i]], d]
+    return able
+
+
+@helper
+def residual(t: Task, s: State, begin: int, end: int) -> int:
+    """Return the residual bytes of listed ops."""
+    size = 0
+    for i in range(begin, end):
+        size += t.residual[s.block[i]]
+    return size
+
+
+@kernel
+def give(t: Task, s: State, begin: int, end: int, d: int) -> int:
+    """Put listed ops on a device, every op at its position; return the work."""
+    work = 0
+    for i in range(begin, end):
+        op = s.block[i]
+        if s.place[op] != d:
+            work += changed(t, s, op, d, _queued_after(s, op, d), s.position[op])
+    return work
+
+
+@helper
+def _put_in_order(s: State, end: int) -> None:
+    """Sort the listed ops by position, by insertion: there are few."""
+    for i in range(1, end):
+        op, at = s.block[i], i - 1
+        while at >= 0 and s.position[s.block[at]] > s.position[op]:
+            s.block[at + 1] = s.block[at]
+            at -= 1
+        s.block[at + 1] = op
+
+
+@helper
+def _near_before(s: State, op: int, d: int) -> int:
+    """Return the op on device d before an op; -1 for none, -2 if there is none nearby."""
+    if s.last[d] < 0 or s.position[s.last[d]] < s.position[op]:
+        return s.last[d]
+    if s.position[s.first[d]] > s.position[op]:
+        return -1
+    for at in range(s.position[op] - 1, max(-1, s.position[op] - 1 - LOOK * len(s.near)), -1):
+        if s.place[s.order[at]] == d:
+            return s.order[at]
+    return -2
+
+
+@kernel
+def judged(t: Task, s: State, end: int, d: int) -> float:
+    """Return the longest path through the first `end` ops of `block` if all ran on device d.
+
+    They are in order and marked in `dirty`. Seconds; infinite where the queue of d is far.
+    """
+    done = 0.0
+    for i in range(end):
+        op = s.block[i]
+        x = _near_before(s, op, d)
+        if x == -2:
+            return np.inf
+        if x >= 0:
+            done = max(done, s.finish[x])
+        for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+            earlier = t.in_op[edge]
+            if s.dirty[earlier]:
+                continue
+            at, p = s.finish[earlier], s.place[earlier]
+            if p != d:
+                at += t.latency[p, d] + t.in_bytes[edge] / t.bandwidth[p, d]
+            done = max(done, at)
+        done += t.seconds[t.device_class[d], op]
+        s.end[i], s.queued[i] = done, x
+    rest, longest = 0.0, 0.0
+    for i in range(end - 1, -1, -1):
+        op, x = s.block[i], s.queued[i]
+        y = s.behind[x] if x >= 0 else s.first[d]
+        if y >= 0:
+            rest = max(rest, s.left[y])
+        for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+            later = t.out_op[edge]
+            if s.dirty[later]:
+                continue
+            left, q = s.left[later], s.place[later]
+            if q != d:
+                left += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
+            rest = max(rest, left)
+        longest = max(longest, s.end[i] + rest)
+        rest += t.seconds[t.device_class[d], op]
+    return longest
+
+
+@helper
+def _name_devices(t: Task, s: State, end: int, seed: int) -> int:
+    """Mark in `near` the devices that a block speaks to, and one at random, by 1, others by 0."""
+    s.near[:] = 0
+    for i in range(end):
+        op = s.block[i]
+        for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+            s.near[s.place[t.in_op[edge]]] = 1
+        for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+            s.near[s.place[t.out_op[edge]]] = 1
+    seed = seed * 48271 % 2147483647
+    s.near[seed % len(s.near)] = 1
+    return seed
+
+
+@helper
+def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, int]:
+    """Return the longest path at the best other device, the device (-1: none), and the work.
+
+    Of the marked devices the first `MOST_DEVICES` are judged, from `begin` on, in a circle.
+    """
+    k, old, tried = len(s.near), s.place[s.block[0]], 0
+    start = np.int64(0)  # a literal would compile what takes it twice
+    more = residual(t, s, start, end)
+    path, where = np.inf, -1
+    for step in range(k):
+        d = (begin + step) % k
+        if s.near[d] == 0 or d == old or tried == MOST_DEVICES or not may_go(t, s, start, end, d):
+            continue
+        if more > 0 and s.held[d] + more > t.room[d]:
+            continue
+        tried += 1
+        now = judged(t, s, end, d)
+        if now < path:
+            path, where = now, d
+    return path, where, (1 + tried) * end
+
+
+@kernel
+def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int, int]:
+    """Move the block of an op to the device where it is best, unless the step is above a limit.
+
+    Returns the work and the state of the generator.
+    """
+    seed, begin = seed * 48271 % 2147483647, np.int64(0)
+    end, seed = gather(t, s, op, 2 + seed // 8 % (MOST_JUDGED - 1), seed, begin)
+    if end > MOST_ORDERED:
+        return end, seed
+    _put_in_order(s, end)
+    seed = _name_devices(t, s, end, seed)
+    for i in range(end):
+        s.dirty[s.block[i]] = True
+    path, d, work = _best_device(t, s, end, seed // 64 % len(s.near))
+    for i in range(end):
+        s.dirty[s.block[i]] = False
+    if d < 0 or path > limit:
+        return work, seed
+    # A loop, for the compiler's sake: it would copy what is called into each call.
+    old = s.place[op]
+    for target in (d, old):
+        work += give(t, s, begin, end, target)
+        if makespan(s) <= limit:
+            break
+    return work, seed

@@ -1,0 +1,331 @@
+"""What the search of `polish` knows of a plan: times along all paths, and the best slot of an op.
+
+A plan is a device per op and one global order; the ops of a device run in it. Known for each op are
+its finish and `left`, the seconds from its start to the end of the step, both along the longest
+path of inputs, messages and queues. An op taken out of its queue makes no path longer; put between
+two other ops, it adds only paths through itself, whose length both numbers tell at once. So every
+device and many places in its queue are judged without a simulation, and the change that is made
+costs a simulation of what it changes alone.
+"""
+
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int64
+from numpy import ndarray
+
+from pardnn.kernels.jit import helper, kernel
+
+#: Places tried in a queue, before and after where the op runs now.
+REACH = 12
+#: Positions of the order looked at for the op before on each device, per device.
+LOOK = 12
+
+
+class Task(NamedTuple):
+    """What stays as it is during a search. Members of a group g: member[member_ptr[g]:...]."""
+
+    in_ptr: Int64[ndarray, " n+1"]
+    in_op: Int64[ndarray, " e"]
+    in_bytes: Float64[ndarray, " e"]
+    out_ptr: Int64[ndarray, " n+1"]
+    out_op: Int64[ndarray, " e"]
+    out_bytes: Float64[ndarray, " e"]
+    seconds: Float64[ndarray, "c n"]
+    device_class: Int64[ndarray, " k"]
+    latency: Float64[ndarray, "k k"]
+    bandwidth: Float64[ndarray, "k k"]
+    group: Int64[ndarray, " n"]
+    runs: Bool[ndarray, "g k"]
+    member_ptr: Int64[ndarray, " g+1"]
+    member: Int64[ndarray, " n"]
+    residual: Int64[ndarray, " n"]  # bytes that stay where the op is
+    room: Int64[ndarray, " k"]  # for these bytes
+
+
+class State(NamedTuple):
+    """A plan under change. Queues are linked lists; -1 is no op."""
+
+    place: Int64[ndarray, " n"]
+    order: Int64[ndarray, " n"]
+    position: Int64[ndarray, " n"]
+    before: Int64[ndarray, " n"]  # the op before on the same device
+    behind: Int64[ndarray, " n"]
+    first: Int64[ndarray, " k"]
+    last: Int64[ndarray, " k"]
+    finish: Float64[ndarray, " n"]
+    left: Float64[ndarray, " n"]
+    dirty: Bool[ndarray, " n"]
+    held: Int64[ndarray, " k"]  # residual bytes
+    near: Int64[ndarray, " k"]  # scratch of one evaluation
+    ready: Float64[ndarray, " k"]
+    follow: Float64[ndarray, " k"]
+    block: Int64[ndarray, " n"]  # ops that move together, and those they change places with
+    end: Float64[ndarray, " n"]  # when they would end, and behind which op, elsewhere
+    queued: Int64[ndarray, " n"]
+
+
+@helper
+def _finish(t: Task, s: State, op: int) -> float:
+    """When an op ends: its device is free and its inputs have arrived."""
+    d, begin = s.place[op], 0.0
+    if s.before[op] >= 0:
+        begin = s.finish[s.before[op]]
+    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+        earlier = t.in_op[edge]
+        at, p = s.finish[earlier], s.place[earlier]
+        if p != d:
+            at += t.latency[p, d] + t.in_bytes[edge] / t.bandwidth[p, d]
+        begin = max(begin, at)
+    return begin + t.seconds[t.device_class[d], op]
+
+
+@helper
+def _left(t: Task, s: State, op: int) -> float:
+    """Seconds from the start of an op to the end of the step, by the longest path."""
+    d, rest = s.place[op], 0.0
+    if s.behind[op] >= 0:
+        rest = s.left[s.behind[op]]
+    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+        later = t.out_op[edge]
+        left, q = s.left[later], s.place[later]
+        if q != d:
+            left += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
+        rest = max(rest, left)
+    return rest + t.seconds[t.device_class[d], op]
+
+
+@kernel
+def fill_kernel(t: Task, s: State) -> None:
+    """Fill everything but `place` and `order`, from these two."""
+    s.first[:] = -1
+    s.last[:] = -1
+    s.held[:] = 0
+    for p in range(len(s.order)):
+        op = s.order[p]
+        d = s.place[op]
+        s.position[op] = p
+        s.before[op], s.behind[op] = s.last[d], -1
+        if s.last[d] >= 0:
+            s.behind[s.last[d]] = op
+        else:
+            s.first[d] = op
+        s.last[d] = op
+        s.held[d] += t.residual[op]
+        s.finish[op] = _finish(t, s, op)
+    for p in range(len(s.order) - 1, -1, -1):
+        s.left[s.order[p]] = _left(t, s, s.order[p])
+    s.dirty[:] = False
+
+
+@helper
+def makespan(s: State) -> float:
+    """Return when the last op ends, seconds."""
+    end = 0.0
+    for op in s.last:
+        if op >= 0:
+            end = max(end, s.finish[op])
+    return end
+
+
+@helper
+def _window(t: Task, s: State, op: int) -> tuple[int, int]:
+    """First and last position where an op may stand, the other ops as they are."""
+    first, last = 0, len(s.order) - 1
+    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+        first = max(first, s.position[t.in_op[edge]] + 1)
+    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+        last = min(last, s.position[t.out_op[edge]] - 1)
+    return first, last
+
+
+@helper
+def _move(s: State, op: int, d: int, x: int, to: int) -> None:
+    """Put an op behind op x in the queue of device d (x = -1: first), at a position `to`."""
+    at, p, n = s.before[op], s.place[op], s.behind[op]
+    if at >= 0:
+        s.behind[at] = n
+    else:
+        s.first[p] = n
+    if n >= 0:
+        s.before[n] = at
+    else:
+        s.last[p] = at
+    s.place[op], s.before[op] = d, x
+    if x >= 0:
+        s.behind[op] = s.behind[x]
+        s.behind[x] = op
+    else:
+        s.behind[op] = s.first[d]
+        s.first[d] = op
+    if s.behind[op] >= 0:
+        s.before[s.behind[op]] = op
+    else:
+        s.last[d] = op
+    at = s.position[op]
+    step = 1 if to > at else -1
+    while at != to:
+        s.order[at] = s.order[at + step]
+        s.position[s.order[at]] = at
+        at += step
+    s.order[to] = op
+    s.position[op] = to
+
+
+@helper
+def _mark(s: State, op: int, count: int) -> int:
+    if op < 0 or s.dirty[op]:
+        return count
+    s.dirty[op] = True
+    return count + 1
+
+
+@helper
+def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
+    """Compute again what a move of `op` changed; return how many ops were looked at.
+
+    `was` and `then` are the ops that were before and behind it.
+    """
+    work, none = 0, np.int64(0)  # a literal would compile `_mark` twice
+    count = _mark(s, then, _mark(s, s.behind[op], _mark(s, op, none)))
+    at = s.position[op] if then < 0 else min(s.position[op], s.position[then])
+    while count > 0:
+        now = s.order[at]
+        at += 1
+        if not s.dirty[now]:
+            continue
+        s.dirty[now] = False
+        count, work = count - 1, work + 1
+        end = _finish(t, s, now)
+        if end == s.finish[now] and now != op:
+            continue
+        s.finish[now] = end
+        count = _mark(s, s.behind[now], count)
+        for edge in range(t.out_ptr[now], t.out_ptr[now + 1]):
+            count = _mark(s, t.out_op[edge], count)
+    count = _mark(s, was, _mark(s, s.before[op], _mark(s, op, none)))
+    at = s.position[op] if was < 0 else max(s.position[op], s.position[was])
+    while count > 0:
+        now = s.order[at]
+        at -= 1
+        if not s.dirty[now]:
+            continue
+        s.dirty[now] = False
+        count, work = count - 1, work + 1
+        left = _left(t, s, now)
+        if left == s.left[now] and now != op:
+            continue
+        s.left[now] = left
+        count = _mark(s, s.before[now], count)
+        for edge in range(t.in_ptr[now], t.in_ptr[now + 1]):
+            count = _mark(s, t.in_op[edge], count)
+    return work
+
+
+@kernel
+def changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
+    """Move an op, as `_move` does, and compute again what that changes; return the work."""
+    was, then = s.before[op], s.behind[op]
+    s.held[s.place[op]] -= t.residual[op]
+    s.held[d] += t.residual[op]
+    _move(s, op, d, x, to)
+    return _update(t, s, op, was, then)
+
+
+@helper
+def _neighbours(s: State, op: int) -> None:
+    """Fill `near` with the op before on each device: -1 none, -2 not found nearby."""
+    k = len(s.near)
+    s.near[:] = -2
+    s.near[s.place[op]] = s.before[op]
+    found, at = 1, s.position[op] - 1
+    least = max(-1, at - LOOK * k)
+    while found < k and at > least:
+        d = s.place[s.order[at]]
+        if s.near[d] == -2:
+            s.near[d] = s.order[at]
+            found += 1
+        at -= 1
+    for d in range(k):
+        if s.near[d] == -2 and (at < 0 or s.first[d] < 0):
+            s.near[d] = -1
+
+
+@helper
+def _paths(t: Task, s: State, op: int) -> None:
+    """Fill, per device, when the inputs have arrived and how long the step goes on after."""
+    k = len(s.near)
+    s.ready[:] = 0.0
+    s.follow[:] = 0.0
+    for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
+        earlier = t.in_op[edge]
+        p, at, size = s.place[earlier], s.finish[earlier], t.in_bytes[edge]
+        for d in range(k):
+            way = 0.0 if d == p else t.latency[p, d] + size / t.bandwidth[p, d]
+            s.ready[d] = max(s.ready[d], at + way)
+    for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
+        later = t.out_op[edge]
+        q, left, size = s.place[later], s.left[later], t.out_bytes[edge]
+        for d in range(k):
+            way = 0.0 if d == q else t.latency[d, q] + size / t.bandwidth[d, q]
+            s.follow[d] = max(s.follow[d], left + way)
+
+
+@kernel
+def best_slot(
+    t: Task, s: State, op: int, noise: float, seed: int
+) -> tuple[float, int, int, int, int]:
+    """Return the longest path through the op at the best other slot, and the slot.
+
+    That is: seconds, device, the op before it, its position, and the state of the generator.
+    """
+    low, high = _window(t, s, op)
+    _neighbours(s, op)
+    _paths(t, s, op)
+    best, path, where, behind, to = np.inf, np.inf, -1, -1, -1
+    here, group = s.place[op], t.group[op]
+    alone = t.member_ptr[group + 1] - t.member_ptr[group] == 1
+    for d in range(len(s.near)):
+        if not t.runs[group, d] or s.near[d] == -2:
+            continue
+        # Groups do not part: their ops change places in their queue alone.
+        if d != here and (not alone or s.held[d] + t.residual[op] > t.room[d]):
+            continue
+        base = t.seconds[t.device_class[d], op]
+        for way in range(2):
+            x, at = s.near[d], s.position[op]
+            y = s.behind[op] if d == here else (s.behind[x] if x >= 0 else s.first[d])
+            for step in range(REACH):
+                if step > 0 or (way == 0 and d != here):
+                    start = s.ready[d] if x < 0 else max(s.ready[d], s.finish[x])
+                    now = start + base + (s.follow[d] if y < 0 else max(s.follow[d], s.left[y]))
+                    seed = seed * 48271 % 2147483647
+                    if now + noise * seed < best:
+                        best, path = now + noise * seed, now
+                        where, behind, to = d, x, at
+                # Only while an earlier start, or a shorter queue after it, is to be had.
+                if way == 0:
+                    if x < 0 or s.finish[x] <= s.ready[d] or s.position[x] < low:
+                        break
+                    x, y, at = s.before[x], x, s.position[x]
+                else:
+                    if y < 0 or s.left[y] <= s.follow[d] or s.position[y] > high:
+                        break
+                    x, y, at = y, s.behind[y], s.position[y]
+    return path, where, behind, to, seed
+
+
+@helper
+def critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
+    """Return the first op from a position on that lies on a path so long, and the steps to it."""
+    n = len(s.order)
+    for step in range(n):
+        op = s.order[(begin + step) % n]
+        if s.finish[op] + s.left[op] - t.seconds[t.device_class[s.place[op]], op] >= length:
+            return op, step
+    return s.order[begin], n

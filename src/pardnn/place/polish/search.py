@@ -1,0 +1,150 @@
+"""The search of `polish`: ops of longest paths go where the longest path through them is shorter.
+
+Single ops go to their best slot, which `polish_kernel` finds without a simulation, and in every
+second step a block of ops that read each other on one device to its best device, which
+`polish_blocks` finds alike: where messages are dear, no op can go alone. Groups, and blocks again,
+also change places with others, where memory is full above all; these changes are simulated.
+"""
+
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportArgumentType=false, reportReturnType=false, reportAssignmentType=false
+
+from __future__ import annotations
+
+import numpy as np
+from numpy import ndarray
+
+from pardnn.kernels.jit import helper, kernel
+from pardnn.place.polish.blocks import gather, give, may_go, move_block, residual
+from pardnn.place.polish.neighbourhood import (
+    State,
+    Task,
+    best_slot,
+    changed,
+    critical,
+    fill_kernel,
+    makespan,
+)
+
+#: What judging an op's slots costs, in ops computed again, plus half an op per device (measured).
+EVALUATION = 20
+#: Ops of a block that is exchanged, at most.
+MOST_BLOCK = 8
+#: Of so many steps two try to exchange groups or blocks, which are simulated, up to `MANY_OPS` ops
+#: and above; up to five times as many where residual bytes do not fit on one device, and ops have
+#: to make room for each other. On 5,000 ops without limits, one in 16 took 0.5 to 0.95 of the work
+#: and made a hundredth of the gain.
+MANY_TRIES, MANY_OPS, FEW_TRIES, FEWEST_TRIES = 8, 500, 32, 1024
+#: One of so many steps judges a block; a quarter as many on so few ops, where exchanges are cheap.
+BLOCK_TURNS, TINY_OPS = 2, 50
+
+
+@helper
+def _tried(
+    t: Task, s: State, op: int, d: int, other: int, size: int, limit: float, seed: int
+) -> tuple[int, int]:
+    """Give a block another device, and another block (-1: none) its own; undo it above a limit.
+
+    Returns the work and the state of the generator.
+    """
+    old = s.place[op]
+    if d == old or (other >= 0 and s.place[other] != d):
+        return 1, seed
+    begin = np.int64(0)  # a literal would compile what takes it twice
+    end, seed = gather(t, s, op, size, seed, begin)
+    last = end
+    if other >= 0:
+        last, seed = gather(t, s, other, size, seed, end)
+    if not may_go(t, s, begin, end, d) or not may_go(t, s, end, last, old):
+        return 1 + last, seed
+    more = residual(t, s, begin, end) - residual(t, s, end, last)
+    if more > 0 and s.held[d] + more > t.room[d]:
+        return 1 + last, seed
+    if more < 0 and s.held[old] - more > t.room[old]:
+        return 1 + last, seed
+    # A loop, for the compiler's sake: it would copy what is called into each call.
+    work = last
+    for target, home in ((d, old), (old, d)):
+        for start, stop, where in ((begin, end, target), (end, last, home)):
+            work += give(t, s, start, stop, where)
+        if makespan(s) <= limit:
+            break
+    return work, seed
+
+
+@helper
+def _some_neighbour_device(t: Task, s: State, op: int, seed: int) -> int:
+    """Return the device of an op that this one reads or that reads it; its own without any."""
+    ins, outs = t.in_ptr[op + 1] - t.in_ptr[op], t.out_ptr[op + 1] - t.out_ptr[op]
+    if ins + outs == 0:
+        return s.place[op]
+    i = seed % (ins + outs)
+    near = t.in_op[t.in_ptr[op] + i] if i < ins else t.out_op[t.out_ptr[op] + i - ins]
+    return s.place[near]
+
+
+@helper
+def _exchange(t: Task, s: State, op: int, blocks: bool, limit: float, seed: int) -> tuple[int, int]:
+    """Try another device for the group or block of an op, maybe in exchange for another."""
+    n, k, size = len(s.order), len(s.near), 1
+    seed = seed * 48271 % 2147483647
+    other = s.order[min(max(s.position[op] + seed % 33 - 16, 0), n - 1)]
+    seed = seed * 48271 % 2147483647
+    way = seed // 64 % 4
+    d = seed % k if way == 0 else s.place[other]
+    if blocks:
+        size = 2 + seed // 256 % (MOST_BLOCK - 1)
+        if way == 1:
+            d = _some_neighbour_device(t, s, op, seed // 4096)
+    return _tried(t, s, op, d, other if way == 3 else -1, size, limit, seed)
+
+
+@kernel
+def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int) -> int:
+    """Leave the best plan found in `place` and `order`; return the state of the generator.
+
+    `most_work` counts ops whose times are computed again.
+    """
+    n, k = len(s.order), len(s.near)
+    fill_kernel(t, s)
+    now = best = makespan(s)
+    best_place, best_order = s.place.copy(), s.order.copy()
+    is_full = t.residual.sum() > t.room.min()
+    work, spread = 0, FEW_TRIES if is_full else FEWEST_TRIES
+    turns = BLOCK_TURNS if n > TINY_OPS else 4 * BLOCK_TURNS
+    if n <= MANY_OPS or (is_full and n <= 5 * MANY_OPS):
+        spread = MANY_TRIES
+    while work < most_work:
+        limit = max(best * (1 + tolerance * (1 - work / most_work)), now * (1 - 1e-9))
+        seed = seed * 48271 % 2147483647
+        op, steps = critical(t, s, seed % n, now * (1 - 1e-9))
+        seed = seed * 48271 % 2147483647
+        kind, group = seed % spread, t.group[op]
+        work += EVALUATION + k // 2 + steps // 8
+        seed = seed * 48271 % 2147483647
+        # Groups change device as blocks and by exchanges alone.
+        grouped = t.member_ptr[group + 1] - t.member_ptr[group] > 1
+        if seed // 64 % turns == 0:
+            spent, seed = move_block(t, s, op, limit, seed)
+            work += spent
+        elif kind > (spread // 2 if grouped else 1):
+            noise = tolerance * now / 2147483647 * (kind % 2)
+            path, d, x, to, seed = best_slot(t, s, op, noise, seed)
+            if d >= 0 and path <= limit:
+                work += changed(t, s, op, d, x, to)
+        else:
+            spent, seed = _exchange(t, s, op, kind % 2 == 1, limit, seed)
+            work += spent
+        now = makespan(s)
+        if now < best * (1 - 1e-12):
+            best = now
+            _copy(s.place, s.order, best_place, best_order)
+    _copy(best_place, best_order, s.place, s.order)
+    return seed
+
+
+@helper
+def _copy(place: ndarray, order: ndarray, to_place: ndarray, to_order: ndarray) -> None:
+    """Copy element by element: assigning to slices compiles the text of its errors, 3 s."""
+    for i in range(len(place)):
+        to_place[i], to_order[i] = place[i], order[i]

@@ -1,0 +1,374 @@
+"""The checker of partitioned graphs: independent of the code that spreads a graph.
+
+It proves that every op of the graph has its copy on every device, that the blocks of every tensor
+are those that its layout names, and, following each element from its owner through slices,
+messages and fetches, that what is put together is the right part of one tensor. What an op needs
+of its inputs, only its description knows; the numeric tests certify that. O(ops + parts).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
+from pardnn.plan.mesh import Box, Layout, Mesh, owned_boxes
+from pardnn.plan.partitioned_graph import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE, Partition
+from pardnn.plan.plan import Plan
+
+_WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
+
+
+#: Kinds of which `_moved` tells what they make of the whole tensors.
+_MOVES = frozenset({SLICE, FETCH, JOIN, UPDATE, REDUCE})
+
+
+class _Place(NamedTuple):
+    """What a local tensor is: a box of a tensor, or of a result that has yet to be placed."""
+
+    of: str
+    box: Box
+
+
+def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Yield what is wrong with the partitioned graph of a plan, which has one."""
+    partition = plan.partition
+    assert partition is not None
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    size = partition.mesh.size
+    if size != plan.num_devices or min(partition.mesh.shape, default=0) < 1:
+        yield f"partition: the mesh has {size} devices, order {plan.num_devices}"
+        return
+    if partition.sharding.keys() != tensors.keys():
+        name = min(partition.sharding.keys() ^ tensors.keys())
+        yield f"partition.sharding: {name!r:.60} is not a tensor of both graph and plan"
+        return
+    boxes: dict[str, tuple[Box, ...]] = {}
+    known: dict[Any, tuple[Box, ...] | None] = {}
+    for name, words in partition.sharding.items():
+        key = tensors[name].shape, words
+        if key not in known:
+            known[key] = boxes_of(tensors[name], words, partition.mesh)
+        found = known[key]
+        if found is None:
+            yield (
+                f"partition.sharding: {name!r:.60} of shape {list(tensors[name].shape or ())} "
+                f"cannot be {list(words)} on a mesh {list(partition.mesh.shape)}"
+            )
+            return
+        boxes[name] = found
+    yield from _copies(graph, plan, partition)
+    yield from _parts(plan, partition, tensors, boxes)
+    yield from _landings(plan, partition)
+
+
+def layout_of(words: tuple[str, ...]) -> Layout | None:
+    """Return the layout that DTensor's words say, one per mesh axis; None if they say none."""
+    found: list[int | None] = []
+    for word in words:
+        match = _WORD.fullmatch(word)
+        if match is None:
+            return None
+        found.append(None if match[1] is None else int(match[1]))
+    return tuple(found)
+
+
+def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, ...] | None:
+    """Return what each device owns of a tensor; None if it cannot be laid out so."""
+    layout, shape = layout_of(words), tensor.shape or ()
+    if layout is None or len(layout) != len(mesh.shape):
+        return None
+    if any(dim is not None and dim >= len(shape) for dim in layout):
+        return None
+    return owned_boxes(shape, layout, mesh)
+
+
+def _copies(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
+    """Check that every op runs on every device, the mark of the loss on one, and nothing else."""
+    parts = {op.name: op for op in partition.ops}
+    expected: set[str] = set()
+    for op in graph.ops:
+        names = [f"{op.name}@{device}" for device in range(plan.num_devices)]
+        there = [name for name in names if name in parts]
+        expected |= set(there)
+        if len(there) != (1 if op.kind == LOSS_KIND else len(names)):
+            yield f"partition: op {op.name!r:.60} has {len(there)} copies on {len(names)} devices"
+        for device, name in enumerate(names):
+            if name in parts and plan.placement.get(name) != device:
+                yield f"partition: op {name!r:.60} is not placed on device {device}"
+            if name in parts and not _is_copy(op, parts[name]):
+                yield f"partition: op {name!r:.60} is {parts[name].kind}, no part of {op.kind}"
+    for name, op in parts.items():
+        if name not in expected and not op.kind.startswith("pardnn."):
+            yield f"partition: op {name!r:.60} ({op.kind}) is part of no op of the graph"
+
+
+def _is_copy(op: Op, part: Op) -> bool:
+    if part.kind == op.kind:
+        return True
+    is_random = part.kind == DRAW and _arguments(part)[:1] == [op.kind]
+    return is_random or part.kind == UPDATE or "dropout" in op.kind
+
+
+def _arguments(op: Op) -> list[Any]:
+    return (op.arguments or {}).get("args", [])
+
+
+def _parts(
+    plan: Plan,
+    partition: Partition,
+    tensors: Mapping[str, Tensor],
+    boxes: Mapping[str, tuple[Box, ...]],
+) -> Iterator[str]:
+    """Follow what each local tensor is of the whole ones."""
+    local = {tensor.name: tensor for op in partition.ops for tensor in op.outputs}
+    places: dict[str, _Place] = {}
+    begun = _Begun({}, _completed(partition))
+    for op in partition.ops:
+        device = plan.placement.get(op.name, 0)
+        found = problem = None
+        try:
+            if op.kind in _MOVES:
+                found = _moved(op, local, places, begun)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            found, problem = None, f"its arguments make no sense ({error!s:.60})"
+        if isinstance(found, str):
+            found, problem = None, found
+        for tensor in op.outputs:
+            name, _, at = tensor.name.rpartition("@")
+            if name in tensors and at == str(device):
+                box = boxes[name][device]
+                problem = problem or _block_problem(op, tensor, box, found, name)
+                places[tensor.name] = _Place(name, box)
+            elif found is not None:
+                places[tensor.name] = found
+        if problem is not None:
+            yield f"partition: op {op.name!r:.60}: {problem}"
+
+
+def _block_problem(op: Op, tensor: Tensor, box: Box, found: Any, name: str) -> str | None:
+    """Return why a tensor is not the block that its device owns."""
+    lengths = tuple([end - begin for begin, end in box])
+    if (tensor.shape or ()) != lengths:
+        return f"{tensor.name!r:.60} has shape {list(tensor.shape or ())}, owned is {list(lengths)}"
+    if op.is_source:
+        shard = (op.arguments or {}).get("shard")
+        stated = [list(ends) for ends in box]
+        if shard is None or shard != {"of": name, "box": stated}:
+            return f"its shard is {shard!r:.80}, owned is {stated} of {name!r:.60}"
+    elif found is not None and found.of == name and found.box != box:
+        return f"{tensor.name!r:.60} is made of {list(found.box)}, owned is {list(box)}"
+    return None
+
+
+class _Begun(NamedTuple):
+    """Buffers of fetches that updates and joins complete.
+
+    Attributes:
+        args: What each is made of so far: shape, fill and parts, by the name it has then.
+        completed: Names that an update or a join takes up.
+    """
+
+    args: dict[str, tuple[Any, Any, list[Any]]]
+    completed: frozenset[str]
+
+
+def _completed(partition: Partition) -> frozenset[str]:
+    return frozenset(
+        _arguments(op)[0]["tensor"] for op in partition.ops if op.kind in (UPDATE, JOIN)
+    )
+
+
+def _moved(
+    op: Op, local: Mapping[str, Tensor], places: dict[str, _Place], begun: _Begun
+) -> _Place | str | None:
+    """Return what a moved tensor is of the whole; a sentence if it cannot be what it says."""
+    if op.kind == SLICE:
+        reference, ends = _arguments(op)
+        return _cut(reference["tensor"], ends, local, places)
+    if op.kind == FETCH:
+        shape, fill, rows = _arguments(op)
+        if tuple(shape) != (op.outputs[0].shape or ()):
+            return f"it makes {list(shape)}, its output has {op.outputs[0].shape}"
+        return _continued(op, (shape, fill, list(rows)), local, places, begun)
+    if op.kind == JOIN:
+        target, rows = _arguments(op)
+        shape, fill, before = begun.args[target["tensor"]]
+        return _continued(op, (shape, fill, [*before, *rows]), local, places, begun)
+    if op.kind == UPDATE:
+        target, ends, source = _arguments(op)
+        if target["tensor"] in begun.args:
+            shape, fill, before = begun.args[target["tensor"]]
+            made = shape, fill, [*before, [source, ends]]
+            return _continued(op, made, local, places, begun)
+        rows = [[source, ends]]
+        shape = local[target["tensor"]].shape or ()
+        found = _put_together(shape, 0.0, rows, local, places)
+        before = places.get(target["tensor"])
+        if isinstance(found, _Place) and before is not None and found.of == before.of:
+            return found if found == before else "it puts a piece in a place of another one"
+        return found
+    if op.kind == REDUCE:
+        _, addends, weights = _arguments(op)
+        if not addends or (weights is not None and len(weights) != len(addends)):
+            return "it has no addends, or not as many weights"
+        shape = op.outputs[0].shape
+        if any(local[each["tensor"]].shape != shape for each in addends):
+            return f"its addends are not all of shape {list(shape or ())}"
+    return None
+
+
+def _continued(
+    op: Op,
+    made: tuple[Any, Any, list[Any]],
+    local: Mapping[str, Tensor],
+    places: dict[str, _Place],
+    begun: _Begun,
+) -> _Place | str | None:
+    """Return what a buffer is; where it is completed later, what is missing is no problem."""
+    shape, fill, rows = made
+    (output,) = op.outputs
+    filled = sum(_volume([b - a for a, b in ends]) for _, ends in rows)
+    if output.name in begun.completed and filled < _volume(shape):  # else it is overwritten
+        begun.args[output.name] = made
+        fill = 0.0 if fill is None else fill
+    return _put_together(shape, fill, rows, local, places)
+
+
+def _cut(
+    name: str, ends: Any, local: Mapping[str, Tensor], places: dict[str, _Place]
+) -> _Place | str:
+    shape = local[name].shape or ()
+    box = tuple([(int(a), int(b)) for a, b in ends])
+    if len(box) != len(shape) or any(
+        not 0 <= a <= b <= size for (a, b), size in zip(box, shape, strict=True)
+    ):
+        return f"it cuts {ends!r:.80} out of {name!r:.60} of shape {list(shape)}"
+    own = places.get(name) or _Place(name, tuple([(0, size) for size in shape]))
+    ends = zip(own.box, box, strict=True)
+    return _Place(own.of, tuple([(c + a, c + b) for (c, _), (a, b) in ends]))
+
+
+def _put_together(
+    shape: Any, fill: Any, rows: Any, local: Mapping[str, Tensor], places: dict[str, _Place]
+) -> _Place | str | None:
+    origins: set[tuple[str, tuple[int, ...]]] = set()
+    filled = 0
+    for reference, ends in rows:
+        name = reference["tensor"]
+        box = tuple([(int(a), int(b)) for a, b in ends])
+        lengths = tuple([b - a for a, b in box])
+        is_inside = all(0 <= a <= b <= n for (a, b), n in zip(box, shape, strict=True))
+        if lengths != (local[name].shape or ()) or not is_inside:
+            return f"{name!r:.60} of shape {local[name].shape} does not fit {ends!r:.80}"
+        filled += _volume(lengths)
+        place = places.get(name)
+        if place is None:
+            origins.add((name, ()))
+        else:
+            low = zip(place.box, box, strict=True)
+            origins.add((place.of, tuple([begin - a for (begin, _), (a, _) in low])))
+    needed = _volume(shape)
+    if rows and fill is None and filled != needed:
+        return f"its parts hold {filled} of {needed} elements"
+    if len({of for of, _ in origins}) == 1 and len(origins) > 1:
+        return "its parts do not lie beside each other as they do in the tensor"
+    if len(origins) != 1 or not next(iter(origins))[1]:
+        return None
+    ((of, low),) = origins
+    return _Place(of, tuple((a, a + n) for a, n in zip(low, shape, strict=True)))
+
+
+def _volume(shape: Any) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total
+
+
+def _landings(plan: Plan, partition: Partition) -> Iterator[str]:
+    """Check that what is received in place gets where a join expects it, and nobody else looks."""
+    producer = {tensor.name: op for op in partition.ops for tensor in op.outputs}
+    position = {name: i for row in plan.order for i, name in enumerate(row)}
+    readers: dict[str, list[Op]] = {}
+    for op in partition.ops:
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op)
+    landed: dict[tuple[str, int], str] = {}
+    for m in plan.messages:
+        if m.into is None:
+            continue
+        where = f"messages: {m.tensor!r:.60} into {m.into!r:.60}"
+        landed[m.tensor, m.target] = m.into
+        maker = producer.get(m.into)
+        if maker is None or maker.kind != FETCH or plan.placement.get(maker.name) != m.target:
+            yield f"{where}: that is made by no fetch of device {m.target}"
+        elif position[maker.name] >= position.get(m.post_before, -1):
+            yield f"{where}: it may arrive before its place is there"
+    for op in partition.ops:
+        if op.kind == JOIN:
+            yield from (
+                f"partition: op {op.name!r:.60}: {problem}"
+                for problem in _joining(op, plan.placement.get(op.name, 0), landed, producer)
+            )
+    buffers = {*landed.values(), *(_arguments(op)[0]["tensor"] for op in partition.ops
+                                   if op.kind == JOIN)}  # fmt: skip
+    sent = {m.tensor for m in plan.messages}
+    for name in sorted(buffers):
+        others = [op for op in readers.get(name, []) if op.kind not in (JOIN, UPDATE)]
+        if others or name in sent:
+            reader = others[0].name if others else "a message"
+            yield f"partition: {reader!r:.60} reads {name!r:.60}, which is not complete"
+    left = landed.keys() - {
+        (name, plan.placement.get(op.name, 0))
+        for op in partition.ops if op.kind == JOIN for name in op.inputs
+    }  # fmt: skip
+    for name, device in sorted(left):
+        yield f"messages: {name!r:.60} is received in place on device {device}, but not joined"
+
+
+def _joining(
+    op: Op, device: int, landed: Mapping[tuple[str, int], str], producer: Mapping[str, Op]
+) -> Iterator[str]:
+    """Check that every part of a join was received into its place, in the order of its memory."""
+    target, rows = _arguments(op)
+    buffer = target["tensor"]
+    while producer[buffer].kind == UPDATE:
+        buffer = _arguments(producer[buffer])[0]["tensor"]
+    (made,) = producer[buffer].outputs
+    for reference, ends in rows:
+        name = reference["tensor"]
+        if landed.get((name, device)) != buffer:
+            yield f"{name!r:.60} is not received into {buffer!r:.60}"
+        piece = next(t for t in producer[name].outputs if t.name == name)
+        if piece.dtype != made.dtype or not is_run(made, piece, ends):
+            yield f"{ends!r:.80} is no run of the memory of {buffer!r:.60} in the piece's order"
+
+
+def is_run(buffer: Tensor, piece: Tensor, box: Any) -> bool:
+    """Whether a box of a new tensor takes the bytes of a piece, as it is sent, in their order."""
+    sizes = tuple([end - begin for begin, end in box])
+    return _is_run(_strides(buffer), _strides(piece), sizes)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _is_run(buffer: tuple[int, ...], piece: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    step = 1
+    for stride, size, _ in sorted(zip(buffer, sizes, range(len(sizes)), strict=True)):
+        if size == 1:
+            continue
+        if stride != step:
+            return False
+        step *= size
+    large = [dim for dim, size in enumerate(sizes) if size > 1]
+    orders = [sorted(large, key=lambda d: (-s[d], d)) for s in (buffer, piece)]
+    return orders[0] == orders[1]
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    if tensor.strides is not None:
+        return tensor.strides
+    shape = tensor.shape or ()
+    return tuple(_volume(shape[dim + 1 :]) for dim in range(len(shape)))

@@ -1,0 +1,111 @@
+"""Which costs a plan is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pardnn.cluster import Cluster
+from pardnn.cost.call import tensors_by_name
+from pardnn.cost.costs import Costs, graph_costs, measured_costs, preset_costs
+from pardnn.cost.presets import device_model
+from pardnn.cost.roofline import op_seconds
+from pardnn.errors import UsageError
+from pardnn.graph.ir import Graph
+
+Progress = Callable[[int, int], None]
+
+
+def states_costs(graph: Graph) -> bool:
+    """Return whether every call of the graph states its own seconds."""
+    return all(op.seconds is not None or op.is_source for op in graph.ops)
+
+
+def costs_for(
+    graph: Graph,
+    cluster: Cluster,
+    choice: str | None = None,
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Costs:
+    """Return the costs of a graph on the device types of a cluster.
+
+    Args:
+        graph: The graph.
+        cluster: Tells the device types.
+        choice: None: the graph's own `seconds` if every call states them, else "measured";
+            "measured": timed on this machine's device and cached; or a preset's name.
+        threads: That an op may use on a CPU.
+        progress: Called with the number of calls timed and in all.
+
+    Raises:
+        UsageError: E231 for an unknown preset.
+    """
+    if choice is None and states_costs(graph):
+        return graph_costs(graph)
+    types = list(dict.fromkeys(device.type for device in cluster.devices))
+    if choice in (None, "measured"):
+        from pardnn.backends.torch.devices import this_device
+        from pardnn.backends.torch.profile.op_times import profile_graph
+
+        devices = {kind: "cpu" if kind == "cpu" else this_device() for kind in types}
+        tables = {
+            kind: profile_graph(graph, device, progress, threads=threads)[0]
+            for kind, device in devices.items()
+        }
+        return measured_costs(graph, tables)
+    assert choice is not None
+    return preset_costs(graph, choice, types, threads=threads)
+
+
+def known_costs(graph: Graph, *, threads: int = 1) -> Costs | None:
+    """Return what was measured of a graph's calls on this machine's CPU; None if any was not."""
+    from pardnn.backends.torch.profile.op_times import cached_table
+
+    try:
+        return measured_costs(graph, {"accelerator": cached_table("cpu", threads=threads)})
+    except UsageError:
+        return None
+
+
+def part_costs(parts: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1) -> Costs:
+    """Return the costs of a partitioned graph, made the way those of the graph were.
+
+    Args:
+        parts: The partitioned graph.
+        cluster: Tells the device types.
+        costs: Of the graph that it was made from.
+        threads: That an op may use on a CPU.
+    """
+    if costs.source == "graph":
+        return graph_costs(parts)
+    names = [name for name in costs.source.split(", ") if name != "cpu"]
+    return costs_for(parts, cluster, names[0] if names else "cpu", threads=threads)
+
+
+def scaled_costs(graph: Graph, costs: Costs, parts: Graph) -> Costs:
+    """Return an estimate of the costs of a partitioned graph, without measuring.
+
+    A part takes of its op's time the share that a roofline gives it, at most all of it.
+
+    Args:
+        graph: The graph.
+        costs: Of its ops.
+        parts: Its partitioned graph; op "h@0" is a part of op "h".
+    """
+    model = device_model("a100")
+    tensors, local = tensors_by_name(graph), tensors_by_name(parts)
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    whole = [op_seconds(op, tensors, model) for op in graph.ops]
+    seconds = {kind: np.zeros(len(parts.ops)) for kind in costs.seconds}
+    for i, op in enumerate(parts.ops):
+        of = number.get(op.name.rpartition("@")[0])
+        own = op_seconds(op, local, model)
+        for kind, values in costs.seconds.items():
+            if of is None:
+                seconds[kind][i] = own
+            else:
+                seconds[kind][i] = values[of] * min(1.0, own / whole[of] if whole[of] else 1.0)
+    return Costs(seconds=seconds, source=costs.source)

@@ -1,0 +1,207 @@
+"""Load kernels before planning is timed; where the cache is empty, compile them side by side.
+
+Kernels are compiled when they are first called, so each is called on a tiny graph. What comes of it
+is kept in numba's cache, where processes find what others have compiled: on a cold cache, some
+*steps* of planning are left to child processes, which call their kernels directly, while this one
+runs the algorithms. Each step was chosen to need little of what others compile at the same time;
+the small ones come first, so that who needs them later finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import graph_costs
+from pardnn.errors import InfeasibleError
+from pardnn.graph.build import build_graph
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.planner.algorithms import ALGORITHMS, SOLVED
+
+if TYPE_CHECKING:
+    from pardnn.sim.machine import Machine
+
+#: A tiny step whose plan overflows two devices of this many bytes each, and yet fits.
+_WARM_UP_BYTES = 80
+
+
+def _warm_up_graph() -> Graph:
+    def op(i: int) -> Op:
+        is_source = i % 6 == 0
+        return Op(
+            name=f"op{i}",
+            kind="parameter" if is_source else "pardnn.warm_up",
+            inputs=() if is_source else (f"t{i - 1}",),
+            after=(f"op{i - 5}",) if i % 6 == 5 else (),
+            outputs=(Tensor(name=f"t{i}", bytes=32 if is_source else 8),),
+            memory="residual" if is_source else "normal",
+            seconds={"accelerator": 1e-6},
+        )
+
+    return build_graph("warm-up", [op(i) for i in range(24)])
+
+
+def warm_up(names: Iterable[str], *, limited: bool = True, polished: bool = False) -> None:
+    """Compile, or load from the cache, the kernels of these algorithms on a tiny graph.
+
+    Args:
+        names: Of algorithms.
+        limited: Also those that resolve overflows.
+        polished: Also those of `polish`.
+    """
+    wanted = [name for name in names if name not in SOLVED and name in ALGORITHMS]
+    searched = "pardnn" in wanted
+    judging = ["plan", *["overflow"] * (limited and searched), "judge"]
+    # What only ParDNN compiles takes so long that plans can be made when they are needed here.
+    apart = [*[judging] * searched, *[["memory"]] * limited, *[["polish"]] * polished]
+    with _compiling(steps for steps in apart if _is_cold(_STEPS[steps[0]].largest)):
+        _load(wanted, limited=False)
+    for steps in (judging, *apart):
+        _load_steps(steps)
+    if limited:
+        _load(wanted, limited=True)
+
+
+def _load(names: Sequence[str], *, limited: bool) -> None:
+    from pardnn.planner.portfolio import decide
+
+    graph = _warm_up_graph()
+    cluster = Cluster.uniform(2, memory=_WARM_UP_BYTES if limited else None)
+    for name in names:
+        with contextlib.suppress(InfeasibleError):
+            decide(graph, cluster, graph_costs(graph), algorithm=name, reserve=0.0, seed=0)
+
+
+def _load_steps(steps: Iterable[str]) -> None:
+    from pardnn.place.colocation import closed_arrays
+    from pardnn.sim.machine import machine_of
+
+    graph = _warm_up_graph()
+    arrays, machine = closed_arrays(graph), machine_of(graph_costs(graph), Cluster.uniform(2))
+    for step in steps:
+        _STEPS[step].load(arrays, machine)
+
+
+def _load_plan(arrays: GraphArrays, machine: Machine) -> None:
+    """What counts the bytes that a plan holds, and what makes one."""
+    from pardnn.place.ordering.low_memory_orders import file_rank
+    from pardnn.place.ordering.schedule import free_plan, ordered_plan
+    from pardnn.sim.dynamic import emulate
+    from pardnn.sim.peak import peaks
+
+    place = np.arange(arrays.num_ops) % 2
+    peaks(arrays, free_plan(arrays, 2, place, file_rank(arrays)))
+    ordered_plan(arrays, 2, place, emulate(arrays, machine, place), _nothing_written())
+
+
+def _load_judge(arrays: GraphArrays, machine: Machine) -> None:
+    """What tells how long a plan takes, and how long any plan takes at least."""
+    from pardnn.place.ordering.low_memory_orders import file_rank
+    from pardnn.place.ordering.schedule import free_plan
+    from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
+    from pardnn.sim.engine import run_lists
+
+    place = np.arange(arrays.num_ops) % 2
+    run_lists(arrays, machine, free_plan(arrays, 2, place, file_rank(arrays)))
+    lower_bound_seconds(arrays, machine, [None, None])
+    degree_of_parallelism(arrays, machine)
+
+
+def _load_memory(arrays: GraphArrays, machine: Machine) -> None:
+    """Orders that need little memory, and plans that spend what is left."""
+    from pardnn.place.ordering.low_memory_orders import eager_free_rank
+    from pardnn.place.ordering.memory_bounded import squeezed_plan
+
+    place, limits = np.arange(arrays.num_ops) % 2, [_WARM_UP_BYTES, _WARM_UP_BYTES]
+    rank = eager_free_rank(arrays)
+    squeezed_plan(arrays, machine, place, rank, limits, _nothing_written())
+
+
+def _load_overflow(arrays: GraphArrays, machine: Machine) -> None:
+    """What moves ops off a device that holds too much: here off the first, which holds all."""
+    from pardnn.place.ordering.low_memory_orders import file_rank
+    from pardnn.place.ordering.memory_bounded import limits
+    from pardnn.place.pardnn.memory_tracking import curves_of
+    from pardnn.place.pardnn.overflow import resolve_overflow
+    from pardnn.place.pardnn.problem import problem_of
+
+    place, most = np.zeros(arrays.num_ops, dtype=np.int64), limits([_WARM_UP_BYTES, None])
+    curves = curves_of(arrays, place, file_rank(arrays), most)
+    resolve_overflow(problem_of(arrays, machine), curves)
+
+
+def _load_polish(arrays: GraphArrays, machine: Machine) -> None:
+    from pardnn.place.polish.polish import load_kernels
+
+    load_kernels(arrays, machine)
+
+
+def _nothing_written() -> np.ndarray:
+    return np.empty((0, 2), dtype=np.int64)
+
+
+class _Step(NamedTuple):
+    """A part of planning, and its largest kernel."""
+
+    load: Callable[[GraphArrays, Machine], None]
+    largest: str
+
+
+_STEPS = {
+    "plan": _Step(_load_plan, "pardnn.place.ordering.schedule._hold_and_post_kernel"),
+    "judge": _Step(_load_judge, "pardnn.sim.engine._order_kernel"),
+    "memory": _Step(_load_memory, "pardnn.place.ordering.memory_bounded._hold_kernel"),
+    "overflow": _Step(_load_overflow, "pardnn.place.pardnn.overflow._resolve_kernel"),
+    "polish": _Step(_load_polish, "pardnn.place.polish.search.search_kernel"),
+}
+
+
+def _is_cold(name: str) -> bool:
+    """Whether a kernel is not in the cache, or older than its source."""
+    module, _, function = name.rpartition(".")
+    room = importlib.import_module(module)
+    kernel = getattr(room, function)
+    if not hasattr(kernel, "stats") or (os.cpu_count() or 1) < 2:  # kernels run as plain Python
+        return False
+    source = Path(str(room.__file__))
+    kept = Path(kernel.stats.cache_path).glob(f"{source.stem}.{function}-*.nbi")
+    try:
+        return max((path.stat().st_mtime for path in kept), default=0.0) < source.stat().st_mtime
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _compiling(shares: Iterable[Sequence[str]]) -> Iterator[None]:
+    """Let other processes fill the cache meanwhile; what they fail to do is done here later."""
+    children: list[subprocess.Popen[bytes]] = []
+    nowhere = subprocess.DEVNULL
+    for steps in shares:
+        command = [sys.executable, "-m", __name__, json.dumps(steps)]
+        with contextlib.suppress(OSError):
+            child = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+            children.append(child)
+    try:
+        yield
+    except BaseException:
+        for child in children:
+            child.terminate()
+        raise
+    finally:
+        for child in children:
+            child.wait()
+
+
+if __name__ == "__main__":
+    _load_steps(json.loads(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""TDL descriptions of ATen's operators, one file per family."""

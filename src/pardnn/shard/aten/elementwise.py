@@ -1,0 +1,95 @@
+"""Operators whose output element depends on the elements of the inputs at its own index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pardnn.shard.tdl.language import Node, Opaque, Tensor
+from pardnn.shard.tdl.registry import describe_strided
+
+apply = Opaque("elementwise")
+
+_UNARY = [
+    "abs", "acos", "acosh", "alias", "asin", "asinh", "atan", "atanh", "bitwise_not", "ceil",
+    "clone", "contiguous", "cos", "cosh", "deg2rad", "detach", "digamma", "erf", "erfc", "erfinv",
+    "exp", "exp2", "expm1", "floor", "frac", "hardsigmoid", "hardswish", "isfinite", "isinf",
+    "isnan", "leaky_relu", "lgamma", "lift", "lift_fresh", "lift_fresh_copy", "log", "log10",
+    "log1p", "log2", "log_sigmoid", "logical_not", "logit", "mish", "nan_to_num", "neg",
+    "positive", "reciprocal", "relu", "relu6", "round", "rsqrt", "selu", "sgn", "sigmoid", "sign",
+    "signbit", "silu", "sin", "sinc", "sinh", "softplus", "sqrt", "square", "tan", "tanh",
+    "threshold", "trunc", "zero", "elu", "gelu", "celu", "hardtanh", "hardshrink", "softshrink",
+    "_to_copy", "to", "_conj", "conj", "resolve_conj", "resolve_neg",
+    "fill",
+]  # fmt: skip
+
+_SEVERAL = [
+    "add", "addcdiv", "addcmul", "atan2", "bitwise_and", "bitwise_or", "bitwise_xor", "clamp",
+    "clamp_max", "clamp_min", "copy", "copysign", "div", "elu_backward", "eq", "floor_divide",
+    "fmax", "fmin", "fmod", "ge", "gelu_backward", "gt", "hardtanh_backward",
+    "hardsigmoid_backward", "hardswish_backward", "heaviside", "hypot", "le",
+    "leaky_relu_backward", "lerp", "logaddexp", "logaddexp2", "logical_and", "logical_or",
+    "logical_xor", "logit_backward", "lt", "masked_fill", "maximum", "minimum", "mish_backward",
+    "mul", "native_dropout_backward", "ne", "nextafter", "pow", "remainder", "rsub",
+    "_prelu_kernel",
+    "sigmoid_backward", "silu_backward", "softplus_backward", "softshrink_backward",
+    "hardshrink_backward", "sub", "tanh_backward", "threshold_backward", "true_divide", "where",
+    "xlogy",
+]  # fmt: skip
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def same_index(*operands: Any, **attributes: Any) -> Callable[..., Node]:
+    """Return `out[*i] = f(a[*i], b[*i], ...)`, inputs broadcast, for any rank."""
+    tensors = list(_tensors([*operands, *attributes.values()]))
+    return lambda *i: apply(*(tensor.broadcast(i) for tensor in tensors))
+
+
+@describe_strided(*(f"aten.{name}" for name in _UNARY))
+def unary(self: Tensor, *attributes: Any, **more: Any) -> Any:
+    """One input, or one input and numbers that may be tensors of rank 0."""
+    return same_index(self, *attributes, **more)
+
+
+@describe_strided(*(f"aten.{name}" for name in _SEVERAL))
+def several(*operands: Any, **more: Any) -> Any:
+    """Several inputs, broadcast against each other."""
+    return same_index(*operands, **more)
+
+
+@describe_strided(
+    "aten.mse_loss_backward", "aten.smooth_l1_loss_backward", "aten.huber_loss_backward"
+)
+def loss_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, reduction: int = 1, *more: Any
+) -> Any:
+    """A mean divides by the number of elements, which a piece does not know."""
+    if reduction == 1:
+        everything = tuple(slice(None) for _ in range(self.ndim))
+        return lambda *i: apply(grad_output.broadcast(i), self[everything], target[everything])[i]
+    return same_index(grad_output, self, target)
+
+
+@describe_strided("aten.log_sigmoid_forward")
+def log_sigmoid_forward(self: Tensor) -> Any:
+    """Two outputs; the second is a buffer that only CPUs fill."""
+    return same_index(self), same_index(self)
+
+
+@describe_strided("aten._prelu_kernel_backward")
+def prelu_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> Any:
+    """Gradients of input and slopes, of the input's shape both."""
+    return same_index(grad_output, self, weight), same_index(grad_output, self, weight)
+
+
+@describe_strided("aten.polar", "aten.complex")
+def complex_of(a: Tensor, b: Tensor) -> Any:
+    """Complex numbers of two parts."""
+    return same_index(a, b)

@@ -1,0 +1,186 @@
+"""Data-dependent indexing: which element is read depends on an index tensor.
+
+The dim that is indexed is read whole; the others, and the places of the index tensor, can be cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pardnn.shard.tdl.language import Local, Node, Opaque, Reducer, Sum, Tensor
+from pardnn.shard.tdl.registry import describe_aten
+
+pick = Opaque("pick")
+put = Opaque("put")
+
+ALL = slice(None)
+
+#: Sum of the weighted losses over the sum of the weights.
+Quotient = Reducer("quotient", by=1)
+
+
+@describe_aten("aten.embedding")
+def embedding(weight: Tensor, indices: Tensor, *attributes: Any) -> Any:
+    """Rows of a table."""
+    return lambda *i: pick(weight[:, i[-1]], indices[i[:-1]])
+
+
+@describe_aten("aten.embedding_dense_backward")
+def embedding_dense_backward(
+    grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int,
+    scale_grad_by_freq: bool,
+) -> Any:  # fmt: skip
+    """Gradients added up by row of the table; scaling by frequency needs all indices at once."""
+    places = [ALL] * indices.ndim
+    if scale_grad_by_freq:
+        return lambda v, h: put(grad_output[(*places, h)], indices[tuple(places)])[v]
+    return lambda v, h: Sum(lambda *i: put(grad_output[(*i, h)], indices[i])[v], indices.ndim)
+
+
+@describe_aten("aten._embedding_bag")
+def embedding_bag(
+    weight: Tensor, indices: Tensor, offsets: Tensor, scale_grad_by_freq: bool = False,
+    mode: int = 0, sparse: bool = False, per_sample_weights: Tensor | None = None, *more: Any,
+) -> Any:  # fmt: skip
+    """Sums of rows; bags are told by offsets, so that only the columns of the table can be cut."""
+    at = [indices[(ALL,) * indices.ndim], offsets[:], *_weights(per_sample_weights)]
+    result = lambda b, h: pick(weight[:, h], *at)[b]  # noqa: E731
+    whole = lambda *i: pick(*at)[i]  # noqa: E731
+    return result, whole, whole, result if mode == 2 else whole
+
+
+@describe_aten("aten.gather")
+def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
+    """`out[.., j, ..] = self[.., index[.., j, ..], ..]`."""
+    d = dim % max(self.ndim, 1)
+    if self.ndim == 0 or index.ndim == 0:
+        return lambda *i: pick(self[(ALL,) * self.ndim], index[(ALL,) * index.ndim])[i]
+    return lambda *i: pick(self[(*i[:d], ALL, *i[d + 1 :])], index[i])
+
+
+@describe_aten("aten.scatter", "aten.scatter_add", "aten.scatter_reduce")
+def scatter(self: Tensor, dim: int, index: Tensor, *values: Any, **more: Any) -> Any:
+    """Values put at the places of one dim that an index tensor names."""
+    d = dim % max(self.ndim, 1)
+    sources = [index, *(value for value in (*values, *more.values()) if isinstance(value, Tensor))]
+    tensors = [t for t in sources if t.ndim == self.ndim]
+
+    def value(*i: Any) -> Node:
+        row = (*i[:d], ALL, *i[d + 1 :])
+        return put(self[row], *(t.clipped[row] for t in tensors))[i[d : d + 1]]
+
+    return value
+
+
+@describe_aten("aten.index_select")
+def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
+    """Slices of a dim that an index tensor names."""
+    d = dim % max(self.ndim, 1)
+    if self.ndim == 0 or index.ndim == 0:
+        return lambda *i: pick(self[(ALL,) * self.ndim], index[(ALL,) * index.ndim])[i]
+    return lambda *i: pick(self[(*i[:d], ALL, *i[d + 1 :])], index[i[d]])
+
+
+@describe_aten("aten.index_add")
+def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
+    """Slices added at the places of a dim that an index tensor names."""
+    d = dim % max(self.ndim, 1)
+
+    def value(*i: Any) -> Node:
+        row = (*i[:d], ALL, *i[d + 1 :])
+        return put(self[row], source[row], index[(ALL,) * index.ndim])[i[d]]
+
+    return value if self.ndim else lambda: put(self[()])
+
+
+class Indexed:
+    """Where the dims of `self[indices]` come from, by NumPy's rule."""
+
+    def __init__(self, self_: Tensor, indices: list[Tensor | None]) -> None:
+        self.ndim = self_.ndim
+        self.tensors = [index for index in indices if index is not None]
+        self.dims = [d for d, index in enumerate(indices) if index is not None]
+        self.free = [d for d in range(self.ndim) if d not in self.dims]
+        self.rank = max((index.ndim for index in self.tensors), default=0)
+        adjacent = self.dims == list(range(self.dims[0], self.dims[-1] + 1)) if self.dims else True
+        self.start = self.dims[0] if adjacent and self.dims else 0
+        masks = {"bool", "uint8"} & {index.dtype for index in self.tensors}
+        self.is_plain = bool(self.dims) and not masks
+
+    def places(self, i: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Indices of the result that stand for places of the index tensors."""
+        return i[self.start : self.start + self.rank]
+
+    def rows(self, i: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Index of what is read for them: indexed dims whole."""
+        rest = iter((*i[: self.start], *i[self.start + self.rank :]))
+        return tuple(ALL if d in self.dims else next(rest) for d in range(self.ndim))
+
+
+@describe_aten("aten.index")
+def index(self: Tensor, indices: list[Tensor | None]) -> Any:
+    """Elements named by one index tensor per indexed dim; masks give shapes that depend on data."""
+    at = Indexed(self, indices)
+    everything = (ALL,) * self.ndim
+    if not at.is_plain:
+        return lambda *i: pick(self[everything])[i]
+    return lambda *i: pick(self[at.rows(i)], *(t.broadcast(at.places(i)) for t in at.tensors))
+
+
+@describe_aten("aten.index_put", "aten._unsafe_index_put")
+def index_put(
+    self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Any:
+    """Elements named by index tensors are replaced, or added to: the other dims can be cut."""
+    at = Indexed(self, indices)
+    if not at.is_plain:
+        return lambda *i: put(self[(ALL,) * self.ndim])[i]
+
+    def value(*i: Any) -> Node:
+        row = tuple(ALL if d in at.dims else e for d, e in enumerate(i))
+        free = [i[d] for d in at.free]
+        placed = (*free[: at.start], *[ALL] * at.rank, *free[at.start :])
+        wholes = (t[(ALL,) * t.ndim] for t in at.tensors)
+        return put(self[row], values.broadcast(placed), *wholes)[tuple(i[d] for d in at.dims)]
+
+    return value
+
+
+def _weights(weight: Tensor | None) -> list[Any]:
+    return [] if weight is None else [weight[:]]
+
+
+@describe_aten("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+def nll_loss_forward(
+    self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> Any:
+    """Loss, and the sum of the weights that a mean divides by.
+
+    Pieces sum; the mean is the quotient of the two sums.
+    """
+    if self.ndim == 1:
+        everything = lambda *i: pick(self[:], target[(ALL,) * target.ndim])[i]  # noqa: E731
+        return everything, everything
+    one = lambda n, *x: pick(self[(n, ALL, *x)], target[(n, *x)], *_weights(weight))  # noqa: E731
+    if reduction == 0:
+        return one, lambda: 0
+    total = lambda: Sum(one, self.ndim - 1)  # noqa: E731
+    loss = (lambda: Quotient(one, self.ndim - 1)) if reduction == 1 else total
+    return Local((loss, total), reduction=2)
+
+
+@describe_aten("aten.nll_loss_backward", "aten.nll_loss2d_backward")
+def nll_loss_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
+    ignore_index: int, total_weight: Tensor,
+) -> Any:  # fmt: skip
+    """Gradient by the scores; the divisor of a mean is an input."""
+    if self.ndim == 1:
+        return lambda c: pick(self[:], target[(ALL,) * target.ndim])[c]
+
+    def value(n: Any, c: Any, *x: Any) -> Node:
+        element = pick(self[(n, ALL, *x)], target[(n, *x)], *_weights(weight))
+        scale = grad_output.broadcast((n, *x)) if grad_output.ndim else grad_output[()]
+        return pick(element, scale, total_weight[()])[c]
+
+    return value

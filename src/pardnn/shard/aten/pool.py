@@ -1,0 +1,214 @@
+"""Pooling, padding, resampling: windows that have no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pardnn.shard.aten.conv import per_dim
+from pardnn.shard.tdl.language import KEEP, Local, Node, Opaque, Tensor
+from pardnn.shard.tdl.registry import describe_aten
+
+pool = Opaque("pool")
+
+ALL = slice(None)
+
+
+def plane(self: Tensor, space: int, *others: Tensor) -> Any:
+    """Return `out[b, c, x..] = f(a[b, c, :..])[x..]`: samples and channels can be cut."""
+    leading = self.ndim - space
+
+    def value(*i: Any) -> Node:
+        parts = (t[(*i[:leading], *[ALL] * space)] for t in (self, *others))
+        return pool(*parts)[i[leading:]]
+
+    return value
+
+
+def _pooled(
+    self: Tensor, space: int, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
+    counts_padding: bool,
+) -> Any:  # fmt: skip
+    """Averages; space is cut with a halo where every window has the same number of elements."""
+    kernel = per_dim(kernel_size, space)
+    steps = per_dim(stride, space) if stride not in (None, []) else kernel
+    pads = per_dim(padding, space)
+    if ceil_mode or (any(pads) and not counts_padding):
+        return plane(self, space)
+    leading, data = self.ndim - space, self.padded(0)
+
+    def value(*i: Any) -> Node:
+        starts = [x * s - p for x, s, p in zip(i[leading:], steps, pads, strict=True)]
+        windows = [slice(a, a + n) for a, n in zip(starts, kernel, strict=True)]
+        return pool(data[(*i[:leading], *windows)])
+
+    def local_padding(part: Any) -> Any:
+        cut = [part.cuts(f"i{leading + d}") for d in range(space)]
+        return [0 if c else p for c, p in zip(cut, pads, strict=True)] if any(cut) else KEEP
+
+    return Local(value, padding=local_padding)
+
+
+@describe_aten("aten.avg_pool1d")
+def avg_pool1d(
+    self: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Any:  # fmt: skip
+    """Averages over windows of one dim."""
+    return _pooled(self, 1, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+@describe_aten("aten.avg_pool2d")
+def avg_pool2d(
+    self: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: Any = None,
+) -> Any:  # fmt: skip
+    """Averages over windows of two dims."""
+    counts = count_include_pad or divisor_override is not None
+    return _pooled(self, 2, kernel_size, stride, padding, ceil_mode, counts)
+
+
+@describe_aten("aten.avg_pool3d")
+def avg_pool3d(
+    self: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: Any = None,
+) -> Any:  # fmt: skip
+    """Averages over windows of three dims."""
+    counts = count_include_pad or divisor_override is not None
+    return _pooled(self, 3, kernel_size, stride, padding, ceil_mode, counts)
+
+
+@describe_aten("aten.avg_pool2d_backward", "aten.max_pool2d_with_indices_backward")
+@describe_aten("aten._adaptive_avg_pool2d_backward")
+def pool2d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
+    """Gradient of a pooling: planes are independent."""
+    indices = [value for value in attributes if isinstance(value, Tensor)]
+    return plane(grad_output, 2, self, *indices)
+
+
+@describe_aten("aten.avg_pool3d_backward", "aten.max_pool3d_with_indices_backward")
+@describe_aten("aten._adaptive_avg_pool3d_backward")
+def pool3d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
+    """The same in three dims."""
+    indices = [value for value in attributes if isinstance(value, Tensor)]
+    return plane(grad_output, 3, self, *indices)
+
+
+@describe_aten("aten.max_pool2d_with_indices")
+def max_pool2d_with_indices(self: Tensor, *attributes: Any) -> Any:
+    """Maxima, and their positions in the plane, which a part of the plane does not know."""
+    return plane(self, 2), plane(self, 2)
+
+
+@describe_aten("aten.max_pool3d_with_indices")
+def max_pool3d_with_indices(self: Tensor, *attributes: Any) -> Any:
+    """Maxima, and their positions in the volume."""
+    return plane(self, 3), plane(self, 3)
+
+
+@describe_aten("aten._adaptive_avg_pool2d", "aten.reflection_pad2d", "aten.replication_pad2d")
+def plane2d(self: Tensor, *attributes: Any) -> Any:
+    """Windows of varying size, or borders that depend on the plane: planes are independent."""
+    return plane(self, 2)
+
+
+@describe_aten("aten.adaptive_avg_pool1d", "aten.reflection_pad1d", "aten.replication_pad1d")
+def plane1d(self: Tensor, *attributes: Any) -> Any:
+    """The same in one dim."""
+    return plane(self, 1)
+
+
+@describe_aten("aten._adaptive_avg_pool3d", "aten.reflection_pad3d", "aten.replication_pad3d")
+def plane3d(self: Tensor, *attributes: Any) -> Any:
+    """The same in three dims."""
+    return plane(self, 3)
+
+
+@describe_aten("aten.upsample_nearest2d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d")
+def upsample2d(input: Tensor, *attributes: Any, **more: Any) -> Any:
+    """Resampling of planes."""
+    return plane(input, 2)
+
+
+@describe_aten("aten.upsample_nearest1d", "aten.upsample_linear1d")
+def upsample1d(input: Tensor, *attributes: Any, **more: Any) -> Any:
+    """Resampling of rows."""
+    return plane(input, 1)
+
+
+@describe_aten("aten.upsample_nearest3d", "aten.upsample_trilinear3d")
+def upsample3d(input: Tensor, *attributes: Any, **more: Any) -> Any:
+    """Resampling of volumes."""
+    return plane(input, 3)
+
+
+@describe_aten(*(f"aten.upsample_{n}_backward" for n in ("nearest1d", "linear1d")))
+@describe_aten(*(f"aten.upsample_{n}_backward" for n in ("nearest2d", "bilinear2d", "bicubic2d")))
+@describe_aten(*(f"aten.upsample_{n}_backward" for n in ("nearest3d", "trilinear3d")))
+def upsample_backward(
+    grad_output: Tensor, output_size: list[int], input_size: list[int], *attributes: Any
+) -> Any:
+    """Gradient of a resampling: planes are independent, and the call states their number."""
+    value = plane(grad_output, grad_output.ndim - 2)
+    return Local(value, input_size=lambda part: list(part.outputs[0]))
+
+
+@describe_aten("aten.glu")
+def glu(self: Tensor, dim: int = -1) -> Any:
+    """One half of a dim gates the other: that dim stays whole."""
+    at = dim % self.ndim
+    return lambda *i: pool(self[(*i[:at], ALL, *i[at + 1 :])])[i[at]]
+
+
+@describe_aten("aten.glu_backward")
+def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Any:
+    """Gradient of `glu`."""
+    at = dim % self.ndim
+
+    def value(*i: Any) -> Node:
+        where = (*i[:at], ALL, *i[at + 1 :])
+        return pool(grad_output[where], self[where])[i[at]]
+
+    return value
+
+
+@describe_aten("aten.grid_sampler_2d")
+def grid_sampler_2d(input: Tensor, grid: Tensor, *modes: Any) -> Any:
+    """Sampling of planes at given places: the grid's own places can be cut."""
+    return lambda b, c, y, x: pool(input[b, c, :, :], grid[b, y, x, :])
+
+
+@describe_aten("aten.col2im")
+def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], *windows: Any) -> Any:
+    """Windows are added up into planes; channels and window positions share a dim."""
+    if self.ndim == 2:
+        return lambda *i: pool(self[:, :])[i]
+    return lambda b, *i: pool(self[b, :, :])[i]
+
+
+@describe_aten("aten.im2col")
+def im2col(self: Tensor, *windows: Any) -> Any:
+    """Windows of planes are laid side by side."""
+    if self.ndim == 3:
+        return lambda *i: pool(self[:, :, :])[i]
+    return lambda b, *i: pool(self[b, :, :, :])[i]
+
+
+@describe_aten("aten.constant_pad_nd")
+def constant_pad_nd(self: Tensor, pad: Sequence[int], value: Any = 0) -> Any:
+    """Dims are padded from the last one on, two numbers each; negative ones crop."""
+    before = [0] * self.ndim
+    for n in range(len(pad) // 2):
+        before[self.ndim - 1 - n] = pad[2 * n]
+    is_plain = isinstance(value, int | float)
+    data = self.padded(float(value)) if is_plain else self
+
+    def local(part: Any) -> Any:
+        cut = [n for n in range(len(pad) // 2) if part.cuts(f"i{self.ndim - 1 - n}")]
+        return [0 if n // 2 in cut else size for n, size in enumerate(pad)] if cut else KEEP
+
+    def shifted(*i: Any) -> Any:
+        return pool(data[tuple(index - n for index, n in zip(i, before, strict=True))])
+
+    everything = (ALL,) * self.ndim
+    return Local(shifted, pad=local) if is_plain else lambda *i: pool(self[everything])[i]

@@ -1,0 +1,205 @@
+"""Reductions over dims, and what is computed along one dim: scans, sorts, extreme positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pardnn.shard.tdl.interval import Affine
+from pardnn.shard.tdl.language import Max, Mean, Min, Node, Opaque, Prod, Reducer, Sum, Tensor
+from pardnn.shard.tdl.registry import describe_aten
+
+along = Opaque("along a dim")
+statistic = Opaque("statistic")
+
+Index = tuple[Affine, ...]
+
+
+def wrapped(dim: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Return dims counted from the front, sorted; None and [] mean all of them."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(ndim))
+    listed = (dim,) if isinstance(dim, int) else dim
+    return tuple(sorted(d % max(ndim, 1) for d in listed))
+
+
+def joined(kept: Index, within: Sequence[Any], dims: tuple[int, ...], keepdim: bool) -> Any:
+    """Return the index of an input: `within` at `dims`, the indices of the output elsewhere."""
+    ndim = len(within) + len(kept) - (len(dims) if keepdim else 0)
+    outer = [i for d, i in enumerate(kept) if not (keepdim and d in dims)]
+    inner, rest = iter(within), iter(outer)
+    return tuple(next(inner) if d in dims else next(rest) for d in range(ndim))
+
+
+def _over(reducer: Reducer, self: Tensor, dim: Any, keepdim: bool) -> Any:
+    dims = wrapped(dim, self.ndim) if self.ndim else ()
+    if not dims:
+        return lambda *i: along(self.broadcast(i))
+    return lambda *i: reducer(lambda *r: self[joined(i, r, dims, keepdim)], len(dims))
+
+
+@describe_aten("aten.sum", "aten.nansum")
+def sum_(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Sum over some dims, or all."""
+    return _over(Sum, self, dim, keepdim)
+
+
+@describe_aten("aten.mean")
+def mean(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Mean over some dims, or all."""
+    return _over(Mean, self, dim, keepdim)
+
+
+@describe_aten("aten.amax", "aten.any", "aten.max.default")
+def amax(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Maximum over some dims, or all; of booleans: whether any is true."""
+    return _over(Max, self, dim, keepdim)
+
+
+@describe_aten("aten.amin", "aten.all", "aten.min.default")
+def amin(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Minimum over some dims, or all; of booleans: whether all are true."""
+    return _over(Min, self, dim, keepdim)
+
+
+@describe_aten("aten.prod")
+def prod(self: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """Product over one dim, or all."""
+    return _over(Prod, self, dim, keepdim)
+
+
+def _statistic(self: Tensor, dim: Any, keepdim: bool) -> Any:
+    """What partial results of one call do not give: only the other dims can be cut."""
+    dims = wrapped(dim, self.ndim)
+    everything = [slice(None)] * len(dims)
+    return lambda *i: statistic(self[joined(i, everything, dims, keepdim)])
+
+
+@describe_aten("aten.var", "aten.std")
+def var(
+    self: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *,
+    correction: Any = None,
+) -> Any:  # fmt: skip
+    """Variance: that of parts does not give that of the whole without their means."""
+    return _statistic(self, dim, keepdim)
+
+
+@describe_aten("aten.var_mean", "aten.std_mean")
+def var_mean(
+    self: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *,
+    correction: Any = None,
+) -> Any:  # fmt: skip
+    """Variance and mean."""
+    return _statistic(self, dim, keepdim), _statistic(self, dim, keepdim)
+
+
+@describe_aten("aten.linalg_vector_norm")
+def vector_norm(
+    self: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
+    """Norm over some dims."""
+    return _statistic(self, dim, keepdim)
+
+
+@describe_aten("aten.norm")
+def norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, **more: Any) -> Any:
+    """Norm over some dims."""
+    return _statistic(self, dim, keepdim)
+
+
+@describe_aten("aten.argmax", "aten.argmin", "aten.logsumexp")
+def argmax(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    """Position of an extreme value: a part knows only the position in the part."""
+    return _statistic(self, dim, keepdim)
+
+
+@describe_aten("aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.mode")
+def max_dim(self: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    """Extreme value and its position."""
+    return _statistic(self, dim, keepdim), _statistic(self, dim, keepdim)
+
+
+@describe_aten("aten.max.other", "aten.min.other")
+def max_other(self: Tensor, other: Tensor) -> Any:
+    """The larger of two, element by element."""
+    return lambda *i: along(self.broadcast(i), other.broadcast(i))
+
+
+def whole_along(self: Tensor, dim: int, *others: Tensor) -> Any:
+    """Return `out[.., j, ..] = f(a[.., :, ..])[j]`: all dims but `dim` can be cut."""
+    d = dim % max(self.ndim, 1)
+
+    def value(*i: Affine) -> Node:
+        row: Any = (*i[:d], slice(None), *i[d + 1 :])
+        return along(*(tensor[row] for tensor in (self, *others)))[i[d : d + 1]]
+
+    return value
+
+
+@describe_aten(
+    "aten.cumsum", "aten.cumprod", "aten.logcumsumexp", "aten._softmax", "aten._log_softmax"
+)
+@describe_aten("aten._safe_softmax")
+def scan(self: Tensor, dim: int, *more: Any, **attributes: Any) -> Any:
+    """Computed along one dim, where each element may depend on all."""
+    return whole_along(self, dim)
+
+
+@describe_aten("aten._softmax_backward_data", "aten._log_softmax_backward_data")
+def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: Any) -> Any:
+    """Gradient through a softmax along one dim."""
+    return whole_along(grad_output, dim, output)
+
+
+@describe_aten("aten.sort", "aten.cummax", "aten.cummin")
+def sort(self: Tensor, dim: int = -1, descending: bool = False) -> Any:
+    """Values and positions along one dim."""
+    return whole_along(self, dim), whole_along(self, dim)
+
+
+@describe_aten("aten.sort.stable")
+def sort_stable(
+    self: Tensor, *, stable: Any = None, dim: int = -1, descending: bool = False
+) -> Any:
+    """Values and positions along one dim."""
+    return whole_along(self, dim), whole_along(self, dim)
+
+
+@describe_aten("aten.topk")
+def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """The k largest values along one dim, and their positions."""
+    return whole_along(self, dim), whole_along(self, dim)
+
+
+@describe_aten("aten.mse_loss", "aten.l1_loss")
+def mse_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Any:
+    """Differences, one by one, their mean or their sum."""
+    return _loss([self, target], max(self, target, key=lambda t: t.ndim).ndim, reduction)
+
+
+@describe_aten("aten.smooth_l1_loss", "aten.huber_loss")
+def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = 1, beta: float = 1.0) -> Any:
+    """Differences, one by one, their mean or their sum."""
+    return _loss([self, target], self.ndim, reduction)
+
+
+@describe_aten("aten.binary_cross_entropy_with_logits", "aten.binary_cross_entropy")
+def binary_cross_entropy(
+    self: Tensor, target: Tensor, weight: Tensor | None = None, *more: Any
+) -> Any:
+    """Cross entropies, one by one, their mean or their sum."""
+    tensors = [t for t in (self, target, weight, *more) if isinstance(t, Tensor)]
+    return _loss(tensors, self.ndim, next((n for n in more if isinstance(n, int)), 1))
+
+
+def _loss(tensors: list[Tensor], ndim: int, reduction: int) -> Any:
+    largest = max((t.shape for t in tensors if t.ndim == ndim), key=math.prod)
+
+    def element(*i: Affine) -> Node:
+        return statistic(*(t[i] if t.shape == largest else t.broadcast(i) for t in tensors))
+
+    if reduction == 0:
+        return element
+    reducer = Mean if reduction == 1 else Sum
+    return lambda: reducer(element, ndim)

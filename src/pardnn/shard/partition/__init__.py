@@ -1,0 +1,1 @@
+"""Partition strategies of one operator call, and what each device then does."""

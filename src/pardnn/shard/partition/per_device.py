@@ -1,0 +1,147 @@
+"""What each device of a mesh does of one call, one loop cut per mesh axis.
+
+Idea: `partition` cuts a call into pieces, each of which is a call again; the next axis cuts each
+piece. Boxes add up, so a leaf's are those of the whole tensors. An input that a piece needs whole
+stays whole inside it: "ghost regions" are carried along.
+Complexity: O(devices) pieces.
+Reference: Tofu (EuroSys 2019), section 5.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pardnn.plan.mesh import Box, Mesh
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.boxes import offset
+from pardnn.shard.partition.analysis import analyse
+from pardnn.shard.partition.call import Call, bind_call
+from pardnn.shard.partition.pieces import Piece, Region, Share, pieces_of
+from pardnn.shard.tdl.language import Reducer
+
+Axes = tuple[str | None, ...]
+"""Per mesh axis the loop of the op that is cut, None if every device along it does the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeafShare:
+    """What a device's result is of the whole one.
+
+    Attributes:
+        box: Where it lies; what sticks out of the whole is dropped.
+        reducers: Per mesh axis what combines it with those of the devices along that axis, where
+            boxes meet; None if each has its own or all have the same.
+        weight: Product of the shares of the loops, for "mean".
+    """
+
+    box: Box
+    reducers: tuple[Reducer | None, ...]
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What one device does.
+
+    Attributes:
+        call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
+        regions: What it needs of each input, by slot, in indices of the whole input.
+        shares: What its results are, in indices of the whole ones; None: not computed.
+    """
+
+    call: Call
+    regions: Mapping[str, Region]
+    shares: tuple[LeafShare | None, ...]
+
+
+def leaves(call: Call, axes: Axes, mesh: Mesh) -> tuple[Leaf, ...] | None:
+    """Return what each device does when the loops `axes` of a call are cut, one per mesh axis.
+
+    Args:
+        call: Of a described operator.
+        axes: As many as the mesh has.
+        mesh: The devices.
+
+    Returns:
+        A leaf per device; None if some loop is too short or cannot be cut so.
+
+    Raises:
+        DescriptionError: E220, if the operator has no description or a wrong one.
+    """
+    found: list[Leaf] = [_whole(call)]
+    for axis, parts in zip(axes, mesh.shape, strict=True):
+        cut: list[Leaf] = []
+        for leaf in found:
+            pieces = _pieces(leaf.call, axis, parts) if axis is not None else None
+            if axis is None:
+                cut += [_widened(leaf)] * parts
+            elif pieces is None:
+                return None
+            else:
+                cut += [_inside(leaf, piece) for piece in pieces]
+        found = cut
+    return tuple(found)
+
+
+def _pieces(call: Call, axis: str, parts: int) -> tuple[Piece, ...] | None:
+    """As `partition`, and None if a piece of a cut call has lost the loop."""
+    description = description_of(call.kind)
+    if description is None:
+        return None
+    analysis, bound = analyse(description, call)
+    return pieces_of(description, analysis, bound, axis, parts) if axis in analysis.axes else None
+
+
+def input_names(call: Call) -> dict[str, str]:
+    """Return the name of the tensor in each slot of a described call."""
+    description = description_of(call.kind)
+    assert description is not None
+    return dict(bind_call(description, call).names)
+
+
+def _whole(call: Call) -> Leaf:
+    description = description_of(call.kind)
+    if description is None:
+        return Leaf(call, _regions(call), _shares(call))
+    bound = bind_call(description, call)
+    local = replace(
+        bound.call,
+        shapes={slot: call.shapes[name] for slot, name in bound.names.items()},
+        dtypes={slot: call.dtypes.get(name) for slot, name in bound.names.items()},
+    )
+    return Leaf(local, _regions(local), _shares(local))
+
+
+def _regions(call: Call) -> dict[str, Region]:
+    return {slot: Region(tuple((0, n) for n in shape)) for slot, shape in call.shapes.items()}
+
+
+def _shares(call: Call) -> tuple[LeafShare | None, ...]:
+    return tuple(
+        None if shape is None else LeafShare(tuple((0, n) for n in shape), (), 1.0)
+        for shape in call.outputs
+    )
+
+
+def _widened(leaf: Leaf) -> Leaf:
+    shares = (s and replace(s, reducers=(*s.reducers, None)) for s in leaf.shares)
+    return replace(leaf, shares=tuple(shares))
+
+
+def _inside(leaf: Leaf, piece: Piece) -> Leaf:
+    regions = {slot: _region(leaf.regions[slot], inner) for slot, inner in piece.regions.items()}
+    shares = tuple(map(_share, leaf.shares, piece.shares))
+    return Leaf(piece.call, regions, shares)
+
+
+def _region(outer: Region, inner: Region) -> Region:
+    fill = outer.fill if inner.fill is None else inner.fill
+    return Region(offset(outer.box, inner.box), fill, outer.content and inner.content)
+
+
+def _share(outer: LeafShare | None, inner: Share | None) -> LeafShare | None:
+    if outer is None or inner is None:
+        return None
+    box = offset(outer.box, inner.box)
+    return LeafShare(box, (*outer.reducers, inner.reducer), outer.weight * inner.weight)

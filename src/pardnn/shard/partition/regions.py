@@ -1,0 +1,223 @@
+"""Boxes of the workers among whom one loop of a call is cut: what each reads, and makes.
+
+Idea: numbers are put in for the ends of the loops, those of the one that is cut worker by worker;
+the bounds of the analysis then give boxes.
+Complexity: O(accesses x dims) per worker.
+Reference: Tofu (EuroSys 2019), section 4.2.
+Deviations: k need not divide an extent (parts differ by one); regions may stick out of a padded
+input, which the worker fills; outputs may overlap and are then added up where they do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from pardnn.plan.mesh import Box, cut_points
+from pardnn.shard.partition.analysis import Access, Analysis, Write
+from pardnn.shard.partition.call import Bound
+from pardnn.shard.tdl.interval import DescriptionError, Interval, Ranges, evaluate, hull, same
+from pardnn.shard.tdl.language import Reducer, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box of an input: first and last index per dim, the last exclusive.
+
+    Attributes:
+        box: May stick out of the tensor if `fill` is a number.
+        fill: Value outside.
+        content: Whether values are read; else any values will do.
+    """
+
+    box: Box
+    fill: float | None = None
+    content: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker's result is of the whole one.
+
+    Attributes:
+        box: Where it lies; what sticks out of the whole is dropped.
+        reducer: What combines it with the others' where boxes meet; None if each has its own, or
+            all have the same.
+        weight: Share of the axis, for "mean".
+    """
+
+    box: Box
+    reducer: Reducer | None
+    weight: float
+
+
+Moving = tuple[tuple[int, Interval], ...]
+"""Dims that move with the cut of a loop, and how. All others stay whole: the op treats them as it
+does in one piece."""
+
+
+class Touched(NamedTuple):
+    """What of a call the cut of one loop touches: the same for all sizes.
+
+    Attributes:
+        reads: Accesses of inputs, each slot's in a row, those that move alike once.
+        writes: Of outputs, None for what is not computed.
+        is_torn: Whether an input would be needed both cut and whole: one call takes it only once.
+    """
+
+    reads: tuple[tuple[str, tuple[tuple[Access, Moving], ...]], ...]
+    writes: tuple[Moving | None, ...]
+    is_torn: bool
+
+
+def _moving(dims: Sequence[Interval | None], axis: str) -> Moving:
+    return tuple((d, span) for d, span in enumerate(dims) if span and axis in span.names)
+
+
+@lru_cache(maxsize=1 << 16)
+def touched_by(analysis: Analysis, axis: str) -> Touched:
+    """Return what of a call the cut of a loop touches."""
+    reads: dict[str, list[tuple[Access, Moving]]] = {}
+    for access in analysis.reads:
+        found = reads.setdefault(access.slot, [])
+        moving = _moving(access.dims, axis)
+        if not any(_is_alike(access, moving, *other) for other in found):
+            found.append((access, moving))
+    torn = any(len({tuple(d for d, _ in m) for _, m in found}) > 1 for found in reads.values())
+    writes = tuple(None if w is None else _moving(w.place, axis) for w in analysis.writes)
+    return Touched(tuple((slot, tuple(found)) for slot, found in reads.items()), writes, torn)
+
+
+def _is_alike(access: Access, moving: Moving, other: Access, by: Moving) -> bool:
+    return (access.outside, access.fill, len(moving)) == (other.outside, other.fill, len(by)) and (
+        all(
+            d == e and same(a.lower, b.lower) and same(a.upper, b.upper)
+            for (d, a), (e, b) in zip(moving, by, strict=True)
+        )
+    )
+
+
+def _box(full: Box, moving: Moving, ranges: Ranges) -> Box:
+    if not moving:
+        return full
+    box = list(full)
+    for dim, span in moving:
+        box[dim] = (evaluate(span.lower, ranges), evaluate(span.upper, ranges) + 1)
+    return tuple(box)
+
+
+def _inside(access: Access, box: Box, full: Box, moving: Moving) -> Box:
+    if access.outside == "fill" or all(
+        box[d][0] >= 0 and box[d][1] <= full[d][1] for d, _ in moving
+    ):
+        return box
+    if access.outside == "refuse":
+        raise DescriptionError(
+            f"input {access.slot!r} of shape {[n for _, n in full]} is read at {list(box)}, "
+            "outside of it.\n"
+            "Use `x.padded(value)[...]` where the op has values outside, or `x.clipped[...]`."
+        )
+    return tuple(
+        (min(max(a, 0), n), min(max(b, 0), n)) for (a, b), (_, n) in zip(box, full, strict=True)
+    )
+
+
+def _regions(
+    analysis: Analysis, touched: Touched, full: Mapping[str, Box], ranges: Ranges
+) -> dict[str, Region]:
+    """Return what one worker needs; `full` has the box of each whole input."""
+    found: dict[str, Region] = {}
+    read = dict(touched.reads)
+    for slot, whole in full.items():
+        accesses = read.get(slot)
+        if accesses is None:
+            found[slot] = Region(((0, 0),) * len(whole), None, False)
+            continue
+        boxes = [_inside(a, _box(whole, m, ranges), whole, m) for a, m in accesses]
+        joined = boxes[0]
+        if any(box != joined for box in boxes):
+            joined = tuple(hull(ends) for ends in zip(*boxes, strict=True))
+        fills = [access.fill for access, _ in accesses if access.outside == "fill"]
+        found[slot] = Region(joined, fills[-1] if fills else None, slot in analysis.contents)
+    return found
+
+
+def tile(boxes: Sequence[Box], shape: Shape) -> bool:
+    """Whether the boxes, in order, are the whole cut along at most one dim."""
+    if len({tuple(box) for box in boxes}) == 1:
+        return False
+    for dim, size in enumerate(shape):
+        ends = [0, *(box[dim][1] for box in boxes)]
+        if ends[-1] == size and all(b[dim][0] == e for b, e in zip(boxes, ends, strict=False)):
+            others = (box[:dim] + box[dim + 1 :] for box in boxes)
+            rest = tuple((0, n) for n in shape[:dim] + shape[dim + 1 :])
+            return all(other == rest for other in others)
+    return False
+
+
+def _shares(
+    write: Write, moving: Moving, shape: Shape, axis: str, ranges: Sequence[Ranges]
+) -> list[Share] | None:
+    """Return each worker's share of an output, None if the shares do not make up the whole."""
+    full = tuple((0, size) for size in shape)
+    boxes = [_box(full, moving, each) for each in ranges]
+    if axis not in write.names:
+        reducer = None
+    elif moving:
+        is_tiled = tile(boxes, shape)
+        reducer = None if is_tiled else write.overlap
+        if reducer is None and not is_tiled:
+            return None
+    else:
+        reducer = write.reducers.get(axis)
+        if reducer is None:
+            return None
+    counts = [each[axis][1] - each[axis][0] + 1 for each in ranges]
+    total = sum(counts)
+    return [Share(box, reducer, n / total) for box, n in zip(boxes, counts, strict=True)]
+
+
+class Boxes(NamedTuple):
+    """What each worker reads, by slot, and makes, by output, and the values of all loops there."""
+
+    regions: list[dict[str, Region]]
+    shares: list[list[Share] | list[None]]
+    ranges: list[dict[str, tuple[int, int]]]
+
+
+def boxes_of(
+    analysis: Analysis, bound: Bound, extents: Mapping[str, int], axis: str, workers: int
+) -> Boxes | None:
+    """Return the boxes of each worker, None if the loop cannot be cut so; see `partition`."""
+    touched = touched_by(analysis, axis)
+    if axis not in extents or touched.is_torn:
+        return None
+    points = cut_points(extents[axis], workers, math.lcm(*analysis.multiples[axis]))
+    if points is None:
+        return None
+    full = {name: (0, size - 1) for name, size in extents.items()}
+    ranges = [full | {axis: (a, b - 1)} for a, b in itertools.pairwise(points)]
+    shares: list[list[Share] | list[None]] = []
+    for write, moving, shape in zip(
+        analysis.writes, touched.writes, bound.call.outputs, strict=True
+    ):
+        if write is None or moving is None or shape is None:
+            shares.append([None] * workers)
+            continue
+        found = _shares(write, moving, shape, axis, ranges)
+        if found is None:
+            return None
+        shares.append(found)
+    boxes = {s: tuple((0, n) for n in t.sizes.shape) for s, t in bound.tensors.items()}
+    return Boxes([_regions(analysis, touched, boxes, each) for each in ranges], shares, ranges)
+
+
+def has_own_calls(analysis: Analysis, axis: str) -> bool:
+    """Whether workers call with other arguments than the whole call, sizes aside."""
+    return bool(analysis.attributes) or any(
+        w is not None and w.without and axis in w.reducers for w in analysis.writes
+    )

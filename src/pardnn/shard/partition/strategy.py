@@ -1,0 +1,183 @@
+"""Partition strategies of an operator, as data: one for each loop that can be cut.
+
+Problem: all the ways in which one call can be computed by several workers on parts of its inputs.
+Idea: "partition-n-reduce". Cutting the loop of an output index cuts that output, with a halo where
+windows overlap; cutting a reduction leaves each worker a partial result.
+Complexity: O(loops x accesses x dims).
+Reference: Tofu (EuroSys 2019), section 4.2, cases 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.partition.analysis import Analysis, analyse
+from pardnn.shard.partition.call import Bound, Call, Form, fingerprint, form_of
+from pardnn.shard.partition.pieces import depends, extents_of, pieces_of, span_of
+from pardnn.shard.tdl.interval import Affine, Floor, High, Interval, Low, Ranges
+from pardnn.shard.tdl.registry import Description
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All workers hold all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """No element of it is read: an empty tensor of its dtype will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Each worker holds its share of `dim`.
+
+    Attributes:
+        dim: Which dim.
+        before: Slices needed from the neighbour below the share.
+        after: Slices needed from the neighbour above it.
+        scale: Slices per index of the axis: 2 for a window that moves by two; negative where the
+            shares lie in reverse order.
+    """
+
+    dim: int
+    before: int = 0
+    after: int = 0
+    scale: Fraction = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Each worker holds a partial result; `reducer` combines them."""
+
+    reducer: str
+
+
+Layout = Whole | Unread | Cut | Reduce
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """One way to cut a call.
+
+    Attributes:
+        axis: The loop that is cut, by its name in the description.
+        extent: How far the loop runs; more workers than that cannot share it.
+        inputs: Slot to layout; `Cut` with several dims of one input appears as the first of them.
+        outputs: One per result, None for what is not computed.
+    """
+
+    axis: str
+    extent: int
+    inputs: Mapping[str, Layout]
+    outputs: tuple[Layout | None, ...]
+
+
+def strategies(call: Call) -> tuple[Strategy, ...]:
+    """Return all basic strategies of a call, in the order of its loops.
+
+    An operator without description has none: it is run whole. Equal calls are analysed once: a
+    network of many equal layers costs little more than one layer.
+
+    Raises:
+        DescriptionError: E220, if the description is wrong.
+    """
+    description = description_of(call.kind)
+    if description is None:
+        return ()
+    key = (description.function, fingerprint(call))
+    if key not in _KEPT:
+        _KEPT[key] = _cut_in_two(description, *analyse(description, call))
+    return _KEPT[key]
+
+
+_KEPT: dict[Any, tuple[Strategy, ...]] = {}
+
+
+def _cut_in_two(description: Description, analysis: Analysis, bound: Bound) -> tuple[Strategy, ...]:
+    """Return the strategies of an analysed call."""
+    extents = extents_of(description, analysis, bound)
+    shapes = {slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()}
+    form = form_of(shapes, bound.call.outputs)
+    found: list[Strategy] = []
+    for axis in analysis.axes:
+        pieces = pieces_of(description, analysis, bound, axis, 2)
+        if pieces is not None:
+            reducers = [s and s.reducer and s.reducer.name for s in pieces[0].shares]
+            cut = pieces[1].begin
+            found.append(strategy_of(analysis, form, axis, extents, cut, reducers))
+    return tuple(found)
+
+
+def strategy_of(
+    analysis: Analysis,
+    form: Form,
+    axis: str,
+    extents: Mapping[str, int],
+    cut: int,
+    reducers: Sequence[str | None],
+) -> Strategy:
+    """Return the strategy of a loop that two workers can cut.
+
+    Args:
+        analysis: Of the call.
+        form: Of the call.
+        axis: The loop.
+        extents: How far loops run.
+        cut: Where the second worker begins.
+        reducers: What combines the workers' results, by output.
+    """
+    full = {name: (0, size - 1) for name, size in extents.items()}
+    halves = full | {axis: (0, cut - 1)}, full | {axis: (cut, extents[axis] - 1)}
+    inputs: dict[str, Layout] = {}
+    for slot in form.slots:
+        reads = [access for access in analysis.reads if access.slot == slot and access.content]
+        inputs[slot] = _layout(reads[0].dims, axis, *halves) if reads else Unread()
+    outputs: list[Layout | None] = []
+    for write, dims, reducer in zip(analysis.writes, form.outputs, reducers, strict=True):
+        if write is None or dims is None:
+            outputs.append(None)
+        elif reducer is not None:
+            outputs.append(Reduce(reducer))
+        else:
+            outputs.append(_layout(write.place, axis, *halves))
+    return Strategy(axis, extents[axis], inputs, tuple(outputs))
+
+
+def _layout(dims: Sequence[Interval | None], axis: str, lower: Ranges, upper: Ranges) -> Layout:
+    """Return the layout of a tensor from what the workers of the two halves need of it."""
+    for dim, span in enumerate(dims):
+        if span is None or not depends(span, axis):
+            continue
+        scale = _slope(span.lower, axis)
+        if scale < 0:
+            return Cut(dim, scale=scale)
+        border = int(scale * upper[axis][0])
+        before, after = border - span_of(span, upper)[0], span_of(span, lower)[1] - border
+        return Cut(dim, max(0, before), max(0, after), scale)
+    return Whole()
+
+
+_ONE = Fraction(1)
+
+
+@lru_cache(maxsize=1024)
+def _bare(axis: str) -> tuple[tuple[Low, int], ...]:
+    return ((Low(axis), 1),)
+
+
+def _slope(bound: Affine, axis: str) -> Fraction:
+    if bound.terms == _bare(axis):  # nearly all are
+        return _ONE
+    total = Fraction(0)
+    for atom, factor in bound.terms:
+        if isinstance(atom, Floor):
+            total += factor * _slope(atom.numerator, axis) / atom.divisor
+        elif isinstance(atom, Low | High) and atom.name == axis:
+            total += factor
+    return total

@@ -1,0 +1,298 @@
+"""The partitioning algorithms that Tofu is compared with, each as a `Sharding`.
+
+All move what `cost` counts, cut every tensor at every mesh axis that can, and keep to the same
+rules of what is valid, so only the choice differs.
+
+| name | choice |
+| --- | --- |
+| `allrow-greedy` | every tensor by its first dim, each op then as is best |
+| `spartan` | the largest tensor first, along the dim that is best for the ops at it, and so on |
+| `equal-chop` | search, but each tensor is cut along one dim only, into k parts |
+| `icml18` | search, but no op is cut along a loop whose partial results would be added up |
+| `data-parallel` | every op along the batch, whose dims are followed from the inputs on |
+
+References: Tofu (EuroSys 2019), section 7.3; Spartan: Huang et al., USENIX ATC 2015; ICML18: Jia,
+Lin, Qi, Aiken, "Exploring hidden dimensions in parallelizing CNNs", ICML 2018.
+Deviations: data parallelism under the objective `bytes` has its weights and optimizer state cut,
+so that memory is 1/k as for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from pardnn.cluster import Cluster
+from pardnn.graph.ir import Graph
+from pardnn.plan.mesh import Layout, Mesh, make_mesh
+from pardnn.shard.mesh_of_cluster import mesh_of
+from pardnn.shard.partition.interning import strategies_of
+from pardnn.shard.partition.mesh_strategies import Flags
+from pardnn.shard.partition.strategy import Cut, Strategy
+from pardnn.shard.search.coarsening import NEEDED, TRAINING, OpCall, op_calls
+from pardnn.shard.search.cost_tables import State, Tables
+from pardnn.shard.search.dynamic_program import Solved, held_cost, solve
+from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.problem import Decision, Problem, Term, make_problem
+from pardnn.shard.search.recursion import (
+    FEW_TERMS,
+    best_state,
+    coarse_problem,
+    completed,
+    stepwise,
+)
+from pardnn.shard.sharding import Sharding
+
+Chooser = Callable[[Graph, Sequence[OpCall], Tables, int], Solved]
+"""Chooses for some first mesh axes of the tables of a graph's problem."""
+
+
+def _chosen(choose: Chooser, graph: Graph, target: Mesh | Cluster) -> Sharding:
+    mesh = mesh_of(target) if isinstance(target, Cluster) else target
+    calls = op_calls(graph)
+    problem = tied_problem(graph, calls, *coarse_problem(graph, calls, FEW_TERMS))
+    tables = Tables(problem, ByBytes(), mesh.shape)
+    return completed(problem, choose(graph, calls, tables, len(mesh.shape)).state, mesh, graph)
+
+
+def tied_problem(graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem) -> Problem:
+    """Return the problem that baselines decide: that of the search, gradients tied at least."""
+    return make_problem(graph, TRAINING, calls) if level == NEEDED else problem
+
+
+def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+    """Return every tensor cut along its first dim that can be cut, each op as is best then.
+
+    A gradient or a transposed view is cut as the tensor that it belongs to.
+    """
+    del objective  # the choice does not depend on it
+    return _chosen(choose_rows, graph, target)
+
+
+def choose_rows(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
+    """Choose as `allrow_greedy` does, on the first `count` mesh axes."""
+    if "rows" not in tables.kept:
+        tables.kept["rows"] = _row_tables(tables)
+    return stepwise(tables.kept["rows"], count=count)
+
+
+def _row_tables(tables: Tables) -> Tables:
+    problem = tables.problem
+    position = {name: i for i, name in enumerate(problem.tensors)}
+    first: dict[str, int | None] = {}
+    for root, members in problem.ties.members.items():
+        dims = problem.ties.dims[min(members, key=position.__getitem__)]
+        decision = problem.decisions[problem.number[root]]
+        if decision.dims:
+            own = {dims[d]: d for d in decision.dims}
+            first[decision.root] = own[min(dim for dim in own if dim is not None)]
+
+    def allows(decision: Decision, layout: Layout) -> bool:
+        return layout[-1] == first.get(decision.root)
+
+    return tables.limited(layout=allows)
+
+
+def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+    """Return tensors cut in the order of their size, each as is best for the ops at it.
+
+    A tensor counts with its gradient and its optimizer state.
+    """
+    del objective  # the choice does not depend on it
+    return _chosen(choose_largest_first, graph, target)
+
+
+def choose_largest_first(
+    graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int
+) -> Solved:
+    """Choose as `spartan` does, on the first `count` mesh axes."""
+    problem = tables.problem
+    at: list[list[Term]] = [[] for _ in problem.decisions]
+    for term in problem.terms:
+        for number in {use.decision for use in term.uses}:
+            at[number].append(term)
+    order = sorted(range(len(at)), key=lambda n: -problem.decisions[n].bytes)
+    found = Solved(State(((),) * len(problem.decisions), ((),) * len(problem.terms)), 0.0, False)
+    place = {id(term): i for i, term in enumerate(problem.terms)}
+    for axis in range(count):
+        chosen: dict[int, Layout] = {}
+        for number in order:
+            chosen[number] = _greedy(tables, found.state, axis, number, at[number], chosen, place)
+        layouts = tuple(chosen[n] for n in range(len(at)))
+        state = State(layouts, tuple((*axes, None) for axes in found.state.axes))
+        fixed = tables.limited(layout=_among(problem, layouts))
+        found = solve(fixed, state, [axis])
+    return found
+
+
+def _among(problem: Problem, layouts: tuple[Layout, ...]) -> Callable[[Decision, Layout], bool]:
+    wanted = {d.root: layout for d, layout in zip(problem.decisions, layouts, strict=True)}
+    return lambda decision, layout: wanted[decision.root][: len(layout)] == layout
+
+
+def _greedy(
+    tables: Tables,
+    state: State,
+    axis: int,
+    number: int,
+    terms: list[Term],
+    chosen: Mapping[int, Layout],
+    place: Mapping[int, int],
+) -> Layout:
+    """Return the layout of one decision that is best for its ops; undecided tensors are free."""
+    problem = tables.problem
+    decision = problem.decisions[number]
+    options = tables.layouts(decision, (*state.layouts[number], None), [axis])
+    total = held_cost(tables, decision, options)
+    others = {number: options}
+    for near in {use.decision for term in terms for use in term.uses} & chosen.keys():
+        others[near] = tables.layouts(problem.decisions[near], (*state.layouts[near], None), [axis])
+    asked = [
+        (term, use, tables.ways(term, (*state.axes[place[id(term)]], None), [axis]))
+        for term in terms
+        for use in term.uses
+        if use.decision in others
+    ]
+    moved = tables.moved([(use, ways, others[use.decision]) for _, use, ways in asked])
+    rows: dict[int, np.ndarray] = {}
+    for (term, use, _), values in zip(asked, moved, strict=True):
+        if use.decision != number:
+            at = others[use.decision].index(chosen[use.decision])
+            values = values[:, at : at + 1]
+        known = rows.get(id(term))
+        rows[id(term)] = values if known is None else known + values
+    for term in terms:
+        total += rows[id(term)].min(axis=0) * len(term.ops)
+    return options[int(total.argmin())]
+
+
+def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+    """Return the best sharding that cuts each tensor along one dim only, into k parts.
+
+    Its mesh has one axis.
+    """
+    del objective  # the choice does not depend on it
+    size = (mesh_of(target) if isinstance(target, Cluster) else target).size
+    mesh = make_mesh((size,))
+    _, problem = coarse_problem(graph, op_calls(graph), FEW_TERMS)
+    return completed(problem, best_state(Tables(problem, ByBytes(), (size,))).state, mesh, graph)
+
+
+def _keeps_outputs(reduced: Sequence[Flags]) -> bool:
+    return not any(map(any, reduced))
+
+
+def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+    """Return the best sharding that is found if no partial results are ever combined."""
+    del objective  # the choice does not depend on it
+    return _chosen(choose_unreduced, graph, target)
+
+
+def choose_unreduced(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
+    """Choose as `icml18` does, on the first `count` mesh axes."""
+    if "unreduced" not in tables.kept:
+        tables.kept["unreduced"] = tables.limited(way=_keeps_outputs)
+    limited = tables.kept["unreduced"]
+    is_all = count == len(tables.parts)
+    return best_state(limited) if is_all else stepwise(limited, count=count)
+
+
+def batch_dims(
+    graph: Graph, calls: Sequence[OpCall] | None = None
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the dim of each tensor that runs over the batch, and the loop of each op that does.
+
+    Dim 0 of every input that has dims is one; an op hands it on through the loop that cuts it.
+    """
+    dims: dict[str, int] = {
+        tensor.name: 0
+        for op in graph.ops
+        if op.kind == "input"
+        for tensor in op.outputs
+        if tensor.shape
+    }
+    loops: dict[str, str] = {}
+    known: dict[int, Sequence[Strategy]] = {}
+    for op_call in op_calls(graph) if calls is None else calls:
+        marked = {p: dims[n] for p, n in op_call.places.items() if isinstance(p, str) and n in dims}
+        if not marked:
+            continue
+        if op_call.number not in known:
+            known[op_call.number] = tuple(strategies_of(op_call.number).values())
+        for strategy in known[op_call.number]:
+            cuts = {p: strategy.inputs.get(str(p)) for p in marked}
+            if all(isinstance(c, Cut) and c.dim == marked[p] for p, c in cuts.items()):
+                loops[op_call.op.name] = strategy.axis
+                for place, name in op_call.places.items():
+                    layout = strategy.outputs[place] if isinstance(place, int) else None
+                    if isinstance(layout, Cut):
+                        dims[name] = layout.dim
+                break
+    return dims, loops
+
+
+def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+    """Return every op that sees the batch cut along it; tensors that do not by their first dim."""
+    del objective  # the choice does not depend on it
+    return _chosen(choose_batch, graph, target)
+
+
+def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
+    """Choose as `data_parallel` does, on the first `count` mesh axes."""
+    if "batch" not in tables.kept:
+        tables.kept["batch"] = _batch_tables(graph, calls, tables)
+    return stepwise(tables.kept["batch"], count=count)
+
+
+def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Tables:
+    dims, loops = batch_dims(graph, calls)
+    batch = _batch_of(tables.problem, dims)
+
+    def allows_layout(decision: Decision, layout: Layout) -> bool:
+        return layout[-1] == batch.get(decision.root, min(decision.dims, default=None))
+
+    def loop(term: Term) -> str | None:
+        return None if term.is_local else loops.get(term.ops[0].op.name)
+
+    return tables.limited(layout=allows_layout, loop=loop)
+
+
+def replicas(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Solved:
+    """Return the best choice that cuts the batch, and leaves all that has none whole."""
+    batch = _batch_of(tables.problem, batch_dims(graph, calls)[0])
+
+    def allows(decision: Decision, layout: Layout) -> bool:
+        return layout[-1] == batch.get(decision.root)
+
+    return stepwise(tables.limited(layout=allows))
+
+
+def _batch_of(problem: Problem, dims: Mapping[str, int]) -> dict[str, int]:
+    """Return the dim of each decision that runs over the batch, by root."""
+    batch: dict[str, int] = {}
+    for decision in problem.decisions[1:]:
+        for name in problem.ties.members[decision.root]:
+            own = problem.ties.dims[name]
+            if name in dims and dims[name] in own:
+                batch[decision.root] = own.index(dims[name])
+                break
+    return batch
+
+
+#: The baselines by name.
+BASELINES: Mapping[str, Callable[..., Sharding]] = {
+    "allrow-greedy": allrow_greedy,
+    "spartan": spartan,
+    "equal-chop": equal_chop,
+    "icml18": icml18,
+    "data-parallel": data_parallel,
+}
+
+#: How baselines choose that keep to the mesh.
+CHOOSERS: Mapping[str, Chooser] = {
+    "allrow-greedy": choose_rows,
+    "spartan": choose_largest_first,
+    "icml18": choose_unreduced,
+    "data-parallel": choose_batch,
+}

@@ -1,0 +1,343 @@
+"""Coarsening: which tensors of a training step share one decision.
+
+Idea: an equivalence on tensors is all that is needed. Ops follow: those that then read and write
+the same classes by the same call are one op of the coarse graph, counted as often as they occur.
+The levels, each with all that the ones before tie:
+
+0. *needed*: storages that are written in place, with all their views;
+1. *steps of training*: a tensor with its gradient, the sums of gradients, chains of element-wise
+   ops and transposes, hence a parameter with its optimizer state and its update;
+2. *repetition*: unrolled time steps and every second of a row of equal layers. Two neighbours stay
+   free to differ, so that a layer may be cut by columns and the next by rows.
+
+Reference: Tofu (EuroSys 2019), section 5.1. Deviations: repeated layers are ours; time steps and
+layers are found from source lines, module paths and shapes, no annotation is needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pardnn.graph.ir import Graph, Op, writes
+from pardnn.shard.partition.call import Call, call_of, skeleton_of
+from pardnn.shard.partition.interning import KEPT, added, interned, known_number
+from pardnn.shard.search.alignment import Alignment, Place, alignment_of
+from pardnn.shard.search.communication_bytes import is_call
+from pardnn.shard.search.tensor_classes import Dims, Ties
+
+NEEDED, TRAINING, REPEATED = range(3)
+
+_NUMBERS = re.compile(r"\d+")
+
+
+class OpCall(NamedTuple):
+    """An op of the graph that is a call on tensors.
+
+    Attributes:
+        op: The op.
+        number: Of its call, see `interned.intern_call`.
+        places: Name of the tensor at each slot and each output that is computed.
+    """
+
+    op: Op
+    number: int
+    places: Mapping[Place, str]
+
+    @property
+    def call(self) -> Call:
+        """The call, its tensors named by slot."""
+        return interned(self.number)
+
+
+def op_calls(graph: Graph) -> list[OpCall]:
+    """Return all calls on tensors, in the order of the graph. O(size of the arguments)."""
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    types = {name: (tensor.shape or (), tensor.dtype) for name, tensor in tensors.items()}
+    slots: dict[int, list[tuple[Place, int]]] = {}
+    found: list[OpCall] = []
+    are_calls: dict[str, bool] = {}
+    for index in graph.arrays.topological.tolist():
+        op = graph.ops[index]
+        if op.kind not in are_calls:
+            are_calls[op.kind] = is_call(op)
+        if not are_calls[op.kind]:
+            continue
+        arguments = op.arguments or {}
+        returned = arguments.get("returns") or [tensor.name for tensor in op.outputs]
+        outputs = tuple([None if name is None else tensors[name].shape for name in returned])
+        skeleton = skeleton_of(op.kind, arguments.get("args", ()), arguments.get("kwargs", {}))
+        names = skeleton.names
+        key = (skeleton.structure, tuple([types[name] for name in names]), outputs)
+        number = known_number(key)
+        if number is None:
+            number = added(key, call_of(op, tensors), skeleton)
+        if number not in slots:
+            slots[number] = _slots(number)
+        places: dict[Place, str] = {slot: names[at] for slot, at in slots[number]}
+        places.update((output, name) for output, name in enumerate(returned) if name is not None)
+        found.append(OpCall(op, number, places))
+    return found
+
+
+def _slots(number: int) -> list[tuple[Place, int]]:
+    """Return at which mention of a tensor in the arguments each slot is."""
+    family, _ = KEPT.calls[number]
+    return list(zip(family.form.slots, family.mentions, strict=True))
+
+
+class Storage(NamedTuple):
+    """Who owns the storage of each tensor, and which storages are written in place.
+
+    Attributes:
+        owners: By name of the tensor.
+        written: Tensors whose storage is.
+    """
+
+    owners: Mapping[str, str]
+    written: frozenset[str]
+
+
+def storage_of(graph: Graph) -> Storage:
+    """Return who owns and who writes storage. O(tensors log tensors)."""
+    names = [tensor.name for op in graph.ops for tensor in op.outputs]
+    alias = graph.arrays.tensor_alias
+    owner = np.where(alias >= 0, alias, np.arange(len(alias)))
+    while True:
+        above = owner[owner]
+        if (above == owner).all():
+            break
+        owner = above
+    owners = {name: names[i] for name, i in zip(names, owner.tolist(), strict=True)}
+    written = {owners[n] for op in graph.ops if _may_write(op) for n in writes(op)}
+    return Storage(owners, frozenset([n for n, owner in owners.items() if owner in written]))
+
+
+def _may_write(op: Op) -> bool:
+    """Whether it is worth asking what an op writes."""
+    return "_." in op.kind or op.kind.endswith("_") or "mutates" in (op.arguments or ())
+
+
+@dataclass(slots=True)
+class Group:
+    """Ops that make the same call on the same classes of tensors, however these are tied later.
+
+    Attributes:
+        first: The first of them.
+        local: Tensors of the first that must be found, or left, where they are owned.
+        ops: All of them.
+    """
+
+    first: OpCall
+    local: set[str]
+    ops: list[OpCall]
+
+
+class Coarse(NamedTuple):
+    """A coarse graph.
+
+    Attributes:
+        ties: Which tensors share a decision.
+        groups: Of all ops, by first occurrence.
+    """
+
+    ties: Ties
+    groups: list[Group]
+
+
+def coarsened(graph: Graph, calls: Sequence[OpCall], level: int, storage: Storage) -> Coarse:
+    """Return which tensors share a decision, and which ops are alike.
+
+    Args:
+        graph: The graph.
+        calls: From `op_calls`.
+        level: `NEEDED`, `TRAINING` or `REPEATED`.
+        storage: From `storage_of`.
+    """
+    ties = Ties({t.name: t.shape or () for op in graph.ops for t in op.outputs})
+    _tie_written(graph, calls, ties, storage)
+    if level >= REPEATED:
+        _tie_repeated(graph, calls, ties)
+    groups = _groups(calls, ties, storage)
+    if level >= TRAINING:
+        for group in groups:  # what is tied for one of a group is tied for all
+            _tie_aligned(group.first, alignment_of(group.first.number), ties)
+        _tie_gradients(calls, groups, ties)
+    return Coarse(ties, groups)
+
+
+def _groups(calls: Sequence[OpCall], ties: Ties, storage: Storage) -> list[Group]:
+    found: dict[Any, Group] = {}
+    for op_call in calls:
+        local = local_names(op_call, storage)
+        key = op_key(op_call, ties, local)
+        group = found.get(key)
+        if group is None:
+            found[key] = Group(op_call, local, [op_call])
+        else:
+            group.ops.append(op_call)
+    return list(found.values())
+
+
+def op_key(op_call: OpCall, ties: Ties, local: set[str]) -> Any:
+    """Return what is equal for ops that are the same term, whatever their tensors are called."""
+    names = list(op_call.places.values())
+    root, dims = ties.root, ties.dims
+    twice = len(set(names)) < len(names)
+    same = tuple(map(names.index, names)) if twice else None
+    where = tuple([name in local for name in names]) if local else None
+    rest = tuple([root[name] for name in names]), tuple([dims[name] for name in names])
+    return (op_call.number, rest, same, where)
+
+
+def local_names(op_call: OpCall, storage: Storage) -> set[str]:
+    """Return the names that an op must find or leave where they are owned."""
+    owners, written = storage
+    op = op_call.op
+    if written.isdisjoint(op.inputs):
+        return set()
+    local = set(writes(op))
+    outputs = {tensor.name for tensor in op.outputs}
+    for name in outputs:
+        if name in written and owners[name] not in outputs:
+            local.add(name)
+            local.update(n for n in op.inputs if owners[n] == owners[name])
+    return local
+
+
+def _tie_written(graph: Graph, calls: Sequence[OpCall], ties: Ties, storage: Storage) -> None:
+    """Tie all aliases of storages that are written: a write must find what it writes locally."""
+    owners, written = storage
+    known: dict[Any, Dims] = {}
+    for op_call in calls:
+        for tensor in op_call.op.outputs:
+            name = tensor.name
+            if name not in written:
+                continue
+            base = next((n for n in op_call.op.inputs if owners[n] == owners[name]), None)
+            if base is None:
+                continue
+            places = op_call.places.items()
+            place = next((p for p, n in places if n == name and isinstance(p, int)), None)
+            slot = next((p for p, n in places if n == base and isinstance(p, str)), None)
+            if isinstance(place, int) and slot is not None:
+                key = (op_call.number, slot, place)
+                if key not in known:
+                    known[key] = view_dims(op_call, slot, place, len(ties.shapes[base]))
+                ties.tie(base, name, known[key], hard=True)
+
+
+def view_dims(op_call: OpCall, slot: Place, output: int, rank: int) -> Dims:
+    """Return which dim of an output each dim of an input becomes, if one loop cuts both."""
+    dims: list[int | None] = [None] * rank
+    for cuts in alignment_of(op_call.number).loops.values():
+        if slot in cuts and output in cuts:
+            dims[cuts[slot]] = cuts[output]
+    return tuple(dims)
+
+
+def _tie_aligned(op_call: OpCall, alignment: Alignment, ties: Ties) -> None:
+    places = op_call.places
+    for place, dims in alignment.pairs.items():
+        ties.tie(places[0], places[place], dims)
+
+
+def _tie_gradients(calls: Sequence[OpCall], groups: Sequence[Group], ties: Ties) -> None:
+    """Tie a tensor with its gradient.
+
+    What a backward op computes and a backward op of another forward op reads, of the shape of the
+    latter's result, is the gradient of that result.
+    """
+    backward = [c for c in calls if c.op.backward_of]
+    made = {t.name: c.op.backward_of for c in backward for t in c.op.outputs}
+    forward = {c.op.name: (n, c) for n, group in enumerate(groups) for c in group.ops}
+    known: set[Any] = set()
+    for op_call in backward:
+        number, origin = forward.get(op_call.op.backward_of or "", (0, None))
+        if origin is None:
+            continue
+        names = [name for place, name in op_call.places.items() if isinstance(place, str)]
+        own = (None, origin.op.name)
+        are_others = [made.get(name) not in own for name in names]
+        key = (forward[op_call.op.name][0], number, *are_others)  # all that ties follow from
+        if key not in known:
+            known.add(key)
+            others = [n for n, is_other in zip(names, are_others, strict=True) if is_other]
+            _tie_results(origin, others, ties)
+
+
+def _tie_results(origin: OpCall, gradients: Sequence[str], ties: Ties) -> None:
+    """Tie each of some gradients with a result of its shape."""
+    results = [name for place, name in origin.places.items() if isinstance(place, int)]
+    for name in dict.fromkeys(gradients):
+        for result in results:
+            if ties.shapes[name] and ties.shapes[result] == ties.shapes[name]:
+                ties.tie(result, name)
+                results.remove(result)
+                break
+
+
+def _tie_repeated(graph: Graph, calls: Sequence[OpCall], ties: Ties) -> None:
+    """Tie what the same call of the same line makes of the same, in time steps and equal layers."""
+    parity = _Parity([c.op.module for c in calls] + [op.name for op in graph.ops if op.is_source])
+    numbers: dict[Any, int] = {}
+    plain: dict[str, int] = {}
+    first: dict[Any, str] = {}
+    for op in graph.ops:
+        if op.is_source:
+            for tensor in op.outputs:
+                key = (op.kind, tensor.shape, parity.of[op.name])
+                plain[tensor.name] = number = -2 - numbers.setdefault(key, len(numbers))
+                _tie_to_first(first, number, tensor.name, ties)
+    width = max([len(c.places) for c in calls], default=0)
+    base: list[int] = []
+    for c in calls:
+        op = c.op
+        key = (c.number, op.source, parity.of[op.module], op.backward_of is None)
+        number = numbers.setdefault(key, len(numbers))
+        base.append(number)
+        for place, name in c.places.items():
+            if isinstance(place, int):
+                plain[name] = number * width + place
+    known: dict[Any, OpCall] = {}
+    for number, c in zip(base, calls, strict=True):
+        like = known.setdefault((number, *[plain.get(name, -1) for name in c.op.inputs]), c)
+        if like is not c:
+            for place, name in c.places.items():
+                if isinstance(place, int) and ties.shapes[name]:
+                    ties.tie(like.places[place], name)
+
+
+def _tie_to_first(first: dict[Any, str], key: Any, name: str, ties: Ties) -> None:
+    if ties.shapes[name]:
+        known = first.setdefault(key, name)
+        if known is not name:
+            ties.tie(known, name)
+
+
+class _Parity:
+    """Whether a name such as "blocks.3.mlp" is an even or an odd one of its row: `of[name]`."""
+
+    def __init__(self, names: Sequence[str | None]) -> None:
+        rows: dict[str, set[tuple[int, ...]]] = {}
+        for name in set(names):
+            if name is not None:
+                pattern, numbers = self._split(name)
+                rows.setdefault(pattern, set()).add(numbers)
+        rank = {
+            (pattern, numbers): rank % 2
+            for pattern, found in rows.items()
+            for rank, numbers in enumerate(sorted(found))
+        }
+        self.of: dict[str | None, Any] = {None: None}
+        for name in set(names) - {None}:
+            pattern, numbers = self._split(name or "")
+            self.of[name] = (pattern, rank[pattern, numbers])
+
+    @staticmethod
+    def _split(name: str) -> tuple[str, tuple[int, ...]]:
+        return _NUMBERS.sub("*", name), tuple(map(int, _NUMBERS.findall(name)))

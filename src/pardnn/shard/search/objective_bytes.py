@@ -1,0 +1,117 @@
+"""The objective `bytes`: exact traffic, every tensor cut as often as it can be.
+
+Idea: thousands of small tables are asked for, most of a few shapes; those of one shape are counted
+together, in one pass of array arithmetic.
+Complexity: O(ways x layouts x devices) per table, x devices where results are partial.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from pardnn.plan.mesh import Layout
+from pardnn.shard.partition.mesh_strategies import Ways
+from pardnn.shard.search.communication_bytes import (
+    common_volumes,
+    group_numbers,
+    partial_volumes,
+    volumes,
+)
+from pardnn.shard.search.objective import Request, fetches
+from pardnn.shard.search.problem import Decision, Term
+
+#: Numbers that are worked on at a time: 8 MiB.
+_AT_ONCE = 1 << 20
+
+
+class ByBytes:
+    """Bytes that all devices get from others."""
+
+    may_replicate = False
+    are_axes_alike = True
+
+    def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
+        """Bytes, summed over devices."""
+        found = elements(requests)
+        return [f.astype(np.float64) * r.use.item for f, r in zip(found, requests, strict=True)]
+
+    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
+        """Nothing."""
+        return np.zeros(len(ways))
+
+    def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:
+        """Nothing."""
+        return np.zeros(len(layouts))
+
+
+def elements(requests: Sequence[Request]) -> list[Int64[ndarray, "a l"]]:
+    """Return the elements of tensors that devices get, for each way and each layout."""
+    totals = [np.zeros((len(r.ways), len(r.owned)), dtype=np.int64) for r in requests]
+    plain: dict[Any, list[tuple[int, ndarray, ndarray | None]]] = {}
+    partial: dict[Any, list[tuple[int, int, ndarray, ndarray]]] = {}
+    for number, (use, ways, owned, parts) in enumerate(requests):
+        for regions, new in fetches(ways, use):
+            key = (regions.shape, owned.shape, True)
+            plain.setdefault(key, []).append((number, regions, new))
+        for output in use.outputs:
+            shares = ways.share(output)
+            if shares is None:
+                continue
+            key = (shares.shape, owned.shape, False)
+            plain.setdefault(key, []).append((number, shares, None))
+            for way, flags in enumerate(ways.reduced):
+                if any(flags[output]):
+                    group = group_numbers(flags[output], parts)
+                    partial.setdefault(owned.shape, []).append((number, way, shares[way], group))
+    for (_, _, is_input), rows in plain.items():
+        _add_missing(requests, rows, is_input, totals)
+    for rows in partial.values():
+        _add_partial(requests, rows, totals)
+    return totals
+
+
+def _add_missing(
+    requests: Sequence[Request],
+    rows: list[tuple[int, ndarray, ndarray | None]],
+    is_input: bool,
+    totals: list[ndarray],
+) -> None:
+    """Add what devices need, or own, less what they own, or make."""
+    first, boxes, _ = rows[0]
+    for some in _batches(rows, boxes.size * len(requests[first].owned)):
+        boxes = np.array([row[1] for row in some])
+        owned = np.array([requests[row[0]].owned for row in some])
+        common = common_volumes(boxes[:, :, None], owned[:, None]).sum(axis=-1)
+        whole = volumes(boxes if is_input else owned).sum(axis=-1)
+        missing = (whole[:, :, None] if is_input else whole[:, None]) - common
+        for (number, _, new), values in zip(some, missing, strict=True):
+            totals[number] += values if new is None else np.where(new[:, None], values, 0)
+
+
+def _add_partial(
+    requests: Sequence[Request],
+    rows: list[tuple[int, int, ndarray, ndarray]],
+    totals: list[ndarray],
+) -> None:
+    """Add the partial results that others hold, less the results that were counted as missing."""
+    first, _, share, _ = rows[0]
+    for some in _batches(rows, requests[first].owned.size * len(share)):
+        owned = np.array([requests[row[0]].owned for row in some])
+        shares, groups = np.array([row[2] for row in some]), np.array([row[3] for row in some])
+        found = partial_volumes(shares, groups, owned) - volumes(owned).sum(axis=-1)
+        for (number, way, _, _), values in zip(some, found, strict=True):
+            totals[number][way] += values
+
+
+def _batches(rows: list[Any], size: int) -> Iterator[list[Any]]:
+    """Yield rows, as many at a time as may be worked on together."""
+    step = max(1, _AT_ONCE // max(size, 1))
+    waiting = iter(rows)
+    while some := list(itertools.islice(waiting, step)):
+        yield some

@@ -1,0 +1,257 @@
+"""The objective `seconds`: how long ops take on their shards, and messages on the links.
+
+An op takes its whole duration, scaled by a roofline of what each device does of it, the slowest
+counting. A tensor that it fetches or hands on takes latency + bytes / bandwidth of the slowest
+message on any device (all links work side by side), or the sum of a device's messages where the
+cluster has serial links. Tensors may stay whole where that is faster and fits.
+Deviations from a real run: communication is not overlapped with computation, so a plan's
+simulated makespan is below the sum that is minimised here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs
+from pardnn.cost.presets import DEVICE_MODELS, DeviceModel, device_model
+from pardnn.cost.roofline import op_seconds
+from pardnn.graph.ir import Graph, Op, Tensor, writes
+from pardnn.plan.mesh import Layout
+from pardnn.shard.partition.interning import interned
+from pardnn.shard.partition.mesh_strategies import Ways, owned_array
+from pardnn.shard.search.communication_bytes import common_volumes, group_numbers, overlaps, volumes
+from pardnn.shard.search.objective import Request, fetches
+from pardnn.shard.search.problem import Decision, Problem, Term, Use
+
+#: Whose saturation and launch cost say how much faster a part is than the whole, where the costs
+#: come from no model.
+MODEL = "a100"
+
+
+@dataclass
+class BySeconds:
+    """Sum over ops of computing and of communication, each on the slowest device.
+
+    Attributes:
+        latency: Seconds between each pair of devices.
+        bandwidth: Bytes/s between each pair.
+        is_serial: Whether a device's messages follow each other.
+        seconds: Of each op of the graph on the slowest device, by name.
+        free: Seconds of the ops that follow a decision's tensors, by root: what each takes
+            however little it does, and the rest.
+        weights: Bytes of a decision that count against memory, by root.
+        price: Seconds per byte of them: the multiplier of the memory limit.
+        model: For the ratio of a part to the whole.
+    """
+
+    latency: ndarray
+    bandwidth: ndarray
+    is_serial: bool
+    seconds: Mapping[str, float]
+    free: Mapping[str, tuple[float, float]]
+    weights: Mapping[str, float]
+    price: float = 0.0
+    model: DeviceModel = field(default_factory=lambda: device_model(MODEL))
+    may_replicate: bool = True
+    are_axes_alike: bool = False
+
+    def __post_init__(self) -> None:
+        """Nothing is known yet."""
+        self._ratios: dict[int, dict[int, float]] = {}
+
+    def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
+        """Seconds of the slowest device's messages."""
+        return [self._moved(*request) for request in requests]
+
+    def _moved(
+        self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
+    ) -> Float64[ndarray, "a l"]:
+        n = owned.shape[1]
+        stride = len(self.latency) // n
+        latency = self.latency[::stride, ::stride].T
+        bandwidth = self.bandwidth[::stride, ::stride].T
+        sent = traffic(use, ways, owned, parts) * use.item / stride
+        with np.errstate(invalid="ignore"):
+            taken = np.where(sent > 0, latency + sent / bandwidth, 0.0)
+        each = taken.sum(axis=-1) if self.is_serial else taken.max(axis=-1)
+        return each.max(axis=-1)
+
+    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
+        """Seconds of the slowest device's part."""
+        whole = self.seconds[term.ops[0].op.name]
+        if not whole or not len(ways):
+            return np.zeros(len(ways))
+        stride = len(self.latency) // ways.raw.shape[1]
+        known = self._ratios.setdefault(term.number, {})
+        base = self._seconds_of(term, term.number, known)
+        rows = [max(self._seconds_of(term, n, known) for n in set(calls)) for calls in ways.calls]
+        return whole * np.array([row / base if base else 0.0 for row in rows]) / stride
+
+    def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:
+        """Seconds of the ops that follow it, and the price of the memory that it takes."""
+        least, rest = self.free.get(decision.root, (0.0, 0.0))
+        rest += self.price * self.weights.get(decision.root, 0.0)
+        if not least + rest:
+            return np.zeros(len(layouts))
+        stride = len(self.latency) // math.prod(parts)
+        return least + rest / stride * np.array([fraction(decision, o, parts) for o in layouts])
+
+    def _seconds_of(self, term: Term, number: int, known: dict[int, float]) -> float:
+        if number not in known:
+            known[number] = op_seconds(*_local_op(term.ops[0].op, number), self.model)
+        return known[number]
+
+
+def fraction(decision: Decision, layout: Layout, parts: tuple[int, ...]) -> float:
+    """Return the largest share of a tensor that a device owns."""
+    shape = decision.forms[0][0]
+    owned = owned_array(shape, layout, parts)
+    assert owned is not None
+    return float(volumes(owned).max()) / max(1, math.prod(shape))
+
+
+def _local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
+    """Return what a device does as an op that a cost model understands."""
+    call = interned(number)
+    outputs = [
+        _tensor(f"result {i}", shape, op.outputs[min(i, len(op.outputs) - 1)].dtype)
+        for i, shape in enumerate(call.outputs)
+        if shape is not None and op.outputs
+    ]
+    inputs = {
+        name: _tensor(name, shape, call.dtypes.get(name)) for name, shape in call.shapes.items()
+    }
+    local = replace(
+        op,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        # Results alias nothing here, so a write in place would pass for a view, which is free.
+        memory="normal" if writes(op) else op.memory,
+        arguments={"args": list(call.args), "kwargs": dict(call.kwargs)},
+    )
+    return local, inputs | {tensor.name: tensor for tensor in outputs}
+
+
+def _tensor(name: str, shape: tuple[int, ...], dtype: str | None) -> Tensor:
+    size = 2 if dtype in ("float16", "bfloat16") else 8 if "64" in (dtype or "") else 4
+    size = 1 if dtype == "bool" else size
+    return Tensor(name=name, bytes=size * math.prod(shape), shape=shape, dtype=dtype)
+
+
+def by_seconds(graph: Graph, problem: Problem, cluster: Cluster, costs: Costs) -> BySeconds:
+    """Return the objective for a graph on a cluster."""
+    rows = [costs.on(device.type, device.speed) for device in cluster.devices]
+    slowest = np.max(rows, axis=0)
+    seconds = {op.name: float(s) for op, s in zip(graph.ops, slowest, strict=True)}
+    model = DEVICE_MODELS.get(costs.source) or device_model(MODEL)
+    free: dict[str, tuple[float, float]] = {}
+    for op_call in problem.free:
+        root = problem.ties.root[op_call.places[0]]
+        least, rest = free.get(root, (0.0, 0.0))
+        whole = seconds[op_call.op.name]
+        fixed = min(whole, model.launch + model.fill / model.bandwidth)
+        free[root] = least + fixed, rest + whole - fixed
+    arrays = cluster.arrays
+    return BySeconds(
+        arrays.latency,
+        arrays.bandwidth,
+        cluster.link_model == "serial",
+        seconds,
+        free,
+        memory_weights(graph, problem),
+        model=model,
+    )
+
+
+def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
+    """Return the bytes of each decision that are held at the fullest moment of the step, by root.
+
+    What outlives the step counts always; the rest if it is live where the graph, in its own order
+    on one device, holds most.
+    """
+    arrays = graph.arrays
+    position = np.empty(arrays.num_ops, dtype=np.int64)
+    position[arrays.topological] = np.arange(arrays.num_ops)
+    born = position[arrays.tensor_op]
+    last = born.copy()
+    reader = np.repeat(np.arange(arrays.num_ops), np.diff(arrays.input_ptr))
+    np.maximum.at(last, arrays.input_tensor, position[reader])
+    alias, owner = arrays.tensor_alias, np.arange(arrays.num_tensors)
+    while (alias[owner] >= 0).any():
+        owner = np.where(alias[owner] >= 0, alias[owner], owner)
+    np.maximum.at(last, owner, last.copy())
+    owns = (owner == np.arange(arrays.num_tensors)) & (arrays.tensor_bytes > 0)
+    stays = arrays.memory[arrays.tensor_op] == 1
+    change = np.zeros(arrays.num_ops + 1)
+    brief = owns & ~stays
+    np.add.at(change, born[brief], arrays.tensor_bytes[brief])
+    np.add.at(change, last[brief] + 1, -arrays.tensor_bytes[brief])
+    moment = int(np.cumsum(change).argmax())
+    counted = owns & (stays | ((born <= moment) & (last >= moment)))
+    names = [tensor.name for op in graph.ops for tensor in op.outputs]
+    found: dict[str, float] = {}
+    for number in np.flatnonzero(counted).tolist():
+        root = problem.ties.root[names[number]]
+        found[root] = found.get(root, 0.0) + float(arrays.tensor_bytes[number])
+    return found
+
+
+def same_boxes(boxes: Int64[ndarray, "*b n rank 2"]) -> ndarray:
+    """Return for each pair of devices whether their boxes are equal."""
+    return (boxes[..., :, None, :, :] == boxes[..., None, :, :, :]).all(axis=(-1, -2))
+
+
+def traffic(
+    use: Use,
+    ways: Ways,
+    owned: Int64[ndarray, "l n rank 2"],
+    parts: tuple[int, ...],
+) -> Float64[ndarray, "a l n n"]:
+    """Return elements by way, layout, receiver and sender."""
+    n = owned.shape[1]
+    total = np.zeros((len(ways), len(owned), n, n))
+    alike = same_boxes(owned)
+    copies = alike.sum(axis=-1)
+    for regions, new in fetches(ways, use):
+        common = common_volumes(regions[:, None, :, None], owned[None, :, None, :])
+        sent = np.where(alike[None], 0, common) / copies[None, :, None, :]
+        total += sent if new is None else np.where(new[:, None, None, None], sent, 0)
+    for output in use.outputs:
+        shares = ways.share(output)
+        if shares is not None:
+            for number, flags in enumerate(ways.reduced):
+                share = shares[number]
+                total[number] += _results(share, flags[output], parts, owned, copies, alike)
+    return total
+
+
+def _results(
+    share: ndarray,
+    reduced: tuple[bool, ...],
+    parts: tuple[int, ...],
+    owned: ndarray,
+    copies: ndarray,
+    alike: ndarray,
+) -> ndarray:
+    """Return elements by layout, receiver and sender that results need to reach their owners."""
+    group = group_numbers(reduced, parts)
+    is_own = group[:, None] == group[None, :]
+    same = same_boxes(share) & is_own
+    held = same.sum(axis=-1)
+    common = common_volumes(owned[:, :, None], share[None, None])
+    mine = common_volumes(overlaps(owned, share[None])[:, :, None], share[None, None])
+    exchanged = np.where(same[None], 0, common - mine)
+    sent = np.where(is_own[None], exchanged, common) / held[None, None, :]
+    if not any(reduced):
+        return sent
+    gathered = np.where(alike, volumes(owned)[:, :, None] / copies[:, :, None], 0.0)
+    gathered *= 1 - np.eye(len(share))
+    return sent / copies[:, :, None] + gathered

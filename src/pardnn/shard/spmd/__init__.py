@@ -1,0 +1,1 @@
+"""SPMD partitioning: from a sharding to a complete plan."""

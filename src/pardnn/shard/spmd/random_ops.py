@@ -1,0 +1,154 @@
+"""Random ops: every device draws the whole, as one device would, and keeps its blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pardnn.graph.ir import Op, Tensor, writes
+from pardnn.plan.partitioned_graph import DRAW, UPDATE
+from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.boxes import whole
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.spmd.builder import At, Builder, Want, box_list, part
+from pardnn.shard.spmd.multi_fetch import provide
+from pardnn.shard.spmd.templates import localised, returned_names
+from pardnn.shard.tdl.registry import canonical_name
+
+#: Without a description, and random all the same: run whole, and one draw for all devices.
+RANDOM = frozenset({
+    "aten.multinomial", "aten.poisson", "aten.binomial", "aten.normal", "aten._standard_gamma",
+    "aten._sample_dirichlet", "aten.rrelu_with_noise",
+})  # fmt: skip
+#: Of their first argument only the shape counts.
+FORM_ONLY = frozenset({
+    "aten.native_dropout", "aten.dropout", "aten.rand_like", "aten.randn_like",
+    "aten.randint_like", "aten.normal_", "aten.uniform_", "aten.exponential_", "aten.random_",
+    "aten.log_normal_", "aten.geometric_", "aten.cauchy_", "aten.bernoulli_", "aten.bernoulli.p",
+})  # fmt: skip
+#: Their first result is their first argument times what was drawn.
+SCALING = frozenset({"aten.native_dropout", "aten.dropout"})
+
+
+def _operator(kind: str) -> str:
+    return ".".join(canonical_name(kind).split(".")[:2])
+
+
+def is_drawn(kind: str) -> bool:
+    """Whether an op draws random numbers."""
+    if kind.startswith("scalar.") or "." not in kind:
+        return False
+    operator = _operator(kind)
+    if operator in RANDOM:
+        return True
+    described = description_of(kind)
+    return described is not None and described.is_random and "empty" not in operator
+
+
+def draw(b: Builder, op: Op) -> None:
+    """Write the devices' draws of a random op, whatever loops are cut."""
+    call = call_of(op, b.tensors)
+    names = {_operator(op.kind), canonical_name(op.kind)}
+    form = None
+    if names & FORM_ONLY and call.args and isinstance(call.args[0], dict):
+        form = call.args[0]["tensor"]
+    is_scaling = bool(names & SCALING) and form is not None
+    at = At(op, tuple(f"{op.name}@{device}" for device in b.devices))
+    provided: dict[str, list[str | None]] = {}
+    listed = _tensor_names([*call.args[form is not None :], *call.kwargs.values()])
+    for name in listed:
+        wants = [Want(whole(b.tensors[name].shape or ()))] * len(b.devices)
+        provided[name] = provide(b, b.own(name), wants, at)
+    scaled: list[str | None] = []
+    if is_scaling:
+        assert form is not None
+        boxes = b.boxes[op.outputs[0].name]
+        scaled = provide(b, b.own(form), [Want(box) for box in boxes], at)
+    for device in b.devices:
+        local = {name: str(found[device]) for name, found in provided.items()}
+        args = [localised(value, local) for value in call.args[form is not None :]]
+        if form is not None:
+            args.insert(0, _ones(b.tensors[form]))
+        kwargs = {key: localised(value, local) for key, value in call.kwargs.items()}
+        drawn = _draw_here(b, op, device, [op.kind, args, kwargs], list(local.values()), at,
+                           is_final=not is_scaling and not writes(op))  # fmt: skip
+        if is_scaling:
+            _scale(b, op, device, str(scaled[device]), drawn, at)
+        elif writes(op):
+            _overwrite(b, op, device, drawn, at)
+
+
+def _tensor_names(value: Any) -> list[str]:
+    if isinstance(value, list | tuple):
+        return list(dict.fromkeys(name for item in value for name in _tensor_names(item)))
+    if isinstance(value, dict) and set(value) == {"tensor"}:
+        return [value["tensor"]]
+    return []
+
+
+def _ones(tensor: Tensor) -> dict[str, Any]:
+    strides = None if tensor.strides is None else list(tensor.strides)
+    return {"ones": [list(tensor.shape or ()), tensor.dtype, strides]}
+
+
+def _draw_here(
+    b: Builder,
+    op: Op,
+    device: int,
+    call: list[Any],
+    inputs: list[str],
+    at: At,
+    *,
+    is_final: bool,
+) -> str:
+    """Write one device's draw; return the name of its first result."""
+    returned = returned_names(op)
+    outputs: list[Tensor] = []
+    boxes: list[Any] = []
+    for name in returned:
+        if name is None:
+            boxes.append(None)
+            continue
+        box = b.boxes[name][device]
+        is_named = is_final or outputs
+        here = f"{name}@{device}" if is_named else b.fresh(f"{name}:drawn") + f"@{device}"
+        outputs.append(part(b.tensors[name], here, box))
+        boxes.append(box_list(box))
+    name = f"{op.name}@{device}" if is_final else b.fresh(f"{op.name}:draw") + f"@{device}"
+    held = sum(b.tensors[name].bytes for name in returned if name is not None)
+    b.emit(
+        device,
+        Op(
+            name=name, kind=DRAW, inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs),
+            after=b.after(op, device), workspace=held, source=op.source, module=op.module,
+            step=op.step, arguments={"args": [*call, boxes], "of": op.name,
+                "returns": _returns(returned, outputs)},
+        ),
+    )  # fmt: skip
+    b.helpers.setdefault((op.name, device), []).append(name)
+    return outputs[0].name
+
+
+def _returns(returned: tuple[str | None, ...], outputs: list[Tensor]) -> list[str | None]:
+    names = iter(outputs)
+    return [None if name is None else next(names).name for name in returned]
+
+
+def _scale(b: Builder, op: Op, device: int, source: str, drawn: str, at: At) -> None:
+    """Multiply an input with what was drawn."""
+    tensor = op.outputs[0]
+    output = part(tensor, f"{tensor.name}@{device}", b.boxes[tensor.name][device])
+    args = [{"tensor": source}, {"tensor": drawn}]
+    b.helper(device, f"{op.name}@{device}", "aten.mul.Tensor", args, (source, drawn), output, at)
+
+
+def _overwrite(b: Builder, op: Op, device: int, drawn: str, at: At) -> None:
+    """Put what was drawn into the storage that the op changes."""
+    (name,) = writes(op)
+    target = f"{name}@{device}"
+    tensor = op.outputs[0]
+    box = b.boxes[name][device]
+    local = tuple((0, end - begin) for begin, end in box)
+    output = part(tensor, f"{tensor.name}@{device}", box, target)
+    args = [{"tensor": target}, box_list(local), {"tensor": drawn}]
+    b.helper(device, f"{op.name}@{device}", UPDATE, args, (target, drawn), output, at,
+             memory="reference", more={"mutates": [target]})  # fmt: skip
