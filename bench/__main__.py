@@ -11,17 +11,17 @@ import importlib
 import sys
 
 NAMED = {
-    "capture": "bench.capture",
-    "capture-zoo": "bench.zoo_graphs",
-    "collectives": "bench.collectives",
-    "fidelity": "bench.fidelity",
-    "placement": "bench.placement",
-    "scale": "bench.scale",
-    "thesis": "bench.thesis",
-    "steps": "bench.steps",
-    "tofu": "bench.tofu",
-    "tofu-equality": "bench.equality",
-    "tofu-search": "bench.tofu_search",
+    "capture": "bench.runtime.capture",
+    "capture-zoo": "testbed.kept_graphs",
+    "collectives": "bench.runtime.collectives",
+    "fidelity": "bench.runtime.fidelity",
+    "placement": "bench.placement.main",
+    "scale": "bench.placement.scale",
+    "thesis": "bench.thesis.main",
+    "steps": "bench.runtime.steps",
+    "tofu": "bench.tofu.main",
+    "tofu-equality": "bench.runtime.equality",
+    "tofu-search": "bench.tofu.search",
 }
 
 if __name__ == "__main__":
@@ -30,6 +30,6 @@ if __name__ == "__main__":
     elif sys.argv[1:]:
         sys.exit(f"no benchmark {sys.argv[1]!r:.40}; there are {', '.join(NAMED)}")
     else:
-        from bench import placement
+        from bench.placement import main
 
-        placement.main(["--ops", "1000", "--devices", "4,16", "--scale", "1000,10000"])
+        main.main(["--ops", "1000", "--devices", "4,16", "--scale", "1000,10000"])

@@ -33,7 +33,9 @@ def test_contracts_name_every_room() -> None:
     assert {f"pardnn.{room}" for room in below} == set(no_torch)
 
 
-@pytest.mark.parametrize("path", ["sim/engine.py", "api/run.py", "cli/main.py", "backends/__init__.py"])
+@pytest.mark.parametrize(
+    "path", ["sim/engine.py", "api/run.py", "cli/main.py", "backends/__init__.py"]
+)
 def test_ruff_refuses_torch_outside_its_room(path: str) -> None:
     for room, expected in ((path, 1), ("backends/torch/runtime/executor.py", 0)):
         command = [

@@ -109,6 +109,8 @@ def test_aliases_are_inputs_with_the_same_owner(graph: Graph) -> None:
         else:
             assert names[alias] in graph.ops[i].inputs
             assert naive.owner_of(graph.ops, names[alias]) == naive.owner_of(graph.ops, name)
+    owners = [names[owner] for owner in graph.arrays.tensor_owner]
+    assert owners == [naive.owner_of(graph.ops, name) for name in names]
 
 
 def test_an_alias_of_the_owner_becomes_one_of_the_input() -> None:

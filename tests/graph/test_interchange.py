@@ -22,9 +22,10 @@ from pardnn.graph.interchange import (
     split_to_json,
 )
 from pardnn.graph.ir import Graph, Op, Tensor
+from testbed import DATA
 
-DATA = Path(__file__).parents[1] / "data" / "msr-fiddle"
-PUBLISHED = sorted(DATA.glob("*.json.gz"))
+FOLDER = DATA / "msr-fiddle"
+PUBLISHED = sorted(FOLDER.glob("*.json.gz"))
 
 
 def edge(source: int, target: int, num_bytes: int) -> dict[str, Any]:

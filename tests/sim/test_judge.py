@@ -19,7 +19,7 @@ from pardnn.sim.engine import simulate
 from pardnn.sim.levels import bottom_levels, top_levels
 from pardnn.sim.peak import held_bytes, peaks
 from tests.place.machines import cluster_of, clusters, machine_for
-from tests.place.test_fitting import random_place
+from tests.place.ordering.test_fit import random_place
 from tests.reference.pardnn import least_makespan
 from tests.reference.sim import emulated_finish, finish_times
 from tests.strategies import FAMILIES, graphs, random_graph

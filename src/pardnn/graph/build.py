@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy import ndarray
 
 from pardnn.graph.check import check_ops
-from pardnn.graph.csr import build_arrays
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.csr import (
+    NORMAL,
+    REFERENCE,
+    RESIDUAL,
+    GraphArrays,
+    frozen,
+    op_edges,
+    owners_of,
+    topological_order,
+    transposed,
+)
+from pardnn.graph.ir import Graph, Op, alias_of, storage_owners
+
+_MEMORY_CODE = {"normal": NORMAL, "residual": RESIDUAL, "reference": REFERENCE}
 
 
 def build_graph(name: str, ops: Iterable[Op]) -> Graph:
@@ -22,3 +37,71 @@ def build_graph(name: str, ops: Iterable[Op]) -> Graph:
     ops = tuple(ops)
     check_ops(ops, name=name)
     return Graph(name=name, ops=ops, arrays=build_arrays(ops))
+
+
+def _pointers(lengths: Sequence[int]) -> ndarray:
+    return frozen(np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]))
+
+
+def _rows(rows: Sequence[Sequence[int]]) -> tuple[ndarray, ndarray]:
+    return _pointers([len(row) for row in rows]), frozen([i for row in rows for i in row])
+
+
+def _groups(ops: Sequence[Op]) -> ndarray:
+    numbers: dict[str | int, int] = {}
+    keys = (op.group if op.group is not None else i for i, op in enumerate(ops))
+    return frozen([numbers.setdefault(key, len(numbers)) for key in keys])
+
+
+def _aliases(ops: Sequence[Op], tensor_id: dict[str, int]) -> ndarray:
+    """Alias of each tensor: the input of its op through which it shares the storage.
+
+    A file may name the owner of the storage instead of the view that the op reads; on a device
+    that received the view, the storage is the view's copy, so the input is what matters.
+    """
+    owners: dict[str, str | None] | None = None
+    aliases: list[int] = []
+    for op in ops:
+        for tensor in op.outputs:
+            shared = alias_of(op, tensor)
+            if shared is not None and shared not in op.inputs:
+                owners = owners or storage_owners(ops)
+                owner = owners[shared]
+                shared = next(name for name in op.inputs if owners[name] == owner)
+            aliases.append(-1 if shared is None else tensor_id[shared])
+    return frozen(aliases)
+
+
+def build_arrays(ops: Sequence[Op]) -> GraphArrays:
+    """Flatten checked ops; `check_ops` has proven that every name resolves."""
+    tensors = [tensor for op in ops for tensor in op.outputs]
+    tensor_id = {tensor.name: i for i, tensor in enumerate(tensors)}
+    op_id = {op.name: i for i, op in enumerate(ops)}
+    output_ptr = _pointers([len(op.outputs) for op in ops])
+    input_ptr, input_tensor = _rows(
+        [list(dict.fromkeys(tensor_id[t] for t in op.inputs)) for op in ops]
+    )
+    after_ptr, after_op = _rows([list(dict.fromkeys(op_id[o] for o in op.after)) for op in ops])
+    before_ptr, before_op = transposed(after_ptr, after_op, len(ops))
+    consumer_ptr, consumer_op = transposed(input_ptr, input_tensor, len(tensors))
+    alias = _aliases(ops, tensor_id)
+    arrays = GraphArrays(
+        output_ptr=output_ptr,
+        input_ptr=input_ptr,
+        input_tensor=input_tensor,
+        after_ptr=after_ptr,
+        after_op=after_op,
+        before_ptr=before_ptr,
+        before_op=before_op,
+        consumer_ptr=consumer_ptr,
+        consumer_op=consumer_op,
+        tensor_op=frozen(np.repeat(np.arange(len(ops)), np.diff(output_ptr))),
+        tensor_bytes=frozen([tensor.bytes for tensor in tensors]),
+        tensor_alias=alias,
+        tensor_owner=owners_of(alias),
+        workspace=frozen([op.workspace for op in ops]),
+        memory=frozen([_MEMORY_CODE[op.memory] for op in ops]),
+        group=_groups(ops),
+        topological=frozen(np.arange(len(ops))),
+    )
+    return arrays._replace(topological=frozen(topological_order(op_edges(arrays), len(ops))))

@@ -26,6 +26,6 @@ def helper(function: Function) -> Function:
     """Compile a function that kernels alone call.
 
     From Python it may not be called: there is no way in, and the process ends. A test looks for
-    such calls in this package, its tests and its benchmarks (`tests/sim/test_compiled.py`).
+    such calls in this package, its tests and its benchmarks (`tests/kernels/test_jit.py`).
     """
     return _njit(cache=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)(function)

@@ -59,9 +59,7 @@ def _union_kernel(a: GraphArrays, overwrites: ndarray, with_views: bool, root: n
         written[overwrites[i, 0]] = True
         root[_find(root, overwrites[i, 1])] = _find(root, a.tensor_op[overwrites[i, 0]])
     for t in range(len(a.tensor_op)):
-        owner = t
-        while a.tensor_alias[owner] >= 0:
-            owner = a.tensor_alias[owner]
+        owner = a.tensor_owner[t]
         if owner != t and (with_views or written[owner]):
             root[_find(root, a.tensor_op[t])] = _find(root, a.tensor_op[owner])
 

@@ -146,9 +146,7 @@ def _needs_kernel(a: GraphArrays, needs: ndarray) -> None:
         outputs = a.output_ptr[op + 1] - a.output_ptr[op]
         for i in range(inputs + outputs):
             t = a.input_tensor[a.input_ptr[op] + i] if i < inputs else a.output_ptr[op] + i - inputs
-            owner = t
-            while a.tensor_alias[owner] >= 0:
-                owner = a.tensor_alias[owner]
+            owner = a.tensor_owner[t]
             # A view may have been received as its own bytes, so the smaller of the two counts.
             size = min(a.tensor_bytes[t], a.tensor_bytes[owner])
             if seen[owner] != op:

@@ -110,15 +110,13 @@ def least_bytes(graph: Graph, num_devices: int) -> int:
 def largest_op(graph: Graph) -> LargestOp:
     """Return the op whose inputs, outputs and workspace are largest together."""
     a = graph.arrays
-    alias, sizes = a.tensor_alias.tolist(), a.tensor_bytes.tolist()
+    owners, sizes = a.tensor_owner.tolist(), a.tensor_bytes.tolist()
 
     def needs(number: int) -> int:
         storages: dict[int, int] = {}
         inputs = a.input_tensor[a.input_ptr[number] : a.input_ptr[number + 1]].tolist()
         for tensor in (*inputs, *range(a.output_ptr[number], a.output_ptr[number + 1])):
-            owner = tensor
-            while alias[owner] >= 0:
-                owner = alias[owner]
+            owner = owners[tensor]
             # A view may have been received as its own bytes, so the smaller of the two counts.
             storages[owner] = max(storages.get(owner, 0), min(sizes[tensor], sizes[owner]))
         return sum(storages.values()) + int(a.workspace[number])

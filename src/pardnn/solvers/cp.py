@@ -35,7 +35,7 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 0
     # With them OR-Tools 9.15 calls a schedule optimal that is 8.5e-6 above the optimum
-    # (`tests/place/test_exact.py` has the graph); without them it proves as fast.
+    # (`tests/place/baselines/test_exact.py` has the graph); without them it proves as fast.
     solver.parameters.use_precedences_in_disjunctive_constraint = False
     solver.parameters.random_seed = problem["seed"]
     status = solver.status_name(solver.solve(model))

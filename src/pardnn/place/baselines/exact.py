@@ -231,9 +231,7 @@ def overwritten(
             later[op] |= later[j]
     found: list[tuple[int, int, int, int]] = []
     for t in range(arrays.num_tensors):
-        owner, i = t, int(arrays.tensor_op[t])
-        while arrays.tensor_alias[owner] >= 0:
-            owner = int(arrays.tensor_alias[owner])
+        owner, i = int(arrays.tensor_owner[t]), int(arrays.tensor_op[t])
         writers = [w for w in overwrites[overwrites[:, 0] == owner, 1].tolist() if w != i]
         readers = arrays.consumer_op[arrays.consumer_ptr[t] : arrays.consumer_ptr[t + 1]].tolist()
         found += [

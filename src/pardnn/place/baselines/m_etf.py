@@ -118,13 +118,6 @@ class _State(NamedTuple):
 
 
 @helper
-def _owner(a: GraphArrays, t: int) -> int:
-    while a.tensor_alias[t] >= 0:
-        t = a.tensor_alias[t]
-    return t
-
-
-@helper
 def _allowed(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
     group = a.group[op]
     if s.group_place[group] >= 0 and s.group_place[group] != d:
@@ -160,7 +153,7 @@ def _take(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
             s.used[d] += a.tensor_bytes[t]
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
         t = a.input_tensor[edge]
-        owner = _owner(a, t)
+        owner = a.tensor_owner[t]
         if s.place[a.tensor_op[t]] != d and not s.copied[t, d]:
             s.copied[t, d] = True
             s.used[d] += a.tensor_bytes[t]
@@ -211,7 +204,7 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
     for op in range(n):
         missing[op] = a.input_ptr[op + 1] - a.input_ptr[op] + a.after_ptr[op + 1] - a.after_ptr[op]
         for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            s.reads_left[_owner(a, a.input_tensor[edge])] += 1
+            s.reads_left[a.tensor_owner[a.input_tensor[edge]]] += 1
         if missing[op] == 0:
             _offer(a, task, s, op, key, item, size)
     # Not as literals, for each of which what takes them would be compiled anew.

@@ -63,13 +63,6 @@ def eager_free_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
 
 
 @helper
-def _owner(a: GraphArrays, t: int) -> int:
-    while a.tensor_alias[t] >= 0:
-        t = a.tensor_alias[t]
-    return t
-
-
-@helper
 def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
     """Bytes that the op allocates for good, less those that it is the last to read."""
     net = 0
@@ -77,7 +70,7 @@ def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
         if a.tensor_alias[t] < 0 and a.memory[op] != RESIDUAL:
             net += a.tensor_bytes[t]
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-        owner = _owner(a, a.input_tensor[edge])
+        owner = a.tensor_owner[a.input_tensor[edge]]
         if reads_left[owner] == 1 and a.memory[a.tensor_op[owner]] != RESIDUAL:
             net -= a.tensor_bytes[owner]
     return net
@@ -87,7 +80,7 @@ def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
 def _pass(a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, sign: int) -> None:
     """Count the op as run (-1), or take that back (1)."""
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-        reads_left[_owner(a, a.input_tensor[edge])] += sign
+        reads_left[a.tensor_owner[a.input_tensor[edge]]] += sign
     for later in _later_ops(a, op):
         missing[later] += sign
 
@@ -126,7 +119,7 @@ def _eager_free_kernel(
     for op in range(n):
         missing[op] = a.input_ptr[op + 1] - a.input_ptr[op] + a.after_ptr[op + 1] - a.after_ptr[op]
         for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            reads_left[_owner(a, a.input_tensor[edge])] += 1
+            reads_left[a.tensor_owner[a.input_tensor[edge]]] += 1
     # Two heaps: all ready ops by file order, and those seen to free what they take.
     size = n + len(a.input_tensor)
     key, item = np.empty(n), np.empty(n, dtype=np.int64)
@@ -149,7 +142,7 @@ def _eager_free_kernel(
         rank[op] = count
         count += 1
         for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            owner = _owner(a, a.input_tensor[edge])
+            owner = a.tensor_owner[a.input_tensor[edge]]
             reads_left[owner] -= 1
             if reads_left[owner] == 1:
                 # Its last reader, if ready by now, may free more than it takes.

@@ -29,14 +29,10 @@ def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
     if not any(writes(op) for op in graph.ops):
         return np.empty((0, 2), dtype=np.int64)
     tensor_id = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
-    alias = graph.arrays.tensor_alias
-    pairs: list[tuple[int, int]] = []
-    for i, op in enumerate(graph.ops):
-        for name in writes(op):
-            owner = tensor_id[name]
-            while alias[owner] >= 0:
-                owner = int(alias[owner])
-            pairs.append((owner, i))
+    owner = graph.arrays.tensor_owner
+    pairs = [
+        (int(owner[tensor_id[name]]), i) for i, op in enumerate(graph.ops) for name in writes(op)
+    ]
     return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
 
 
@@ -142,8 +138,7 @@ def first_overwrite(
     """Return the first op on `device`, after position `made`, that overwrites `tensor`; or -1."""
     if len(overwrites) == 0:
         return -1
-    while a.tensor_alias[tensor] >= 0:
-        tensor = a.tensor_alias[tensor]
+    tensor = a.tensor_owner[tensor]
     low, high = 0, len(overwrites)
     while low < high:
         middle = (low + high) // 2

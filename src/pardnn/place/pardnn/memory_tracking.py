@@ -111,7 +111,7 @@ def held_along(
     a, k = arrays, len(most)
     bits = max(1, int(a.num_ops - 1).bit_length())
     shift = max(0, bits - (MOST_LEAVES.bit_length() - 1))
-    owner = storage_owner(a)
+    owner = a.tensor_owner
     counts = np.bincount(owner, minlength=a.num_tensors)
     own = np.arange(a.num_tensors) == owner
     alias = np.arange(a.num_tensors) if own.all() else np.argsort(owner, kind="stable")
@@ -213,16 +213,6 @@ def rows(ufunc: np.ufunc, values: ndarray, ptr: ndarray, start: ndarray) -> ndar
     if len(some) > 0:
         result[some] = ufunc(result[some], ufunc.reduceat(values, ptr[some]))
     return result
-
-
-def storage_owner(arrays: GraphArrays) -> Int64[ndarray, " t"]:
-    """Return the tensor that owns the storage of each tensor. O(tensors log longest chain)."""
-    owner = np.where(arrays.tensor_alias < 0, np.arange(arrays.num_tensors), arrays.tensor_alias)
-    while True:
-        further = owner[owner]
-        if np.array_equal(further, owner):
-            return owner
-        owner = further
 
 
 @helper

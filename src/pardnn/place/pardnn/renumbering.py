@@ -77,6 +77,7 @@ def renumbered(arrays: GraphArrays, numbers: Numbering) -> GraphArrays:
         tensor_op=numbers.op_here[a.tensor_op[outputs]],
         tensor_bytes=a.tensor_bytes[tensor],
         tensor_alias=np.where(alias >= 0, numbers.tensor_here[alias], -1),
+        tensor_owner=numbers.tensor_here[a.tensor_owner[tensor]],
         workspace=a.workspace[op],
         memory=a.memory[op],
         group=a.group[op],

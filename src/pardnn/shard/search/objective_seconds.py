@@ -184,9 +184,7 @@ def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
     last = born.copy()
     reader = np.repeat(np.arange(arrays.num_ops), np.diff(arrays.input_ptr))
     np.maximum.at(last, arrays.input_tensor, position[reader])
-    alias, owner = arrays.tensor_alias, np.arange(arrays.num_tensors)
-    while (alias[owner] >= 0).any():
-        owner = np.where(alias[owner] >= 0, alias[owner], owner)
+    owner = arrays.tensor_owner
     np.maximum.at(last, owner, last.copy())
     owns = (owner == np.arange(arrays.num_tensors)) & (arrays.tensor_bytes > 0)
     stays = arrays.memory[arrays.tensor_op] == 1

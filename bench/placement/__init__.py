@@ -1,0 +1,1 @@
+"""Placements: quality, memory, time, and published problems."""

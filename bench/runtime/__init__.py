@@ -1,0 +1,1 @@
+"""What runs here: capture, steps on ranks, predictions beside measurements."""

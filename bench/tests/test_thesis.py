@@ -1,0 +1,93 @@
+"""The bench of the thesis on graphs of a few ops, counted by hand."""
+
+import pytest
+
+from bench.common.paging import page_bytes
+from bench.thesis.batch import made_family, read_rule, write_rule
+from bench.thesis.svg import Line, chart_svg
+from bench.thesis.unroll import unrolled
+from pardnn.api.batch_scaling import graph_at
+from pardnn.cost.costs import graph_costs
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from testbed import families
+
+
+def training_step(batch_size: int) -> Graph:
+    """A product with a weight of 100 bytes, which is then changed in place."""
+    seconds = {"accelerator": 1.0}
+    x = Tensor(name="x", bytes=8 * batch_size, shape=(batch_size, 2))
+    y = Tensor(name="y", bytes=40 * batch_size + 4, shape=(batch_size, 10))
+    weight = Tensor(name="w", bytes=100, shape=(2, 10))
+    changed = Tensor(name="w.1", bytes=100, shape=(2, 10), alias_of="w")
+    return build_graph(
+        "step",
+        [
+            Op(name="x", kind="input", outputs=(x,), memory="residual"),
+            Op(name="w", kind="parameter", outputs=(weight,), memory="residual"),
+            Op(
+                name="y", kind="aten.mm.default", inputs=("x", "w"), outputs=(y,), seconds=seconds,
+                workspace=3 * batch_size,
+            ),
+            Op(
+                name="update", kind="aten.add_.Tensor", inputs=("w", "y"), outputs=(changed,),
+                memory="reference", seconds=seconds,
+            ),
+        ],
+    )  # fmt: skip
+
+
+def test_a_rule_of_two_sizes_gives_the_others(tmp_path):
+    write_rule(made_family(training_step(4), 4, training_step(8), 8), tmp_path / "rule.json.gz")
+    family = read_rule(training_step(4), tmp_path / "rule.json.gz")
+    for size in (1, 4, 6, 1000):
+        made, wanted = graph_at(family, size), training_step(size)
+        assert made.ops == wanted.ops
+        assert made.arrays.tensor_bytes.tolist() == wanted.arrays.tensor_bytes.tolist()
+        assert made.arrays.workspace.tolist() == wanted.arrays.workspace.tolist()
+
+
+def test_a_rule_needs_the_same_calls():
+    other = build_graph("other", [*training_step(8).ops[:2], training_step(8).ops[2]])
+    with pytest.raises(ValueError, match="different calls"):
+        made_family(training_step(4), 4, other, 8)
+
+
+def test_steps_in_a_row_read_what_the_step_before_wrote():
+    graph = training_step(4)
+    long = unrolled(graph, graph_costs(graph), 3)
+    ops = {op.name: op for op in long.ops}
+    assert len(long.ops) == 1 + 3 * 3
+    assert ops["y~1"].inputs == ("x~1", "w.1")
+    assert ops["update~1"].outputs[0].alias_of == "w.1"
+    assert set(ops["update~2"].after) == {"y~1", "update~1"}
+    order = [long.ops[i].name for i in long.arrays.topological]
+    assert order.index("update") < order.index("y~1") < order.index("update~1")
+
+
+def test_pages_move_only_where_memory_is_short():
+    graph = training_step(4)  # x 32, y 164, w 100 bytes
+    assert page_bytes(graph, 296) == 0
+    # y drives out x and w, then w comes back; x comes back in the next step.
+    assert page_bytes(graph, 264) == 32 * 2
+    assert page_bytes(graph, 132) > page_bytes(graph, 264)
+
+
+def test_swapping_drops_what_the_host_has():
+    graph = training_step(4)  # x 32, y 164, w 100 bytes; w is written, x is not
+    assert page_bytes(graph, 296, "far") == 0
+    # Of x and w, w is used sooner while y is made: x goes, is there already, and comes back.
+    assert page_bytes(graph, 264, "far") == 32
+    long = families.training_step(200)
+    whole = int(long.arrays.tensor_bytes[long.arrays.tensor_alias < 0].sum())
+    for share in (3, 5):
+        assert 0 < page_bytes(long, whole // share, "far") < page_bytes(long, whole // share)
+
+
+def test_a_chart_draws_each_line_and_escapes_names():
+    lines = [Line("a & b", {1: 1.0, 4: 8.0}, 0), Line("thesis", {1: 1.0, 4: 2.0}, 0, dashed=True)]
+    svg = chart_svg("title", "note", "samples", lines)
+    assert svg.count("<polyline") == 2
+    assert svg.count("<circle") == 2
+    assert "a &amp; b" in svg
+    assert ">thesis<" not in svg

@@ -1,0 +1,338 @@
+"""The page of the thesis's tables: Markdown from the day's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from statistics import geometric_mean
+from typing import Any
+
+from bench.thesis import published
+from bench.thesis.notes import DISAGREEMENTS, HEAD
+from bench.thesis.published import DEVICES, MODELS
+from bench.thesis.svg import Line, chart_svg
+
+Report = dict[str, Any]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return [*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
+
+
+def _cell(row: dict[str, Any], k: int) -> dict[str, Any]:
+    return row["cells"][str(k)]
+
+
+def _ideal(row: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the fewest devices on which the model fits, and the batch there."""
+    found = [(k, _cell(row, k)["batch"]) for k in DEVICES]
+    return next(((k, batch) for k, batch in found if batch), None)
+
+
+def _largest(report: Report) -> Iterator[str]:
+    yield "## Table 6.1: the largest batch (simulated)\n"
+    yield (
+        "Powers of two; in brackets the thesis's number (V100 32 GB, TensorFlow 1.14). *Over DP*: "
+        "on 16 devices, how many times the batch of ideal data parallelism, which multiplies the "
+        "batch of the fewest devices on which the model fits at all; in brackets the thesis's.\n"
+    )
+    rows = []
+    for name, row in report["search"].items():
+        theirs, first = MODELS[name].batch, _ideal(row)
+        cells = [f"{_cell(row, k)['batch'] or 'none'} ({theirs.get(k, '-')})" for k in DEVICES]
+        over = (
+            "" if first is None else f"{_cell(row, 16)['batch'] / (first[1] * 16 / first[0]):.2g}"
+        )
+        least = min(theirs)
+        theirs_over = theirs[16] / (theirs[least] * 16 / least)
+        rows.append([name, row["ops"], *cells, f"{over} ({theirs_over:.2g})"])
+    yield from _table(["model", "ops", *(f"K = {k}" for k in DEVICES), "over DP"], rows)
+
+
+def _speedups(row: dict[str, Any]) -> dict[int, float]:
+    first = _ideal(row)
+    if first is None:
+        return {}
+    base = _cell(row, first[0])["samples_per_s"]
+    return {
+        k: _cell(row, k)["samples_per_s"] / base
+        for k in DEVICES
+        if "samples_per_s" in _cell(row, k)
+    }
+
+
+def _throughput(report: Report) -> Iterator[str]:
+    yield "## Fig. 6.1: throughput at those batches (simulated)\n"
+    yield (
+        "Samples per second, in brackets the speed-up over the fewest devices that train the "
+        "model. The thesis draws its speed-ups and prints no numbers.\n"
+    )
+    rows = []
+    for name, row in report["search"].items():
+        ups = _speedups(row)
+        rates = [
+            f"{_cell(row, k)['samples_per_s']:.1f} ({ups[k]:.2f})" if k in ups else "-"
+            for k in DEVICES
+        ]
+        rows.append([name, *rates])
+    yield from _table(["model", *(f"K = {k}" for k in DEVICES)], rows)
+    yield f"![Speed-up]({report['date']}_thesis_speedup.svg)\n"
+    yield f"![Largest batch]({report['date']}_thesis_batch.svg)\n"
+
+
+def _given(report: Report) -> Iterator[str]:
+    yield "## Fig. 6.1 again, at the thesis's own batches (simulated)\n"
+    yield (
+        "Speed-up in samples per second over the fewest devices of the thesis's table, at its "
+        "batch there: what of its speed-up is utilisation, as a larger batch fills each device.\n"
+    )
+    rows, shares = [], []
+    for name, row in report["given"].items():
+        cells = {int(k): cell for k, cell in row["cells"].items()}
+        base = cells[min(cells)].get("samples_per_s")
+        ups = [
+            f"{cells[k]['samples_per_s'] / base:.2f} (batch {cells[k]['batch']})"
+            if k in cells and base and "samples_per_s" in cells[k]
+            else "-"
+            for k in DEVICES
+        ]
+        moved = [c["moved"] / row["ops"] for k, c in cells.items() if k > 1 and "moved" in c]
+        shares += moved
+        rows.append([name, *ups, " ".join(f"{share:.0%}" for share in moved)])
+    yield from _table(["model", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2"], rows)
+    mean = sum(shares) / max(len(shares), 1)
+    yield f"At these batches the memory step moves {mean:.1%} of the ops on average.\n"
+
+
+def _shapes(report: Report) -> Iterator[str]:
+    yield "## Fig. 6.2: degree of parallelism, and CCR (simulated)\n"
+    yield (
+        "At the thesis's 4-GPU batch sizes. CCR counts every edge over NVSwitch, before placement. "
+        f"The thesis states a CCR of {published.CCR['TRN']} for TRN and {published.CCR['WRN']} for "
+        "WRN, and for Word-RNN "
+        f"{published.CCR_WORD_RNN[256]} at a batch of 256 and {published.CCR_WORD_RNN[2048]} at "
+        "2048.\n"
+    )
+    rows = [
+        [key.split(",")[0], row["batch"], row["ops"], f"{row['dop']:.2f}", f"{row['ccr']:.2f}"]
+        for key, row in report["shapes"].items()
+    ]
+    yield from _table(["model", "batch", "ops", "parallelism", "CCR"], rows)
+
+
+def _steps(report: Report) -> Iterator[str]:
+    rows = report["steps"].values()
+    yield "## Fig. 6.6: the steps of the algorithm against round robin (simulated)\n"
+    yield (
+        "Without memory limits, at the thesis's batch for K. Makespans over the lower bound. "
+        "*Mapped*: slicing and mapping; *refined*: with the thesis's swaps and switches; "
+        "*ParDNN*: with the list scheduling that this implementation adds.\n"
+    )
+    table = [
+        [
+            key, f"{row['bound_s']:.3f}",
+            *(f"{row[part] / row['bound_s']:.3f}" for part in
+              ("serial_s", "round_robin_s", "mapped_s", "refined_s", "pardnn_s")),
+        ]
+        for key, row in report["steps"].items()
+    ]  # fmt: skip
+    columns = ["model, K", "bound, s", "one device", "round robin", "mapped", "refined", "ParDNN"]
+    yield from _table(columns, table)
+    over = geometric_mean(row["round_robin_s"] / row["pardnn_s"] for row in rows)
+    thesis = geometric_mean(row["round_robin_s"] / row["refined_s"] for row in rows)
+    gains = sorted(row["mapped_s"] / row["refined_s"] - 1 for row in rows)
+    low, high = published.REFINEMENT
+    yield (
+        f"Round robin takes {over:.2f} times as long as ParDNN in the geometric mean, {thesis:.2f} "
+        f"times as long as the thesis's steps alone (thesis: {published.OVER_ROUND_ROBIN:g}). The "
+        f"thesis's refinement is worth {gains[0]:.1%} to {gains[-1]:.1%} here (thesis: {low:.0%} "
+        f"to {high:.0%}).\n"
+    )
+
+
+def _clustering(report: Report) -> Iterator[str]:
+    yield "## Fig. 6.7: against linear clustering (simulated makespans, measured CPU seconds)\n"
+    yield (
+        "Both without memory limits and with the order of largest bottom level first. Linear "
+        "clustering is this repository's, which repairs levels instead of computing them anew: "
+        "it is far faster than the published one. The thesis: "
+        + "; ".join(
+            f"{name} {ours:g} s against {theirs:g} s"
+            for name, (ours, theirs) in published.CLUSTERING_S.items()
+        )
+        + f", makespan at most {published.OVER_CLUSTERING} of linear clustering's.\n"
+    )
+    rows = [
+        [
+            key, row["ops"], f"{row['pardnn_s'] / row['clustering_s']:.4f}",
+            f"{row['refined_s'] / row['clustering_s']:.4f}",
+            f"{row['pardnn_cpu_s']:.2f}", f"{row['clustering_cpu_s']:.2f}",
+        ]
+        for key, row in report["steps"].items()
+    ]  # fmt: skip
+    columns = ["model, K", "ops", "ParDNN / LC", "thesis's steps / LC", "ParDNN, s", "LC, s"]
+    yield from _table(columns, rows)
+
+
+def _planning(report: Report) -> Iterator[str]:
+    yield "## Planning time and moved ops (measured CPU seconds, one core)\n"
+    yield (
+        "Of the plans of Table 6.1, memory step included. The thesis: "
+        + ", ".join(f"{seconds:g} s ({what})" for what, seconds in published.PLANNING_S.items())
+        + f", and {published.MOVED:.0%} of the ops moved on average.\n"
+    )
+    rows, shares = [], []
+    for name, row in report.get("search", {}).items():
+        cells = [_cell(row, k) for k in DEVICES]
+        times = [f"{c['cpu_s']:.1f}" if "cpu_s" in c else "-" for c in cells]
+        moved = [c["moved"] / row["ops"] for c in cells[1:] if "moved" in c]
+        shares += moved
+        shown = " ".join(f"{share:.1%}" for share in moved)
+        rows.append([name, f"{row['ops']} ({MODELS[name].ops})", *times, shown])
+    head = ["model", "ops (thesis)", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2"]
+    yield from _table(head, rows)
+    if shares:
+        yield f"Moved by the memory step on average: {sum(shares) / len(shares):.1%} of the ops.\n"
+
+
+def _unrolled(report: Report) -> Iterator[str]:
+    yield "## Planning time at the thesis's number of ops (measured CPU seconds, one core)\n"
+    yield (
+        "ATen makes fewer ops of a model than TensorFlow 1.14; here several training steps in a "
+        "row are planned as one graph. *Limited*: with the memory step.\n"
+    )
+    rows = []
+    for key, row in report["unrolled"].items():
+        kinds = (row["free"], row["limited"], row["clustering"])
+        times = [
+            f"{kind['cpu_s']:.1f}" + (" (no plan)" if "error" in kind else "") for kind in kinds
+        ]
+        rows.append(
+            [key, row["batch"], row["steps"], f"{row['ops']} ({row['thesis_ops']})", *times]
+        )
+    head = ["model, K", "batch", "steps", "ops (thesis)", "free, s", "limited, s", "LC, s"]
+    yield from _table(head, rows)
+
+
+def _rivals(report: Report) -> Iterator[str]:
+    yield "## Figs. 6.3 to 6.5: against rivals (simulated)\n"
+    yield (
+        "ParDNN's samples/s over the rival's at the thesis's batch for K; *OOM*: the rival does "
+        "not fit. How each rival is modelled stands in `bench/thesis/rivals.py`.\n"
+    )
+    kinds = ("tensor-parallel", "checkpointing", "data-parallel", "unified-memory")
+    rows = [
+        [key, row["batch"], f"{row['pardnn'].get('samples_per_s', 0):.1f}",
+         *(_over(row, kind) for kind in kinds)]
+        for key, row in report["rivals"].items()
+    ]  # fmt: skip
+    head = ["model, K", "batch", "ParDNN, samples/s", "tensor parallel by hand"]
+    head += ["checkpointing + DP", "DP alone", "unified memory"]
+    yield from _table(head, rows)
+
+
+def _over(row: dict[str, Any], kind: str) -> str:
+    rival = row.get(kind)
+    if rival is None:
+        return "-"
+    if "error" in rival:
+        return "OOM"
+    ours = rival.get("pardnn", row["pardnn"])
+    if "error" in ours:
+        return "ParDNN: none"
+    batch = f" (batch {rival['batch']})" if "batch" in rival else ""
+    return f"{ours['samples_per_s'] / rival['samples_per_s']:.2f}{batch}"
+
+
+def _cut(report: Report) -> Iterator[str]:
+    yield "## Beyond the thesis: every op cut instead of placed (simulated)\n"
+    yield (
+        "At the thesis's batch for K, under the same limits. *Cut*: `tofu` by seconds, the other "
+        "half of this tool, which `auto` takes where it is faster, up to 200,000 parts.\n"
+    )
+    rows = []
+    for key, row in report["cut"].items():
+        if "error" in row:
+            cut = [row["error"][:60], "", "", "", ""]
+        else:
+            cut = [f"{row['cut']:.1f}", f"{row['cut'] / row['placed']:.2f}"]
+            cut += [f"{row[name] / 2**30:.1f}" for name in ("placed_peak", "cut_peak")]
+            cut += [f"{row['planning_cpu_s']:.0f}"]
+        rows.append([key, row["batch"], f"{row['placed']:.1f}", *cut])
+    head = ["model, K", "batch", "placed, samples/s", "cut, samples/s", "cut / placed"]
+    head += ["placed, GiB", "cut, GiB", "planning a cut, CPU s"]
+    yield from _table(head, rows)
+
+
+SECTIONS: tuple[tuple[str, Callable[[Report], Iterator[str]]], ...] = (
+    ("search", _largest),
+    ("search", _throughput),
+    ("given", _given),
+    ("shapes", _shapes),
+    ("steps", _steps),
+    ("steps", _clustering),
+    ("search", _planning),
+    ("unrolled", _unrolled),
+    ("rivals", _rivals),
+    ("cut", _cut),
+)
+
+
+def _in_order(rows: dict[str, Any]) -> dict[str, Any]:
+    """Sort rows by model and what follows its name: they may have been measured in any order."""
+    names = list(MODELS)
+
+    def place(key: str) -> tuple[int, int]:
+        name, _, number = key.partition(", ")
+        return names.index(name), int(number or 0)
+
+    return {key: rows[key] for key in sorted(rows, key=place)}
+
+
+def _missing(report: Report) -> str:
+    gaps = [
+        f"{part}: {', '.join(left)}"
+        for part in ("search", "given", "shapes", "steps", "rivals")
+        if (left := [n for n in MODELS if n not in {k.split(",")[0] for k in report.get(part, {})}])
+    ]
+    return f"Not measured on this page: {'; '.join(gaps)}.\n" if gaps else ""
+
+
+def page(report: Report) -> str:
+    """Return the page of what has been measured."""
+    report = report | {part: _in_order(report[part]) for part, _ in SECTIONS if part in report}
+    lines = [f"# The ParDNN thesis, regenerated, {report['date']}", ""]
+    lines += [f"`{report['command']}`; {report['machine']}.", "", HEAD, _missing(report)]
+    lines += [report["note"] + "\n"] if "note" in report else []
+    for part, section in SECTIONS:
+        if part in report:
+            lines += section(report)
+    spent = sum(row["cpu_s"] for part in report.values() if isinstance(part, dict)
+                for row in part.values())  # fmt: skip
+    lines += [DISAGREEMENTS, f"All of it took {spent / 60:.1f} CPU minutes."]
+    return "\n".join(lines) + "\n"
+
+
+def pictures(report: Report) -> dict[str, str]:
+    """Return the pictures by name: the largest batch, and the speed-up, of use case 1."""
+    rows = [(name, row) for name, row in report.get("search", {}).items() if "-2" not in name]
+    if not rows:
+        return {}
+    batch, speed = [], []
+    for i, (name, row) in enumerate(rows):
+        ours = {k: _cell(row, k)["batch"] for k in DEVICES if _cell(row, k)["batch"]}
+        batch += [Line(name, ours, i), Line(name, MODELS[name].batch, i, dashed=True)]
+        speed.append(Line(name, _speedups(row), i))
+    speed.append(Line("ideal", {k: float(k) for k in DEVICES}, 6, dashed=True))
+    simulated = "V100 32 GB, simulated; "
+    return {
+        "batch": chart_svg(
+            "Largest batch that fits", f"{simulated}dashed: ParDNN thesis, Table 6.1", "samples",
+            [line for line in batch if line.values],
+        ),
+        "speedup": chart_svg(
+            "Throughput over the fewest devices that train the model",
+            f"{simulated}at the largest batch that fits; dashed: as many times as devices",
+            "times", [line for line in speed if line.values],
+        ),
+    }  # fmt: skip

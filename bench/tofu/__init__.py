@@ -1,0 +1,1 @@
+"""The tables and figures of the Tofu paper, regenerated, and what else shows its search."""

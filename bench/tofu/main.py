@@ -1,0 +1,170 @@
+"""Tofu's tables and figures again, in simulation: ways to cut a step over 8 K80s, and others.
+
+`python -m bench tofu` reads the captured steps of `testbed/graphs/`, needs no framework, and writes
+`bench/results/<date>_tofu.md`, `.json` and two pictures. 8 K80s of 12 GiB, 21 GB/s between any two,
+roofline costs. Search seconds are measured here, in CPU seconds; all else is simulated.
+
+- Figures 8 and 9: throughput relative to ideal, see `bench/tofu/models.py`.
+- Figure 10: time of a step and the part of it that is communication: what the same plan takes more
+  than over links that cost nothing. Memory is not enforced there, but reported.
+- Table 1: seconds of the search.
+
+`--parts models,plans,search` runs some parts only; what the day's JSON has of the others stays. As
+many rows are measured side by side as there are cores, or `--jobs`; Table 1
+after the others, alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import gc
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.common import RESULTS
+from bench.common.side_by_side import cores, measured
+from bench.tofu import models
+from bench.tofu.page import page, pictures
+from pardnn.cluster import Cluster, Rate
+from pardnn.cost.costs import Costs, preset_costs
+from pardnn.errors import PardnnError
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import PlanArrays
+from pardnn.planner.algorithms import ALGORITHMS, SHARDED
+from pardnn.planner.make_plan import decide, warm_up
+from pardnn.planner.sharded import decide_sharded
+from pardnn.shard.partition.interning import forget
+from pardnn.shard.search.tofu import find_sharding
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import machine_of
+from pardnn.sim.peak import peaks
+from testbed.kept_graphs import GRAPHS, TOFU_SIZES, load
+
+PLANNED = ("rnn_4_8k", "wresnet_152_10")
+#: Placements of whole ops, for comparison.
+PLACED = ("layer-round-robin", "pardnn")
+#: Of table 1, and two more.
+SEARCHED = ("wresnet_152_10", "rnn_10_8k", "rnn_4_8k", "gpt2")
+
+
+def k80s(*, free: bool = False) -> Cluster:
+    """Return 8 K80s without memory limits; `free`: links that cost nothing."""
+    given = Cluster.preset("p2-k80")
+    devices = tuple(dataclasses.replace(device, memory=None) for device in given.devices)
+    rate = Rate(bandwidth=1e30, latency=0.0) if free else given.default_link
+    return dataclasses.replace(given, devices=devices, default_link=rate)
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Plan one graph in every way."""
+    graph = load(name)
+    costs = preset_costs(graph, "k80")
+    ideal = float(costs.seconds["accelerator"].sum()) / k80s().num_devices
+    row: dict[str, Any] = {
+        "graph": name,
+        "ops": len(graph.ops),
+        "batch": GRAPHS[name].batch_size,
+        "ideal_s": ideal,
+        "rows": [],
+    }
+    ways = [*((name, "bytes") for name in SHARDED), ("tofu", "seconds")]
+    for algorithm, objective in ways:
+        label = f"{algorithm}, {objective}"
+        row["rows"].append(_tried(label, _sharded, graph, costs, algorithm, objective))
+    for algorithm in PLACED:
+        if algorithm in ALGORITHMS:
+            row["rows"].append(_tried(f"{algorithm} (placement)", _placed, graph, costs, algorithm))
+    return row
+
+
+def _tried(label: str, way: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    try:
+        return {"way": label} | way(*given)
+    except PardnnError as error:
+        return {"way": label, "error": str(error).splitlines()[0]}
+
+
+def _sharded(graph: Graph, costs: Costs, algorithm: str, objective: str) -> dict[str, Any]:
+    spread = decide_sharded(
+        graph, k80s(), costs, algorithm=algorithm, objective=objective, reserve=0.0
+    )
+    return _judged(spread.graph, spread.costs, spread.arrays) | {"planning_s": spread.planning_s}
+
+
+def _placed(graph: Graph, costs: Costs, algorithm: str) -> dict[str, Any]:
+    found = decide(graph, k80s(), costs, algorithm=algorithm, reserve=0.0, seed=0)
+    return _judged(graph, costs, found.plan) | {"planning_s": found.planning_s}
+
+
+def _judged(graph: Graph, costs: Costs, plan: PlanArrays) -> dict[str, Any]:
+    timeline = simulate(graph, machine_of(costs, k80s()), plan)
+    compute = simulate(graph, machine_of(costs, k80s(free=True)), plan)
+    return {
+        "step_s": timeline.makespan,
+        "compute_s": compute.makespan,
+        "transfer_bytes": timeline.transfer_bytes(graph),
+        "peak_bytes": int(peaks(graph.arrays, plan).max()),
+    }
+
+
+def search_row(name: str) -> dict[str, Any]:
+    """Search one graph on 8 devices, first with nothing known of its calls, then again."""
+    graph = load(name)
+    forget()
+    taken = []
+    for _ in range(3):
+        gc.collect()
+        started = time.process_time()
+        found = find_sharding(graph, k80s(), "bytes")
+        taken.append(time.process_time() - started)
+    return {
+        "graph": name, "ops": len(graph.ops), "first_s": taken[0], "best_s": min(taken),
+        "GB": found.cost / 1e9, "terms": found.num_terms,
+    }  # fmt: skip
+
+
+PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], Sequence[str]]] = {
+    "models": (models.measure, TOFU_SIZES),
+    "plans": (measure, PLANNED),
+    "search": (search_row, SEARCHED),
+}
+
+
+def _row(part: str, name: str) -> dict[str, Any]:
+    return PARTS[part][0](name)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m bench tofu", description=__doc__)
+    parser.add_argument("graphs", nargs="*", metavar="GRAPH", help="only these")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of " + ", ".join(PARTS))
+    parser.add_argument("--jobs", type=int, default=cores(), help="rows side by side")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args(arguments)
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    path = options.output / f"{today}_tofu.json"
+    report: dict[str, Any] = {}
+    if path.is_file():
+        report = json.loads(path.read_text(encoding="utf-8"))
+    machine = f"{platform.machine()}, {cores()} cores, Python {platform.python_version()}"
+    report |= {"date": today, "command": "python -m bench tofu", "machine": machine}
+    warm_up((*PLACED, "single"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for part in options.parts.split(","):
+        tasks = [(part, name) for name in PARTS[part][1] if name in (options.graphs or [name])]
+        jobs = 1 if part == "search" else options.jobs
+        for (_, name), row in zip(tasks, measured(_row, tasks, jobs), strict=True):
+            report.setdefault(part, {})[name] = row
+            print(f"{part}: {name}: {row['cpu_s']:.1f} CPU s", flush=True)
+            path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(page(report), encoding="utf-8")
+    for name, text in pictures(report).items():
+        path.with_name(f"{path.stem}_{name}.svg").write_text(text, encoding="utf-8")
+    print(path.with_suffix(".md"))

@@ -1,0 +1,123 @@
+"""Tofu's figures 8 and 9: throughput on 8 K80s relative to ideal, for every size of its models.
+
+All simulated with roofline costs on K80s of 12 GiB, none of it in reserve. Batches are powers of
+two, and a step trains on at most 128 images or 512 sentences in all, the paper's global batch.
+
+- *Ideal*: one device of unlimited memory with that whole batch, times eight.
+- *Small batch*: each device has an eighth of the batch, or what fits; no communication.
+- *Swapping*: 1, 2, 4 or 8 devices, whichever is best, share the batch and swap storages with the
+  host, all over 10 GB/s for both directions. What is used again last goes; what the host has is
+  only dropped; transfers are hidden behind computation as far as that lasts. The RNNs may run layer
+  by layer, which uses a weight for all time steps in a row. The papers' swapping is less clever.
+- *Operator placement*, of the RNNs: whole layers dealt out, at the largest batch that fits.
+- *Tofu*: every op over all devices (objective `bytes`), at the largest batch that fits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from bench.common.paging import layer_order, page_bytes
+from bench.thesis.batch import model
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs
+from pardnn.errors import InfeasibleError
+from pardnn.graph.ir import Graph
+from pardnn.planner.make_plan import decide
+from pardnn.planner.sharded import decide_sharded
+from pardnn.sim.peak import one_device_peak
+
+PRESET, DEVICES = "p2-k80", 8
+#: Bytes/s between all devices and the host.
+HOST_BANDWIDTH = 10e9
+WAYS = ("ideal", "small batch", "swapping", "operator placement", "tofu")
+
+Found = dict[str, Any]
+
+
+def measure(name: str) -> Found:
+    """Return samples/s of each way, and an "error" where one fits at no batch."""
+    largest = 512 if name.startswith("rnn") else 128
+    ideal = largest / _seconds(*_at(name, largest)) * DEVICES
+    row: Found = {"graph": name, "ops": len(_at(name, largest)[0].ops)}
+    row["ideal"] = {"batch": largest, "samples_per_s": ideal}
+    row["small batch"] = _largest(name, largest // DEVICES, 1, _small)
+    row["swapping"] = _swapping(name, largest)
+    if name.startswith("rnn"):
+        row["operator placement"] = _largest(name, largest, DEVICES, _placed)
+    begin = time.process_time()
+    row["tofu"] = _largest(name, largest, DEVICES, _tofu)
+    row["tofu"]["cpu_s"] = time.process_time() - begin
+    _at.cache_clear()
+    return row
+
+
+@cache
+def _at(name: str, batch_size: int) -> tuple[Graph, Costs]:
+    return model(name, batch_size, preset="k80")
+
+
+def _seconds(graph: Graph, costs: Costs) -> float:
+    del graph
+    return float(costs.on("accelerator").sum())
+
+
+def _largest(
+    name: str, largest: int, num_devices: int, way: Callable[[Graph, Costs], float]
+) -> Found:
+    """Return the throughput at the largest batch that fits.
+
+    Tried are batches whose peak on one device, in the order as written, would fit if it were
+    spread evenly.
+    """
+    memory = (Cluster.preset(PRESET).devices[0].memory or 0) * num_devices
+    batch = largest
+    while batch >= 1:
+        graph, costs = _at(name, batch)
+        if one_device_peak(graph.arrays) <= memory or batch == 1:
+            try:
+                seconds = way(graph, costs)
+            except InfeasibleError:
+                pass
+            else:
+                each = DEVICES // num_devices  # replicas
+                return {"batch": batch * each, "samples_per_s": batch * each / seconds}
+        batch //= 2
+    return {"error": "out of memory"}
+
+
+def _small(graph: Graph, costs: Costs) -> float:
+    cluster = Cluster.preset(PRESET, 1)
+    decide(graph, cluster, costs, algorithm="single", reserve=0.0, seed=0)
+    return _seconds(graph, costs)
+
+
+def _placed(graph: Graph, costs: Costs) -> float:
+    cluster = Cluster.preset(PRESET)
+    found = decide(graph, cluster, costs, algorithm="layer-round-robin", reserve=0.0, seed=0)
+    return found.makespan_s
+
+
+def _tofu(graph: Graph, costs: Costs) -> float:
+    found = decide_sharded(
+        graph, Cluster.preset(PRESET), costs, algorithm="tofu", objective="bytes", reserve=0.0
+    )
+    return found.makespan_s
+
+
+def _swapping(name: str, largest: int) -> Found:
+    """Return the best of 1 to 8 devices that share the batch and the way to the host."""
+    memory, best = Cluster.preset(PRESET).devices[0].memory or 0, Found()
+    for count in (1, 2, 4, DEVICES):
+        batch = largest // count
+        graph, costs = _at(name, batch)
+        orders = (None, layer_order(graph)) if name.startswith("rnn") else (None,)
+        moved = min(page_bytes(graph, memory, "far", order) for order in orders)
+        step = max(_seconds(graph, costs), moved * count / HOST_BANDWIDTH)
+        found = {"batch": largest, "devices": count, "samples_per_s": largest / step}
+        if found["samples_per_s"] > best.get("samples_per_s", 0.0):
+            best = found | {"swapped_bytes": moved}
+    return best

@@ -1,0 +1,106 @@
+"""Lanes: each test runs where it belongs.
+
+`--lane shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at calls.
+`--lane jit`:    the rooms that have kernels, compiled; tests marked `jit`, too large for Python.
+`--lane torch`:  the tests below a directory named `torch`, and no others.
+`--lane ranks`:  the half of `torch` that mostly waits for processes; `--lane rest`: the other half.
+Without `--lane` everything that is named runs, as it is.
+"""
+
+import os
+import sys
+import types
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+#: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
+RANKS = {
+    "test_launch.py", "test_random.py", "test_run.py", "test_run_faults.py",
+    "test_run_mismatches.py", "test_sharded.py",
+}  # fmt: skip
+TORCH_LANES = ("torch", "ranks", "rest")
+KERNEL_ROOMS = {"cost", "kernels", "place", "shard", "sim"}
+#: Where arrays travel. Not what users call with anything: it answers wrong types itself.
+CHECKED = ["graph.csr", "kernels", "cost", "sim", "place", "shard"]
+
+# The same examples on every machine; `explore` looks for new ones.
+hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--lane", choices=["shapes", "jit", *TORCH_LANES], default=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--lane") != "shapes":
+        return
+    if os.environ.get("NUMBA_DISABLE_JIT") != "1":
+        raise pytest.UsageError("--lane shapes needs NUMBA_DISABLE_JIT=1: the hook breaks the JIT")
+    from beartype import BeartypeConf, FrozenDict, beartype
+    from jaxtyping import install_import_hook
+
+    # Where a float is asked for, an int will do. The hook finds its checker by a name to import.
+    checker = types.ModuleType("shape_checker")
+    # Kernels as plain Python hand on elements of arrays: those are numpy's integers.
+    overrides = FrozenDict(
+        {bool: bool | np.bool_, int: int | np.integer, float: float | int | np.number}
+    )
+    vars(checker)["check"] = beartype(conf=BeartypeConf(hint_overrides=overrides))
+    sys.modules[checker.__name__] = checker
+    # beartype looks at one element of a list, chosen at random.
+    config.addinivalue_line("filterwarnings", "ignore:Do not use the `random` module inside")
+    install_import_hook([f"pardnn.{name}" for name in CHECKED], "shape_checker.check")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_plans() -> None:
+    """`auto` polishes for up to 2 s, then asks solvers for 0.7 s: too long for each of its tests.
+
+    The solvers' own test asks them again.
+    """
+    from pardnn.place.polish import polish
+    from pardnn.planner import algorithms
+
+    algorithms.RIVALS.clear()
+    polish.WORK = 2_000_000
+
+
+def _rooms(path: Path, config: pytest.Config) -> tuple[str, ...]:
+    return path.relative_to(config.rootpath).parts[1:]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    lane = config.getoption("--lane")
+    if lane is None or collection_path.is_dir():
+        return None
+    # Here and not below: the module is not even imported in another lane.
+    is_torch = "torch" in _rooms(collection_path, config)
+    if lane in ("ranks", "rest") and (collection_path.name in RANKS) != (lane == "ranks"):
+        return True
+    return True if is_torch != (lane in TORCH_LANES) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lane = config.getoption("--lane")
+    if lane is None or lane in TORCH_LANES:
+        return
+
+    def belongs(item: pytest.Item) -> bool:
+        is_large = item.get_closest_marker("jit") is not None
+        if lane == "shapes":
+            return not is_large
+        return is_large or bool(KERNEL_ROOMS & set(_rooms(item.path, config)))
+
+    config.hook.pytest_deselected(items=[item for item in items if not belongs(item)])
+    items[:] = [item for item in items if belongs(item)]
+
+
+@pytest.fixture
+def tiny() -> Path:
+    """The worked example: graph.json, cluster.json, plan.json, expected.json."""
+    return Path(__file__).parent / "tests" / "data" / "tiny"

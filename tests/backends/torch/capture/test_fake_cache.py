@@ -1,0 +1,171 @@
+"""Fake results that are remembered are those that the fake kernels would return again."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pardnn.backends.torch.capture import fake_cache
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.trace_ir import geometry_of
+from pardnn.backends.torch.ops.codec import flatten_result
+from pardnn.backends.torch.ops.schema import fake_result
+from pardnn.graph.file import graph_to_json
+from tests.backends.torch.models import MODELS, train
+
+
+def _described(result: Any, tensors: Any) -> list[Any]:
+    """Each output: which argument it is, which argument's storage it shares, how it lies."""
+    described: list[Any] = []
+    for output in flatten_result(result):
+        if not isinstance(output, torch.Tensor):
+            described.append(output)
+            continue
+        storage = output.untyped_storage()
+        shared = [t.untyped_storage()._cdata == storage._cdata for t in tensors]
+        same = [t is output for t in tensors]
+        size = 0 if any(shared) else storage.nbytes()
+        described.append((same, shared, size, geometry_of(output), output.device))
+    return described
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Has each remembered result compared with the kernel's; the list names what was compared."""
+    real, compared = fake_cache.FakeResults.result, []
+
+    def result(self: Any, func: Any, args: Any, kwargs: Any, tensors: Any, key: Any) -> Any:
+        found = real(self, func, args, kwargs, tensors, key)
+        if key is not None:
+            again = fake_result(func, args, kwargs)
+            assert _described(found, tensors) == _described(again, tensors), func
+            compared.append(str(func))
+        return found
+
+    monkeypatch.setattr(fake_cache.FakeResults, "result", result)
+    return compared
+
+
+@pytest.mark.parametrize("name", ["unet", "gan"])
+def test_remembered_results_are_those_of_the_kernels(name: str, checked: list[str]) -> None:
+    step, args = MODELS[name]()
+    capture(step, *args)
+    assert len(checked) > 100
+
+
+def odd_step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    """Aliased and distinct arguments, views of views, lists, complex and negated numbers."""
+    h = model(x)
+    with torch.no_grad():
+        kept = torch.zeros_like(h)
+        for other in (h, torch.ones_like(h), h):
+            torch.add(h, other, out=kept)
+            kept.mul_(kept)
+            kept.mul_(other)
+            kept.add_(kept.t()[:, :4].t() if kept.shape[0] == kept.shape[1] else other)
+    total = kept.sum()
+    for part in (*h.unbind(0), *h.split(2), *h.chunk(2, 1), h.as_strided((2, 2), (1, 2))):
+        total = total + part.sum() + part.expand(3, *part.shape).mean()
+    for _ in range(2):
+        wave = torch.fft.rfft(h).conj()
+        total = total + wave.real.sum() + wave.imag.sum() + torch.view_as_real(wave * 2).sum()
+        total = total + torch.where(h > 0, h, 0.0).sum() + torch.where(h > 0, h, 1).sum()
+        total = total + h.to(torch.float64).sum() + h.to(torch.float64, copy=True).sum()
+        total = total + torch.tensor([1.0, 2.0])[1] * h.flatten()[:1].squeeze()
+    return train(model, optimizer, total)
+
+
+def test_graphs_do_not_depend_on_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    args = (model, torch.optim.Adam(model.parameters()), torch.randn(4, 3))
+    remembered = graph_to_json(capture(odd_step, *args))
+    monkeypatch.setattr(fake_cache.FakeResults, "tensor_key", lambda *_: None)
+    assert graph_to_json(capture(odd_step, *args)) == remembered
+
+
+def _kernels_run(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    runs = []
+
+    def counted(*call: Any) -> Any:
+        runs.append(call[0])
+        return fake_result(*call)
+
+    cell = nn.LSTMCell(4, 4)
+
+    def step(cell: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        h = c = torch.zeros(2, 4)
+        for _ in range(steps):
+            h, c = cell(x, (h, c))
+        return train(cell, optimizer, F.mse_loss(h, x))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fake_cache, "fake_result", counted)
+        capture(step, cell, torch.optim.SGD(cell.parameters(), lr=0.1), torch.randn(2, 4))
+    return len(runs)
+
+
+def test_time_steps_run_no_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _kernels_run(8, monkeypatch) == _kernels_run(3, monkeypatch)
+
+
+def test_a_custom_op_is_asked_each_time(checked: list[str]) -> None:
+    @torch.library.custom_op("pardnn_fakes::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    twice.register_fake(torch.empty_like)
+    twice.register_autograd(lambda _context, gradient: 2 * gradient)
+    model = nn.Linear(3, 3)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        return train(model, optimizer, twice(model(x)).sum())
+
+    graph = capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(2, 3))
+    assert any(op.kind == "pardnn_fakes::twice.default" for op in graph.ops)
+    assert not any("pardnn_fakes" in name for name in checked)
+
+
+GRAD, OTHER = torch.randn(4, 3, 9), torch.randn(4, 3, 9)
+LAYOUTS = [(GRAD.transpose(0, 1), OTHER.transpose(0, 1).contiguous()),
+           (GRAD.transpose(0, 1).contiguous(), OTHER.transpose(0, 1)),
+           (GRAD.transpose(0, 1), OTHER.transpose(0, 1))]  # fmt: skip
+#: Arguments after the gradient and the value.
+LAID_OUT: dict[str, tuple[Any, ...]] = {
+    "_log_softmax_backward_data": (-1, torch.float32),
+    "_softmax_backward_data": (-1, torch.float32),
+    "hardtanh_backward": (-1.0, 1.0),
+    "hardswish_backward": (),
+    "logit_backward": (),
+    "softplus_backward": (1.0, 20.0),
+    "mse_loss_backward": (GRAD.transpose(0, 1), 0),
+    "smooth_l1_loss_backward": (GRAD.transpose(0, 1), 0, 1.0),
+    "huber_loss_backward": (GRAD.transpose(0, 1), 0, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_results_lie_as_the_real_ones_do(name: str) -> None:
+    """A rank lays a message out as the graph says, and strides decide bits."""
+    op = getattr(torch.ops.aten, name).default
+    for given in LAYOUTS:
+        args = [*given, *LAID_OUT[name]]
+        mode = FakeTensorMode()
+        with mode:
+            fake = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
+            found = fake_result(op, fake, {})
+        assert found.stride() == op(*args).stride()
+
+
+def test_both_results_of_log_sigmoid_lie_in_order() -> None:
+    for given, _ in LAYOUTS:
+        mode = FakeTensorMode()
+        with mode:
+            found = fake_result(
+                torch.ops.aten.log_sigmoid_forward.default, [mode.from_tensor(given)], {}
+            )
+        real = torch.ops.aten.log_sigmoid_forward(given)
+        assert [x.stride() for x in found] == [x.stride() for x in real]

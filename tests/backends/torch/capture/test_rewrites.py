@@ -1,0 +1,132 @@
+"""Steps of torch's own that branch on data: the graph gives the bits of both branches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.ops.host_scalars import choose
+from tests.backends.torch import models
+from tests.backends.torch.capture import test_capture_equal
+from tests.backends.torch.capture.test_capture_equal import assert_equal
+from tests.backends.torch.models import small
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.runtime import test_run
+
+RADAM = functools.partial(torch.optim.RAdam, lr=0.01)
+
+
+@pytest.fixture
+def long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many steps as RAdam takes to rectify, and a scaler to find its scale."""
+    monkeypatch.setattr(test_capture_equal, "STEPS", 10)
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "radam": RADAM,
+    "radam-foreach": functools.partial(RADAM, foreach=True, weight_decay=0.1),
+    "radam-decoupled": functools.partial(RADAM, weight_decay=0.1, decoupled_weight_decay=True),
+    "radam-never-rectified": functools.partial(RADAM, betas=(0.9, 0.6)),
+    "adafactor": functools.partial(torch.optim.Adafactor, lr=0.1),
+    "adafactor-foreach": functools.partial(torch.optim.Adafactor, foreach=True),
+}
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_that_branch(name):
+    assert_equal(lambda: small(OPTIMIZERS[name]))
+
+
+def scaled(make: Any, unscaled: bool = False) -> models.Entry:
+    """A step of which the first gradients overflow, until the scale is small enough."""
+    _, (model, optimizer, x, y) = small(make)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+
+    def step(model, optimizer, scaler, x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss * 100).backward()
+        if unscaled:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return step, (model, optimizer, scaler, 50 * x, y)
+
+
+SCALED: dict[str, Any] = {
+    "adam": functools.partial(torch.optim.Adam, lr=0.01),
+    "momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "foreach": functools.partial(torch.optim.AdamW, lr=0.01, foreach=True),
+    "fused": functools.partial(torch.optim.AdamW, lr=0.01, fused=True),
+    "radam": RADAM,
+}
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("unscaled", [False, True])
+@pytest.mark.parametrize("name", SCALED)
+def test_a_scaler_leaves_out_steps_that_overflow(name, unscaled):
+    factory = functools.partial(scaled, SCALED[name], unscaled)
+    assert_equal(factory)
+    step, (model, *rest) = factory()
+    first = [p.detach().clone() for p in model.parameters()]
+    step(model, *rest)
+    assert all(torch.equal(a, b) for a, b in zip(first, model.parameters(), strict=True))
+
+
+def test_what_may_be_put_back_is_copied_one_tensor_at_a_time():
+    step, args = scaled(SCALED["adam"])
+    graph = capture(step, *args)
+    kinds = [op.kind for op in graph.ops]
+    copies = [i for i, kind in enumerate(kinds) if kind == "aten.clone.default"]
+    chosen = [i for i, kind in enumerate(kinds) if kind == "aten.where.self"]
+    assert len(copies) == len(chosen) == 4 * 4  # weights, two averages and a count for each
+    held = 0
+    for i in sorted([*copies, *chosen]):
+        held += 1 if i in copies else -1
+        assert held <= 4
+
+
+SCALED_ADAM = functools.partial(scaled, SCALED["adam"])
+
+
+def test_scaled_steps_on_ranks():
+    test_run.assert_equal(SCALED_ADAM, random_plan(test_run.captured(SCALED_ADAM), 2, seed=4))
+
+
+def averaged(**settings: Any) -> models.Entry:
+    _, (model, optimizer, x, y) = small(SCALED["adam"])
+    average = torch.optim.swa_utils.AveragedModel(model, **settings)
+
+    def step(model, average, optimizer, x, y):
+        loss = models.classify_step(model, optimizer, x, y)
+        average.update_parameters(model)
+        return loss
+
+    return step, (model, average, optimizer, x, y)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"multi_avg_fn": torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)},
+        {"avg_fn": torch.optim.swa_utils.get_ema_avg_fn(0.9), "use_buffers": True},
+    ],
+)
+def test_the_first_average_is_the_model(settings):
+    assert_equal(functools.partial(averaged, **settings))
+
+
+def test_a_choice_between_numbers_is_made_at_once():
+    assert choose(True, 1, 2) == 1
+    assert choose(2 > 3, 1, 2) == 2

@@ -1,0 +1,128 @@
+"""Random numbers that a step draws twice: checkpoints over dropout, states put back by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.runtime.random_ops import drawn_once
+from pardnn.errors import FileError, UnsupportedError
+from tests.backends.torch import models
+from tests.backends.torch.capture.test_capture_equal import assert_equal
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.runtime import test_run
+
+
+def layers() -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 3)
+    )
+    args = model, torch.optim.Adam(model.parameters(), lr=0.01)
+    return *args, torch.randn(5, 6), torch.randint(3, (5,))
+
+
+def entry(forward: Any) -> Any:
+    def step(model, optimizer, x, y):
+        return models.train(model, optimizer, F.cross_entropy(forward(model, x), y))
+
+    return lambda: (step, layers())
+
+
+def one_after_the_other(model, x):
+    h = checkpoint(model[:2], x, use_reentrant=False)
+    return model[4](checkpoint(model[2:4], h, use_reentrant=False))
+
+
+def reentrant(model, x):
+    h = checkpoint(model[:2], x.clone().requires_grad_(), use_reentrant=True)
+    return model[2:](h)
+
+
+def in_segments(model, x):
+    return checkpoint_sequential(model, 3, x, use_reentrant=False)
+
+
+def one_in_the_other(model, x):
+    def inner(x):
+        return model[1](torch.tanh(model[0](x)))
+
+    def outer(x):
+        return model[3](torch.tanh(model[2](checkpoint(inner, x, use_reentrant=False))))
+
+    return model[4](checkpoint(outer, x, use_reentrant=False)) + torch.rand(5, 3)
+
+
+def by_hand(model, x):
+    state = torch.default_generator.get_state()
+    once = model[1](model[0](x))
+    torch.default_generator.set_state(state)
+    return model[2:](once + model[1](model[0](x)))
+
+
+FORWARD = [one_after_the_other, reentrant, in_segments, one_in_the_other, by_hand]
+
+
+@pytest.mark.parametrize("forward", FORWARD)
+def test_what_is_computed_again_draws_the_same_numbers(forward):
+    graph = assert_equal(entry(forward), order=3)
+    again = {op.arguments["redraws"] for op in graph.ops if "redraws" in (op.arguments or {})}
+    assert again
+    assert again <= {op.name for op in graph.ops}
+
+
+NESTED = entry(one_in_the_other)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_ranks_draw_them_again_wherever_they_are(size):
+    test_run.assert_equal(NESTED, random_plan(test_run.captured(NESTED), size, seed=2))
+
+
+def test_one_device_may_draw_in_another_order_than_the_step():
+    graph = test_run.captured(test_run.branches)
+    late, early = (op.name for op in graph.ops if "bernoulli" in op.kind)
+    plan = random_plan(graph, 1)
+    order = test_run.reordered(graph, plan.order[0], late=late, early=early)
+    test_run.assert_equal(test_run.branches, dataclasses.replace(plan, order=(order,)))
+
+
+def other_numbers(model, x):
+    state = torch.get_rng_state()
+    noise = torch.randn(5, 6)
+    torch.set_rng_state(state)
+    return model(x + noise)
+
+
+def seeding(model, x):
+    torch.default_generator.manual_seed(7)
+    return model(x)
+
+
+def left_behind(model, x):
+    with torch.random.fork_rng(devices=[]):
+        return model(x)
+
+
+@pytest.mark.parametrize("forward", [other_numbers, seeding, left_behind])
+def test_numbers_that_nobody_can_tell_are_refused(forward):
+    step, args = entry(forward)()
+    with pytest.raises(UnsupportedError, match="state of the random generator") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E801"
+
+
+def test_a_file_that_redraws_what_nothing_draws_is_refused():
+    ops = {op.name: op for op in test_run.captured(NESTED).ops}
+    op = next(op for op in ops.values() if "redraws" in (op.arguments or {}))
+    assert drawn_once(op, ops) == op.arguments["redraws"]
+    ops[op.name] = dataclasses.replace(op, arguments=op.arguments | {"redraws": "nothing"})
+    with pytest.raises(FileError, match="draws the numbers of 'nothing'"):
+        drawn_once(op, ops)

@@ -1,0 +1,260 @@
+"""What capture refuses, with the line and the usual rewrite."""
+
+import dataclasses
+import functools
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pardnn.backends.torch.capture import fake_cache
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError, UsageError
+from tests.backends.torch import models
+from tests.backends.torch.capture.test_capture_equal import assert_equal
+from tests.backends.torch.models import small, train
+
+ADAM = functools.partial(torch.optim.Adam, lr=0.01)
+
+
+def entry(step, make=ADAM):
+    """A factory of a small model around `step(model, optimizer, x, y)`."""
+    return lambda: (step, small(make)[1])
+
+
+# Refusals. Each names the line of the user's code.
+
+
+def refused(step, args=None, code=None) -> UnsupportedError:
+    _, default = small(ADAM)
+    with pytest.raises(UnsupportedError) as caught:
+        capture(step, *(default if args is None else args))
+    assert code in (None, caught.value.code)
+    return caught.value
+
+
+def test_a_branch_on_a_tensor():
+    def step(model, optimizer, x, y):
+        loss = F.cross_entropy(model(x), y)
+        if loss > 10:  # the line
+            loss = loss / 2
+        return train(model, optimizer, loss)
+
+    error = refused(step, code="E802")
+    line = step.__code__.co_firstlineno + 2
+    assert error.details["source"] == f"tests/backends/torch/capture/test_unsupported.py:{line}"
+    assert "torch.where" in error.message
+
+
+@pytest.mark.parametrize(
+    ("use", "code"),
+    [
+        (lambda x: x * float(x.mean()), "E802"),
+        (lambda x: x * x.mean().item(), "E802"),
+        (lambda x: x * x.tolist()[0][0], "E802"),
+        (lambda x: x * float(x.detach().numpy().mean()), "E802"),
+        (lambda x: x + torch.ones(int(x.sum())).sum(), "E802"),
+        (lambda x: x + torch.ones(x.argmax().item()).sum(), None),
+        (lambda x: x + x[x.argmax().item() % 2].sum(), None),
+        (lambda x: x + x[x > 0].sum(), "E803"),
+        (lambda x: x + torch.nonzero(x).sum(), "E803"),
+        (lambda x: x + torch.equal(x, x), "E802"),
+    ],
+)
+def test_numbers_and_shapes_that_depend_on_data(use, code):
+    def step(model, optimizer, x, y):
+        return train(model, optimizer, F.cross_entropy(model(use(x)), y))
+
+    error = refused(step, code=code)
+    assert "test_capture_refusals.py" in error.details["source"]
+
+
+def test_a_number_that_is_only_logged_is_no_matter():
+    def step(model, optimizer, x, y):
+        loss = train(model, optimizer, F.cross_entropy(model(x), y))
+        return {"loss": loss, "logged": loss.item()}
+
+    graph = capture(step, *entry(step)()[1])
+    assert sum(op.kind == "aten._local_scalar_dense.default" for op in graph.ops) == 4
+
+
+def test_a_schedule_inside_the_step():
+    _, (model, optimizer, x, y) = small(ADAM)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    def step(model, optimizer, x, y):
+        loss = train(model, optimizer, F.cross_entropy(model(x), y))
+        schedule.step()
+        return loss
+
+    error = refused(step, (model, optimizer, x, y), "E804")
+    assert "schedule.last_epoch" in error.details["changed"]
+    assert "optimizer.param_groups.0.lr" in error.details["changed"]
+    assert schedule.last_epoch == 0
+    assert optimizer.param_groups[0]["lr"] == 0.01
+
+
+COUNT = 0
+
+
+def test_counters_anywhere():
+    seen = []
+
+    def closure(model, optimizer, x, y):
+        seen.append(1)
+        return models.classify_step(model, optimizer, x, y)
+
+    def attribute(model, optimizer, x, y):
+        model.steps = getattr(model, "steps", 0) + 1
+        return models.classify_step(model, optimizer, x, y)
+
+    def variable(model, optimizer, x, y):
+        global COUNT
+        COUNT += 1
+        return models.classify_step(model, optimizer, x, y)
+
+    assert refused(closure, code="E804").details["changed"] == ["seen"]
+    assert refused(attribute, code="E804").details["changed"] == ["model.steps"]
+    assert refused(variable, code="E804").details["changed"] == ["COUNT"]
+    assert seen == []
+    assert COUNT == 0
+
+
+def test_host_randomness_and_iterators():
+    batches = iter([torch.randn(5, 6) for _ in range(9)])
+    numbers = iter(range(9))
+
+    def dice(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x * random.random(), y)
+
+    def loader(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, next(batches), y)
+
+    def literal(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x * next(numbers), y)
+
+    assert "random module" in refused(dice, code="E804").message
+    assert "not the same twice" in refused(loader, code="E804").message
+    assert "not the same twice" in refused(literal, code="E804").message
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (lambda loss: None, "nothing"),
+        (lambda loss: loss.detach().expand(3), "a float32 tensor of shape [3]"),
+        (lambda loss: (1, torch.zeros((), dtype=torch.long)), "a tuple of a int, a int64 tensor"),
+    ],
+)
+def test_no_loss(result, said):
+    def step(model, optimizer, x, y):
+        return result(train(model, optimizer, F.cross_entropy(model(x), y)))
+
+    assert said in refused(step, code="E805").message
+
+
+def test_a_loss_field_is_taken_first():
+    @dataclasses.dataclass
+    class Out:
+        aux: torch.Tensor
+        loss: torch.Tensor
+
+    def step(model, optimizer, x, y):
+        loss = train(model, optimizer, F.cross_entropy(model(x), y))
+        return Out(loss * 0, loss)
+
+    assert_equal(entry(step))
+
+
+def test_nothing_to_train():
+    def step(model, x, y):
+        return F.cross_entropy(model(x), y)
+
+    _, (model, _, x, y) = small(ADAM)
+    with pytest.raises(UsageError, match="nothing to train") as caught:
+        capture(step, model, x, y)
+    assert caught.value.exit_status == 2
+
+
+def test_dampening():
+    make = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
+    error = refused(*small(make), "E806")
+    assert "dampening is 0.5" in error.message
+
+
+def test_own_generator_and_reseeding():
+    generator = torch.Generator()
+
+    def own(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + torch.rand(5, 6, generator=generator), y)
+
+    def reseeding(model, optimizer, x, y):
+        torch.manual_seed(0)
+        return models.classify_step(model, optimizer, F.dropout(x), y)
+
+    assert "generator" in refused(own).message
+    assert "sets the state" in refused(reseeding).message
+
+
+def test_large_constants_and_hidden_parameters():
+    big = [torch.zeros(600, 600)]
+    hidden = [nn.Parameter(torch.zeros(6))]
+
+    def step(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + Hidden.big.sum(), y)
+
+    def trainable(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, x + Hidden.parameter, y)
+
+    class Hidden:
+        pass
+
+    Hidden.big, Hidden.parameter = big[0], hidden[0]
+    assert "register_buffer" in refused(step).message
+    assert "belongs to no model" in refused(trainable).message
+
+
+def test_numpy_in_the_batch():
+    _, (model, optimizer, x, y) = small(ADAM)
+
+    def step(model, optimizer, x, y):
+        return models.classify_step(model, optimizer, torch.from_numpy(x), y)
+
+    assert "torch.from_numpy" in refused(step, (model, optimizer, x.numpy(), y)).message
+
+
+def recurrent(fused):
+    def step(model, optimizer, x, y):
+        with torch.backends.mkldnn.flags(enabled=fused):
+            out, _ = model(x)
+        return train(model, optimizer, F.mse_loss(out, y))
+
+    def factory():
+        torch.manual_seed(0)
+        model = nn.LSTM(4, 4, num_layers=2, dropout=0.1)
+        return step, (model, ADAM(model.parameters()), torch.randn(3, 2, 4), torch.randn(3, 2, 4))
+
+    return factory
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_fused_recurrent_layer_and_its_rewrite(monkeypatch):
+    graph = assert_equal(recurrent(fused=True))
+    layers = [op for op in graph.ops if op.kind == "aten.mkldnn_rnn_layer.default"]
+    assert len(layers) == 2
+    assert all(op.outputs[3].bytes > 0 for op in layers)  # the workspace of the backward pass
+    assert_equal(recurrent(fused=False))
+    monkeypatch.setattr(fake_cache, "_MAX_RNN_BYTES", 100)
+    error = refused(*recurrent(fused=True)())
+    assert "torch.backends.mkldnn.flags" in error.message
+    assert "test_capture_refusals.py" in error.details["source"]
+
+
+def test_sparse_gradients():
+    model = nn.EmbeddingBag(6, 3, sparse=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    args = (model, optimizer, torch.zeros(5, 2, dtype=torch.long), torch.zeros(5).long())
+    assert "sparse=False" in refused(models.classify_step, args, "E803").message

@@ -1,0 +1,157 @@
+"""Messages over the ranks' own sockets: whatever their size and order, and when a peer is lost."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pardnn.backends.torch.comm import unix_sockets
+from pardnn.backends.torch.comm.unix_sockets import LocalLinks
+from pardnn.backends.torch.comm.wire_format import Wire, memory_of
+from tests.backends.torch.ranks import connect, run_ranks
+
+Pair = tuple[LocalLinks, LocalLinks]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[LocalLinks, LocalLinks]]:
+    ends = socket.socketpair()
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+    here, there = LocalLinks({1: ends[0]}, 1 << 30), LocalLinks({0: ends[1]}, 1 << 30)
+    yield here, there
+    here.close()
+    there.close()
+
+
+def filled(size: int, value: int) -> torch.Tensor:
+    return torch.full((size,), value, dtype=torch.uint8)
+
+
+def test_messages_arrive_in_the_order_of_their_posts(pair: Pair) -> None:
+    here, there = pair
+    sent = [filled(size, size % 251) for size in (1, 1000, 7, 40_000)]
+    leaving = [here.send(1, memory_of(each, each.nbytes)) for each in sent]
+    got = [torch.zeros_like(each) for each in sent]
+    coming = [there.receive(0, memory_of(each, each.nbytes)) for each in got]
+    there.wait(coming[-1], 1.0)
+    assert all(here.move(each) for each in leaving)
+    assert all(torch.equal(a, b) for a, b in zip(sent, got, strict=True))
+
+
+def test_more_than_the_buffers_hold_goes_both_ways_at_once() -> None:
+    """Each rank waits for its own message while the other's is still in its way."""
+
+    def body(rank: int, store: str) -> bool:
+        channel = connect(rank, 2, store, 20.0).channel
+        assert channel is not None
+        assert channel.local is not None
+        size, count = channel.local.limit_bytes, 9
+        wires = [Wire(i, "x", i % 2, 1 - i % 2, size, "uint8", (size,), (1,), "producer", "reader")
+                 for i in range(2 * count)]  # fmt: skip
+        for wire in wires:
+            if wire.source == rank:
+                channel.send(wire, filled(size, wire.number))
+            else:
+                channel.allocate(wire)
+                channel.receive(wire)
+        for wire in wires:
+            if wire.source == rank:
+                channel.wait(wire)
+        got = [channel.wait(wire) for wire in wires if wire.target == rank]
+        return all(bool((each == 2 * i + 1 - rank).all()) for i, each in enumerate(got))
+
+    for outcome in run_ranks(2, body):
+        assert outcome.value is True, outcome.error
+
+
+@pytest.mark.parametrize("late", ["push", "pull"])
+def test_messages_move_while_a_rank_waits_for_the_process_group(late: str) -> None:
+    """What is still leaving or coming must not wait for a longer message, nor that one for it."""
+
+    def body(rank: int, store: str) -> bool:
+        channel = connect(rank, 2, store, 5.0).channel
+        assert channel is not None
+        assert channel.local is not None
+        small, large = channel.local.limit_bytes, channel.local.limit_bytes + 1
+        wires = [Wire(i, "x", 0, 1, small, "uint8", (small,), (1,), "producer", "reader")
+                 for i in range(9)]  # fmt: skip
+        source = 1 if late == "push" else 0
+        last = Wire(9, "x", source, 1 - source, large, "uint8", (large,), (1,), "p", "r")
+        for wire in wires:
+            if rank == 0:
+                channel.send(wire, filled(small, wire.number))
+            else:
+                channel.allocate(wire)
+                channel.receive(wire)
+        time.sleep(0.3 * rank)  # all that fits into the buffers is in them
+        values = []
+        for wire in [last, *wires] if rank != source else [*wires, last]:
+            if wire is last and rank == source:
+                channel.send(wire, filled(large, wire.number))
+            elif wire is last:
+                channel.allocate(wire)
+                channel.receive(wire)
+            values.append((wire.number, channel.wait(wire)))
+        return all(value is None or bool((value == number).all()) for number, value in values)
+
+    for outcome in run_ranks(2, body):
+        assert outcome.value is True, outcome.error
+
+
+def test_a_wait_ends_in_time(pair: Pair) -> None:
+    here, _ = pair
+    buffer = filled(10, 0)
+    coming = here.receive(1, memory_of(buffer, 10))
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        here.wait(coming, 0.05)
+    assert 0.05 <= time.monotonic() - start < 2.0
+
+
+@pytest.mark.parametrize("sending", [False, True])
+def test_a_lost_peer_ends_the_wait(sending: bool, pair: Pair) -> None:
+    here, there = pair
+    buffer = filled(1 << 20, 0)
+    transfer = (here.send if sending else here.receive)(1, memory_of(buffer, 1 << 20))
+    there.close()
+    with pytest.raises(ConnectionError):
+        here.wait(transfer, 5.0)
+
+
+def test_what_a_peer_sent_before_it_ended_still_arrives(pair: Pair) -> None:
+    here, there = pair
+    sent, got = filled(1000, 5), filled(1000, 0)
+    there.send(0, memory_of(sent, 1000))
+    there.close()
+    here.wait(here.receive(1, memory_of(got, 1000)), 5.0)
+    assert torch.equal(sent, got)
+
+
+@pytest.mark.parametrize("why", ["another machine", "no sockets"])
+def test_ranks_that_cannot_be_reached_are_left_to_the_process_group(
+    why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(rank: int, store: str) -> list[Any]:
+        if why == "no sockets" and rank == 1:
+            monkeypatch.setattr(unix_sockets, "_listening", lambda _: (None, None))
+            monkeypatch.setattr(unix_sockets, "_called", lambda *_: iter(()))
+        elif rank == 1:
+            monkeypatch.setattr(unix_sockets, "_machine", lambda: "elsewhere")
+        channel = connect(rank, 2, store, 10.0).channel
+        assert channel is not None
+        wire = Wire(0, "x", 0, 1, 12, "float32", (3,), (1,), "producer", "reader")
+        if rank == 0:
+            channel.send(wire, torch.arange(3.0))
+        else:
+            channel.allocate(wire)
+            channel.receive(wire)
+        value = channel.wait(wire)
+        return [channel.local is None, None if value is None else value.tolist()]
+
+    found = [outcome.value for outcome in run_ranks(2, body)]
+    assert found == [[True, None], [True, [0.0, 1.0, 2.0]]]

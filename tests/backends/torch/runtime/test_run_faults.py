@@ -1,0 +1,165 @@
+"""What goes wrong between ranks: every rank ends in time, non-zero, and names the first failure."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pardnn.backends.torch.comm import failure_detector
+from pardnn.backends.torch.comm.world import rank_device
+from pardnn.backends.torch.launch.launcher import straggler_notes
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.errors import MismatchError, RankError
+from tests.backends.torch.hurt import (
+    MARGIN_S,
+    TIMEOUT_S,
+    a_plan,
+    assert_blamed,
+    at,
+    chain,
+    raising,
+    run_hurt,
+)
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.runtime.test_run import captured, executor_of, perceptron
+
+ENDS = {
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "exit 0": lambda: os._exit(0),
+    "abort": os.abort,
+}
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.5, 0.95], ids=["forward", "backward", "update"])
+@pytest.mark.parametrize("how", ENDS)
+def test_a_rank_that_dies_is_named_by_all_others(how: str, fraction: float) -> None:
+    """Case 56; also for exit status 0."""
+    outcomes = run_hurt({1: at(fraction, ENDS[how])}, num_devices=3, timeout_s=5.0)
+    assert_blamed(outcomes, 1, "E602", within_s=5.0 + MARGIN_S)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_rank_that_dies_before_the_first_step_is_named(how: str) -> None:
+    """Case 56, while loading."""
+    program = Program(captured(chain), a_plan(2))
+
+    def body(rank: int, store: str) -> None:
+        if rank == 1:
+            connect(rank, 2, store, TIMEOUT_S)
+            ENDS[how]()
+        executor_of(chain, program, rank, store, TIMEOUT_S)
+
+    outcomes = run_ranks(2, body)
+    assert_blamed(outcomes, 1, "E702", within_s=TIMEOUT_S + MARGIN_S)
+
+
+def test_an_exception_on_one_rank_is_its_own_and_one_line_on_the_others() -> None:
+    """Case 57."""
+    error = ValueError("the op is broken")
+    outcomes = run_hurt({2: at(0.5, raising(error))}, num_devices=3)
+    assert_blamed(outcomes, 2, "E601", within_s=MARGIN_S)
+    assert "ValueError: the op is broken" in outcomes[2].error["message"]
+    for outcome in outcomes[:2]:
+        assert len(outcome.error["message"].splitlines()) == 1
+
+
+def test_out_of_memory_names_device_op_and_peaks_and_releases_the_peers_at_once() -> None:
+    """Case 58."""
+    error = torch.OutOfMemoryError("no memory left")
+    outcomes = run_hurt({0: at(0.4, raising(error))}, num_devices=3, timeout_s=30.0)
+    assert_blamed(outcomes, 0, "E603", within_s=6.0)  # far below the timeout
+    own = outcomes[0].error
+    assert own["details"]["predicted_peak_bytes"] == Program(captured(chain), a_plan(3)).peaks[0]
+    assert own["details"]["held_bytes"] > 0
+    assert "--reserve" in own["message"]
+
+
+def test_a_straggler_finishes_and_is_reported() -> None:
+    """Case 59."""
+    outcomes = run_hurt({1: at(0.3, lambda: time.sleep(1.0))}, timeout_s=5.0)
+    assert [outcome.status for outcome in outcomes] == [0, 0]
+    (note,) = straggler_notes([{"waits_s": outcome.value} for outcome in outcomes])
+    assert note.startswith("rank 1 is a straggler: in step 1")
+
+
+def test_a_hung_rank_is_found_through_those_that_wait_for_each_other() -> None:
+    """Case 60: the rank that hangs is named, not the one that waits for it."""
+    outcomes = run_hurt({1: at(0.3, lambda: time.sleep(4.5))}, num_devices=3)
+    told = [outcome for outcome in outcomes if outcome.rank != 1]
+    assert_blamed(told, 1, "E701", within_s=TIMEOUT_S + MARGIN_S)
+    first = next(o for o in told if "report" not in o.error["details"])
+    for word in ("waited 1.5 s", "tensor", "at op", "in step 1", "does not move", "send posted"):
+        assert word in first.error["message"]
+    assert len(first.error["details"]["states"]) == 3
+
+
+def test_a_stopped_process_is_named_too() -> None:
+    """Case 60, for a rank that cannot even answer."""
+
+    def stop() -> None:
+        # In a session of its own: a group that is orphaned while a member is stopped gets SIGHUP.
+        os.setsid()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    outcomes = run_hurt({0: at(0.3, stop)}, num_devices=2)
+    assert_blamed(outcomes[1:], 0, "E701", within_s=TIMEOUT_S + MARGIN_S)
+    assert "does not even answer" in outcomes[1].error["message"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_users_process_group_is_used_and_stays(fails: bool) -> None:
+    """Case 64."""
+    hurt = at(0.5, raising(ValueError("broken"))) if fails else (lambda executor: None)
+
+    def body(rank: int, store: str) -> Any:
+        program = Program(captured(chain), a_plan(2))
+        executor, binding, _ = executor_of(chain, program, rank, store, TIMEOUT_S)
+        if rank == 0:
+            hurt(executor)
+        with pytest.raises(RankError) if fails else contextlib.nullcontext():
+            for _ in range(2):
+                executor.step(binding.batch_inputs(binding.example()))
+        executor.world.close()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return total.item()
+
+    for outcome in run_ranks(2, body):
+        assert outcome.value == 2.0, outcome.error
+
+
+def test_fewer_gpus_than_ranks_show_the_mapping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 65."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(MismatchError, match=r"cuda:2.*sees 2.*3,1") as caught:
+        rank_device("cuda", 2)
+    assert caught.value.code == "E513"
+
+
+def test_the_wait_is_followed_to_the_rank_that_waits_for_nobody() -> None:
+    states = {0: {"waits_for": 1}, 1: {"waits_for": 2}, 2: {"waits_for": None}}
+    assert failure_detector.culprit(0, states) == 2
+    assert failure_detector.culprit(1, {1: {"waits_for": 3}}) == 3  # it does not answer
+    assert failure_detector.culprit(0, {0: {"waits_for": 1}, 1: {"waits_for": 0}}) == 0
+
+
+def test_nan_follows_pytorch() -> None:
+    """Case 62: no guard by default; the loss is NaN on every rank."""
+
+    def body(rank: int, store: str) -> bool:
+        program = Program(captured(perceptron), random_plan(captured(perceptron), 2, seed=1))
+        executor, binding, (_, _, x, y) = executor_of(perceptron, program, rank, store)
+        return bool(executor.step(binding.batch_inputs((x * float("nan"), y))).isnan())
+
+    assert [outcome.value for outcome in run_ranks(2, body)] == [True, True]

@@ -1,0 +1,312 @@
+"""Polish: never worse, valid, within the limit, the same twice; its search against a naive run."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import graph_costs
+from pardnn.errors import InfeasibleError
+from pardnn.graph.build import build_graph
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.place.baselines.round_robin import place_round_robin
+from pardnn.place.colocation import closed_arrays, residual_bytes
+from pardnn.place.pardnn import place_pardnn
+from pardnn.place.polish.blocks import give, judged, move_block
+from pardnn.place.polish.neighbourhood import State, Task, best_slot, changed, fill_kernel
+from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
+from pardnn.place.polish.search import search_kernel
+from pardnn.plan.check import plan_problems
+from pardnn.plan.plan import plan_from_arrays
+from pardnn.planner import algorithms
+from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVED
+from pardnn.planner.make_plan import compare, decide, decide_best, make_plan
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import Machine
+from tests.place.machines import cluster_of, clusters, limited, machine_for
+from tests.place.pardnn.test_pardnn import one_device_peak
+from tests.reference.pardnn import op_successors
+from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
+
+MODULES = {"metis": "pymetis", "m-sct": "highspy"}
+TYPES = ("accelerator", "cpu")
+
+
+@settings(max_examples=15)
+@given(
+    graph=graphs(max_ops=12, types=TYPES),
+    cluster=clusters(),
+    tightness=st.sampled_from([None, 1.0, 0.7]),
+)
+def test_never_worse_valid_and_within_the_limit(
+    graph: Graph, cluster: Cluster, tightness: float | None
+) -> None:
+    limit = None if tightness is None else max(1, int(one_device_peak(graph) * tightness))
+    capacities = [limit] * cluster.num_devices
+    machine = machine_for(graph, cluster)
+    try:
+        plan = place_pardnn(graph, machine, capacities).plan
+    except InfeasibleError:
+        return
+    better = polish(graph, machine, plan, capacities, work=800)
+    assert plan_problems(graph, plan_from_arrays(graph, better), limited(cluster, limit)) == []
+    before, after = (simulate(graph, machine, p).makespan for p in (plan, better))
+    assert after <= before
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_search_knows_of_times_is_what_a_simulation_finds(family: str) -> None:
+    graph = random_graph(2, 40, family)
+    machine, arrays, task, state = round_robin_searched(graph, 3)
+    seed, before = 7, state.finish.max()
+    for _ in range(30):  # whatever was tried and undone last, all times must be right
+        seed = search_kernel(task, state, 200, 0.05, seed)
+        fresh = state_of(state.place, state.order, 3)
+        fill_kernel(task, fresh)
+        for op in range(arrays.num_ops):
+            slots = [*range(fresh.position[op])][::-3]
+            for to in slots[:2]:
+                low = _earliest(arrays, fresh, op)
+                if to >= low and len(np.flatnonzero(arrays.group == arrays.group[op])) == 1:
+                    x = _last_before(fresh, to, (fresh.place[op] + 1) % 3)
+                    changed(task, fresh, op, (fresh.place[op] + 1) % 3, x, to)
+        again = state_of(fresh.place, fresh.order, 3)
+        fill_kernel(task, again)
+        for name in ("finish", "left", "before", "behind", "position", "first", "last", "held"):
+            assert np.array_equal(getattr(again, name), getattr(fresh, name)), name
+        finish, left = naive_times(graph, machine, again.place, again.order.tolist())
+        assert again.finish.tolist() == finish
+        assert again.left.tolist() == left
+    assert state.finish.max() <= before
+
+
+def round_robin_searched(graph: Graph, k: int) -> tuple[Machine, GraphArrays, Task, State]:
+    """What the search is given when it begins at a round robin plan."""
+    machine, arrays = machine_for(graph, cluster_of(k)), closed_arrays(graph)
+    plan = place_round_robin(graph, machine, [None] * k).plan
+    order = np.argsort(simulate(graph, machine, plan).dispatch)
+    task, state = task_of(arrays, machine), state_of(plan.place, order, k)
+    fill_kernel(task, state)
+    return machine, arrays, task, state
+
+
+def _earliest(arrays: GraphArrays, state: State, op: int) -> int:
+    inputs = arrays.tensor_op[arrays.input_tensor[arrays.input_ptr[op] : arrays.input_ptr[op + 1]]]
+    after = arrays.after_op[arrays.after_ptr[op] : arrays.after_ptr[op + 1]]
+    return max((int(state.position[i]) + 1 for i in [*inputs, *after]), default=0)
+
+
+def _last_before(state: State, to: int, device: int) -> int:
+    queue = [int(op) for op in state.order[:to] if state.place[op] == device]
+    return queue[-1] if queue else -1
+
+
+def naive_times(
+    graph: Graph, machine: Machine, place: np.ndarray, order: list[int]
+) -> tuple[list[float], list[float]]:
+    """Finish of each op, and the seconds from its start to the end, by definition."""
+    later = op_successors(graph)
+    n = len(order)
+    seconds = [float(machine.seconds[machine.device_class[place[op]], op]) for op in range(n)]
+    finish, left = [0.0] * n, [0.0] * n
+
+    def way(i: int, j: int, size: int) -> float:
+        p, d = place[i], place[j]
+        return 0.0 if p == d else machine.latency[p, d] + max(size, 0) / machine.bandwidth[p, d]
+
+    for at, op in enumerate(order):
+        queue = [finish[i] for i in order[:at] if place[i] == place[op]]
+        arrived = [finish[i] + way(i, op, later[i][op]) for i in range(n) if op in later[i]]
+        finish[op] = max([0.0, *queue, *arrived]) + seconds[op]
+    for at in range(n - 1, -1, -1):
+        op = order[at]
+        queue = [left[j] for j in order[at + 1 :] if place[j] == place[op]]
+        rest = [way(op, j, size) + left[j] for j, size in later[op].items()]
+        left[op] = max([0.0, *queue, *rest]) + seconds[op]
+    return finish, left
+
+
+@settings(max_examples=15)
+@given(graph=graphs(max_ops=10, memory=False), seed=st.integers(1, 99), k=st.integers(2, 3))
+def test_a_slot_promises_no_less_than_a_simulation_finds(graph: Graph, seed: int, k: int) -> None:
+    *_, task, state = round_robin_searched(graph, k)
+    for op in range(len(graph.ops)):
+        before = state.finish.max()
+        path, d, x, to, seed = best_slot(task, state, op, 0.0, seed)
+        if d >= 0:
+            changed(task, state, op, d, x, to)
+            assert state.finish.max() <= max(before, path)
+
+
+@settings(max_examples=10)
+@given(graph=graphs(max_ops=12), k=st.integers(2, 3))
+def test_serial_links_are_judged(graph: Graph, k: int) -> None:
+    cluster = cluster_of(k, serial=True, bandwidth=8.0)
+    machine = machine_for(graph, cluster)
+    plan = place_round_robin(graph, machine, [None] * k).plan
+    better = polish(graph, machine, plan, [None] * k, work=800)
+    assert plan_problems(graph, plan_from_arrays(graph, better), cluster) == []
+    before, after = (simulate(graph, machine, p).makespan for p in (plan, better))
+    assert after <= before
+
+
+def test_a_time_limit_ends_the_search() -> None:
+    graph = random_graph(3, 60, "layered")
+    machine = machine_for(graph, cluster_of(3))
+    plan = place_round_robin(graph, machine, [None] * 3).plan
+    same = polish(graph, machine, plan, [None] * 3, time_limit=0.0)
+    assert same is plan
+
+
+@pytest.mark.jit
+def test_a_bad_plan_becomes_good() -> None:
+    graph = random_graph(1, 80, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(3))
+    plan = place_round_robin(graph, machine, [None] * 3).plan
+    better = polish(graph, machine, plan, [None] * 3, work=40_000)
+    before, after = (simulate(graph, machine, p).makespan for p in (plan, better))
+    assert after < before * 0.85
+
+
+@pytest.mark.jit
+def test_the_same_seed_gives_the_same_plan() -> None:
+    graph = random_graph(3, 60, "layered")
+    machine = machine_for(graph, cluster_of(3))
+    plan = place_round_robin(graph, machine, [None] * 3).plan
+    one, two = (polish(graph, machine, plan, [None] * 3, seed=5, work=8000) for _ in range(2))
+    assert all(np.array_equal(x, y) for x, y in zip(one, two, strict=True))
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("family", FAMILIES)
+def test_auto_is_never_worse_than_what_it_ran(family: str) -> None:
+    graph = random_graph(4, 40, family)
+    cluster, costs = cluster_of(3), graph_costs(graph)
+    _, result = make_plan(graph, cluster, costs, algorithm="auto", reserve=0.0)
+    for name in AUTO_SMALL:
+        found = decide(graph, cluster, costs, algorithm=name, reserve=0.0, seed=0)
+        assert result.makespan_s <= found.makespan_s
+
+
+@pytest.mark.jit
+def test_auto_asks_the_solvers_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(name for name in ("metis", "m-sct") if find_spec(MODULES[name]))
+    monkeypatch.setattr(
+        algorithms, "RIVALS", {name: (100, MODULES[name]) for name in MODULES} | {"none": (9, "no")}
+    )
+    assert algorithms.rivals_to_ask("auto", 40) == names
+    assert algorithms.rivals_to_ask("auto", 101) == ()
+    assert algorithms.rivals_to_ask("heft", 40) == ()
+    graph = random_graph(4, 40, "in-tree")
+    cluster, costs = cluster_of(3), graph_costs(graph)
+    options: dict[str, Any] = {"objective": "seconds", "reserve": 0.0, "seed": 0}
+    worst = decide_best(graph, cluster, costs, names=["single"], **options)
+    best = decide_best(graph, cluster, costs, names=["single"], rivals=names, **options)
+    others = [decide(graph, cluster, costs, algorithm=n, reserve=0.0, seed=0) for n in names]
+    assert best.makespan_s == min(o.makespan_s for o in (worst, *others))
+    assert not names or best.makespan_s < worst.makespan_s
+
+
+def test_compare_has_a_row_for_what_cannot_run() -> None:
+    graph = random_graph(4, 40, "layered")
+    rows = compare(graph, cluster_of(2), graph_costs(graph), names=["exact", "heft"])
+    assert [row.fits for row in rows] == [False, True]
+    assert "refuses more than 30" in (rows[0].error or "")
+    assert "exact" in ALGORITHMS
+
+
+@pytest.mark.jit
+def test_the_best_of_two_starts() -> None:
+    graph = random_graph(1, 80, "fork-join", memory=False)
+    machine = machine_for(graph, cluster_of(3))
+    plans = [place(graph, machine, [None] * 3).plan for place in (place_pardnn, place_round_robin)]
+    better, origin = polish_best(graph, machine, plans, [None] * 3, work=40_000)
+    assert origin in (0, 1)
+    assert plan_problems(graph, plan_from_arrays(graph, better), cluster_of(3)) == []
+    times = [simulate(graph, machine, p).makespan for p in (*plans, better)]
+    assert times[2] <= min(times)
+
+
+def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:
+    assert set(AUTO_SMALL) == ALGORITHMS.keys() - SOLVED
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_search_keeps_residual_bytes_within_their_room(family: str) -> None:
+    graph = random_graph(5, 60, family)
+    machine, arrays, _, state = round_robin_searched(graph, 3)
+    residual = residual_bytes(arrays, np.arange(arrays.num_ops))
+    held = np.bincount(state.place, weights=residual, minlength=3).astype(np.int64)
+    room = held + residual.max() // 2
+    seed, devices = 3, set()
+    for _ in range(20):
+        seed = search_kernel(task_of(arrays, machine, room), state, 2000, 0.2, seed)
+        now = np.bincount(state.place, weights=residual, minlength=3).astype(np.int64)
+        assert (now <= room).all()
+        devices.add(tuple(state.place))
+        for group in np.unique(arrays.group):
+            assert len(set(state.place[arrays.group == group])) == 1
+    assert len(devices) > 1
+
+
+@pytest.mark.jit
+def test_blocks_go_where_no_op_can_go_alone() -> None:
+    # Moving one op of a chain costs two messages that take longer than the whole step.
+    rows = [Row(role="input", bytes=0)]
+    rows += [Row(reads=(max(0, i - 2),), bytes=4000) for i in range(1, 11)]
+    graph = build_graph("two chains", ops_of(rows))
+    machine = machine_for(graph, cluster_of(2, bandwidth=128.0))
+    arrays = closed_arrays(graph)
+    state = state_of(np.zeros(arrays.num_ops, dtype=np.int64), arrays.topological, 2)
+    search_kernel(task_of(arrays, machine), state, 20_000, 0.01, 1)
+    assert sorted(np.bincount(state.place, minlength=2)) == [5, 6]
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_block_is_judged_as_it_is_simulated(family: str) -> None:
+    graph = random_graph(4, 40, family)
+    _, arrays, task, state = round_robin_searched(graph, 3)
+    judged_ops = 0
+    for op in range(arrays.num_ops):
+        if len(np.flatnonzero(arrays.group == arrays.group[op])) > 1:
+            continue
+        d = int(state.place[op] + 1) % 3
+        fresh = state_of(state.place, state.order, 3)
+        fill_kernel(task, fresh)
+        fresh.block[0], fresh.dirty[op] = op, True
+        path = judged(task, fresh, 1, d)
+        fresh.dirty[op] = False
+        if not np.isfinite(path):
+            continue
+        give(task, fresh, 0, 1, d)
+        seconds = task.seconds[task.device_class[d], op]
+        assert path == pytest.approx(fresh.finish[op] + fresh.left[op] - seconds, rel=1e-12)
+        judged_ops += 1
+    assert judged_ops > 0
+
+
+@pytest.mark.jit
+def test_a_block_that_makes_the_step_too_slow_goes_back() -> None:
+    graph = random_graph(4, 60, "fork-join", memory=False)
+    _, arrays, task, state = round_robin_searched(graph, 3)
+    fill_kernel(task, state)
+    moved = 0
+    for seed in range(1, 200):
+        op, limit = seed % arrays.num_ops, state.finish.max() * 1.02
+        before = state.place.copy()
+        move_block(task, state, op, limit, seed * 7919)
+        moved += bool((state.place != before).sum() > 1)
+        fresh = state_of(state.place, state.order, 3)
+        fill_kernel(task, fresh)
+        np.testing.assert_allclose(state.finish, fresh.finish)
+        np.testing.assert_allclose(state.left, fresh.left)
+        assert state.finish.max() <= limit
+    assert moved > 5

@@ -1,0 +1,115 @@
+"""The objective `seconds`: what it chooses, and that memory is a limit."""
+
+import numpy as np
+import pytest
+
+from pardnn.cluster import Cluster, Device, Link
+from pardnn.cost.costs import preset_costs
+from pardnn.errors import UsageError
+from pardnn.plan.mesh import make_mesh
+from pardnn.shard.partition.mesh_strategies import cutting_of, owned_array
+from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
+from pardnn.shard.search.cost_tables import State, Tables
+from pardnn.shard.search.objective import Request
+from pardnn.shard.search.objective_seconds import by_seconds, memory_weights, traffic
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.recursion import best_state
+from pardnn.shard.search.tofu import find_sharding, held_bytes, search
+from testbed.hand_graphs import matmul, mlp
+from tests.shard.search.test_tofu import assert_valid
+
+pytestmark = pytest.mark.jit
+
+
+def _found(graph, cluster, **options):
+    return find_sharding(graph, cluster, "seconds", costs=preset_costs(graph, "a100"), **options)
+
+
+def test_small_batch_and_fast_links_give_column_then_row():
+    graph = mlp(2048, 4096, 16384, 4096)
+    found = _found(graph, Cluster.uniform(4))
+    assert found.sharding.layouts["w1"] == (1, 1)
+    assert found.sharding.layouts["w2"] == (0, 0)
+    assert found.sharding.axes["h"] == ("j", "j")
+    assert found.sharding.axes["y"] == ("k", "k")
+    assert_valid(graph, found.sharding)
+
+
+def test_a_large_batch_is_cut():
+    graph = mlp(262_144, 512, 512, 512)
+    found = _found(graph, Cluster.uniform(4))
+    for name in ("h", "a", "y", "dh"):
+        assert found.sharding.layouts[name] == (0, 0)
+    assert_valid(graph, found.sharding)
+
+
+def test_slow_links_leave_all_whole():
+    graph = mlp(64, 64, 64, 64)
+    found = _found(graph, Cluster.uniform(2, bandwidth="1MB/s", latency="1s"))
+    assert set(found.sharding.layouts.values()) == {(None,)}
+
+
+@pytest.mark.parametrize("level", [NEEDED, TRAINING, REPEATED])
+def test_a_step_left_whole_takes_what_its_ops_take_however_coarse(level):
+    graph = mlp(64, 96, 160, 32)
+    cluster = Cluster.uniform(2, bandwidth="1B/s", latency="1s")
+    costs = preset_costs(graph, "a100")
+    problem = make_problem(graph, level)
+    objective = by_seconds(graph, problem, cluster, costs)
+    best = best_state(Tables(problem, objective, (2,)))
+    assert set(best.state.layouts) == {(None,)}
+    assert best.cost == pytest.approx(costs.seconds["accelerator"].sum())
+
+
+def test_memory_is_a_limit():
+    graph = mlp(64, 64, 64, 64)
+    cluster = Cluster.uniform(4, bandwidth="1MB/s")
+    problem = make_problem(graph, NEEDED)
+    objective = by_seconds(graph, problem, cluster, preset_costs(graph, "a100"))
+    mesh = make_mesh((2, 2))
+
+    def held(found):
+        layouts = tuple(found.sharding.layouts.get(d.root, ()) for d in problem.decisions)
+        return held_bytes(problem, objective, State(layouts, ()), mesh)
+
+    free = _found(graph, cluster)
+    limited = _found(graph, cluster, capacity=0.5 * held(free))
+    assert held(limited) <= 0.5 * held(free)
+
+
+def test_weights_are_what_is_held_at_the_fullest_moment():
+    graph = matmul(4, 8, 2)
+    problem = make_problem(graph, NEEDED)
+    assert sum(memory_weights(graph, problem).values()) == 4 * (4 * 8 + 8 * 2 + 4 * 2)
+
+
+def test_slow_pairs_cost_what_their_link_does():
+    devices = tuple(Device(name=f"d{i}") for i in range(2))
+    links = (Link(source="d0", target="d1", bandwidth=1e6),)
+    cluster = Cluster(devices=devices, links=links)
+    graph = matmul(8, 4, 4)
+    problem = make_problem(graph, NEEDED)
+    objective = by_seconds(graph, problem, cluster, preset_costs(graph, "a100"))
+    (term,) = problem.terms
+    (call,) = op_calls(graph)
+    ways = cutting_of(call.call, ("i",), make_mesh((2,)))
+    assert ways is not None
+    use = next(use for use in term.uses if use.shape == (4, 4))
+    owned = owned_array((4, 4), (0,), (2,))[None]
+    assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
+    assert np.allclose(objective.moved([Request(use, ways, owned, (2,))]), 8 * 4 / 1e6)
+
+
+def test_an_all_reduce_adds_up_in_shares():
+    (call,) = op_calls(matmul(8, 4, 4))
+    problem = make_problem(matmul(8, 4, 4), NEEDED)
+    ways = cutting_of(call.call, ("k",), make_mesh((2,)))
+    assert ways is not None
+    use = next(use for use in problem.terms[0].uses if use.outputs)
+    owned = owned_array((8, 4), (None,), (2,))[None]
+    assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 32], [32, 0]]]]
+
+
+def test_seconds_need_links():
+    with pytest.raises(UsageError, match="links"):
+        search(matmul(8, 8, 8), make_mesh((2,)), "seconds")

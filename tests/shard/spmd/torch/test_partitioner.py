@@ -1,0 +1,167 @@
+"""The certificate of the spreading: whatever is cut how, every block has the one-device values.
+
+Random shardings (any loops, any layouts, any mesh) of small captured steps run with all devices in
+this process, in float64, and every tensor's block is compared when it is made.
+"""
+
+import dataclasses
+import functools
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.cluster import Cluster
+from pardnn.graph.ir import Graph, storage_owners
+from pardnn.plan.check import plan_problems
+from pardnn.plan.file import plan_from_json, plan_to_json, stamped
+from pardnn.plan.mesh import make_mesh
+from pardnn.plan.partitioned_graph import DRAW, FETCH, REDUCE, planned_graph
+from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.partition.strategy import strategies
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.spmd.comm_overlap import Mover, plan_of
+from pardnn.shard.spmd.legalize import valid_sharding
+from pardnn.shard.spmd.partitioner import spread
+from tests.backends.torch import models, spmd
+
+MESHES = [(2,), (3,), (4,), (2, 2), (2, 3)]
+#: Model and how many shardings of it are tried: a model of 1,000 ops takes a second or two each.
+TRIED = {"small": 4, "resnet": 2, "inception": 1, "lstm": 1, "gpt2": 1}
+
+
+@functools.cache
+def captured(name: str) -> tuple[Graph, dict[str, Any], dict[str, Any]]:
+    """A step's graph, values of its sources, and every tensor of the one-device run."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        step, args = getattr(models, name)()
+        graph = capture(step, *args)
+        values = spmd.source_values(step, args, graph)
+        return graph, values, spmd.run_whole(graph, values)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@functools.cache
+def loops(name: str) -> dict[str, list[str]]:
+    graph = captured(name)[0]
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    return {
+        op.name: [strategy.axis for strategy in strategies(call_of(op, tensors))]
+        for op in graph.ops
+        if not op.is_source and op.kind.startswith("aten.")
+    }
+
+
+def random_sharding(name: str, shape: tuple[int, ...], rng: random.Random) -> Sharding:
+    """Any layouts and loops; tensors that share a storage get one layout if they can."""
+    graph = captured(name)[0]
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+
+    def chosen(options: list[Any]) -> tuple[Any, ...]:
+        return tuple(rng.choice(options) if options and rng.random() < 0.7 else None for _ in shape)
+
+    layouts = {name: chosen(list(range(len(t.shape or ())))) for name, t in tensors.items()}
+    for of, owner in storage_owners(graph.ops).items():
+        if owner is not None and tensors[owner].shape == tensors[of].shape:
+            layouts[of] = layouts[owner]
+    axes = {op: chosen(found) for op, found in loops(name).items()}
+    return valid_sharding(graph, Sharding(make_mesh(shape), layouts, axes))
+
+
+def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
+    """Spread, move transfers beside computation of any length, check both, run the latter."""
+    graph, values, expected = captured(name)
+    plan = spread(graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000]))
+    assert plan_problems(graph, plan) == []
+    seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
+    cluster = Cluster.uniform(plan.num_devices)
+    parts = planned_graph(graph, plan)
+    mover = Mover(parts, plan_arrays(parts, plan), seconds, cluster)
+    moved = plan_of(parts, plan, mover.moved(rng.choice([1.0, 9.0])))
+    assert plan_problems(graph, moved) == []
+    assert spmd.run_spread(graph, moved, values, expected) == []
+    return plan
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_any_sharding_computes_the_same(name: str) -> None:
+    cut: list[int] = []
+
+    @settings(max_examples=TRIED[name], deadline=None)
+    @given(shape=st.sampled_from(MESHES), seed=st.integers(0, 1 << 30))
+    def run(shape: tuple[int, ...], seed: int) -> None:
+        rng = random.Random(seed)
+        sharding = random_sharding(name, shape, rng)
+        certified(name, sharding, rng)
+        cut.append(sum(any(axes) for axes in sharding.axes.values()))
+
+    run()
+    assert max(cut) > 10  # something was cut, and not everything repaired away
+
+
+def test_dropout_is_one_draw_for_all_devices() -> None:
+    graph = captured("lstm")[0]
+    sharding = random_sharding("lstm", (2,), random.Random(3))
+    plan = spread(graph, sharding)
+    assert plan.partition is not None
+    draws = [op for op in plan.partition.ops if op.kind == DRAW]
+    names = {op.arguments["of"] for op in draws if op.arguments}
+    assert names == {op.name for op in graph.ops if "bernoulli" in op.kind}
+    assert len(draws) == 2 * len(names)
+
+
+def test_undescribed_ops_run_whole_and_are_named() -> None:
+    graph = captured("small")[0]
+    ops = (dataclasses.replace(op, kind=op.kind.replace("aten.mm", "mylib.mm")) for op in graph.ops)
+    plan = spread(dataclasses.replace(graph, ops=tuple(ops)), Sharding(make_mesh((2,)), {}, {}))
+    assert any("mylib.mm.default has no description" in note for note in plan.notes)
+
+
+def test_a_sharded_plan_survives_its_file() -> None:
+    graph = captured("small")[0]
+    plan = stamped(spread(graph, random_sharding("small", (2, 2), random.Random(1))), graph)
+    assert plan_from_json(plan_to_json(plan)) == dataclasses.replace(
+        plan, checksum=plan_from_json(plan_to_json(plan)).checksum
+    )
+
+
+def test_moves_name_their_collective() -> None:
+    found: set[str] = set()
+    for seed in range(3):
+        plan = spread(captured("resnet")[0], random_sharding("resnet", (2, 2), random.Random(seed)))
+        graph = planned_graph(captured("resnet")[0], plan)
+        found |= {
+            op.arguments["collective"]["collective"]
+            for op in graph.ops
+            if op.kind in (FETCH, REDUCE) and op.arguments and "collective" in op.arguments
+        }
+    assert found >= {"all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"}
+
+
+def test_a_convolution_cut_in_space_fetches_a_halo() -> None:
+    graph, _, _ = captured("resnet")
+    convolution = next(op for op in graph.ops if op.kind == "aten.convolution.default")
+    (result,) = convolution.outputs
+    layouts = {convolution.inputs[0]: (2,), result.name: (2,)}
+    axes = {convolution.name: ("x0",)}
+    sharding = valid_sharding(graph, Sharding(make_mesh((2,)), layouts, axes))
+    assert sharding.axes[convolution.name] == ("x0",)
+    plan = certified("resnet", sharding, random.Random(0))
+    assert plan.partition is not None
+    halos = [
+        op.arguments["args"]
+        for op in plan.partition.ops
+        if op.arguments and op.arguments.get("collective", {}).get("collective") == "halo"
+    ]
+    assert len(halos) == 2
+    for shape, fill, parts in halos:
+        assert fill == 0.0  # one row of padding outside, one row of the neighbour
+        assert shape[2] == 8 // 2 + 2
+        assert sorted(box[2][1] - box[2][0] for _, box in parts) == [1, 4]
