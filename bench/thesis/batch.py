@@ -2,8 +2,8 @@
 
 Two captures of one step at different batch sizes make the same calls; only dims, strides, bytes and
 some integers among the arguments differ. What differs is kept, one small file per graph in
-`testbed/graphs/batch/`. `python -m bench.thesis.batch NAME ...` captures the sizes; with `--check` a
-third one too, where every number must be met.
+`testbed/graphs/batch/`. `python -m bench.thesis.batch NAME ...` captures the sizes; `--check`
+adds a third one, where every number must be met.
 """
 
 from __future__ import annotations
