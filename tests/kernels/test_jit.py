@@ -82,6 +82,6 @@ def test_all_kernels_are_compiled_alike() -> None:
     other = [
         str(path)
         for path in files("src")
-        if "numba.njit" in path.read_text(encoding="utf-8") and path.name != "compiled.py"
+        if "numba.njit" in path.read_text(encoding="utf-8") and path.name != "jit.py"
     ]
     assert other == []

@@ -46,7 +46,7 @@ def workers() -> set[int]:
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            if b"backends.torch.worker" in path.read_bytes():
+            if b"launch.worker" in path.read_bytes():
                 found.add(int(path.parent.name))
     return found
 

@@ -8,7 +8,7 @@ import sys
 #: A step that counts how often it is compiled; in a process of its own, as `run_reference` is.
 CODE = """
 import types, torch
-from pardnn.backends.torch import worker
+from pardnn.backends.torch.launch import worker
 compiled = []
 def backend(module, example):
     compiled.append(1)

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import pardnn
+from pardnn.backends.torch import runtime
 from pardnn.backends.torch.capture.capture import loss_of
 from pardnn.backends.torch.make_step import make_step
 from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
@@ -215,9 +217,11 @@ def test_a_script_reads_its_parts_and_the_whole() -> None:
 
 def test_ranks_load_no_search_and_no_compiler() -> None:
     """What a rank imports to run a sharded plan."""
-    names = ("worker", "run", "session", "binding", "program", "entry", "gather", "parallel")
+    rooms = ("launch.worker", "runtime", "make_step", "parallelize")
+    folder = Path(runtime.__file__).parent
+    names = [*rooms, *(f"runtime.{path.stem}" for path in folder.glob("[a-z]*.py"))]
     text = "import sys\n" + "".join(f"import pardnn.backends.torch.{name}\n" for name in names)
-    text += "rooms = ('numba', 'pardnn.shard', 'pardnn.place')\n"
+    text += "rooms = ('numba', 'pardnn.shard', 'pardnn.place', 'pardnn.sim')\n"
     text += "bad = [m for m in sys.modules if m.startswith(rooms)]"
     done = subprocess.run(
         [sys.executable, "-c", f"{text}\nsys.exit(str(bad) if bad else 0)"],
