@@ -50,7 +50,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunResult:
+class LaunchResult:
     """What a run measured and what was predicted. Lists of bytes are per device.
 
     Attributes:
@@ -87,7 +87,7 @@ def run_plan(
     batch_size: int | None = None,
     device: str | None = None,
     progress: Progress | None = None,
-) -> RunResult:
+) -> LaunchResult:
     """Run a plan's ranks on this machine for some steps.
 
     Args:
@@ -163,7 +163,7 @@ def _result(
     found: Sequence[dict[str, Any]],
     reference: tuple[float, ...] | None,
     limits: tuple[int | None, ...],
-) -> RunResult:
+) -> LaunchResult:
     from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
 
     planned = planned_graph(graph, plan)
@@ -177,7 +177,7 @@ def _result(
             )
     steps = zip(*(each["step_s"] for each in found), strict=True)
     notes = [f"rank {rank}: {note}" for rank, each in enumerate(found) for note in each["notes"]]
-    return RunResult(
+    return LaunchResult(
         losses=tuple(found[0]["losses"]),
         reference_losses=reference,
         step_s=tuple(max(times) for times in steps),
