@@ -43,8 +43,7 @@ from pardnn.cost.costs import Costs, measured_costs, preset_costs
 from pardnn.cost.links import LinkCosts
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
-from pardnn.plan.partitioned_graph import planned_graph
-from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.planner.make_plan import make_plan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 
 from pardnn.cost.call import call_of, is_free, is_view, tensors_by_name
 from pardnn.cost.flops import work_of
-from pardnn.cost.presets import DeviceModel, device_model
-from pardnn.cost.roofline import HOST_SECONDS, work_seconds
+from pardnn.cost.presets import device_model
+from pardnn.cost.roofline import HOST_SECONDS, DeviceModel, work_seconds
 from pardnn.graph.ir import Graph, Op, Tensor, storage_owners
 
 _HEADS = ("own", "cross", "query", "key", "value", "widen", "inner")

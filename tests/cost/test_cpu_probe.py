@@ -3,7 +3,8 @@
 import pytest
 
 from pardnn.cost import cpu_probe as module
-from pardnn.cost.cpu_probe import cpu_name, this_cpu
+from pardnn.cost.cpu_probe import this_cpu
+from pardnn.cost.host import cpu_name
 from pardnn.errors import PardnnError
 
 

@@ -14,8 +14,7 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.memory import device_storages, memory_curves
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partitioned_graph import planned_graph
-from pardnn.plan.plan import Message, Plan, plan_arrays
+from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spread
 

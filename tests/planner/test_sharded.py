@@ -13,7 +13,7 @@ from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import write_plan
-from pardnn.plan.partitioned_graph import planned_graph
+from pardnn.plan.plan import planned_graph
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.sharded import may_shard, memory_goal
 

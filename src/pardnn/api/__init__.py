@@ -11,8 +11,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.partitioned_graph import planned_graph
-from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import estimate as _estimate
 from pardnn.planner.make_plan import Objective, make_plan

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
-from pardnn.plan.partitioned_graph import planned_graph
-from pardnn.plan.plan import Plan, order_rows, plan_arrays
+from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
 from pardnn.planner.costs import part_costs
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text

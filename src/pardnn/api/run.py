@@ -153,7 +153,7 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
     """
     from pardnn.backends.torch.devices import this_device
     from pardnn.backends.torch.profile.link_times import cached_links
-    from pardnn.plan.partitioned_graph import planned_graph
+    from pardnn.plan.plan import planned_graph
     from pardnn.planner.costs import known_costs
     from pardnn.sim.shared_cores import Host, simulated_step
 

@@ -15,8 +15,8 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.cost.call import call_key, is_free, is_host, is_view, signature, tensors_by_name
-from pardnn.cost.presets import DeviceModel, device_model
-from pardnn.cost.roofline import HOST_SECONDS, op_seconds
+from pardnn.cost.presets import device_model
+from pardnn.cost.roofline import HOST_SECONDS, DeviceModel, op_seconds
 from pardnn.cost.table import CostTable
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph, Op, Tensor

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pardnn.cost.presets import DeviceModel
+from pardnn.cost.host import cpu_name, memory_bytes
+from pardnn.cost.roofline import DeviceModel
 from pardnn.cost.table import (
     CostTable,
     Entry,
@@ -61,36 +61,6 @@ def copies():
 found["copy"] = median(copies)
 print(json.dumps(found))
 """
-
-
-def cpu_name() -> str:
-    """Name of the processor with its cores and memory, which tell virtual machines apart."""
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        name = next(
-            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        pass  # not Linux, or a processor without that line
-    return f"{name}, {os.cpu_count()} cores, {_memory_bytes() / 2**30:.0f} GiB"
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return 16 << 30  # not POSIX: assumed
-
-
-def available_bytes() -> int:
-    """Bytes of this machine's memory that can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration, ValueError, IndexError):
-        return _memory_bytes() // 2  # not Linux: assumed
 
 
 def this_cpu(threads: int = 1, *, folder: Path | None = None) -> DeviceModel:
@@ -149,7 +119,7 @@ def _model(machine: Machine, entries: Mapping[str, Entry]) -> DeviceModel:
         flops={"matmul": rates, "conv": rates, "vector": vector},
         efficiency={"matmul": 1.0, "conv": 0.7, "vector": 1.0},
         bandwidth=bandwidth,
-        memory=_memory_bytes(),
+        memory=memory_bytes(),
         launch=4e-6,
         width=64.0 * machine.threads,
         fill=bandwidth * 2e-7,

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from pardnn.cost.call import Call, bytes_touched, is_free, is_host, is_view, numel
-from pardnn.cost.presets import Unit
 from pardnn.graph.ir import Tensor
+
+#: What does the arithmetic of an op, each with a rate of its own.
+Unit = Literal["matmul", "conv", "vector"]
 
 
 class Work(NamedTuple):

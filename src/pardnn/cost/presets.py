@@ -12,53 +12,15 @@ float32 matrix products do not use TF32, because PyTorch leaves it off unless th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
+from pardnn.cost.cpu_probe import this_cpu
+from pardnn.cost.flops import Unit
+from pardnn.cost.roofline import DeviceModel
 from pardnn.errors import UsageError
-
-Unit = Literal["matmul", "conv", "vector"]
 
 _TERA = 1e12
 _GB = 1e9
 _GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceModel:
-    """What the roofline knows of a device.
-
-    Attributes:
-        name: Such as "a100".
-        flops: Peak FLOP/s by unit ("matmul", "conv", "vector") and dtype. A dtype that is absent
-            runs at the rate of float32.
-        efficiency: Share of the peak that large library kernels reach, by unit.
-        bandwidth: Bytes/s that large kernels move to and from memory.
-        memory: Bytes.
-        launch: Seconds from one op to the next when neither has work to do.
-        width: Results in flight when the device is full: resident threads on a GPU.
-        fill: Bytes in flight when the memory is busy (bandwidth x latency).
-        link_bandwidth: Bytes/s to a neighbour, one direction.
-        link_latency: Seconds of an empty message.
-        sources: Where each figure is from.
-    """
-
-    name: str
-    flops: Mapping[Unit, Mapping[str, float]]
-    efficiency: Mapping[Unit, float]
-    bandwidth: float
-    memory: int
-    launch: float
-    width: float
-    fill: float
-    link_bandwidth: float
-    link_latency: float
-    sources: Mapping[str, str]
-
-    def rate(self, unit: Unit, dtype: str) -> float:
-        """FLOP/s that a large kernel of this unit and dtype reaches."""
-        rates = self.flops[unit]
-        return rates.get(dtype, rates["float32"]) * self.efficiency[unit]
 
 
 def _flops(
@@ -214,7 +176,7 @@ def _hopper(name: str, bandwidth: float, memory: int, sheet: str) -> DeviceModel
 H100 = _hopper("h100", 3.35e12, 80 * _GIB, "NVIDIA H100 Tensor Core GPU data sheet, SXM")
 H200 = _hopper("h200", 4.8e12, 141 * 10**9, "NVIDIA H200 Tensor Core GPU data sheet, SXM")
 
-#: Presets that need no measurement. "cpu" is measured on this machine: see `this_cpu.py`.
+#: Presets that need no measurement. "cpu" is measured on this machine: see `cost.cpu_probe`.
 DEVICE_MODELS: Mapping[str, DeviceModel] = {
     model.name: model for model in (V100, K80, A100, H100, H200)
 }
@@ -234,8 +196,6 @@ def device_model(name: str, *, threads: int = 1) -> DeviceModel:
         UsageError: E231, naming the presets there are.
     """
     if name == "cpu":
-        from pardnn.cost.cpu_probe import this_cpu  # it runs a probe: only when asked
-
         return this_cpu(threads)
     if name not in DEVICE_MODELS:
         raise UsageError(

@@ -14,14 +14,14 @@ seconds per sample fall with the batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.cost.call import call_of, is_free, is_view, tensors_by_name
-from pardnn.cost.flops import Work, work_of
-from pardnn.cost.presets import DeviceModel
+from pardnn.cost.flops import Unit, Work, work_of
 from pardnn.graph.ir import Graph, Op, Tensor
 
 #: FLOP of a sum that one worker does before kernels split it: 256 multiply-adds.
@@ -29,6 +29,43 @@ SPLIT = 512.0
 
 #: Seconds of one arithmetic operation on host scalars: a Python call. Assumed.
 HOST_SECONDS = 2e-7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceModel:
+    """What the roofline knows of a device.
+
+    Attributes:
+        name: Such as "a100".
+        flops: Peak FLOP/s by unit ("matmul", "conv", "vector") and dtype. A dtype that is absent
+            runs at the rate of float32.
+        efficiency: Share of the peak that large library kernels reach, by unit.
+        bandwidth: Bytes/s that large kernels move to and from memory.
+        memory: Bytes.
+        launch: Seconds from one op to the next when neither has work to do.
+        width: Results in flight when the device is full: resident threads on a GPU.
+        fill: Bytes in flight when the memory is busy (bandwidth x latency).
+        link_bandwidth: Bytes/s to a neighbour, one direction.
+        link_latency: Seconds of an empty message.
+        sources: Where each figure is from.
+    """
+
+    name: str
+    flops: Mapping[Unit, Mapping[str, float]]
+    efficiency: Mapping[Unit, float]
+    bandwidth: float
+    memory: int
+    launch: float
+    width: float
+    fill: float
+    link_bandwidth: float
+    link_latency: float
+    sources: Mapping[str, str]
+
+    def rate(self, unit: Unit, dtype: str) -> float:
+        """FLOP/s that a large kernel of this unit and dtype reaches."""
+        rates = self.flops[unit]
+        return rates.get(dtype, rates["float32"]) * self.efficiency[unit]
 
 
 def work_seconds(work: Work, model: DeviceModel) -> float:

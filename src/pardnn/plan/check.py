@@ -21,8 +21,7 @@ from pardnn.plan.actions import Action, Receive, Send, Wait
 from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.lower import Lowered, lower
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.partitioned_graph import planned_graph
-from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays
+from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays, planned_graph
 
 MAX_PROBLEMS = 20
 

@@ -35,18 +35,12 @@ Sources ("w@2") carry `arguments["shard"] = {"of": "w", "box": [[0, 8], [16, 32]
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pardnn.cluster import STRICT
-from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Op
 from pardnn.plan.mesh import Mesh
-
-if TYPE_CHECKING:
-    from pardnn.plan.plan import Plan
 
 SLICE, FETCH, REDUCE, UPDATE, JOIN, DRAW = (
     f"pardnn.{name}" for name in ("slice", "fetch", "reduce", "update", "join", "draw")
@@ -72,19 +66,3 @@ class Partition:
     def __hash__(self) -> int:
         """Hash by mesh and size: hashing the ops would cost as much as reading them."""
         return hash((self.mesh, len(self.ops)))
-
-
-def planned_graph(graph: Graph, plan: Plan) -> Graph:
-    """Return the graph whose ops a plan places: the graph itself, or its partitioned form.
-
-    Raises:
-        GraphError: If the ops of the partition are no valid graph.
-    """
-    if plan.partition is None:
-        return graph
-    return _built(graph.name, plan.partition)
-
-
-@functools.lru_cache(maxsize=1)
-def _built(name: str, partition: Partition) -> Graph:
-    return build_graph(name, partition.ops)

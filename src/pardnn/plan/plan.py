@@ -8,6 +8,7 @@ known without a clock (`plan.memory`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -18,6 +19,7 @@ from numpy import ndarray
 
 from pardnn.cluster import STRICT, Cluster
 from pardnn.errors import MismatchError
+from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.partitioned_graph import Partition
 
@@ -106,6 +108,22 @@ class Plan:
     def num_devices(self) -> int:
         """Number of devices."""
         return len(self.order)
+
+
+def planned_graph(graph: Graph, plan: Plan) -> Graph:
+    """Return the graph whose ops a plan places: the graph itself, or its partitioned form.
+
+    Raises:
+        GraphError: If the ops of the partition are no valid graph.
+    """
+    if plan.partition is None:
+        return graph
+    return _built(graph.name, plan.partition)
+
+
+@functools.lru_cache(maxsize=1)
+def _built(name: str, partition: Partition) -> Graph:
+    return build_graph(name, partition.ops)
 
 
 _NOWHERE = np.zeros(0, dtype=np.int64)

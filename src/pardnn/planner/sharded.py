@@ -15,8 +15,8 @@ from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities
-from pardnn.plan.partitioned_graph import FETCH, planned_graph
-from pardnn.plan.plan import Plan, PlanArrays, plan_arrays
+from pardnn.plan.partitioned_graph import FETCH
+from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import part_costs, scaled_costs
 from pardnn.shard.sharding import Sharding

@@ -5,8 +5,8 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partitioned_graph import FETCH, planned_graph
-from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.partitioned_graph import FETCH
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spread
 

@@ -21,8 +21,8 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.cost.presets import DEVICE_MODELS, DeviceModel, device_model
-from pardnn.cost.roofline import op_seconds
+from pardnn.cost.presets import DEVICE_MODELS, device_model
+from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor, writes
 from pardnn.plan.mesh import Layout
 from pardnn.shard.partition.interning import interned

@@ -20,8 +20,8 @@ from pardnn.graph.ir import Graph, storage_owners
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.mesh import make_mesh
-from pardnn.plan.partitioned_graph import DRAW, FETCH, REDUCE, planned_graph
-from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.partitioned_graph import DRAW, FETCH, REDUCE
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.sharding import Sharding

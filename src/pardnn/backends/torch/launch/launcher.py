@@ -40,8 +40,7 @@ from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, write_plan
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.partitioned_graph import planned_graph
-from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 
 WORKER = "pardnn.backends.torch.launch.worker"
 #: A wait this much longer than twice the usual one is worth a note.

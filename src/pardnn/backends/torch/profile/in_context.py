@@ -28,7 +28,7 @@ from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.synthetic_inputs import index_bounds, made_up
 from pardnn.cost.call import is_free, is_view, signature
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, view_signature
-from pardnn.cost.cpu_probe import available_bytes
+from pardnn.cost.host import available_bytes
 from pardnn.cost.table import Entry
 from pardnn.graph.csr import op_edges, topological_order
 from pardnn.graph.ir import Graph, Op, Tensor, storage_owners

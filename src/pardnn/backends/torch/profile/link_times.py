@@ -32,7 +32,7 @@ import torch.distributed as dist
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.wire_format import Wire
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
-from pardnn.cost.cpu_probe import cpu_name
+from pardnn.cost.host import cpu_name
 from pardnn.cost.links import LinkCosts, LinkFit, fit_link
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import RankError, StuckError

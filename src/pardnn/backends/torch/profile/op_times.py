@@ -37,9 +37,9 @@ from pardnn.backends.torch.profile.in_context import rehearse
 from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
 from pardnn.cost.call import is_free, is_view, signature, tensors_by_name
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE
-from pardnn.cost.cpu_probe import available_bytes, cpu_name
-from pardnn.cost.presets import DEVICE_MODELS, DeviceModel, device_model
-from pardnn.cost.roofline import op_seconds
+from pardnn.cost.host import available_bytes, cpu_name
+from pardnn.cost.presets import DEVICE_MODELS, device_model
+from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph, Op, Tensor

@@ -10,8 +10,7 @@ from pardnn.backends.torch.comm.wire_format import Wire, make_wires
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.partitioned_graph import planned_graph
-from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 
 
 class Program:
