@@ -1,7 +1,5 @@
 """Bounds never pass a proven optimum, and see what max(critical path, work / K) does not."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +20,6 @@ from pardnn.sim.bounds import (
     work_shares,
 )
 from pardnn.sim.machine import fastest_seconds
-from pardnn.solvers import cp
 from tests.place.machines import cluster_of, machine_for
 from tests.reference.pardnn import least_makespan
 from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
@@ -51,9 +48,9 @@ def test_below_the_optimum(
     assert lower_bound_seconds(arrays, machine) <= best
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ortools") is None, reason="needs OR-Tools")
 @pytest.mark.parametrize("seed", range(24))
 def test_below_what_the_solver_proves(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cp = pytest.importorskip("pardnn.solvers.cp", exc_type=ImportError)
     monkeypatch.setattr(exact, "ask", lambda _, problem, **__: cp.solve(problem))
     graph = random_graph(seed, 10, FAMILIES[seed % len(FAMILIES)])
     k = 2 + seed % 2

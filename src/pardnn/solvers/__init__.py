@@ -1,7 +1,8 @@
 """Third-party solvers, each behind a child process: a crash there is an error here, no more.
 
-A solver module is run with `python -m`, reads one JSON object from stdin and writes one to stdout.
-It imports its solver and nothing of the planner, and its answers are checked by who asked.
+Each module of this folder is one problem: `solve` takes one JSON object and returns another. It
+imports its solver and nothing of the planner. `ask` runs it in a child process (`__main__`), and
+the caller checks the answer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pardnn.errors import PardnnError, StuckError, UsageError
 
 
 def ask(solver: str, problem: dict[str, Any], *, seconds: float, extra: str) -> dict[str, Any]:
-    """Return the answer of a solver module of this package.
+    """Return the answer of a solver module of this folder.
 
     Args:
         solver: Name of the module, such as "lp".
@@ -30,7 +31,7 @@ def ask(solver: str, problem: dict[str, Any], *, seconds: float, extra: str) -> 
         StuckError: E709, if it does not answer in time.
         PardnnError: E109, if it fails or its answer is no JSON object.
     """
-    command = [sys.executable, "-P", "-m", f"{__name__}.{solver}"]
+    command = [sys.executable, "-P", "-m", __name__, solver]
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:

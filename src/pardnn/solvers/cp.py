@@ -12,17 +12,13 @@ who overwrites it) starts no earlier than its arrival.
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
+
+from ortools.sat.python import cp_model
 
 
 def solve(problem: dict[str, Any]) -> dict[str, Any]:
     """Return the best schedule found and a proven lower bound."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        return {"missing": "ortools"}
     model: Any = cp_model.CpModel()
     k = len(problem["capacity"])
     on = [[model.new_bool_var("") for _ in range(k)] for _ in problem["residual"]]
@@ -102,7 +98,3 @@ def _add_ways(
                 model.add_bool_or([one[p].negated(), other[q].negated()])
             else:
                 model.add(start >= end + way).only_enforce_if([one[p], other[q]])
-
-
-if __name__ == "__main__":
-    json.dump(solve(json.load(sys.stdin)), sys.stdout)

@@ -9,18 +9,14 @@ rows and null for infinity; writes {"x"} or {"status"}.
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
+
+import highspy
+import numpy as np
 
 
 def solve(problem: dict[str, Any]) -> dict[str, Any]:
     """Return {"x": values} of an optimal solution, or {"status": why there is none}."""
-    try:
-        import highspy
-        import numpy as np
-    except ImportError:
-        return {"missing": "highspy"}
 
     def row(name: str, none: float = 0.0) -> Any:
         return np.array([none if v is None else v for v in problem[name]], dtype=np.float64)
@@ -43,7 +39,3 @@ def solve(problem: dict[str, Any]) -> dict[str, Any]:
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         return {"status": solver.modelStatusToString(solver.getModelStatus())}
     return {"x": [float(v) for v in solver.getSolution().col_value]}
-
-
-if __name__ == "__main__":
-    json.dump(solve(json.load(sys.stdin)), sys.stdout)

@@ -1,7 +1,5 @@
 """The optimum by CP-SAT against exhaustion, and no heuristic beats it."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,15 +19,13 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
-from pardnn.solvers import cp
 from testbed.small_graphs import small_case
 from tests.place.machines import cluster_of, limited, machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
 from tests.reference.pardnn import least_makespan
 from tests.strategies import FAMILIES, graphs, random_graph
 
-if importlib.util.find_spec("ortools") is None:
-    pytest.skip("OR-Tools is not installed", allow_module_level=True)
+cp = pytest.importorskip("pardnn.solvers.cp", exc_type=ImportError)
 
 TYPES = ("accelerator", "cpu")
 

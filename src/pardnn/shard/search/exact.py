@@ -8,17 +8,13 @@ Complexity: NP-hard; HiGHS in a child process, within a time limit.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from pardnn.errors import PardnnError, StuckError, UsageError
+from pardnn.errors import StuckError
 from pardnn.shard.search.cost_tables import NEVER, State, Tables
 from pardnn.shard.search.dynamic_program import opened_problem
 from pardnn.shard.search.problem import Problem
+from pardnn.solvers import ask, wrong_answer
 
 
 class Exact(NamedTuple):
@@ -63,7 +59,12 @@ def exact_state(tables: Tables, *, seconds: float = 60.0) -> Exact:
     most = 1e4 * scale  # of what must not be: larger numbers spoil the solver's arithmetic
     unary = [[min(c, most) for c in row] for row in unary]
     pairs = [[i, j, [[min(c, most) for c in row] for row in rows]] for i, j, rows in pairs]
-    answer = _ask({"unary": unary, "pairs": pairs, "seconds": seconds, "scale": scale}, seconds)
+    program = {"unary": unary, "pairs": pairs, "seconds": seconds, "scale": scale}
+    answer = ask("milp", program, seconds=2 * seconds + 30, extra="exact")
+    if "status" in answer:
+        raise StuckError(f"no sharding within {seconds:g} s: {answer['status']}", code="E709")
+    if "choice" not in answer:
+        raise wrong_answer("milp", "no choice of options")
     choice = answer["choice"]
     layouts = tuple(o[c] for o, c in zip(opened.options, choice, strict=False))
     ways = choice[len(layouts) :]
@@ -76,33 +77,3 @@ def exact_state(tables: Tables, *, seconds: float = 60.0) -> Exact:
 def _empty(problem: Problem, count: int) -> State:
     nothing = (None,) * count
     return State((nothing,) * len(problem.decisions), (nothing,) * len(problem.terms))
-
-
-def _ask(problem: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Ask HiGHS in a child process: a crash there is an error here, no more."""
-    root = str(Path(__file__).parents[3])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "pardnn.solvers.milp"],
-            input=json.dumps(problem),
-            text=True,
-            capture_output=True,
-            timeout=2 * seconds + 30,
-            check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        answer = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):
-        answer = {}
-    if "missing" in answer:
-        raise UsageError(
-            "the exact sharding needs highspy, which is not installed.\n"
-            "Install it with: pip install 'pardnn[exact]'",
-            code="E219",
-        )
-    if "status" in answer:
-        raise StuckError(f"no sharding within {seconds:g} s: {answer['status']}", code="E709")
-    if "choice" not in answer:
-        raise PardnnError("the solver of the exact sharding failed", code="E109")
-    return answer
