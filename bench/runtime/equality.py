@@ -33,7 +33,7 @@ from torch import nn
 from bench.common.forked import forked, world_of
 from pardnn.api import plan as make_plan
 from pardnn.backends.torch.capture.capture import capture, loss_of
-from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
@@ -148,10 +148,10 @@ def on_ranks(case: Case, graph: Graph, plan: Plan, path: Path) -> Found:
             squares = {}
             with np.load(path, allow_pickle=False) as expected:
                 for op in mine:
-                    of, box = part_of(op, program.sources)
+                    of, box = shard_of(op, program.sources)
                     if of in expected:
                         whole = torch.from_numpy(expected[of])
-                        part = whole if box is None else cut_out(whole, box)
+                        part = whole if box is None else box_view(whole, box)
                         difference = (values[op.name].detach() - part).double()
                         share = 1.0 if box is not None else 1.0 / plan.num_devices
                         squares[of] = share * float(difference.square().sum())

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops.codec import bind, constant_value
-from pardnn.backends.torch.user_step.sources import batch_values, sources
+from pardnn.backends.torch.user_step.object_graph import argument_names, walk_value
+from pardnn.backends.torch.user_step.sources import batch_indices, sources
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, writes
 
 PERSISTENT = ("parameter", "buffer", "state")
@@ -57,7 +58,7 @@ class Interpreter:
 
     def run(self, *batch: Any, check: bool = False) -> torch.Tensor:
         """Run one step on new values of the arguments that are the batch; return the loss."""
-        inputs = batch_values(self.step, self.args, batch)
+        inputs = self._inputs(batch)
         env: dict[str, Any] = dict(self.state)
         for op in self.sources:
             if op.kind == "constant":
@@ -71,6 +72,13 @@ class Interpreter:
                 if check:
                     check_result(op, env)
         return env[self.loss].clone()
+
+    def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
+        names, inputs = argument_names(self.step, len(self.args)), dict[str, Any]()
+        for index, arg in zip(batch_indices(self.args), batch, strict=True):
+            objects = walk_value(arg, names[index])
+            inputs |= {entry.name: entry.value for entry in (*objects.tensors, *objects.numbers)}
+        return inputs
 
     def _call(self, op: Op, call: Callable[[Any], None], env: dict[str, Any]) -> None:
         """Run one op; what draws numbers once more begins where the first draw began."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.capture.capture import capture, loss_of
-from pardnn.backends.torch.user_step.sources import batch_arguments, sources
+from pardnn.backends.torch.user_step.sources import batch_indices, sources
 from pardnn.graph.ir import Graph
 from tests.backends.torch import models
 from tests.backends.torch.models import small
@@ -24,7 +24,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 def train_eagerly(factory, between: Between | None) -> tuple[list[bytes], Any, tuple[Any, ...]]:
     step, args = factory()
-    batch = batch_arguments(step, args)
+    batch = batch_indices(args)
     torch.manual_seed(99)
     losses = []
     for i in range(STEPS):
@@ -42,7 +42,7 @@ def train_captured(
 ) -> tuple[list[bytes], Interpreter, Graph]:
     step, args = factory()
     graph = capture(step, *args)
-    batch = batch_arguments(step, args)
+    batch = batch_indices(args)
     running = Interpreter(graph, step, args, order)
     torch.manual_seed(99)
     losses = []

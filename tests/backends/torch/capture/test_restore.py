@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.user_step.object_graph import reach
+from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.errors import UserCodeError
 from tests.backends.torch import models
 from tests.backends.torch.models import small, train
@@ -17,9 +17,9 @@ ADAM = functools.partial(torch.optim.Adam, lr=0.01)
 
 
 def _fingerprint(step, args):
-    met = reach(step, list(args))
-    tensors = [(f.name, id(f.value), f.value._version, f.value.grad) for f in met.tensors]
-    contents = [(name, repr(content)) for name, _, content in met.contents[1:]]
+    objects = walk_objects(step, list(args))
+    tensors = [(f.name, id(f.value), f.value._version, f.value.grad) for f in objects.tensors]
+    contents = [(name, repr(content)) for name, _, content in objects.contents[1:]]
     return [*tensors, *contents, torch.get_rng_state().tolist(), random.getstate()]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from pardnn.backends.torch.deferred_init import replay as player
 from pardnn.backends.torch.deferred_init.initialise import build, record, replay
 from pardnn.backends.torch.ops.codec import bind
-from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.backends.torch.runtime.random_ops import drawn_once, is_random, measure_draws
 from pardnn.errors import FileError
@@ -128,8 +128,8 @@ def test_a_source_names_its_part() -> None:
     whole = {"w": Op(name="w", kind="parameter", outputs=(output(4, 8),))}
     box = [[0, 4], [0, 4]]
     op = Op(name="w@0", kind="parameter", arguments={"shard": {"of": "w", "box": box}})
-    assert part_of(op, whole) == ("w", ((0, 4), (0, 4)))
-    assert part_of(whole["w"], whole) == ("w", None)
+    assert shard_of(op, whole) == ("w", ((0, 4), (0, 4)))
+    assert shard_of(whole["w"], whole) == ("w", None)
 
 
 def twice_initialised() -> nn.Module:
@@ -152,7 +152,7 @@ def test_parts_of_parameters_are_those_of_the_whole(make: Any) -> None:
     parts = replay(recording, list(found.values()), [(box, None) for box in boxes])
     assert rng.read_state(torch.default_generator) == end
     for part, box, whole in zip(parts, boxes, expected.values(), strict=True):
-        assert torch.equal(part, cut_out(whole, box))
+        assert torch.equal(part, box_view(whole, box))
         assert part.untyped_storage().nbytes() == part.numel() * 8
         assert part.requires_grad
     if make is build:

@@ -15,7 +15,7 @@ from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
-from pardnn.backends.torch.user_step.sources import batch_arguments
+from pardnn.backends.torch.user_step.sources import batch_indices
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from tests.backends.torch import models
@@ -50,7 +50,7 @@ def eager(factory: Factory, between: Between | None, steps: int) -> list[Any]:
 
     def body(_rank: int, _store: str) -> list[Any]:
         step, args = factory()
-        indices = batch_arguments(step, args)
+        indices = batch_indices(args)
         torch.manual_seed(99)
         losses = []
         for i in range(steps):

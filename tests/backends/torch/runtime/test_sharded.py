@@ -21,7 +21,7 @@ import pardnn
 from pardnn.backends.torch import runtime
 from pardnn.backends.torch.capture.capture import loss_of
 from pardnn.backends.torch.make_step import make_step
-from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.rng.generator import fixed
 from pardnn.backends.torch.runtime.binding import Binding
@@ -140,11 +140,11 @@ def test_cut_steps_train_as_one_device(
         executor.world.close()
         worst = 0.0
         for op in program.residents(rank):
-            of, box = part_of(op, program.sources)
+            of, box = shard_of(op, program.sources)
             if of in parameters:
                 part = values[op.name].detach()
                 expected = torch.tensor(parameters[of], dtype=part.dtype)
-                expected = expected if box is None else cut_out(expected, box)
+                expected = expected if box is None else box_view(expected, box)
                 worst = max(worst, float((part - expected).abs().max()))
                 assert part.untyped_storage().nbytes() == part.numel() * part.itemsize
         state = int(torch.get_rng_state().sum())
@@ -171,11 +171,11 @@ def test_a_rank_makes_its_parts_from_the_factory_alone() -> None:
         values = binding.replayed(program.residents(rank), recording)
         cut = 0
         for op in program.residents(rank):
-            of, box = part_of(op, program.sources)
+            of, box = shard_of(op, program.sources)
             assert values[op.name].shape == op.outputs[0].shape
             if of.removeprefix("model.") in expected and box is not None:
                 whole = expected[of.removeprefix("model.")]
-                assert torch.equal(values[op.name], cut_out(whole, box))
+                assert torch.equal(values[op.name], box_view(whole, box))
                 cut += 1
         assert cut >= 2
 

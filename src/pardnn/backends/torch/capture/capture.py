@@ -36,10 +36,10 @@ from pardnn.backends.torch.capture.to_graph import (
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.traced_run import generators_kept, run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.object_graph import reach
+from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import (
     Source,
-    batch_arguments,
+    batch_indices,
     gradient_source,
     settings_of,
     sources_of,
@@ -70,11 +70,11 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         UserCodeError: E110, if the step itself raises.
     """
     arguments = list(args)
-    original = reach(step, arguments)
-    scripted = [r.name for r in original.roots if isinstance(r.value, torch.jit.ScriptModule)]
+    original = walk_objects(step, arguments)
+    scripted = [e.name for e in original.stateful if isinstance(e.value, torch.jit.ScriptModule)]
     if scripted:
         raise unsupported.scripted(scripted[0])
-    batch = batch_arguments(step, args)
+    batch = batch_indices(args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     session = _Session(step, arguments, batch, mode, FakeResults(mode))
     with generators_kept(), collector_paused():
@@ -143,7 +143,7 @@ class _Session:
 
     def graph(self, name: str) -> Graph:
         """Run the step three times and write the second run as a graph."""
-        live = sources_of(reach(self.step, self.args), self.batch)
+        live = sources_of(walk_objects(self.step, self.args), self.batch)
         existing, sharing = {source.name for source in live}, _sharing(live)
         first = self._trace(live_numbers=False, locate=False)
         initial, odd = self._initial_values(first, existing)
@@ -171,16 +171,16 @@ class _Session:
         locate: bool = True,
     ) -> _Trace:
         """Run the step once over new stand-ins and record it."""
-        met = reach(self.step, self.args)
-        found = sources_of(met, self.batch)
+        objects = walk_objects(self.step, self.args)
+        found = sources_of(objects, self.batch)
         gradients = _gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
         numbers = [source for source in found if isinstance(source.get(), float)]
-        settings = settings_of(met, self.batch)
+        settings = settings_of(objects, self.batch)
         kept = {source.name: source.get() for source in gradients}
-        stand_ins = put(met, tensors, self.mode)
+        stand_ins = put(objects, tensors, self.mode)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
-        tracer = Tracer(self.mode, Locator(met.modules, is_silent=not locate), self.fakes)
+        tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fakes)
         trace = _Trace(tracer, {}, {}, stand_ins, [], settings, None)
         for source in tensors:
             self._add(trace, source, stand_ins[source.name], initial)
@@ -195,7 +195,7 @@ class _Session:
             value.call.name, trace.values[source.name] = source.name, value
             trace.sources[source.name] = source
             source.set(symbol)
-        before = reach(self.step, self.args).contents
+        before = walk_objects(self.step, self.args).contents
         try:
             trace.result = run_traced(self.step, self.args, tracer, self.mode)
             trace.changed = changes(before)
@@ -217,11 +217,13 @@ class _Session:
         self, first: _Trace, existing: set[str]
     ) -> tuple[dict[str, float], dict[str, str]]:
         """Return what the state that the first step made starts from, and what is odd about it."""
-        met = reach(self.step, self.args)
+        objects = walk_objects(self.step, self.args)
         initial: dict[str, float] = {}
         odd: dict[str, str] = {}
-        optimizers = [r.value for r in met.roots if isinstance(r.value, torch.optim.Optimizer)]
-        found = sources_of(met, self.batch)
+        optimizers = [
+            e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
+        ]
+        found = sources_of(objects, self.batch)
         for source in found:
             live = source.get()
             if source.name in existing or not isinstance(live, torch.Tensor):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from pardnn.backends.torch.user_step.object_graph import Reach
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import UnsupportedError
 
@@ -65,7 +65,9 @@ def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
         fake.register_post_accumulate_grad_hook(hook)
 
 
-def put(met: Reach, sources: Iterable[Source], mode: FakeTensorMode) -> dict[str, FakeTensor]:
+def put(
+    objects: ObjectGraph, sources: Iterable[Source], mode: FakeTensorMode
+) -> dict[str, FakeTensor]:
     """Put a stand-in in the place of every tensor source.
 
     Returns:
@@ -83,7 +85,7 @@ def put(met: Reach, sources: Iterable[Source], mode: FakeTensorMode) -> dict[str
         if source.name in made:
             for slot in source.slots:
                 slot.set(made[source.name])
-    for _, holder, content in met.contents:
+    for _, holder, content in objects.contents:
         if isinstance(content, dict) and isinstance(holder, dict):
             _rekey(holder, by_id)
     return made

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import PLAIN, GlobalName, items_of, joined
+from pardnn.backends.torch.user_step.object_graph import PLAIN, GlobalName, dotted, items_of
 
 
 def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
@@ -67,12 +67,12 @@ def _changes_of(name: str, holder: Any, then: Any) -> Iterator[str]:
                 continue
             missing = (key in then) != (key in now)
             if missing or _differ(now[key], then[key]):
-                yield joined(name, key)
+                yield dotted(name, key)
     elif len(now) != len(then):
         yield name
     else:
         pairs = zip(now, then, strict=False)
-        yield from (joined(name, i) for i, pair in enumerate(pairs) if _differ(*pair))
+        yield from (dotted(name, i) for i, pair in enumerate(pairs) if _differ(*pair))
 
 
 def _differ(now: Any, then: Any) -> bool:

@@ -29,7 +29,7 @@ from pardnn.backends.torch.deferred_init import recording as rec
 from pardnn.backends.torch.deferred_init import replay as player
 from pardnn.backends.torch.deferred_init.recorder import Recorder
 from pardnn.backends.torch.deferred_init.recording import Recording
-from pardnn.backends.torch.ops.partition_ops import own_part
+from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
 
@@ -266,7 +266,7 @@ def _pick(
 ) -> list[torch.Tensor]:
     _write_states(built.generators, built.ends)
     picked = [
-        tensor.detach() if cut is None else own_part(tensor, *cut)
+        tensor.detach() if cut is None else box_copy(tensor, *cut)
         for tensor, cut in zip(tensors, cuts, strict=True)
     ]
     kept = {tensor.untyped_storage()._cdata for tensor in picked}

@@ -7,7 +7,7 @@ storage is freed after its last use, so memory is that of the wanted tensors plu
 of one of them. Of a tensor that a rank shares with others, the rank's part is cut out as soon as
 the tensor is complete.
 
-Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`mersenne.py`).
+Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`rng/mt19937.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.deferred_init import recording as rec
 from pardnn.backends.torch.deferred_init.program_slice import Slice, call_name, slice_events
-from pardnn.backends.torch.ops.partition_ops import own_part
+from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.errors import MismatchError
 from pardnn.plan.mesh import Box
@@ -138,7 +138,7 @@ def _hand_out(player: _Player, storage: int) -> None:
     """Keep what is wanted of a storage that nothing touches any more."""
     for i, ref, cut in player.wanted.get(storage, ()):
         whole = view(_storage(player, ref), ref)
-        player.made[i] = whole if cut is None else own_part(whole, *cut)
+        player.made[i] = whole if cut is None else box_copy(whole, *cut)
     player.live.pop(storage, None)
 
 

@@ -29,7 +29,7 @@ Environment = MutableMapping[str, Any]
 Result = Callable[[Environment], Any]
 
 
-def part_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
+def shard_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
     """Return which source of the whole graph an op stands for, and its box; None for all of it.
 
     Args:
@@ -45,7 +45,7 @@ def part_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
     return source.name, None if box == tuple((0, n) for n in shape) else box
 
 
-def cut_out(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:
+def box_view(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return the view of a tensor that a box names."""
     for dim, (low, high) in enumerate(box):
         if low != 0 or high != value.shape[dim]:
@@ -53,7 +53,7 @@ def cut_out(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:
     return value
 
 
-def own_part(
+def box_copy(
     value: torch.Tensor, box: Sequence[Sequence[int]], strides: Sequence[int] | None = None
 ) -> torch.Tensor:
     """Return a box of a tensor in a storage of its own.
@@ -63,7 +63,7 @@ def own_part(
         box: First and last index per dim, the last exclusive.
         strides: Of the result; contiguous if absent.
     """
-    view = cut_out(value.detach(), box)
+    view = box_view(value.detach(), box)
     strides = tuple(strides) if strides is not None else _contiguous(view.shape)
     made = torch.empty_strided(view.shape, strides, dtype=value.dtype, device=value.device)
     return made.copy_(view).requires_grad_(value.requires_grad)
@@ -95,14 +95,14 @@ def planned_call(op: Op, args: Sequence[Any], device: torch.device) -> Result:
 
 def _slice(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
     name, box = args
-    return lambda env: cut_out(env[name], box)
+    return lambda env: box_view(env[name], box)
 
 
 def _update(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
     name, box, source = args
 
     def update(env: Environment) -> Any:
-        cut_out(env[name], box).copy_(env[source])
+        box_view(env[name], box).copy_(env[source])
         return env[name]
 
     return update
@@ -114,7 +114,7 @@ def _join(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
     def join(env: Environment) -> Any:
         buffer = env[name]
         for piece, box in pieces:
-            place, value = cut_out(buffer, box), env[piece]
+            place, value = box_view(buffer, box), env[piece]
             if place.data_ptr() != value.data_ptr():
                 place.copy_(value)
         return buffer
@@ -122,7 +122,7 @@ def _join(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
     return join
 
 
-def landing(op: Op, piece: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def receive_view(op: Op, piece: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return what finds the place of a received piece in the buffer that a join completes.
 
     Args:
@@ -131,7 +131,7 @@ def landing(op: Op, piece: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """
     _, rows = (op.arguments or {})["args"]
     box = next(box for reference, box in rows if reference["tensor"] == piece)
-    return lambda buffer: cut_out(buffer, box)
+    return lambda buffer: box_view(buffer, box)
 
 
 def _fetch(op: Op, args: Sequence[Any], device: torch.device) -> Result:
@@ -267,7 +267,7 @@ def cut_results(
         }
         results = flat(call(ChainMap(filled, env)))
         return [
-            None if box is None else own_part(value, box)
+            None if box is None else box_copy(value, box)
             for value, box in zip(results, boxes, strict=True)
         ]
 

@@ -1,15 +1,14 @@
-"""Random ops spread over ranks that give the numbers one device would.
+"""Moving a generator past random calls that are not run, and measuring how far a call moves it.
 
-Every rank runs only its own random ops, and moves its generator past the draws of all others, in
-the order of the unplaced step. How far an op moves a generator depends on the op, on the number
-of elements and on how the library was built (with MKL, `bernoulli_` draws one seed for the whole
-tensor), so it is measured by running the op once, never derived.
+How far a call moves a generator depends on the op, on the number of elements and on how the
+library was built (with MKL, `bernoulli_` draws one seed for the whole tensor), so it is measured
+by running the call once, never derived.
 
 Two things make up the state of PyTorch's CPU generator: the position of its Mersenne twister
-(`mersenne.py`) and, because normal samples come in pairs, at times a spare one, which the next
-scalar draw of a normal uses up. An op that looks at the spare moves the generator differently with
-and without one; `Draws` keeps both cases. A spare is the second of the pair made from the last
-four draws, so it is made again by drawing that pair. A CUDA generator has an offset and no spare.
+(`mt19937.py`) and, because Box-Muller makes normal samples in pairs, at times a spare one, which
+the next scalar draw of a normal uses up. A call that uses the spare moves the generator differently
+with and without one; `Draws` keeps both cases. A spare is the second of the pair made from the last
+four draws, so it is restored by drawing that pair. A CUDA generator has an offset and no spare.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.rng import mt19937
-from pardnn.errors import MismatchError, UnsupportedError
+from pardnn.errors import UnsupportedError
 
 # Most draws an op may make before it is taken for a reseed; measuring them takes a minute.
 MAX_DRAWS = 1 << 33
@@ -48,7 +47,7 @@ class Effect(NamedTuple):
 
     Attributes:
         count: 32-bit draws (CPU) or units of the philox offset (CUDA).
-        spare: What becomes of the spare normal sample: left as it was, none left, or a new one.
+        spare: What becomes of the spare normal sample: kept, none left, or a new one.
     """
 
     count: int
@@ -69,12 +68,12 @@ class Draws:
 
     @property
     def uses_spare(self) -> bool:
-        """Whether the call looks at the spare sample or leaves one."""
+        """Whether the call uses the spare sample or leaves one."""
         return (self.without_spare.spare, self.with_spare.spare) != ("kept", "kept")
 
 
 def fixed(count: int) -> Draws:
-    """Return the draws of a call that always makes `count` of them and knows no spare."""
+    """Return the draws of a call that always makes `count` of them and never uses the spare."""
     return Draws(Effect(count), Effect(count))
 
 
@@ -84,7 +83,7 @@ class _State(NamedTuple):
     single: float | None
 
 
-def _unmoded() -> AbstractContextManager[Any]:
+def _without_modes() -> AbstractContextManager[Any]:
     # Tracing modes of the caller must not see the tensors that carry a state. Leaving them costs
     # 15 us, too much for every random op of a step.
     has_modes = torch._C._len_torch_dispatch_stack() > 0
@@ -93,13 +92,13 @@ def _unmoded() -> AbstractContextManager[Any]:
 
 def read_state(generator: torch.Generator) -> bytes:
     """Return a generator's state as bytes (5,056 on CPU, 16 on CUDA)."""
-    with _unmoded():
+    with _without_modes():
         return generator.get_state().numpy().tobytes()
 
 
 def write_state(generator: torch.Generator, state: bytes) -> None:
     """Set a generator to a state that `read_state` returned."""
-    with _unmoded():
+    with _without_modes():
         generator.set_state(torch.from_numpy(np.frombuffer(state, dtype=np.uint8).copy()))
 
 
@@ -171,10 +170,10 @@ def advance(generator: torch.Generator, count: int, *, is_repeated: bool = False
     if count == 0:
         return
     if generator.device.type == "cuda":
-        with _unmoded():
+        with _without_modes():
             generator.set_offset(generator.get_offset() + count)
     elif count <= _SCRATCH_DRAWS:
-        with _unmoded():
+        with _without_modes():
             torch.empty(count, dtype=torch.int32).random_(generator=generator)
     else:
         raw = read_state(generator)
@@ -182,10 +181,10 @@ def advance(generator: torch.Generator, count: int, *, is_repeated: bool = False
         write_state(generator, _with_engine(raw, engine))
 
 
-def _renew_spare(generator: torch.Generator) -> None:
+def _draw_spare(generator: torch.Generator) -> None:
     """Draw one pair of normal samples, of which the second stays as the spare."""
     write_state(generator, _with_spare(read_state(generator), None))
-    with _unmoded():
+    with _without_modes():
         torch.empty(1, dtype=torch.float64).normal_(generator=generator)
 
 
@@ -194,8 +193,12 @@ def skip_calls(
 ) -> None:
     """Move a generator past calls that it does not run, as if it had run them in this order.
 
-    O(calls) plus one `advance`, two where a call leaves a spare normal sample; `is_repeated` as
-    there.
+    O(calls) plus one `advance`, two where a call leaves a spare normal sample.
+
+    Args:
+        generator: The generator to move.
+        calls: What the calls do to it, in order.
+        is_repeated: As in `advance`.
     """
     if not any(call.uses_spare for call in calls):
         count = sum(call.without_spare.count for call in calls)
@@ -203,20 +206,20 @@ def skip_calls(
         return
     state = _decode(read_state(generator))
     spare = found = state.normal is not None
-    fate, passed, renewed = "kept", 0, 0
+    last_effect, passed, at_last_effect = "kept", 0, 0
     for call in calls:
         effect = call.with_spare if spare else call.without_spare
         passed += effect.count
         if effect.spare != "kept":
-            fate, spare = effect.spare, effect.spare == "new"
-            renewed = passed
-    if fate == "new":
-        advance(generator, renewed - _PAIR_DRAWS, is_repeated=is_repeated)
-        _renew_spare(generator)
-        advance(generator, passed - renewed, is_repeated=is_repeated)
+            last_effect, spare = effect.spare, effect.spare == "new"
+            at_last_effect = passed
+    if last_effect == "new":
+        advance(generator, at_last_effect - _PAIR_DRAWS, is_repeated=is_repeated)
+        _draw_spare(generator)
+        advance(generator, passed - at_last_effect, is_repeated=is_repeated)
         return
     advance(generator, passed, is_repeated=is_repeated)
-    if fate == "none" and found:
+    if last_effect == "none" and found:
         write_state(generator, _with_spare(read_state(generator), None))
 
 
@@ -267,7 +270,7 @@ def measure(
     saved = read_state(generator)
     try:
         if generator.device.type == "cuda":
-            with _unmoded():
+            with _without_modes():
                 start = generator.get_offset()
                 call()
                 return fixed(generator.get_offset() - start)
@@ -280,102 +283,9 @@ def measure(
         write_state(generator, saved)
 
 
-def draws(call: Callable[[], Any], device: torch.device) -> int:
-    """Return how many draws a call makes on a generator without a spare normal sample.
-
-    The count is in 32-bit outputs on CPU, in units of the philox offset on CUDA; the generator is
-    as before afterwards. `measure` also tells what becomes of the spare sample.
-    """
-    return measure(call, device).without_spare.count
-
-
 def has_fixed_draws(function: Any) -> bool:
     """Return whether the draws of an ATen overload depend on sizes alone, not on values."""
     packet = getattr(function, "overloadpacket", function)
     return getattr(packet, "__name__", str(packet)).rstrip("_") not in {
         name.rstrip("_") for name in DATA_DEPENDENT
     }
-
-
-class RandomStream:
-    """One rank's way through the random ops of a step, in the order of the unplaced step.
-
-    Args:
-        order: Names of all random ops of the step that draw from this generator.
-        calls: What each of them does to the generator, same length.
-        mine: Names of those that this rank runs.
-        generator: The generator they draw from.
-
-    Example:
-        >>> once = fixed(1)
-        >>> stream = RandomStream(["a", "b"], [once, once], {"b"}, torch.default_generator)
-        >>> stream.before("b")  # skips the draw of a; then the rank runs b, and last
-        >>> stream.finish()  # doctest: +SKIP
-    """
-
-    def __init__(
-        self,
-        order: Sequence[str],
-        calls: Sequence[Draws],
-        mine: frozenset[str] | set[str],
-        generator: torch.Generator,
-    ) -> None:
-        self._calls = tuple(calls)
-        self._place = {name: index for index, name in enumerate(order)}
-        self._mine = tuple(index for index, name in enumerate(order) if name in mine)
-        self._generator = generator
-        self._done = 0
-        self._next = 0
-        if not len(self._place) == len(order) == len(calls) or not mine <= self._place.keys():
-            raise MismatchError(
-                f"the random ops of a step do not fit together: {len(order)} in order, "
-                f"{len(self._place)} different names, {len(calls)} measured, "
-                f"{len(mine - self._place.keys())} on this rank that are not in the order.\n"
-                "Measure and plan the same graph.",
-                code="E515",
-            )
-
-    def before(self, op: str) -> None:
-        """Move the generator to where `op`, which this rank runs next, begins to draw.
-
-        Raises:
-            MismatchError: E516, this rank does not run `op`, or runs it out of order.
-        """
-        place = self._place.get(op)
-        if self._next == len(self._mine) or place != self._mine[self._next]:
-            raise MismatchError(
-                f"random op {op!r} is not the next one of this rank: it would draw another op's "
-                f"numbers.\nA plan runs random ops in the order of the step; this is number "
-                f"{place} of it, {self._next} of this rank's {len(self._mine)} are done.",
-                code="E516",
-                details={"op": op},
-            )
-        self.ahead()
-        self._done = self._mine[self._next] + 1
-        self._next += 1
-
-    def ahead(self) -> None:
-        """Move the generator to this rank's next random op now, while the rank waits anyway.
-
-        `before` then has nothing left to skip. After the last op it does nothing.
-        """
-        if self._next == len(self._mine):
-            return
-        place = self._mine[self._next]
-        skip_calls(self._generator, self._calls[self._done : place], is_repeated=True)
-        self._done = place
-
-    def finish(self) -> None:
-        """Move the generator to the end of the step and start over for the next step.
-
-        Raises:
-            MismatchError: E516, some of this rank's random ops have not run.
-        """
-        if self._next != len(self._mine):
-            raise MismatchError(
-                f"the step ended with {len(self._mine) - self._next} random ops of this rank not "
-                "run: the generator would not be where one device leaves it.",
-                code="E516",
-            )
-        skip_calls(self._generator, self._calls[self._done :], is_repeated=True)
-        self._done = self._next = 0

@@ -9,9 +9,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
-from pardnn.backends.torch.ops.partition_ops import own_part, part_of
-from pardnn.backends.torch.user_step.object_graph import Found, argument_names, reach
-from pardnn.backends.torch.user_step.sources import batch_arguments, settings_of, sources
+from pardnn.backends.torch.ops.partition_ops import box_copy, shard_of
+from pardnn.backends.torch.user_step.object_graph import (
+    Entry,
+    argument_names,
+    walk_objects,
+    walk_value,
+)
+from pardnn.backends.torch.user_step.sources import batch_indices, settings_of, sources
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 
@@ -38,7 +43,7 @@ class Binding:
     ) -> None:
         self._args = list(args)
         self._device = device
-        self._batch = batch_arguments(step, args)
+        self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
         self.sources = {source.name: source for source in sources(step, args, graph)}
         self._whole = {op.outputs[0].name: op for op in graph.ops if op.is_source}
@@ -48,11 +53,11 @@ class Binding:
         self._check(graph)
         self._numbers = [op for op in graph.ops if op.kind == "input" and _is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not _is_number(op)]
-        met = reach(step, list(args))
+        objects = walk_objects(step, list(args))
         self._optimizers = [
-            root.value for root in met.roots if isinstance(root.value, torch.optim.Optimizer)
+            e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
         ]
-        self._settings = list(_settings(graph, met.numbers, settings_of(met, self._batch)))
+        self._settings = list(_settings(graph, objects.numbers, settings_of(objects, self._batch)))
 
     def _check(self, graph: Graph) -> None:
         wanted = [op for op in graph.ops if op.is_source and op.kind != "constant"]
@@ -74,7 +79,7 @@ class Binding:
         Called once per rank, with all that it needs: the generators end where the whole
         construction leaves them. Of a tensor that is cut, no more than the part stays.
         """
-        parts = [(op, *part_of(op, self._whole)) for op in ops]
+        parts = [(op, *shard_of(op, self._whole)) for op in ops]
         live = {of: self.sources[of].get() for _, of, _ in parts}
         made = [part for part in parts if isinstance(live[part[1]], torch.Tensor)]
         reals = replay(
@@ -95,14 +100,14 @@ class Binding:
         """
         values = {}
         for op in ops:
-            of, box = part_of(op, self._whole)
+            of, box = shard_of(op, self._whole)
             live = self.sources[of].get()
             if not isinstance(live, torch.Tensor):
                 values[op.name] = self._made(op, of)
             elif box is None or isinstance(live, FakeTensor) or live.is_meta:
                 values[op.name] = self._placed(live)
             else:
-                values[op.name] = self._placed(own_part(live, box, op.outputs[0].strides))
+                values[op.name] = self._placed(box_copy(live, box, op.outputs[0].strides))
         return values
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
@@ -129,7 +134,7 @@ class Binding:
         tensor that is cut, the part is what the user's object holds from now on: the same
         `Parameter`, with the part's shape and storage.
         """
-        mine = {part_of(op, self._whole)[0]: op for op in residents}
+        mine = {shard_of(op, self._whole)[0]: op for op in residents}
         for name, source in self.sources.items():
             if name in mine:
                 source.set(values[mine[name].name])
@@ -200,10 +205,9 @@ class Binding:
         tensors: dict[str, Any] = {}
         numbers: dict[str, Any] = {}
         for index, arg in zip(self._batch, batch, strict=True):
-            met = reach(_nothing, [arg])
-            for kind, entries in ((tensors, met.tensors), (numbers, met.numbers)):
-                for entry in entries:
-                    kind[self._names[index] + entry.name.removeprefix("_arg")] = entry.value
+            objects = walk_value(arg, self._names[index])
+            tensors |= {entry.name: entry.value for entry in objects.tensors}
+            numbers |= {entry.name: entry.value for entry in objects.numbers}
         lacking = [
             op.name for op in self._tensors if op.name not in tensors and self._is_of_batch(op.name)
         ]
@@ -219,10 +223,6 @@ class Binding:
         return any(name.split(".")[0] == self._names[i] for i in self._batch)
 
 
-def _nothing(_arg: Any) -> None:
-    """Stand in for a step where only an argument matters."""
-
-
 def _is_number(op: Op) -> bool:
     return (op.outputs[0].dtype or "").startswith("host.")
 
@@ -233,8 +233,8 @@ def _hollow(value: torch.Tensor) -> torch.Tensor:
 
 
 def _settings(
-    graph: Graph, numbers: Sequence[Found], now: Mapping[str, Any]
-) -> Iterator[tuple[str, Found, Any]]:
+    graph: Graph, numbers: Sequence[Entry], now: Mapping[str, Any]
+) -> Iterator[tuple[str, Entry, Any]]:
     """Find where each plain value that the graph takes for granted is held."""
     loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
     expected = ((loss.arguments or {}) if loss else {}).get("settings", {})

@@ -19,7 +19,7 @@ import torch
 from pardnn.backends.torch.comm.wire_format import wire_text
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.ops.codec import bind, constant_value
-from pardnn.backends.torch.ops.partition_ops import landing, own_part, part_of
+from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view, shard_of
 from pardnn.backends.torch.rng.generator import Draws
 from pardnn.backends.torch.runtime.input_checks import check_resident, geometry, other_batch
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
@@ -127,7 +127,7 @@ class Executor:
         into = self.program.lowered.messages[action.message].into
         if into is None:
             return lambda env: env.__setitem__(name, channel.allocate(wire))
-        place = landing(self.program.ops[wire.reader], name)
+        place = receive_view(self.program.ops[wire.reader], name)
         return lambda env: env.__setitem__(name, channel.allocate(wire, place(env[into])))
 
     def _computing(self, op: Op) -> Call:
@@ -153,7 +153,7 @@ class Executor:
     def _reading(self, op: Op) -> Call:
         (output,) = op.outputs
         device = self.world.device
-        of, box = part_of(op, self.program.sources)
+        of, box = shard_of(op, self.program.sources)
 
         def read(env: Environment) -> None:
             value = self._inputs[of]
@@ -161,7 +161,7 @@ class Executor:
 
         def read_part(env: Environment) -> None:
             assert box is not None
-            env[output.name] = _plain(own_part(self._inputs[of], box, output.strides), device)
+            env[output.name] = _plain(box_copy(self._inputs[of], box, output.strides), device)
 
         return read if box is None else read_part
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.comm.world import World
-from pardnn.backends.torch.ops.partition_ops import cut_out, part_of
+from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import UsageError, shown
 from pardnn.graph.ir import Op
@@ -51,7 +51,7 @@ def whole_value(program: Program, world: World, held: Mapping[str, Any], name: s
     dtype = getattr(torch, output.dtype or "float32")
     whole = torch.empty_strided(shape, strides, dtype=dtype, device=world.device)
     for rank, op, box in _owners(program, name):
-        place = whole if box is None else cut_out(whole, box)
+        place = whole if box is None else box_view(whole, box)
         mine = held[op.outputs[0].name] if rank == world.rank else None
         place.copy_(_from(rank, mine, place, world))
     return whole
@@ -62,7 +62,7 @@ def _owners(program: Program, name: str) -> Iterator[tuple[int, Op, Box | None]]
     seen: set[Box | None] = set()
     for rank in range(program.plan.num_devices):
         for op in program.residents(rank):
-            of, box = part_of(op, program.sources)
+            of, box = shard_of(op, program.sources)
             if of == name and box not in seen:
                 seen.add(box)
                 yield rank, op, box

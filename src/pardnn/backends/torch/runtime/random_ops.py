@@ -18,7 +18,6 @@ from pardnn.backends.torch.ops.schema import signature
 from pardnn.backends.torch.rng.generator import (
     Draws,
     Effect,
-    RandomStream,
     default_generator,
     has_fixed_draws,
     measure,
@@ -26,6 +25,7 @@ from pardnn.backends.torch.rng.generator import (
     skip_calls,
     write_state,
 )
+from pardnn.backends.torch.rng.stream import RandomStream
 from pardnn.errors import FileError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.partitioned_graph import DRAW

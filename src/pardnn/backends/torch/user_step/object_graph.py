@@ -1,8 +1,9 @@
-"""What a step can reach: every object behind its arguments, closure, `self` and globals.
+"""The object graph of a step: all that its arguments, closure, `self` and globals refer to.
 
-A walk in a fixed order over containers, modules, optimizers and the user's own objects. It finds
-where each tensor and number is held (a `Slot`), so that capture can put a stand-in there and a
-rank its share, and it remembers what every container held, so that `undo` can put all back.
+A depth-first walk in a fixed order over containers, modules, optimizers and the user's own
+objects. It finds where each tensor and number is held (a `Slot`), so that capture can put a
+placeholder there and a rank its shard, and it copies what every container held, so that
+`capture.restore` can restore it.
 
 Functions of libraries are entered for their closures only, functions of the user also for the
 globals that they name. O(objects reached).
@@ -33,7 +34,7 @@ _TORCH_CLASSES = (
     torch.optim.lr_scheduler.ReduceLROnPlateau,
     torch.amp.GradScaler,
 )
-_CLOSED_PACKAGES = frozenset({
+_OPAQUE_PACKAGES = frozenset({
     "builtins", "concurrent", "datetime", "io", "logging", "multiprocessing", "numpy", "pathlib",
     "random", "re", "socket", "ssl", "tempfile", "threading", "_thread", "tokenizers", "torch",
     "typing", "weakref", "pardnn",
@@ -95,15 +96,15 @@ def _rebuilt(container: Any, path: tuple[int, ...], value: Any) -> Any:
     return type(container)(*items) if hasattr(container, "_fields") else type(container)(items)
 
 
-class Found(NamedTuple):
-    """A value met on the walk.
+class Entry(NamedTuple):
+    """A value in the object graph and the place that holds it.
 
     Attributes:
         name: Dotted path from the step's parameters.
         value: Any object.
-        slot: Where it is held; None where nothing can be put in its place.
+        slot: Where it is held; None where it cannot be replaced.
         owner: The innermost module or optimizer on the way; None if there is none.
-        argument: Index of the argument it was reached through; -1 for closures and globals.
+        argument: Index of the argument that leads to it; -1 for closures and globals.
         numeric: Whether a number here may differ from step to step.
     """
 
@@ -114,53 +115,67 @@ class Found(NamedTuple):
     argument: int = -1
     numeric: bool = False
 
-    def child(self, key: Any, value: Any, holder: Any = None, **changes: Any) -> Found:
-        """Return what is held under `key` of this value, or of `holder` on its behalf."""
-        name = joined(self.name, key)
+    def child(self, key: Any, value: Any, holder: Any = None, **changes: Any) -> Entry:
+        """Return the entry of what this value holds under `key`, in `holder` if it is replaceable.
+
+        Args:
+            key: Key, index or attribute.
+            value: What is held there.
+            holder: The container that `key` indexes; None if nothing can be set there.
+            **changes: Other attributes that differ from this entry's.
+        """
+        name = dotted(self.name, key)
         slot = None if holder is None else Slot(holder, key)
         return self._replace(name=name, value=value, slot=slot, **changes)
 
 
 @dataclass(repr=False)
-class Reach:
-    """All that a walk has met, in its order.
+class ObjectGraph:
+    """What a walk has found, in its order.
 
     Attributes:
         tensors: Every place that holds a tensor; a tied tensor has several.
         numbers: Every int, float, bool, str or None in arguments and optimizer settings.
         arrays: NumPy arrays among the arguments.
-        modules: Names of modules by id, the first name met.
-        roots: Modules, optimizers and schedulers.
+        modules: Names of modules by id; the first name counts.
+        stateful: Modules, optimizers, schedulers and gradient scalers.
         contents: What each container and object held: (name, holder, copy).
         seen: Objects by id, held so that no id is used twice.
     """
 
-    tensors: list[Found] = field(default_factory=list)
-    numbers: list[Found] = field(default_factory=list)
-    arrays: list[Found] = field(default_factory=list)
+    tensors: list[Entry] = field(default_factory=list)
+    numbers: list[Entry] = field(default_factory=list)
+    arrays: list[Entry] = field(default_factory=list)
     modules: dict[int, str] = field(default_factory=dict)
-    roots: list[Found] = field(default_factory=list)
+    stateful: list[Entry] = field(default_factory=list)
     contents: list[tuple[str, Any, Any]] = field(default_factory=list)
     seen: dict[int, Any] = field(default_factory=dict)
 
 
-def reach(step: Callable[..., Any], args: list[Any]) -> Reach:
-    """Walk over everything that `step(*args)` can reach, arguments first.
+def walk_objects(step: Callable[..., Any], args: list[Any]) -> ObjectGraph:
+    """Return the object graph of `step(*args)`, arguments first.
 
     Args:
         step: A function, method, partial or callable object.
-        args: A list of one's own, so that its items can be set.
+        args: A list that the caller owns, so that its items can be set.
     """
-    met = Reach()
-    met.contents.append(("args", args, list(args)))
+    objects = ObjectGraph()
+    objects.contents.append(("args", args, list(args)))
     for i, name in enumerate(argument_names(step, len(args))):
-        _visit(met, Found(name, args[i], Slot(args, i), argument=i, numeric=True))
-    _visit(met, Found("", step))
-    return met
+        _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
+    _visit(objects, Entry("", step))
+    return objects
+
+
+def walk_value(value: Any, name: str = "") -> ObjectGraph:
+    """Return the object graph of one value, as of the argument `name` of a step."""
+    objects, holder = ObjectGraph(), [value]
+    _visit(objects, Entry(name, value, Slot(holder, 0), argument=0, numeric=True))
+    return objects
 
 
 def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
-    """Names of the step's positional arguments, as in its signature where it has one."""
+    """Return the names of the step's positional arguments, from its signature where it has one."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):
@@ -171,138 +186,138 @@ def argument_names(step: Callable[..., Any], num_args: int) -> list[str]:
     return [*names, *(f"{rest}.{i}" for i in range(num_args - len(names)))]
 
 
-def joined(prefix: str, key: Any) -> str:
-    """Return a dotted path."""
+def dotted(prefix: str, key: Any) -> str:
+    """Return "prefix.key", or "key" alone where there is no prefix."""
     return f"{prefix}.{key}" if prefix else str(key)
 
 
-def _visit(met: Reach, start: Found) -> None:
-    """Visit one value and all behind it, depth first, without recursion."""
+def _visit(objects: ObjectGraph, start: Entry) -> None:
+    """Visit one value and all that it refers to, depth first, without recursion."""
     stack = [start]
     while stack:
-        at = stack.pop()
-        value = at.value
+        entry = stack.pop()
+        value = entry.value
         if isinstance(value, torch.Tensor):
-            met.tensors.append(at)
+            objects.tensors.append(entry)
         elif isinstance(value, PLAIN):
-            if at.numeric:
-                met.numbers.append(at)
+            if entry.numeric:
+                objects.numbers.append(entry)
         elif isinstance(value, tuple):
-            stack.extend(reversed(list(_parts(at))))
-        elif id(value) not in met.seen and len(met.seen) < _MAX_OBJECTS:
-            met.seen[id(value)] = value
-            stack.extend(reversed(list(_children(met, at))))
+            stack.extend(reversed(list(_tuple_items(entry))))
+        elif id(value) not in objects.seen and len(objects.seen) < _MAX_OBJECTS:
+            objects.seen[id(value)] = value
+            stack.extend(reversed(list(_children(objects, entry))))
 
 
-def _parts(at: Found) -> Iterator[Found]:
-    names = getattr(at.value, "_fields", range(len(at.value)))
-    for i, (key, item) in enumerate(zip(names, at.value, strict=False)):
-        slot = at.slot and Slot(at.slot.holder, at.slot.key, (*at.slot.path, i))
-        yield at._replace(name=joined(at.name, key), value=item, slot=slot)
+def _tuple_items(entry: Entry) -> Iterator[Entry]:
+    names = getattr(entry.value, "_fields", range(len(entry.value)))
+    for i, (key, item) in enumerate(zip(names, entry.value, strict=False)):
+        slot = entry.slot and Slot(entry.slot.holder, entry.slot.key, (*entry.slot.path, i))
+        yield entry._replace(name=dotted(entry.name, key), value=item, slot=slot)
 
 
-def _children(met: Reach, at: Found) -> Iterator[Found]:
-    """Yield what one object holds, and note the object itself."""
-    value = at.value
+def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
+    """Yield what one object holds, and record its content."""
+    value = entry.value
     if isinstance(value, dict):
-        met.contents.append((at.name, value, dict(value)))
+        objects.contents.append((entry.name, value, dict(value)))
         for key, item in list(value.items()):
-            child = at.child(key, item, value)
-            # Optimizer state is kept by parameter, whose name is only known at the end.
+            child = entry.child(key, item, value)
+            # Optimizer state is keyed by parameter, whose name is only known at the end.
             keyed = isinstance(key, torch.Tensor)
-            yield child._replace(name=joined(at.name, f"<{id(key)}>")) if keyed else child
+            yield child._replace(name=dotted(entry.name, f"<{id(key)}>")) if keyed else child
     elif isinstance(value, list | deque):
-        met.contents.append((at.name, value, list(value)))
+        objects.contents.append((entry.name, value, list(value)))
         for i, item in enumerate(value):
-            yield at.child(i, item, value)
+            yield entry.child(i, item, value)
     elif isinstance(value, torch.nn.Module):
-        yield from _module_children(met, at)
+        yield from _module_children(objects, entry)
     elif isinstance(value, functools.partial):
         for i, item in enumerate(value.args):
-            yield at.child(i, item)
-        yield at._replace(value=value.keywords, slot=None)
-        yield at._replace(value=value.func, slot=None)
+            yield entry.child(i, item)
+        yield entry._replace(value=value.keywords, slot=None)
+        yield entry._replace(value=value.func, slot=None)
     elif isinstance(value, types.MethodType):
-        yield at._replace(value=value.__self__, slot=None)
-        yield at._replace(value=value.__func__, slot=None)
+        yield entry._replace(value=value.__self__, slot=None)
+        yield entry._replace(value=value.__func__, slot=None)
     elif isinstance(value, types.FunctionType):
-        yield from _function_children(met, at)
+        yield from _function_children(objects, entry)
     elif isinstance(value, np.ndarray | np.generic):
-        met.arrays.append(at)
-    elif _is_open(value):
-        yield from _object_children(met, at)
+        objects.arrays.append(entry)
+    elif _is_walked(value):
+        yield from _object_children(objects, entry)
 
 
-def _module_children(met: Reach, at: Found) -> Iterator[Found]:
-    module, attributes = at.value, at.value.__dict__
-    met.modules.setdefault(id(module), at.name)
-    met.roots.append(at)
-    met.contents.append((at.name, module, dict(attributes)))
-    at = at._replace(owner=module, numeric=False)
+def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
+    module, attributes = entry.value, entry.value.__dict__
+    objects.modules.setdefault(id(module), entry.name)
+    objects.stateful.append(entry)
+    objects.contents.append((entry.name, module, dict(attributes)))
+    entry = entry._replace(owner=module, numeric=False)
     for kind in ("_parameters", "_buffers", "_modules"):
         entries = attributes.get(kind, {})
-        met.contents.append((at.name, entries, dict(entries)))
-        met.seen[id(entries)] = entries
+        objects.contents.append((entry.name, entries, dict(entries)))
+        objects.seen[id(entries)] = entries
         for key, item in list(entries.items()):
-            yield at.child(key, item, entries)
+            yield entry.child(key, item, entries)
     for key, item in list(attributes.items()):
         if key not in ("_parameters", "_buffers", "_modules"):
-            yield at.child(key, item, module)
+            yield entry.child(key, item, module)
 
 
-def _object_children(met: Reach, at: Found) -> Iterator[Found]:
-    value = at.value
+def _object_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
+    value = entry.value
     if isinstance(value, torch.amp.GradScaler):
-        _wake(value)
-    met.contents.append((at.name, value, dict(value.__dict__)))
+        _create_scaler_tensors(value)
+    objects.contents.append((entry.name, value, dict(value.__dict__)))
     if isinstance(value, _TORCH_CLASSES):
-        met.roots.append(at)
-        owner = value if isinstance(value, torch.optim.Optimizer) else at.owner
-        at = at._replace(owner=owner, numeric=False)
+        objects.stateful.append(entry)
+        owner = value if isinstance(value, torch.optim.Optimizer) else entry.owner
+        entry = entry._replace(owner=owner, numeric=False)
     elif not is_dataclass(value):
-        at = at._replace(numeric=False)
+        entry = entry._replace(numeric=False)
     for key, item in list(value.__dict__.items()):
-        settings = key == "param_groups" and at.owner is value
-        yield at.child(key, item, value, numeric=at.numeric or settings)
+        settings = key == "param_groups" and entry.owner is value
+        yield entry.child(key, item, value, numeric=entry.numeric or settings)
     call = type(value).__dict__.get("__call__")
     if isinstance(call, types.FunctionType):
-        yield at._replace(value=call, slot=None)
+        yield entry._replace(value=call, slot=None)
 
 
-def _wake(scaler: torch.amp.GradScaler) -> None:
-    """Let a scaler have its tensors now instead of in its first step: ranks give them values."""
+def _create_scaler_tensors(scaler: torch.amp.GradScaler) -> None:
+    """Create a scaler's tensors now instead of in its first step: ranks set their values."""
     if scaler.is_enabled() and scaler._scale is None:
         with _disable_current_modes():
             scaler._lazy_init_scale_growth_tracker(torch.device(scaler._device))
 
 
-def _function_children(met: Reach, at: Found) -> Iterator[Found]:
-    function = at.value
-    at = at._replace(numeric=False)
+def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
+    function = entry.value
+    entry = entry._replace(numeric=False)
     for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             item = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-        met.seen[id(cell)] = cell
+        objects.seen[id(cell)] = cell
         # The variable's own name, not the path to the function that uses it.
-        met.contents.append((key, cell, item))
-        yield at._replace(name=key, value=item, slot=Slot(cell, None))
+        objects.contents.append((key, cell, item))
+        yield entry._replace(name=key, value=item, slot=Slot(cell, None))
     for i, item in enumerate(function.__defaults__ or ()):
-        yield at.child(f"default.{i}", item)
+        yield entry.child(f"default.{i}", item)
     if is_library_file(function.__code__.co_filename):
         return
     for key in _global_names(function.__code__):
         if key in function.__globals__:
             item = function.__globals__[key]
-            met.contents.append((key, GlobalName(function.__globals__, key), item))
+            objects.contents.append((key, GlobalName(function.__globals__, key), item))
             slot = Slot(function.__globals__, key)
-            yield at._replace(name=key, value=item, slot=slot)
+            yield entry._replace(name=key, value=item, slot=slot)
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
-    """One name of a module's globals: the holder in `Reach.contents` of what it stood for."""
+    """One name of a module's globals, as a holder in `ObjectGraph.contents`."""
 
     namespace: dict[str, Any]
     name: str
@@ -329,11 +344,11 @@ def is_library_file(filename: str) -> bool:
 _PACKAGE = str(Path(sys.modules["pardnn"].__file__ or "").resolve().parent) + "/"
 
 
-def _is_open(value: Any) -> bool:
-    """Whether an object's attributes can hold what a step uses."""
+def _is_walked(value: Any) -> bool:
+    """Whether the walk enters an object's attributes."""
     if isinstance(value, _TORCH_CLASSES):
         return True
     if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
         return False
     package = type(value).__module__.split(".")[0]
-    return package not in _CLOSED_PACKAGES and hasattr(value, "__dict__")
+    return package not in _OPAQUE_PACKAGES and hasattr(value, "__dict__")

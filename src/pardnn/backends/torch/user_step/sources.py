@@ -15,8 +15,14 @@ from typing import Any, Literal
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import Found, Reach, Slot, argument_names, reach
-from pardnn.errors import MismatchError, UnsupportedError
+from pardnn.backends.torch.user_step.object_graph import (
+    Entry,
+    ObjectGraph,
+    Slot,
+    walk_objects,
+    walk_value,
+)
+from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph
 
 SourceKind = Literal["parameter", "buffer", "state", "input"]
@@ -50,7 +56,7 @@ class Source:
             return None
 
     def set(self, value: Any) -> None:
-        """Make `value` the live value everywhere; a parameter keeps being a `Parameter`.
+        """Make `value` the live value in every slot; a parameter stays a `Parameter`.
 
         A real tensor keeps its identity and takes over the storage and the shape of `value`. A
         fake, meta or missing one is replaced, also as a key of optimizer state.
@@ -92,56 +98,26 @@ def sources(
     Raises:
         UnsupportedError: E801, if an argument cannot be followed from step to step.
     """
-    found = sources_of(reach(step, list(args)), batch_arguments(step, args))
+    found = sources_of(walk_objects(step, list(args)), batch_indices(args))
     return (*found, *_missing(found, step, args, graph)) if graph is not None else found
 
 
-def batch_arguments(step: Callable[..., Any], args: Sequence[Any]) -> tuple[int, ...]:
-    """Indices of the arguments that are the batch: those that hold no model and no optimizer."""
-    return tuple(i for i, arg in enumerate(args) if not reach(_nothing, [arg]).roots)
+def batch_indices(args: Sequence[Any]) -> tuple[int, ...]:
+    """Return the indices of the arguments that hold no model and no optimizer: the batch."""
+    return tuple(i for i, arg in enumerate(args) if not walk_value(arg).stateful)
 
 
-def _nothing(_arg: Any) -> None:
-    """Stand in for a step where only an argument matters."""
-
-
-def batch_values(
-    step: Callable[..., Any], args: Sequence[Any], batch: Sequence[Any]
-) -> dict[str, Any]:
-    """Read the inputs of a later call.
+def sources_of(objects: ObjectGraph, batch: Sequence[int]) -> tuple[Source, ...]:
+    """Return the sources in an object graph, in the order of `sources`.
 
     Args:
-        step: The user's step.
-        args: The arguments it was captured with, batch included.
-        batch: New values for the arguments that are neither model nor optimizer, in order.
-
-    Returns:
-        Tensors, numbers and other plain values by the name of their source.
+        objects: The object graph of the step.
+        batch: Indices of the arguments that are the batch.
 
     Raises:
-        MismatchError: E505, if there are more or fewer of them than the step takes.
+        UnsupportedError: E801, if an argument cannot be followed from step to step.
     """
-    indices = batch_arguments(step, args)
-    names = argument_names(step, len(args))
-    if len(indices) != len(batch):
-        raise MismatchError(
-            f"the step takes {len(indices)} arguments besides models and optimizers "
-            f"({', '.join(names[i] for i in indices) or 'none'}); {len(batch)} were given",
-            code="E505",
-        )
-    values: dict[str, Any] = {}
-    for index, arg in zip(indices, batch, strict=True):
-        met = reach(_nothing, [arg])
-        for entry in (*met.tensors, *met.numbers):
-            if entry.argument == 0:
-                tail = entry.name.removeprefix("_arg")
-                values[names[index] + tail] = entry.value
-    return values
-
-
-def sources_of(met: Reach, batch: Sequence[int]) -> tuple[Source, ...]:
-    """Turn what a walk has met into sources; see `sources`."""
-    for entry in met.arrays:
+    for entry in objects.arrays:
         if entry.argument in batch:
             raise UnsupportedError(
                 f"argument {entry.name!r} is a NumPy array: converted inside the step it would be\n"
@@ -149,20 +125,20 @@ def sources_of(met: Reach, batch: Sequence[int]) -> tuple[Source, ...]:
                 details={"argument": entry.name},
             )
     names: dict[int, str] = {}
-    made = [_tensor_source(group, batch, names) for group in _groups(met, batch)]
+    made = [_tensor_source(group, batch, names) for group in _groups(objects, batch)]
     made += [
         Source(entry.name, "input", (entry.slot,))
-        for entry in met.numbers
+        for entry in objects.numbers
         if is_live_number(entry, batch)
     ]
     made = [_named(source, names) for source in made]
     return tuple(_unique(sorted(made, key=lambda source: _ORDER[source.kind])))
 
 
-def _groups(met: Reach, batch: Sequence[int]) -> Iterator[list[Found]]:
-    """Places by tensor; each place of the batch by itself, as a later batch may fill them apart."""
-    groups: dict[int, list[Found]] = {}
-    for entry in met.tensors:
+def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]:
+    """Group entries by tensor; those of the batch stay apart, as in a later batch they may be."""
+    groups: dict[int, list[Entry]] = {}
+    for entry in objects.tensors:
         groups.setdefault(id(entry.value), []).append(entry)
     for group in groups.values():
         if _kind(group, batch) == "input" and group[0].argument in batch:
@@ -174,24 +150,29 @@ def _groups(met: Reach, batch: Sequence[int]) -> Iterator[list[Found]]:
             yield group
 
 
-def settings_of(met: Reach, batch: Sequence[int]) -> dict[str, Any]:
-    """Plain values that the graph takes for granted: flags, counts and texts, by name."""
+def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
+    """Return the plain values that the graph takes for granted, flags, counts and texts, by name.
+
+    Args:
+        objects: The object graph of the step.
+        batch: Indices of the arguments that are the batch.
+    """
     return {
         entry.name: entry.value
-        for entry in met.numbers
+        for entry in objects.numbers
         if not is_live_number(entry, batch)
         and (entry.argument in batch or ".param_groups." in f".{entry.name}")
     }
 
 
-def is_live_number(entry: Found, batch: Sequence[int]) -> bool:
+def is_live_number(entry: Entry, batch: Sequence[int]) -> bool:
     """Whether a number is read at every step: a float of the batch or of an optimizer's groups."""
     if not isinstance(entry.value, float) or entry.slot is None:
         return False
     return isinstance(entry.owner, torch.optim.Optimizer) or entry.argument in batch
 
 
-def _tensor_source(group: list[Found], batch: Sequence[int], names: dict[int, str]) -> Source:
+def _tensor_source(group: list[Entry], batch: Sequence[int], names: dict[int, str]) -> Source:
     named = next((e for e in group if isinstance(e.owner, torch.nn.Module)), group[0])
     tensor = named.value
     if type(tensor).__name__ == "DTensor" or isinstance(tensor, torch.nn.UninitializedParameter):
@@ -206,7 +187,7 @@ def _tensor_source(group: list[Found], batch: Sequence[int], names: dict[int, st
     return Source(name, _kind(group, batch), slots)
 
 
-def _kind(group: list[Found], batch: Sequence[int]) -> SourceKind:
+def _kind(group: list[Entry], batch: Sequence[int]) -> SourceKind:
     optimized = [e for e in group if isinstance(e.owner, torch.optim.Optimizer)]
     if any(re.search(r"param_groups\.\d+\.params\.", e.name) for e in optimized):
         return "parameter"
@@ -220,7 +201,7 @@ def _kind(group: list[Found], batch: Sequence[int]) -> SourceKind:
 
 
 def _named(source: Source, names: dict[int, str]) -> Source:
-    """Put the parameter's name where the walk only knew which parameter it is."""
+    """Put the parameter's name in the place of its id, which is all that the walk knew."""
     name = re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), source.name)
     return Source(name, source.kind, source.slots)
 
@@ -241,7 +222,7 @@ def gradient_source(parameter: Source) -> Source:
 def _missing(
     found: Sequence[Source], step: Callable[..., Any], args: Sequence[Any], graph: Graph
 ) -> list[Source]:
-    """Sources of state that the graph names and the first step would create."""
+    """Return the sources of state that the graph names and the first step would create."""
     known = {source.name: source for source in found}
     wanted = {op.name for op in graph.ops if op.kind == "state"} - known.keys()
     parameters = [source for source in found if source.kind == "parameter"]
@@ -249,13 +230,13 @@ def _missing(
     for parameter in parameters:
         if f"{parameter.name}.grad" in wanted:
             made[f"{parameter.name}.grad"] = gradient_source(parameter)
-    for root in reach(step, list(args)).roots:
-        if isinstance(root.value, torch.optim.Optimizer):
-            prefixes = {f"{root.name}.state.{p.name}.": p for p in parameters}
+    for entry in walk_objects(step, list(args)).stateful:
+        if isinstance(entry.value, torch.optim.Optimizer):
+            prefixes = {f"{entry.name}.state.{p.name}.": p for p in parameters}
             for name in wanted:
                 prefix = max((p for p in prefixes if name.startswith(p)), key=len, default="")
                 if prefix:
-                    holder = root.value.state[prefixes[prefix].get()]
+                    holder = entry.value.state[prefixes[prefix].get()]
                     key = name.removeprefix(prefix)
                     made.setdefault(name, Source(name, "state", (Slot(holder, key),)))
     return [made[op.name] for op in graph.ops if op.name in made]

@@ -1,0 +1,104 @@
+"""One rank's random ops of a step, with the numbers that one device would draw.
+
+Problem: a rank runs some of the random ops of a step, and each must draw the numbers that it draws
+where all of them run on one device.
+
+Idea: before each of its ops, the rank moves its generator past the draws of all ops that come
+before it in the order of the unplaced step. How far each moves a generator is measured
+(`generator.measure`), and successive skips are joined into one.
+
+Complexity: O(random ops) a step, and one `generator.advance` for each op of the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pardnn.backends.torch.rng.generator import Draws, skip_calls
+from pardnn.errors import MismatchError
+
+
+class RandomStream:
+    """One rank's way through the random ops of a step, in the order of the unplaced step.
+
+    Args:
+        order: Names of all random ops of the step that draw from this generator.
+        calls: What each of them does to the generator, same length.
+        mine: Names of those that this rank runs.
+        generator: The generator they draw from.
+
+    Example:
+        >>> once = fixed(1)
+        >>> stream = RandomStream(["a", "b"], [once, once], {"b"}, torch.default_generator)
+        >>> stream.before("b")  # skips the draw of a; then the rank runs b, and last
+        >>> stream.finish()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        order: Sequence[str],
+        calls: Sequence[Draws],
+        mine: frozenset[str] | set[str],
+        generator: torch.Generator,
+    ) -> None:
+        self._calls = tuple(calls)
+        self._place = {name: index for index, name in enumerate(order)}
+        self._mine = tuple(index for index, name in enumerate(order) if name in mine)
+        self._generator = generator
+        self._done = 0
+        self._next = 0
+        if not len(self._place) == len(order) == len(calls) or not mine <= self._place.keys():
+            raise MismatchError(
+                f"the random ops of a step do not fit together: {len(order)} in order, "
+                f"{len(self._place)} different names, {len(calls)} measured, "
+                f"{len(mine - self._place.keys())} on this rank that are not in the order.\n"
+                "Measure and plan the same graph.",
+                code="E515",
+            )
+
+    def before(self, op: str) -> None:
+        """Move the generator to where `op`, which this rank runs next, begins to draw.
+
+        Raises:
+            MismatchError: E516, this rank does not run `op`, or runs it out of order.
+        """
+        place = self._place.get(op)
+        if self._next == len(self._mine) or place != self._mine[self._next]:
+            raise MismatchError(
+                f"random op {op!r} is not the next one of this rank: it would draw another op's "
+                f"numbers.\nA plan runs random ops in the order of the step; this is number "
+                f"{place} of it, {self._next} of this rank's {len(self._mine)} are done.",
+                code="E516",
+                details={"op": op},
+            )
+        self.ahead()
+        self._done = self._mine[self._next] + 1
+        self._next += 1
+
+    def ahead(self) -> None:
+        """Move the generator to this rank's next random op now, while the rank waits anyway.
+
+        `before` then has nothing left to skip. After the last op it does nothing.
+        """
+        if self._next == len(self._mine):
+            return
+        place = self._mine[self._next]
+        skip_calls(self._generator, self._calls[self._done : place], is_repeated=True)
+        self._done = place
+
+    def finish(self) -> None:
+        """Move the generator to the end of the step and start over for the next step.
+
+        Raises:
+            MismatchError: E516, some of this rank's random ops have not run.
+        """
+        if self._next != len(self._mine):
+            raise MismatchError(
+                f"the step ended with {len(self._mine) - self._next} random ops of this rank not "
+                "run: the generator would not be where one device leaves it.",
+                code="E516",
+            )
+        skip_calls(self._generator, self._calls[self._done :], is_repeated=True)
+        self._done = self._next = 0
