@@ -140,7 +140,7 @@ def on_ranks(case: Case, graph: Graph, plan: Plan, path: Path) -> Found:
             world = world_of(rank, plan.num_devices, store)
             binding = Binding(step, args, graph, torch.device("cpu"))
             mine = program.residents(rank)
-            values = binding.held(mine)
+            values = binding.live_values(mine)
             executor = start(program, world, lambda: values)
             torch.manual_seed(99)
             batch = binding.example()

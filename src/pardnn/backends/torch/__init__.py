@@ -1,1 +1,1 @@
-"""PyTorch: capture, profile and run."""
+"""PyTorch: capture a step, profile its ops, run a plan on ranks."""

@@ -1,8 +1,10 @@
-"""Which devices torch sees here."""
+"""The devices that torch sees here, and empty tensors on them."""
 
 from __future__ import annotations
 
 import torch
+
+from pardnn.graph.ir import Tensor
 
 
 def this_device() -> str:
@@ -18,3 +20,11 @@ def visible_devices() -> list[str]:
         for i in range(torch.cuda.device_count())
     ]
     return [*found, f"cpu {torch.backends.cpu.get_cpu_capability()}"]
+
+
+def empty_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
+    """Return an uninitialised tensor of a graph tensor's shape, strides and type."""
+    shape = tensor.shape or ()
+    strides = tensor.strides or torch.empty(shape, device="meta").stride()
+    dtype = getattr(torch, tensor.dtype or "float32")
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""A training step as a function on all ranks of torchrun, in the user's own script."""
+"""`parallelize`: a training step as a function on all ranks of torchrun, in the user's script."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Parallel:
     """The step on this rank; call it with the args that are neither model nor optimizer.
 
     Attributes:
-        plan: What runs.
-        graph: The step.
+        plan: The plan that runs.
+        graph: The graph of the step.
         rank: This rank.
-        names: Of all parameters, buffers and optimizer states, for `whole`.
+        names: Names of all parameters, buffers and optimizer states, for `whole`.
     """
 
     def __init__(self, executor: Executor, binding: Binding) -> None:
@@ -77,7 +77,7 @@ class Parallel:
             UsageError: E215, if there is no such name.
         """
         executor = self._executor
-        return whole_value(executor.program, executor.world, executor.held, name)
+        return whole_value(executor.program, executor.world, executor.live_values, name)
 
     @property
     def peak_bytes(self) -> int:
@@ -125,13 +125,13 @@ def parallelize(
     """
     kind = device or this_device()
     world = join(rank_device(kind, int(os.environ.get("LOCAL_RANK", "0"))), timeout_s=timeout)
-    world.look_out()
+    world.detect_failures()
     try:
         graph, chosen = _shared(world, step, args, plan, decide)
         program = Program(graph, chosen)
         binding = Binding(step, args, graph, world.device)
     except PardnnError as error:
-        raise world.settle(error) from error.__cause__
+        raise world.report_failure(error) from error.__cause__
 
     executor = start(program, world, lambda: binding.take(program.residents(world.rank)))
     return Parallel(executor, binding)
@@ -144,7 +144,7 @@ def _shared(
     plan: Plan | None,
     decide: Callable[[Graph, int], Plan] | None,
 ) -> tuple[Graph, Plan]:
-    """Return graph and plan, which rank 0 makes and the others are given."""
+    """Return graph and plan: rank 0 captures and plans, then broadcasts both."""
     content = None
     if world.rank == 0:
         graph = capture(step, *args)
@@ -161,7 +161,7 @@ def _shared(
     elif plan is not None:
         check_world(world.size, plan)
     sent = [
-        share(world, name, None if content is None else content[i])
+        broadcast(world, name, None if content is None else content[i])
         for i, name in enumerate(("graph", "plan"))
     ]
     graph = graph_from_json(sent[0], "the graph of rank 0")
@@ -169,12 +169,19 @@ def _shared(
     return graph, plan or plan_from_json(sent[1], "the plan of rank 0")
 
 
-def share(world: World, name: str, content: bytes | None) -> bytes:
-    """Give all ranks what rank 0 has; waits as long as rank 0 lives, at most `PLANNING_S`.
+def broadcast(world: World, name: str, content: bytes | None) -> bytes:
+    """Return on every rank what rank 0 gives, compressed and in chunks through the store.
+
+    The other ranks wait as long as rank 0 lives, at most `PLANNING_S`.
+
+    Args:
+        world: This rank's connections.
+        name: Key in the store, used once.
+        content: On rank 0 what all shall have, else None.
 
     Raises:
-        RankError: If rank 0, or another rank, has failed meanwhile.
-        StuckError: E702, if rank 0 says nothing for `PLANNING_S`.
+        RankError: E602, if a rank has failed meanwhile.
+        StuckError: E702, if rank 0 writes nothing for `PLANNING_S`.
     """
     store = world.store
     assert store is not None
@@ -185,6 +192,6 @@ def share(world: World, name: str, content: bytes | None) -> bytes:
             store.set(f"{name}/{i}", chunk)
         store.set(f"{name}/count", str(len(chunks)))
         return content
-    wait_for(store, [f"{name}/count"], world.rank, [0], PLANNING_S, world.known_failure)
+    wait_for(store, [f"{name}/count"], world.rank, [0], PLANNING_S, world.first_failure)
     count = int(store.get(f"{name}/count"))
     return gzip.decompress(b"".join(store.get(f"{name}/{i}") for i in range(count)))

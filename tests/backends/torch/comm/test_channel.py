@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.backends.torch.comm.handshake import check_agreement
-from pardnn.backends.torch.comm.wire_format import Wire, byte_view, dense, dense_strides, make_wires
-from pardnn.backends.torch.runtime.memory_meter import Ledger, live_bytes
+from pardnn.backends.torch.comm.wire_format import (
+    MessageSpec,
+    byte_view,
+    dense_strides,
+    message_specs,
+    payload_of,
+)
+from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, live_bytes
 from pardnn.errors import MismatchError, RankError, UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
@@ -48,12 +54,12 @@ def values() -> dict[str, Any]:
     }
 
 
-def wire_of(number: int, name: str, value: Any) -> Wire:
+def spec_of(number: int, name: str, value: Any) -> MessageSpec:
     if not isinstance(value, torch.Tensor):
-        return Wire(number, name, 0, 1, 8, name, (), (), "producer", "reader")
+        return MessageSpec(number, name, 0, 1, 8, name, (), (), "producer", "reader")
     strides = dense_strides(value.shape, value.stride())
     dtype = str(value.dtype).removeprefix("torch.")
-    return Wire(number, name, 0, 1, value.nbytes, dtype, tuple(value.shape), strides, "producer",
+    return MessageSpec(number, name, 0, 1, value.nbytes, dtype, tuple(value.shape), strides, "producer",
                 "reader")  # fmt: skip
 
 
@@ -63,14 +69,14 @@ def test_every_layout_and_type_arrives(headers: bool) -> None:
         channel = connect(rank, 2, store, 5.0, headers=headers).channel
         assert channel is not None
         sent = values()
-        wires = [wire_of(i, name, value) for i, (name, value) in enumerate(sent.items())]
-        for wire in wires:
+        specs = [spec_of(i, name, value) for i, (name, value) in enumerate(sent.items())]
+        for spec in specs:
             if rank == 0:
-                channel.send(wire, sent[wire.tensor])
+                channel.send(spec, sent[spec.tensor])
             else:
-                channel.allocate(wire)
-                channel.receive(wire)
-        arrived = {wire.tensor: channel.wait(wire) for wire in reversed(wires)}
+                channel.allocate(spec)
+                channel.receive(spec)
+        arrived = {spec.tensor: channel.wait(spec) for spec in reversed(specs)}
         channel.close()
         return [
             name for name, value in arrived.items() if rank == 1 and not same(sent[name], value)
@@ -92,7 +98,7 @@ def test_only_what_is_not_dense_is_copied() -> None:
     for name, value in values().items():
         if not isinstance(value, torch.Tensor) or value.numel() == 0:
             continue
-        payload = byte_view(dense(wire_of(0, name, value), value, CPU))
+        payload = byte_view(payload_of(spec_of(0, name, value), value, CPU))
         is_shared = payload.untyped_storage()._cdata == value.untyped_storage()._cdata
         is_dense = dense_strides(value.shape, value.stride()) == value.stride()
         assert is_shared == (is_dense and not value.is_conj()), name
@@ -109,15 +115,15 @@ def test_the_bytes_of_any_view_are_those_of_its_clone(shape: list[int], random: 
     view = base[tuple(slice(random.randint(0, 4 - size), None) for size in shape)]
     view = view[tuple(slice(0, size) for size in shape)]
     view = view.permute(random.sample(range(view.dim()), view.dim()))
-    payload = byte_view(dense(wire_of(0, "x", view), view, CPU))
+    payload = byte_view(payload_of(spec_of(0, "x", view), view, CPU))
     assert torch.equal(payload, byte_view(view.clone()))
 
 
 def test_a_value_that_is_not_what_was_announced_is_not_sent() -> None:
-    wire = wire_of(0, "x", torch.zeros(2, 3))
+    spec = spec_of(0, "x", torch.zeros(2, 3))
     for value in (torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.int32)):
         with pytest.raises(RankError, match=r"captured was float32 \[2, 3\]") as caught:
-            dense(wire, value, CPU)
+            payload_of(spec, value, CPU)
         assert caught.value.code == "E604"
 
 
@@ -128,13 +134,13 @@ def test_a_tensor_of_unknown_shape_cannot_be_sent() -> None:
     ]
     message = Message(tensor="x", source=0, target=1, post_before="b")
     with pytest.raises(UnsupportedError, match="does not say its shape"):
-        make_wires(build_graph("g", ops), [message], ["b"])
+        message_specs(build_graph("g", ops), [message], ["b"])
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    wire = list(wire_of(0, "x", torch.zeros(2, 3)))
+    spec = list(spec_of(0, "x", torch.zeros(2, 3)))
     base = {"torch version": "2", "world size": 2, "graph": "g", "plan": "p", "num_ops": 1,
-            "wires": [wire], "posts": [[True, 0]]}  # fmt: skip
+            "messages": [spec], "posts": [[True, 0]]}  # fmt: skip
     return base | changes
 
 
@@ -145,7 +151,7 @@ def facts(**changes: Any) -> dict[str, Any]:
         ({"world size": 3}, "world size is 2 on rank 0 and 3 on rank 1"),
         ({"graph": "h"}, "graph is g on rank 0 and h on rank 1"),
         ({"plan": "q"}, "plan is p on rank 0 and q on rank 1"),
-        ({"wires": []}, "rank 0 has 1 messages and rank 1 has 0"),
+        ({"messages": []}, "rank 0 has 1 messages and rank 1 has 0"),
         ({"posts": []}, "post 0 of rank 1 is nothing, but must be the receive of message 0"),
         ({"posts": [[False, 0], [False, 0]]}, "post 1 of rank 1 is the receive of message 0"),
     ],
@@ -157,10 +163,10 @@ def test_the_first_difference_is_named(changes: dict[str, Any], says: str) -> No
 
 
 def test_each_field_of_a_message_is_compared() -> None:
-    mine = wire_of(0, "x", torch.zeros(2, 3))
+    mine = spec_of(0, "x", torch.zeros(2, 3))
     for field, value in {"tensor": "y", "bytes": 8, "dtype": "int32", "shape": (3, 2),
                          "strides": (1, 2), "op": "o"}.items():  # fmt: skip
-        theirs = facts(wires=[list(mine._replace(**{field: value}))], posts=[[False, 0]])
+        theirs = facts(specs=[list(mine._replace(**{field: value}))], posts=[[False, 0]])
         with pytest.raises(MismatchError, match=f"rank 0 and rank 1 differ.* {field} is"):
             check_agreement([facts(), theirs])
     check_agreement([facts(), facts(posts=[[False, 0]])])
@@ -169,13 +175,13 @@ def test_each_field_of_a_message_is_compared() -> None:
 def test_the_ledger_counts_each_storage_once() -> None:
     x = torch.zeros(10)
     env: dict[str, Any] = {"x": x, "view": x[2:], "y": torch.zeros(3), "n": 5}
-    ledger = Ledger()
-    ledger.hold(env, list(env))
-    assert (ledger.live, live_bytes(env)) == (52, 52)
-    ledger.drop(["x", "n"])
-    assert ledger.live == 52
-    ledger.drop(["view"])
-    assert (ledger.live, ledger.peak) == (12, 52)
+    meter = MemoryMeter()
+    meter.add(env, list(env))
+    assert (meter.live, live_bytes(env)) == (52, 52)
+    meter.remove(["x", "n"])
+    assert meter.live == 52
+    meter.remove(["view"])
+    assert (meter.live, meter.peak) == (12, 52)
     env["y"] = torch.zeros(1)
-    ledger.hold(env, ["y"])
-    assert ledger.live == 4
+    meter.add(env, ["y"])
+    assert meter.live == 4

@@ -135,16 +135,16 @@ def test_another_batch_is_refused_with_both_shapes(change: str) -> None:
 
 
 def wrong_size(program: Program, _rank: int) -> None:
-    wire = program.wires[0]
-    shape = (*wire.shape[:-1], wire.shape[-1] * 2)
+    spec = program.specs[0]
+    shape = (*spec.shape[:-1], spec.shape[-1] * 2)
     strides = tuple(torch.empty(shape).stride())
-    first = wire._replace(shape=shape, strides=strides, bytes=wire.bytes * 2)
-    program.wires = (first, *program.wires[1:])
+    first = spec._replace(shape=shape, strides=strides, bytes=spec.bytes * 2)
+    program.specs = (first, *program.specs[1:])
 
 
 def wrong_dtype(program: Program, _rank: int) -> None:
-    first = program.wires[0]._replace(dtype="int32")
-    program.wires = (first, *program.wires[1:])
+    first = program.specs[0]._replace(dtype="int32")
+    program.specs = (first, *program.specs[1:])
 
 
 def without(program: Program, rank: int, kinds: tuple[type, ...]) -> None:
@@ -197,7 +197,7 @@ def test_ranks_that_do_not_fit_together_refuse_to_start(how: Any) -> None:
 @pytest.mark.parametrize("how", [wrong_size, wrong_dtype])
 def test_without_the_check_headers_tell_instead_of_silent_data(how: Any) -> None:
     program = Program(captured(chain), a_plan(2))
-    receiver = program.wires[0].target
+    receiver = program.specs[0].target
     outcomes = run_hurt({}, programs={receiver: broken(how, receiver)}, checked=False, headers=True)
     assert_blamed(outcomes, receiver, "E604", within_s=MARGIN_S)
     assert "sent something else" in outcomes[receiver].error["message"]

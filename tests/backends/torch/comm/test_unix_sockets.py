@@ -12,7 +12,7 @@ import torch
 
 from pardnn.backends.torch.comm import unix_sockets
 from pardnn.backends.torch.comm.unix_sockets import LocalLinks
-from pardnn.backends.torch.comm.wire_format import Wire, memory_of
+from pardnn.backends.torch.comm.wire_format import MessageSpec, memory_of
 from tests.backends.torch.ranks import connect, run_ranks
 
 Pair = tuple[LocalLinks, LocalLinks]
@@ -51,18 +51,18 @@ def test_more_than_the_buffers_hold_goes_both_ways_at_once() -> None:
         assert channel is not None
         assert channel.local is not None
         size, count = channel.local.limit_bytes, 9
-        wires = [Wire(i, "x", i % 2, 1 - i % 2, size, "uint8", (size,), (1,), "producer", "reader")
+        specs = [MessageSpec(i, "x", i % 2, 1 - i % 2, size, "uint8", (size,), (1,), "producer", "reader")
                  for i in range(2 * count)]  # fmt: skip
-        for wire in wires:
-            if wire.source == rank:
-                channel.send(wire, filled(size, wire.number))
+        for spec in specs:
+            if spec.source == rank:
+                channel.send(spec, filled(size, spec.number))
             else:
-                channel.allocate(wire)
-                channel.receive(wire)
-        for wire in wires:
-            if wire.source == rank:
-                channel.wait(wire)
-        got = [channel.wait(wire) for wire in wires if wire.target == rank]
+                channel.allocate(spec)
+                channel.receive(spec)
+        for spec in specs:
+            if spec.source == rank:
+                channel.wait(spec)
+        got = [channel.wait(spec) for spec in specs if spec.target == rank]
         return all(bool((each == 2 * i + 1 - rank).all()) for i, each in enumerate(got))
 
     for outcome in run_ranks(2, body):
@@ -78,25 +78,25 @@ def test_messages_move_while_a_rank_waits_for_the_process_group(late: str) -> No
         assert channel is not None
         assert channel.local is not None
         small, large = channel.local.limit_bytes, channel.local.limit_bytes + 1
-        wires = [Wire(i, "x", 0, 1, small, "uint8", (small,), (1,), "producer", "reader")
+        specs = [MessageSpec(i, "x", 0, 1, small, "uint8", (small,), (1,), "producer", "reader")
                  for i in range(9)]  # fmt: skip
         source = 1 if late == "push" else 0
-        last = Wire(9, "x", source, 1 - source, large, "uint8", (large,), (1,), "p", "r")
-        for wire in wires:
+        last = MessageSpec(9, "x", source, 1 - source, large, "uint8", (large,), (1,), "p", "r")
+        for spec in specs:
             if rank == 0:
-                channel.send(wire, filled(small, wire.number))
+                channel.send(spec, filled(small, spec.number))
             else:
-                channel.allocate(wire)
-                channel.receive(wire)
+                channel.allocate(spec)
+                channel.receive(spec)
         time.sleep(0.3 * rank)  # all that fits into the buffers is in them
         values = []
-        for wire in [last, *wires] if rank != source else [*wires, last]:
-            if wire is last and rank == source:
-                channel.send(wire, filled(large, wire.number))
-            elif wire is last:
-                channel.allocate(wire)
-                channel.receive(wire)
-            values.append((wire.number, channel.wait(wire)))
+        for spec in [last, *specs] if rank != source else [*specs, last]:
+            if spec is last and rank == source:
+                channel.send(spec, filled(large, spec.number))
+            elif spec is last:
+                channel.allocate(spec)
+                channel.receive(spec)
+            values.append((spec.number, channel.wait(spec)))
         return all(value is None or bool((value == number).all()) for number, value in values)
 
     for outcome in run_ranks(2, body):
@@ -139,18 +139,18 @@ def test_ranks_that_cannot_be_reached_are_left_to_the_process_group(
     def body(rank: int, store: str) -> list[Any]:
         if why == "no sockets" and rank == 1:
             monkeypatch.setattr(unix_sockets, "_listening", lambda _: (None, None))
-            monkeypatch.setattr(unix_sockets, "_called", lambda *_: iter(()))
+            monkeypatch.setattr(unix_sockets, "_connected", lambda *_: iter(()))
         elif rank == 1:
             monkeypatch.setattr(unix_sockets, "_machine", lambda: "elsewhere")
         channel = connect(rank, 2, store, 10.0).channel
         assert channel is not None
-        wire = Wire(0, "x", 0, 1, 12, "float32", (3,), (1,), "producer", "reader")
+        spec = MessageSpec(0, "x", 0, 1, 12, "float32", (3,), (1,), "producer", "reader")
         if rank == 0:
-            channel.send(wire, torch.arange(3.0))
+            channel.send(spec, torch.arange(3.0))
         else:
-            channel.allocate(wire)
-            channel.receive(wire)
-        value = channel.wait(wire)
+            channel.allocate(spec)
+            channel.receive(spec)
+        value = channel.wait(spec)
         return [channel.local is None, None if value is None else value.tolist()]
 
     found = [outcome.value for outcome in run_ranks(2, body)]

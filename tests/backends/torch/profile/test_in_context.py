@@ -7,7 +7,7 @@ import torch
 
 from pardnn.backends.torch.profile import cpu_clock, in_context
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
-from pardnn.backends.torch.profile.in_context import rehearse
+from pardnn.backends.torch.profile.in_context import profile_in_context
 from pardnn.backends.torch.profile.synthetic_inputs import index_bounds
 from pardnn.cost.call import signature, tensors_by_name
 from pardnn.cost.costs import VIEW_SIGNATURE, view_signature
@@ -36,7 +36,7 @@ def seen(name, reads, at):
 
 
 def entries(graph, end=0.0):
-    return rehearse(graph, tensors_by_name(graph), end)
+    return profile_in_context(graph, tensors_by_name(graph), end)
 
 
 def test_values_flow_from_call_to_call():

@@ -79,7 +79,7 @@ def executor_of(
     world = connect(rank, program.plan.num_devices, store, timeout_s, headers=headers)
     binding = Binding(step, args, program.whole, torch.device("cpu"))
     mine = program.residents(rank)
-    executor = start(program, world, lambda: binding.held(mine), **kw)
+    executor = start(program, world, lambda: binding.live_values(mine), **kw)
     return executor, binding, args
 
 

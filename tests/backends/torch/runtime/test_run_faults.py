@@ -149,9 +149,9 @@ def test_fewer_gpus_than_ranks_show_the_mapping(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_wait_is_followed_to_the_rank_that_waits_for_nobody() -> None:
     states = {0: {"waits_for": 1}, 1: {"waits_for": 2}, 2: {"waits_for": None}}
-    assert failure_detector.culprit(0, states) == 2
-    assert failure_detector.culprit(1, {1: {"waits_for": 3}}) == 3  # it does not answer
-    assert failure_detector.culprit(0, {0: {"waits_for": 1}, 1: {"waits_for": 0}}) == 0
+    assert failure_detector.hung_rank(0, states) == 2
+    assert failure_detector.hung_rank(1, {1: {"waits_for": 3}}) == 3  # it does not answer
+    assert failure_detector.hung_rank(0, {0: {"waits_for": 1}, 1: {"waits_for": 0}}) == 0
 
 
 def test_nan_follows_pytorch() -> None:

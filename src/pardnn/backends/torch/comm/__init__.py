@@ -1,1 +1,1 @@
-"""Messages between ranks, and what ranks must agree on."""
+"""Point-to-point messages between ranks, the handshake before them, failure detection."""

@@ -1,9 +1,9 @@
-"""Messages between ranks over torch.distributed, point to point.
+"""Point-to-point messages: the isend, irecv and wait of one rank, over torch.distributed.
 
-Every wait ends: with the tensor, with the peer's failure, or after `timeout` seconds, and then
-says which op, tensor, peer and step. Tags are the messages' numbers. Gloo completes a send only
-when the receive is posted, so the action lists alone decide how much memory messages take. CPU
-ranks of one machine exchange all but the longest messages directly (`local.py`).
+Every wait ends: with the tensor, with the peer's failure, or after `timeout_s`, and then says which
+op, tensor, peer and step. Tags are the messages' numbers. Gloo completes a send only when the
+receive is posted, so the action lists alone decide how much memory messages take. CPU ranks of one
+machine exchange all but the longest messages over Unix sockets (`unix_sockets.py`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch.distributed as dist
 from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.unix_sockets import LocalLinks, Transfer
 from pardnn.backends.torch.comm.wire_format import (
-    Wire,
+    MessageSpec,
     byte_view,
-    dense,
-    empty_like_sent,
     memory_of,
+    payload_of,
+    receive_buffer,
     received,
-    wire_text,
+    spec_text,
 )
 from pardnn.errors import RankError, StuckError, shown
 
@@ -39,19 +39,21 @@ MESSAGES_KEPT = 16
 
 
 class _Pending(NamedTuple):
+    """A message that was posted and not yet waited for."""
+
     work: Any
-    wire: Wire
+    spec: MessageSpec
     sending: bool
-    held: tuple[torch.Tensor, ...]  # what the works read or write: payload, header
+    held: tuple[torch.Tensor, ...]  # payload and header: kept alive while they are moved
     header: Any
 
 
 class Note(NamedTuple):
-    """Something that happened to a message, for the account of a failure."""
+    """An event of a message, told when a rank fails."""
 
     step: int
     event: str
-    wire: Wire
+    spec: MessageSpec
 
 
 class Channel:
@@ -62,8 +64,15 @@ class Channel:
         rank: This rank, which is also its number in the group.
         timeout_s: Longest wait for one message, seconds.
         device: Where tensors are.
-        headers: Send 16 bytes ahead of every message that tell what it is. Ranks that have
-            compared their tables (`agree`) need none.
+        headers: Send a 16-byte digest of its spec ahead of every message. Ranks that have
+            compared their specs in the handshake need none.
+
+    Attributes:
+        local: Connections to the ranks of this machine; None without any.
+        step: Number of the step, for reports.
+        waiting: The message that is waited for and since when (`time.monotonic`); None if none is.
+        waited_s: Seconds waited in this step, by peer.
+        notes: The last `MESSAGES_KEPT` events.
     """
 
     def __init__(
@@ -80,124 +89,136 @@ class Channel:
         self.timeout_s = timeout_s
         self.device = device
         self.headers = headers
-        self.local: LocalLinks | None = None  # to the ranks of this machine
+        self.local: LocalLinks | None = None
         self.step = 0
-        self.waiting: tuple[Wire, float] | None = None
+        self.waiting: tuple[MessageSpec, float] | None = None
         self.waited_s = [0.0] * group.size()
         self.notes: deque[Note] = deque(maxlen=MESSAGES_KEPT)
         self._pending: dict[int, _Pending] = {}
         self._buffers: dict[int, torch.Tensor] = {}
-        # Gloo reads the memory of the host alone.
+        # Gloo reads host memory only.
         staged = device.type == "cuda" and dist.get_backend(group) == "gloo"
         self._staged = staged
-        self._wire_device = torch.device("cpu") if staged else device
+        self._transport_device = torch.device("cpu") if staged else device
         self._timeout = timedelta(seconds=timeout_s)
 
-    def allocate(self, wire: Wire, place: torch.Tensor | None = None) -> Any:
-        """Make the buffer of a receive; return the tensor that will be in it, or None (scalar).
+    def allocate(self, spec: MessageSpec, place: torch.Tensor | None = None) -> Any:
+        """Make the buffer of a receive; return the tensor that will arrive, None for a scalar.
 
         Args:
-            wire: The message.
-            place: Receive into this, one run of memory, instead of a new buffer.
+            spec: The message.
+            place: Dense tensor to receive into in place, instead of a new buffer.
         """
-        device = self._wire_device if wire.is_scalar else self.device
-        buffer = empty_like_sent(wire, device) if place is None else place
-        self._buffers[wire.number] = buffer
-        return None if wire.is_scalar else buffer
+        device = self._transport_device if spec.is_scalar else self.device
+        buffer = receive_buffer(spec, device) if place is None else place
+        self._buffers[spec.number] = buffer
+        return None if spec.is_scalar else buffer
 
-    def send(self, wire: Wire, value: Any) -> None:
-        """Start sending; the value must stay as it is until `wait` returns."""
-        payload = dense(wire, value, self._wire_device)
-        if self._goes_near(wire, wire.target):
+    def send(self, spec: MessageSpec, value: Any) -> None:
+        """Post the send; the value must not change until `wait` returns.
+
+        Raises:
+            RankError: E604, if the value is not what the spec says.
+            LostError: E602, if the peer's connection closed.
+        """
+        payload = payload_of(spec, value, self._transport_device)
+        if self._is_local(spec, spec.target):
             assert self.local is not None
-            work = self.local.send(wire.target, memory_of(payload, wire.bytes))
-            self._posted(_Pending(work if work.left else None, wire, True, (payload,), None))
+            work = self.local.send(spec.target, memory_of(payload, spec.bytes))
+            self._posted(_Pending(work if work.left else None, spec, True, (payload,), None))
             return
         payload = byte_view(payload)
         if self._staged:
-            payload = payload.to(self._wire_device)
-        self._post(wire, payload, sending=True)
+            payload = payload.to(self._transport_device)
+        self._post(spec, payload, sending=True)
 
-    def receive(self, wire: Wire) -> None:
-        """Post the receive into the buffer of `allocate`."""
-        if self._goes_near(wire, wire.source):
+    def receive(self, spec: MessageSpec) -> None:
+        """Post the receive into the buffer of `allocate`.
+
+        Raises:
+            LostError: E602, if the peer's connection closed.
+        """
+        if self._is_local(spec, spec.source):
             assert self.local is not None
-            buffer = self._buffers[wire.number]
-            work = self.local.receive(wire.source, memory_of(buffer, wire.bytes))
-            self._posted(_Pending(work, wire, False, (buffer,), None))
+            buffer = self._buffers[spec.number]
+            work = self.local.receive(spec.source, memory_of(buffer, spec.bytes))
+            self._posted(_Pending(work, spec, False, (buffer,), None))
             return
-        self._post(wire, self._landing(wire), sending=False)
+        self._post(spec, self._receive_bytes(spec), sending=False)
 
-    def _goes_near(self, wire: Wire, peer: int) -> bool:
+    def _is_local(self, spec: MessageSpec, peer: int) -> bool:
+        """Whether the message goes over a Unix socket."""
         local = self.local
-        return local is not None and wire.bytes > 0 and local.carries(peer, wire.bytes)
+        return local is not None and spec.bytes > 0 and local.carries(peer, spec.bytes)
 
     def _posted(self, pending: _Pending) -> None:
-        wire = pending.wire
-        self._pending[wire.number] = pending
+        spec = pending.spec
+        self._pending[spec.number] = pending
         event = "send posted" if pending.sending else "receive posted"
-        self.notes.append(Note(self.step, event, wire))
+        self.notes.append(Note(self.step, event, spec))
 
-    def _landing(self, wire: Wire) -> torch.Tensor:
-        buffer = byte_view(self._buffers[wire.number])
-        return torch.empty_like(buffer, device=self._wire_device) if self._staged else buffer
+    def _receive_bytes(self, spec: MessageSpec) -> torch.Tensor:
+        buffer = byte_view(self._buffers[spec.number])
+        return torch.empty_like(buffer, device=self._transport_device) if self._staged else buffer
 
-    def _post(self, wire: Wire, payload: torch.Tensor, *, sending: bool) -> None:
-        peer = wire.target if sending else wire.source
+    def _post(self, spec: MessageSpec, payload: torch.Tensor, *, sending: bool) -> None:
+        peer = spec.target if sending else spec.source
         work, held, header = None, (payload,), None
-        if wire.bytes > 0:  # both sides know that there is nothing to send
+        if spec.bytes > 0:  # an empty tensor is not sent: both ends know it
             function = dist.isend if sending else dist.irecv
-            tag = wire.number
+            tag = spec.number
             if self.headers:
-                # A payload of another kind has another tag: it never gets into this buffer.
-                tag = _PAYLOAD_TAG + int.from_bytes(_digest(wire)[:3], "big")
-                header = _header(wire) if sending else torch.empty(HEADER_BYTES, dtype=torch.uint8)
-                header = header.to(self._wire_device)
+                # A payload of another spec has another tag, so it never enters this buffer.
+                tag = _PAYLOAD_TAG + int.from_bytes(_digest(spec)[:3], "big")
+                header = _header(spec) if sending else torch.empty(HEADER_BYTES, dtype=torch.uint8)
+                header = header.to(self._transport_device)
                 held = (payload, header)
-                header = self._call(wire, function, header, peer, _HEADER_TAG + wire.number)
-            work = self._call(wire, function, payload, peer, tag)
-        self._posted(_Pending(work, wire, sending, held, header))
+                header = self._call(spec, function, header, peer, _HEADER_TAG + spec.number)
+            work = self._call(spec, function, payload, peer, tag)
+        self._posted(_Pending(work, spec, sending, held, header))
 
-    def _call(self, wire: Wire, function: Any, payload: torch.Tensor, peer: int, tag: int) -> Any:
+    def _call(
+        self, spec: MessageSpec, function: Any, payload: torch.Tensor, peer: int, tag: int
+    ) -> Any:
         end = {"group_dst" if function is dist.isend else "group_src": peer}
         try:
             return function(payload, group=self.group, tag=tag, **end)
         except RuntimeError as error:
-            raise self._lost(wire, peer, error) from error
+            raise self._lost(spec, peer, error) from error
 
-    def wait(self, wire: Wire) -> Any:
-        """Wait until a message has left or arrived; return the value that arrived.
+    def wait(self, spec: MessageSpec) -> Any:
+        """Wait until a message has left or arrived; return what arrived, None for a send.
 
         Raises:
             StuckError: E701, after `timeout_s`.
             LostError: E602, if the peer's connection closed.
             RankError: E604, if the header tells of another message.
         """
-        pending = self._pending.pop(wire.number)
+        pending = self._pending.pop(spec.number)
         if pending.header is not None:
-            self._finish(wire, pending.sending, pending.header)
+            self._finish(spec, pending.sending, pending.header)
             if not pending.sending:
-                self._check_header(wire, pending.held[1])
+                self._check_header(spec, pending.held[1])
         work = pending.work
         if work is not None and not (isinstance(work, Transfer) and self._moved(work)):
-            self._finish(wire, pending.sending, work)
+            self._finish(spec, pending.sending, work)
         if pending.sending:
             return None
-        buffer = self._buffers.pop(wire.number)
-        if self._staged and not wire.is_scalar:
+        buffer = self._buffers.pop(spec.number)
+        if self._staged and not spec.is_scalar:
             byte_view(buffer).copy_(pending.held[0])
         elif self._staged:
             buffer.view(-1).view(torch.uint8).copy_(pending.held[0])
-        return received(wire, buffer)
+        return received(spec, buffer)
 
     def _moved(self, work: Transfer) -> bool:
-        """Move what can move without a wait; return whether that was all of it."""
+        """Move what can be moved without waiting; return whether the message is done."""
         return self.local is not None and self.local.move(work)
 
-    def _finish(self, wire: Wire, sending: bool, work: Any) -> None:
-        peer = wire.target if sending else wire.source
+    def _finish(self, spec: MessageSpec, sending: bool, work: Any) -> None:
+        peer = spec.target if sending else spec.source
         start = time.perf_counter()
-        self.waiting = (wire, time.monotonic())
+        self.waiting = (spec, time.monotonic())
         try:
             if isinstance(work, Transfer):
                 assert self.local is not None
@@ -207,54 +228,50 @@ class Channel:
                     work.wait(self._timeout)
         except (RuntimeError, OSError) as error:
             if time.perf_counter() - start >= 0.98 * self.timeout_s:
-                raise self._stuck(wire, peer) from error
-            raise self._lost(wire, peer, error) from error
+                raise self._stuck(spec, peer) from error
+            raise self._lost(spec, peer, error) from error
         self.waiting = None
         self.waited_s[peer] += time.perf_counter() - start
-        self.notes.append(Note(self.step, "sent" if sending else "arrived", wire))
+        self.notes.append(Note(self.step, "sent" if sending else "arrived", spec))
 
-    def _check_header(self, wire: Wire, header: torch.Tensor) -> None:
-        if torch.equal(header.cpu(), _header(wire)):
+    def _check_header(self, spec: MessageSpec, header: torch.Tensor) -> None:
+        if torch.equal(header.cpu(), _header(spec)):
             return
         raise RankError(
-            f"rank {wire.source} sent something else than {wire_text(wire)}, "
-            f"which op {shown(wire.reader)} of rank {self.rank} reads in step {self.step}.\n"
+            f"rank {spec.source} sent something else than {spec_text(spec)}, "
+            f"which op {shown(spec.consumer)} of rank {self.rank} reads in step {self.step}.\n"
             "The two ranks hold different plans; distribute one plan to all of them.",
             code="E604",
-            details={"tensor": wire.tensor, "peer": wire.source, "step": self.step},
+            details={"tensor": spec.tensor, "peer": spec.source, "step": self.step},
         )
 
-    def _details(self, wire: Wire, peer: int) -> dict[str, Any]:
-        op = wire.reader if peer == wire.source else wire.op
+    def _details(self, spec: MessageSpec, peer: int) -> dict[str, Any]:
+        op = spec.consumer if peer == spec.source else spec.producer
         return {
-            "op": op, "tensor": wire.tensor, "peer": peer, "rank": self.rank, "step": self.step,
-            "message": wire.number,
+            "op": op, "tensor": spec.tensor, "peer": peer, "rank": self.rank, "step": self.step,
+            "message": spec.number,
         }  # fmt: skip
 
-    def _stuck(self, wire: Wire, peer: int) -> StuckError:
-        details = self._details(wire, peer)
-        verb = "for" if peer == wire.source else "to hand over"
+    def _stuck(self, spec: MessageSpec, peer: int) -> StuckError:
+        details = self._details(spec, peer)
+        verb = "for" if peer == spec.source else "to hand over"
         return StuckError(
-            f"rank {self.rank} waited {self.timeout_s:g} s {verb} tensor {shown(wire.tensor)}, "
-            f"{'from' if peer == wire.source else 'to'} rank {peer}, at op "
+            f"rank {self.rank} waited {self.timeout_s:g} s {verb} tensor {shown(spec.tensor)}, "
+            f"{'from' if peer == spec.source else 'to'} rank {peer}, at op "
             f"{shown(details['op'])} in step {self.step}.\n"
             "If an op may take longer, raise --timeout.",
             details=details,
         )
 
-    def _lost(self, wire: Wire, peer: int, error: Exception) -> LostError:
-        details = self._details(wire, peer) | {"first_failing_rank": peer}
+    def _lost(self, spec: MessageSpec, peer: int, error: Exception) -> LostError:
+        details = self._details(spec, peer) | {"first_failing_rank": peer}
         return LostError(
             f"rank {peer} ended before its work was done: rank {self.rank} lost it at op "
-            f"{shown(details['op'])} in step {self.step}, with tensor {shown(wire.tensor)} on "
+            f"{shown(details['op'])} in step {self.step}, with tensor {shown(spec.tensor)} on "
             f"its way.\nLook at what rank {peer} printed last; a signal (out of memory, "
             "kill) leaves no message of its own.",
             details=details | {"transport": str(error)[:200]},
         )
-
-    def in_flight(self) -> list[Wire]:
-        """Return the messages that have been posted and not yet waited for."""
-        return [pending.wire for pending in list(self._pending.values())]
 
     def close(self) -> None:
         """Close the connections: peers that wait for this rank stop waiting."""
@@ -268,12 +285,12 @@ class Channel:
                 dist.destroy_process_group(group)
 
 
-def _digest(wire: Wire) -> bytes:
-    """Return 16 bytes that stand for everything both ends must agree on."""
-    text = repr((wire.tensor, wire.source, wire.target, wire.bytes, wire.dtype, wire.shape,
-                 wire.strides))  # fmt: skip
+def _digest(spec: MessageSpec) -> bytes:
+    """Return 16 bytes of a hash of the fields that both ends must agree on."""
+    text = repr((spec.tensor, spec.source, spec.target, spec.bytes, spec.dtype, spec.shape,
+                 spec.strides))  # fmt: skip
     return hashlib.sha256(text.encode()).digest()[:HEADER_BYTES]
 
 
-def _header(wire: Wire) -> torch.Tensor:
-    return torch.frombuffer(bytearray(_digest(wire)), dtype=torch.uint8)
+def _header(spec: MessageSpec) -> torch.Tensor:
+    return torch.frombuffer(bytearray(_digest(spec)), dtype=torch.uint8)

@@ -1,10 +1,11 @@
-"""How one rank's failure becomes known to all: in the store, at once, root cause first.
+"""The failure detector: one rank's failure becomes known to all, root cause first.
 
-A rank that fails writes what happened into the store before it closes its connections; only the
-first record stands. Ranks that see a connection closed look there before they blame the peer, and
-a thread on every rank looks there four times a second, so that a rank that is waiting, computing
-or asleep says what it was doing. From these states the wait of one rank for another is followed to
-the rank that does not wait: that one hangs.
+A rank that fails writes a record into the shared store before it closes its connections; a
+compare-and-set keeps the first record only. Ranks that see a connection close look there before
+they blame the peer. A thread on every rank polls the store four times a second and, once there is a
+failure, publishes what its rank is doing, be it waiting, computing or asleep. These states form a
+wait-for graph; followed from a rank that timed out, it ends at the rank that waits for nobody: that
+one hangs.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ import torch.distributed as dist
 from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, UnsupportedError
 
 POLL_S = 0.25
-#: A rank that fails writes its record before its connections close; how long peers look for it.
+#: How long a rank whose connection closed looks for the record of the failure, seconds.
 BLAME_DELAY_S = 1.0
-#: How long the first failing rank collects what the others were doing.
+#: How long a rank that timed out collects the states of the others, seconds.
 STATES_S = 1.0
-#: How long the others wait for the first one's account.
+#: How long the others wait for the report of the rank that failed first, seconds.
 REPORT_S = 4.0
 
 State = dict[str, Any]
-#: Ranks that stop because of another one end with the same exit status.
+#: By exit status: ranks that stop because of another one end with the same.
 _KINDS = {"5": MismatchError, "7": StuckError, "8": UnsupportedError}
 
 
 class LostError(RankError):
-    """The connection to a peer closed; whether it is to blame, the store knows."""
+    """The connection to a peer closed; the store tells whether the peer is the root cause."""
 
     default_code = "E602"
 
 
-class Watch:
-    """One rank's view of the failures of all.
+class FailureDetector:
+    """One rank's view of the failures of all ranks.
 
     Args:
-        store: A store that all ranks reach, used by nobody else under these keys.
+        store: Shared by all ranks; keys `failure`, `report` and `state/RANK` belong to this class.
         rank: This rank.
         size: Number of ranks.
-        describe: What this rank is doing now, as JSON; called from another thread.
-        on_failure: Called from another thread once a failure is known and this rank has said what
-            it was doing; None does nothing.
+        describe: Returns what this rank is doing now, as JSON; called from the polling thread.
+        on_failure: Called from the polling thread with the record of the first failure, once this
+            rank has published its state; None does nothing.
     """
 
     def __init__(
@@ -65,31 +66,31 @@ class Watch:
         self._describe = describe
         self._on_failure = on_failure
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="pardnn-watch", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="pardnn-failures", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop polling."""
         self._stop.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * POLL_S)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while not self._stop.wait(POLL_S):
             with contextlib.suppress(RuntimeError):  # the store's host may be gone
-                found = self.failure()
+                found = self.first_failure()
                 if found is None:
                     continue
-                self._say()
+                self._publish_state()
                 if self._on_failure is not None:
                     self._on_failure(found)
                 return
 
-    def _say(self) -> None:
+    def _publish_state(self) -> None:
         self._store.set(f"state/{self._rank}", json.dumps(self._describe()))
 
     def _read(self, key: str, patience_s: float = 0.0) -> State | None:
-        """Return what is under a key, waiting for it at most `patience_s`."""
+        """Return the value of a key, waiting for it at most `patience_s`; None if it is absent."""
         end = time.monotonic() + patience_s
         while True:
             with contextlib.suppress(RuntimeError):
@@ -99,19 +100,19 @@ class Watch:
                 return None
             time.sleep(0.02)
 
-    def failure(self, patience_s: float = 0.0) -> State | None:
-        """Return the first failure, if any is known."""
+    def first_failure(self, patience_s: float = 0.0) -> State | None:
+        """Return the record of the first failure, waiting at most `patience_s`; None without."""
         return self._read("failure", patience_s)
 
-    def settle(self, error: PardnnError) -> PardnnError:
-        """Make a failure known, or learn which one came first; return the error to raise.
+    def report(self, error: PardnnError) -> PardnnError:
+        """Record a failure, or learn which one came first; return the error to raise.
 
         Takes at most `BLAME_DELAY_S + REPORT_S` seconds.
         """
         if isinstance(error, LostError):
-            self.failure(BLAME_DELAY_S)
+            self.first_failure(BLAME_DELAY_S)
         record = json.dumps({"rank": self._rank, "code": error.code, **error.details})
-        first = self._claim(record)
+        first = self._record_first(record)
         if first is not None and first["rank"] != self._rank:
             return self._secondary(error, first)
         error.details.setdefault("first_failing_rank", self._rank)
@@ -121,13 +122,15 @@ class Watch:
             self._store.set("report", json.dumps(_report(error, self._rank)))
         return error
 
-    def _claim(self, record: str) -> State | None:
+    def _record_first(self, record: str) -> State | None:
+        """Write the record if there is none; return the one that stands."""
         try:
             return json.loads(self._store.compare_set("failure", "", record))
         except (RuntimeError, ValueError):
-            return None  # nobody is left to be told
+            return None  # the store's host is gone
 
     def _secondary(self, error: PardnnError, first: State) -> PardnnError:
+        """Return the error of a rank that stops because another one failed first."""
         report = self._read("report", REPORT_S) or _bare_report(first)
         kind = _KINDS.get(report["code"][1], RankError)
         message = f"rank {self._rank} stopped: {report['message'].splitlines()[0]}"
@@ -135,8 +138,9 @@ class Watch:
         return kind(message, code=report["code"], details=details)
 
     def _states(self) -> dict[int, State]:
+        """Return the state of each rank that answers within `STATES_S`."""
         others = [rank for rank in range(self._size) if rank != self._rank]
-        self._say()
+        self._publish_state()
         end = time.monotonic() + STATES_S
         found = {self._rank: self._describe()}
         for rank in others:
@@ -161,8 +165,8 @@ def _bare_report(first: State) -> State:
     }
 
 
-def culprit(start: int, states: dict[int, State]) -> int:
-    """Follow who waits for whom, from rank `start`, to the rank that waits for nobody."""
+def hung_rank(start: int, states: dict[int, State]) -> int:
+    """Follow the wait-for graph from rank `start` to a rank that waits for nobody, or to a cycle."""
     seen: list[int] = []
     rank = start
     while rank not in seen:
@@ -175,9 +179,9 @@ def culprit(start: int, states: dict[int, State]) -> int:
 
 
 def _add_states(error: PardnnError, rank: int, states: dict[int, State]) -> None:
-    """Name the rank that hangs and say what all of them were doing."""
+    """Add to a timeout which rank hangs and what each one was doing."""
     peer = int(error.details.get("peer", rank))
-    found = culprit(peer, states)
+    found = hung_rank(peer, states)
     error.details |= {"first_failing_rank": found, "states": list(states.values())}
     lines = list(_state_lines(states, found))
     error.message = "\n".join([error.message, *lines])

@@ -1,9 +1,9 @@
-"""What all ranks must agree on before the first step, and how they find out.
+"""The handshake: before the first step all ranks compare what they are about to run.
 
-Gloo writes a short message into a long buffer without a word, and reads one type as another, so
-every rank puts what it is about to do into the store and compares it with what all others say:
-versions, world size, graph, plan, the table of messages, and the order in which each rank posts
-them. All ranks read the same entries, so all of them refuse together, before anything is allocated.
+Gloo writes a short message into a long buffer without an error, and reads one type as another. So
+every rank puts its facts into the shared store and compares them with those of all others: versions,
+world size, graph, plan, the specs of all messages, and the order in which each rank posts them. All
+ranks read the same entries, so all of them refuse together, before anything is allocated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.comm.failure_detector import LostError, State
-from pardnn.backends.torch.comm.wire_format import Wire, first_difference, wire_text
+from pardnn.backends.torch.comm.wire_format import MessageSpec, first_difference, spec_text
 from pardnn.errors import MismatchError, StuckError
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph
@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 
 
 def check_world(size: int, plan: Plan) -> None:
-    """Refuse to start with another number of ranks than the plan has devices.
+    """Check that there are as many ranks as the plan has devices.
 
     Raises:
         MismatchError: E511.
@@ -46,16 +46,24 @@ def check_world(size: int, plan: Plan) -> None:
 
 
 def make_facts(
-    graph: Graph, plan: Plan, wires: Sequence[Wire], actions: Sequence[Action], size: int
+    graph: Graph, plan: Plan, specs: Sequence[MessageSpec], actions: Sequence[Action], size: int
 ) -> Facts:
-    """Return what one rank is about to do, as JSON."""
+    """Return what one rank is about to run, as JSON types.
+
+    Args:
+        graph: Of the whole step.
+        plan: For that graph.
+        specs: Of all messages, in their global order.
+        actions: Of this rank.
+        size: Number of ranks.
+    """
     return {
         "torch version": torch.__version__,
         "world size": size,
         "graph": fingerprint(graph),
         "plan": hashlib.sha256(plan_to_json(plan)).hexdigest()[:32],
         "num_ops": len(graph.ops),
-        "wires": [list(wire) for wire in wires],
+        "messages": [list(spec) for spec in specs],
         "posts": [
             [isinstance(action, Send), action.message]
             for action in actions
@@ -64,7 +72,7 @@ def make_facts(
     }
 
 
-def exchange(
+def all_gather(
     store: dist.Store,
     key: str,
     rank: int,
@@ -73,19 +81,19 @@ def exchange(
     timeout_s: float,
     failed: Callable[[], State | None],
 ) -> list[Any]:
-    """Give every rank what each rank says under `key`.
+    """All-gather through the store: every rank gets the data of each rank, in order of rank.
 
     Args:
         store: Shared by all ranks.
         key: Used once.
         rank: This rank.
         size: Number of ranks.
-        data: What this rank says, as JSON types.
+        data: Of this rank, JSON types.
         timeout_s: Longest wait, seconds.
-        failed: Tells of a rank that has failed meanwhile.
+        failed: Returns the record of a rank that has failed meanwhile, or None.
 
     Raises:
-        StuckError: E702, naming the ranks that said nothing within `timeout_s`.
+        StuckError: E702, naming the ranks that wrote nothing within `timeout_s`.
         LostError: If a rank has failed meanwhile.
     """
     store.set(f"{key}/{rank}", json.dumps(data))
@@ -98,21 +106,29 @@ def wait_for(
     store: dist.Store,
     keys: Sequence[str],
     rank: int,
-    sayers: Sequence[int],
+    writers: Sequence[int],
     timeout_s: float,
     failed: Callable[[], State | None],
 ) -> None:
-    """Wait until all keys are in the store; `sayers` are the ranks that put them there.
+    """Wait until all keys are in the store.
+
+    Args:
+        store: Shared by all ranks.
+        keys: To wait for.
+        rank: This rank.
+        writers: For each key, the rank that writes it.
+        timeout_s: Longest wait, seconds.
+        failed: Returns the record of a rank that has failed meanwhile, or None.
 
     Raises:
         StuckError: E702, after `timeout_s`.
         LostError: If a rank has failed meanwhile.
     """
     end = time.monotonic() + timeout_s
-    missing = dict(zip(keys, sayers, strict=True))
+    missing = dict(zip(keys, writers, strict=True))
     pause = 0.001
     while missing:
-        missing = {key: sayer for key, sayer in missing.items() if not store.check([key])}
+        missing = {key: writer for key, writer in missing.items() if not store.check([key])}
         if not missing:
             return
         failure = failed()
@@ -139,7 +155,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def check_agreement(facts: Sequence[Facts]) -> None:
-    """Compare what all ranks are about to do.
+    """Compare the facts of all ranks.
 
     Raises:
         MismatchError: E510, naming the ranks and the first field in which they differ.
@@ -154,7 +170,7 @@ def check_agreement(facts: Sequence[Facts]) -> None:
 
 
 def _differences(facts: Sequence[Facts]) -> Iterator[str]:
-    tables = [[_wire(row) for row in each["wires"]] for each in facts]
+    tables = [[_spec_of(row) for row in each["messages"]] for each in facts]
     for field in ("torch version", "world size"):
         yield from _unequal(facts, field)
     for rank, table in enumerate(tables):
@@ -171,26 +187,28 @@ def _unequal(facts: Sequence[Facts], field: str) -> Iterator[str]:
         yield f"{field} is {facts[0][field]} on rank 0 and {found} on {_ranks(others)}"
 
 
-def _wire(row: Sequence[Any]) -> Wire:
-    return Wire(*(tuple(cell) if isinstance(cell, list) else cell for cell in row))
+def _spec_of(row: Sequence[Any]) -> MessageSpec:
+    return MessageSpec(*(tuple(cell) if isinstance(cell, list) else cell for cell in row))
 
 
-def _table_difference(rank: int, mine: list[Wire], theirs: list[Wire]) -> Iterator[str]:
+def _table_difference(
+    rank: int, mine: list[MessageSpec], theirs: list[MessageSpec]
+) -> Iterator[str]:
     for here, there in zip(mine, theirs, strict=False):
         if here != there:
             field = first_difference(here, there)
-            yield f"rank 0 and rank {rank} differ on {wire_text(here)}: {field}"
+            yield f"rank 0 and rank {rank} differ on {spec_text(here)}: {field}"
             return
     if len(mine) != len(theirs):
         yield f"rank 0 has {len(mine)} messages and rank {rank} has {len(theirs)}"
 
 
-def _post_problems(posts: Sequence[Sequence[Any]], wires: Sequence[Wire]) -> Iterator[str]:
-    """Check that each message is posted once by each end, in the global order."""
+def _post_problems(posts: Sequence[Sequence[Any]], specs: Sequence[MessageSpec]) -> Iterator[str]:
+    """Yield the first post of a rank that is not the next one in the global order of messages."""
     expected: list[list[list[Any]]] = [[] for _ in posts]
-    for wire in wires:
-        expected[wire.source].append([True, wire.number])
-        expected[wire.target].append([False, wire.number])
+    for spec in specs:
+        expected[spec.source].append([True, spec.number])
+        expected[spec.target].append([False, spec.number])
     for rank, (found, due) in enumerate(zip(posts, expected, strict=True)):
         if list(found) == due:
             continue

@@ -1,16 +1,16 @@
-"""Messages between ranks of one machine, moved by the ranks' own threads over Unix sockets.
+"""Messages between ranks of one machine, moved by their own threads over Unix sockets.
 
 Gloo moves a message with three wake-ups of its own threads (announce, answer, data). Where ranks
 compute on all cores, those threads wait for a core each time, and a message of any size costs 0.3
 to 0.6 ms; here it costs two copies and, if the receiver sleeps, one wake-up: 10 to 40 us. And no
 hidden thread takes a core, so that the time of a step can be told from its action lists.
 
-A send copies into the socket's buffer at once and what does not fit later, at this rank's next
+Progress: a send copies what fits into the socket's buffer at once, the rest at this rank's next
 message; a wait moves whatever can move, for all peers, and so does a thread beside a wait for the
-process group. So two ranks that wait for each other's data never wait for ever, and messages
-between two ranks arrive in the order of their posts, which is one global order on all ranks
-(`plan/lower.py`). Buffers are the system's and bounded; a message that would not fit a good part of
-one goes over the process group, which moves it while both ranks compute.
+process group. So two ranks that wait for each other's data cannot deadlock, and messages between
+two ranks arrive in the order of their posts, which is one global order on all ranks
+(`plan/lower.py`). The system bounds its buffers; a message longer than a quarter of one goes over
+the process group, which moves it while both ranks compute.
 
 The sockets lie in a private directory until all have connected. Ranks on another machine, or that
 cannot be reached for any reason, are left to the process group.
@@ -34,16 +34,16 @@ from pardnn.errors import RankError
 
 #: Bytes asked for a socket's buffer; the system may give less (`net.core.wmem_max`).
 BUFFER_BYTES = 4 << 20
-#: A rank that waits for one peer looks this often whether others want to get rid of something.
+#: How often a rank that waits for one peer moves the messages of others, seconds.
 NAP_S = 0.02
-#: A rank that has connected has said so; longer to take up its connection means a broken machine.
+#: Longest wait for a connection that its caller has announced, seconds.
 ACCEPT_S = 20.0
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-Exchange = Callable[[str, Any], list[Any]]
+AllGather = Callable[[str, Any], list[Any]]
 
 
 class Transfer:
-    """A message on its way: `left` holds the bytes not yet moved."""
+    """A message in flight: `left` is a view of the bytes not yet moved."""
 
     __slots__ = ("left", "peer", "sending")
 
@@ -58,7 +58,7 @@ class LocalLinks:
 
     Args:
         sockets: Connected, by rank.
-        limit_bytes: Of the longest message; the same on all ranks.
+        limit_bytes: Size of the longest message; the same on all ranks.
     """
 
     def __init__(self, sockets: dict[int, socket.socket], limit_bytes: int) -> None:
@@ -69,22 +69,22 @@ class LocalLinks:
         self._broken: dict[int, OSError] = {}
         nap = struct.pack("ll", 0, int(1e6 * NAP_S))
         for each in sockets.values():
-            each.setblocking(True)  # each call says if it may wait
+            each.setblocking(True)  # calls that must not wait say so
             each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, nap)
 
     def carries(self, peer: int, num_bytes: int) -> bool:
-        """Whether a message to or from a rank goes this way."""
+        """Whether a message of this size to or from a rank goes over its socket."""
         return peer in self._sockets and num_bytes <= self.limit_bytes
 
     def send(self, peer: int, payload: memoryview) -> Transfer:
-        """Start sending; the payload must stay as it is until `wait` returns."""
+        """Start sending; the payload must not change until `wait` returns."""
         transfer = Transfer(peer, payload, sending=True)
         self._out[peer].append(transfer)
         self._push(peer)
         return transfer
 
     def receive(self, peer: int, buffer: memoryview) -> Transfer:
-        """Receive the peer's next message, of this very size, into the buffer."""
+        """Post a receive of the peer's next message, which has the size of the buffer."""
         transfer = Transfer(peer, buffer, sending=False)
         self._in[peer].append(transfer)
         return transfer
@@ -97,6 +97,10 @@ class LocalLinks:
 
     def wait(self, transfer: Transfer, timeout_s: float) -> None:
         """Move messages until this one has left or arrived.
+
+        Args:
+            transfer: Of `send` or `receive`.
+            timeout_s: Longest wait, seconds.
 
         Raises:
             TimeoutError: After `timeout_s`.
@@ -128,7 +132,7 @@ class LocalLinks:
     def moving(self) -> Iterator[None]:
         """Move messages beside a wait for the process group.
 
-        What is awaited may have to wait, at its sender, for one of these.
+        The sender of the awaited message may itself wait for one of these.
         """
         if not (any(self._out.values()) or any(self._in.values())):
             yield
@@ -203,25 +207,25 @@ class LocalLinks:
         self._sockets, self._in, self._out = {}, {}, {}
 
 
-def connect_local(rank: int, exchange: Exchange) -> LocalLinks | None:
+def connect_local(rank: int, all_gather: AllGather) -> LocalLinks | None:
     """Connect to all ranks of this machine that can be reached; None if there are none.
 
     Args:
         rank: This rank.
-        exchange: Gives every rank what each rank says under a key; all ranks call this function.
+        all_gather: See `World.all_gather`; all ranks call this function.
 
     Raises:
-        RankError: E605, if a rank that called cannot be heard.
+        RankError: E605, if the connection of a rank does not arrive.
     """
     with contextlib.ExitStack() as stack:
         listener, path = _listening(stack)
-        said = exchange("local", {"machine": _machine(), "path": path})
+        offers = all_gather("local", {"machine": _machine(), "path": path})
         near = [
-            each["path"] if each["path"] and each["machine"] == said[rank]["machine"] else None
-            for each in said
+            each["path"] if each["path"] and each["machine"] == offers[rank]["machine"] else None
+            for each in offers
         ]
-        sockets = dict(_called(rank, near[:rank]))
-        met = exchange("reached", {"peers": list(sockets), "limit": _limit_bytes()})
+        sockets = dict(_connected(rank, near[:rank]))
+        met = all_gather("reached", {"peers": list(sockets), "limit": _limit_bytes()})
         callers = [peer for peer, each in enumerate(met) if rank in each["peers"]]
         if listener is not None:
             sockets.update(_accepted(listener, callers))
@@ -229,7 +233,7 @@ def connect_local(rank: int, exchange: Exchange) -> LocalLinks | None:
 
 
 def _machine() -> str:
-    """Return what two processes share if they run on one machine, under one system."""
+    """Return an identity that all processes of one running system share."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -264,8 +268,8 @@ def _limit_bytes() -> int:
         return probe.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 4
 
 
-def _called(rank: int, paths: list[str | None]) -> Iterator[tuple[int, socket.socket]]:
-    """Connect to the listed ranks; whoever calls says its number."""
+def _connected(rank: int, paths: list[str | None]) -> Iterator[tuple[int, socket.socket]]:
+    """Connect to the listed ranks, and tell each this rank."""
     for peer, path in enumerate(paths):
         if path is None:
             continue

@@ -1,9 +1,10 @@
-"""What a message carries: the bytes of one tensor, and how they are laid out.
+"""The wire format: which bytes a message carries, and the spec of a message that both ends hold.
 
-A tensor travels as the dense bytes of its storage and arrives with the strides that it was sent
-with, because layout changes the bits of convolutions and sums. A view with gaps or overlaps is
-copied first, into the dense layout with the same order of strides that `torch.clone` would choose;
-nothing else is ever copied. Host scalars travel as eight bytes.
+A tensor travels as the bytes of its storage and arrives with the strides that it was sent with,
+because layout changes the bits of convolutions and sums. A tensor that is not dense (a strided view
+with gaps, an expanded one) is first copied to the dense layout that `torch.clone` would choose,
+which keeps the order of the strides; nothing else is ever copied. Host scalars travel as eight
+bytes.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ HOST_TYPES: dict[str, tuple[torch.dtype, type]] = {
 }
 
 
-class Wire(NamedTuple):
-    """One message in full, as both of its ends must see it.
+class MessageSpec(NamedTuple):
+    """One message in full, as its sender and its receiver must both describe it.
 
     Attributes:
-        number: Its place in the global order of messages.
+        number: Position in the global order of messages; also the message's tag.
         tensor: Name of the tensor.
         source: Rank that sends.
         target: Rank that receives.
-        bytes: Its size.
+        bytes: Size of the payload.
         dtype: Name of the element type, or of the host scalar's type.
-        shape: Sizes of the dims.
-        strides: Dense, in elements; how the tensor arrives.
-        op: The op that makes it on the sending rank.
-        reader: The op before which it must have arrived on the receiving rank.
+        shape: Size of each dim.
+        strides: Of the tensor that arrives, in elements; dense.
+        producer: The op of the sending rank that makes the tensor.
+        consumer: The op of the receiving rank that reads it first.
     """
 
     number: int
@@ -52,17 +53,17 @@ class Wire(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    op: str
-    reader: str
+    producer: str
+    consumer: str
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is a number of the host."""
+        """Whether the payload is a host scalar."""
         return self.dtype in HOST_TYPES
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Element type of what travels."""
+        """Element type of the payload."""
         return _torch_dtype(self.dtype)
 
 
@@ -72,37 +73,38 @@ def _torch_dtype(name: str) -> torch.dtype:
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a gapless copy that keeps the order of strides, as `clone` does."""
-    looked_at = torch.empty_strided(tuple(shape), tuple(strides), device="meta")
-    return tuple(torch.empty_like(looked_at).stride())
+    """Return the strides, in elements, of a dense copy, in the order of strides that `clone` keeps."""
+    strided = torch.empty_strided(tuple(shape), tuple(strides), device="meta")
+    return tuple(torch.empty_like(strided).stride())
 
 
-def make_wires(
-    graph: Graph, messages: Sequence[Message], readers: Sequence[str]
-) -> tuple[Wire, ...]:
-    """Return what each message carries.
+def message_specs(
+    graph: Graph, messages: Sequence[Message], consumers: Sequence[str]
+) -> tuple[MessageSpec, ...]:
+    """Return the spec of each message.
 
     Args:
-        graph: The graph.
+        graph: The planned graph.
         messages: In their global order.
-        readers: For each, the receiver's op that reads it first.
+        consumers: The first consumer of each message on its receiver, by name.
 
     Raises:
         UnsupportedError: E821, if the graph does not know the shape or type of a sent tensor.
     """
-    made_by = {tensor.name: (tensor, op.name) for op in graph.ops for tensor in op.outputs}
-    wires: list[Wire] = []
-    for number, (message, reader) in enumerate(zip(messages, readers, strict=True)):
-        tensor, op = made_by[message.tensor]
+    producers = {tensor.name: (tensor, op.name) for op in graph.ops for tensor in op.outputs}
+    specs: list[MessageSpec] = []
+    for number, (message, consumer) in enumerate(zip(messages, consumers, strict=True)):
+        tensor, op = producers[message.tensor]
         shape, strides, size = _layout(tensor)
-        wires.append(
-            Wire(number, tensor.name, message.source, message.target, size, tensor.dtype or "",
-                 shape, strides, op, reader)
+        specs.append(
+            MessageSpec(number, tensor.name, message.source, message.target, size, tensor.dtype or "",
+                 shape, strides, op, consumer)
         )  # fmt: skip
-    return tuple(wires)
+    return tuple(specs)
 
 
 def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return shape, dense strides and bytes of what travels."""
     if tensor.dtype in HOST_TYPES:
         return (), (), 8
     dtype = getattr(torch, tensor.dtype or "", None)
@@ -124,56 +126,65 @@ def byte_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(tensor: torch.Tensor, num_bytes: int) -> memoryview:
-    """Return the bytes of a dense tensor of the host; it must be kept while they are used."""
+    """Return the bytes of a dense host tensor; the caller keeps the tensor alive meanwhile."""
     return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr()))
 
 
-def dense(wire: Wire, value: Any, device: torch.device) -> torch.Tensor:
-    """Return the tensor to send, `value` itself where it is dense.
+def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Tensor:
+    """Return the tensor to send: `value` itself where it is dense, else a dense copy.
+
+    Args:
+        spec: The message.
+        value: A tensor, or a Python number for a host scalar.
+        device: Of the payload of a host scalar.
 
     Raises:
-        RankError: E604, if `value` is not what the message was announced to carry.
+        RankError: E604, if shape or type of `value` are not those of the spec.
     """
-    if wire.is_scalar:
-        return torch.tensor([value], dtype=wire.torch_dtype, device=device)
-    if value.shape != wire.shape or value.dtype != wire.torch_dtype:
+    if spec.is_scalar:
+        return torch.tensor([value], dtype=spec.torch_dtype, device=device)
+    if value.shape != spec.shape or value.dtype != spec.torch_dtype:
         raise RankError(
-            f"op {shown(wire.op)} made {shown(wire.tensor)} as {value.dtype} "
-            f"{list(value.shape)}; captured was {wire.dtype} {list(wire.shape)}.\n"
+            f"op {shown(spec.producer)} made {shown(spec.tensor)} as {value.dtype} "
+            f"{list(value.shape)}; captured was {spec.dtype} {list(spec.shape)}.\n"
             "The op depends on more than the shapes of its inputs; capture the step again.",
             code="E604",
-            details={"op": wire.op, "tensor": wire.tensor},
+            details={"op": spec.producer, "tensor": spec.tensor},
         )
     if value.is_conj() or value.is_neg():
         value = value.resolve_conj().resolve_neg()
-    if value.stride() != wire.strides:
-        value = empty_like_sent(wire, value.device).copy_(value)
+    if value.stride() != spec.strides:
+        value = receive_buffer(spec, value.device).copy_(value)
     return value
 
 
-def empty_like_sent(wire: Wire, device: torch.device) -> torch.Tensor:
-    """Return the buffer in which a tensor arrives."""
-    return torch.empty_strided(wire.shape, wire.strides, dtype=wire.torch_dtype, device=device)
+def receive_buffer(spec: MessageSpec, device: torch.device) -> torch.Tensor:
+    """Return a new buffer for the message to arrive in."""
+    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.torch_dtype, device=device)
 
 
-def received(wire: Wire, buffer: torch.Tensor) -> Any:
-    """Return the value that has arrived in `buffer`: the tensor itself, or a Python number."""
-    return HOST_TYPES[wire.dtype][1](buffer.item()) if wire.is_scalar else buffer
+def received(spec: MessageSpec, buffer: torch.Tensor) -> Any:
+    """Return what has arrived in `buffer`: the tensor itself, or a Python number."""
+    return HOST_TYPES[spec.dtype][1](buffer.item()) if spec.is_scalar else buffer
 
 
-def wire_text(wire: Wire) -> str:
+def spec_text(spec: MessageSpec) -> str:
     """Return `message 3: 'h' f32[8, 32], 1024 bytes, rank 0 to 1`."""
-    what = f"{wire.dtype}{list(wire.shape)} strides {list(wire.strides)}"
-    ends = f"rank {wire.source} to {wire.target}"
-    return f"message {wire.number}: {shown(wire.tensor)} {what}, {wire.bytes} bytes, {ends}"
+    what = f"{spec.dtype}{list(spec.shape)} strides {list(spec.strides)}"
+    ends = f"rank {spec.source} to {spec.target}"
+    return f"message {spec.number}: {shown(spec.tensor)} {what}, {spec.bytes} bytes, {ends}"
 
 
-def first_difference(mine: Wire, theirs: Wire) -> str:
-    """Name the first field in which two ends of one message differ."""
-    for field, a, b in zip(Wire._fields, mine, theirs, strict=True):
+def first_difference(mine: MessageSpec, theirs: MessageSpec) -> str:
+    """Name the first field in which two specs of one message differ.
+
+    Raises:
+        MismatchError: If they do not differ.
+    """
+    for field, a, b in zip(MessageSpec._fields, mine, theirs, strict=True):
         if a != b:
             return f"{field} is {_text(a)} here and {_text(b)} there"
-    raise MismatchError("the two ends of the message agree")
+    raise MismatchError("the two specs of the message agree")
 
 
 def _text(value: Any) -> str:

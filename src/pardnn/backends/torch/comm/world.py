@@ -1,4 +1,4 @@
-"""The ranks as one rank sees them: its number, its device, the store, its end of the messages.
+"""The world as one rank sees it: its rank and device, the shared store, its channel.
 
 A process group that the user has already made is used and never destroyed; messages go over a
 second group of our own, so that closing it after a failure wakes the peers and touches nothing of
@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.comm.channel import Channel
-from pardnn.backends.torch.comm.failure_detector import State, Watch
-from pardnn.backends.torch.comm.handshake import exchange
+from pardnn.backends.torch.comm.failure_detector import FailureDetector, State
+from pardnn.backends.torch.comm.handshake import all_gather
 from pardnn.backends.torch.comm.unix_sockets import connect_local
 from pardnn.errors import MismatchError, PardnnError, RankError
 
@@ -34,14 +34,14 @@ class World:
     """One rank's connections.
 
     Attributes:
-        rank: Its number, which is its device's number in the plan.
+        rank: Its rank, which is the index of its device in the plan.
         size: Number of ranks.
         device: Where its tensors are.
         timeout_s: Longest wait for one message, seconds.
         store: Shared by all ranks; None with a single one.
-        channel: Its end of the messages; None with a single rank.
-        watch: Set by `look_out`.
-        describe: What this rank is doing now, see `Watch`; set by what runs on it.
+        channel: Sends and receives its messages; None with a single rank.
+        detector: Made by `detect_failures`.
+        describe: Returns what this rank is doing now, see `FailureDetector`; the executor sets it.
     """
 
     rank: int
@@ -50,51 +50,59 @@ class World:
     timeout_s: float
     store: dist.Store | None = None
     channel: Channel | None = None
-    watch: Watch | None = None
+    detector: FailureDetector | None = None
     describe: Callable[[], State] = lambda: dict(_NOT_STARTED)
 
-    def look_out(self, on_failure: Callable[[State], None] | None = None) -> None:
-        """Start to look for failures of others, and to answer what this rank is doing."""
-        if self.store is not None and self.watch is None:
+    def detect_failures(self, on_failure: Callable[[State], None] | None = None) -> None:
+        """Start this rank's failure detector; again, or with a single rank, does nothing.
+
+        Args:
+            on_failure: See `FailureDetector`.
+        """
+        if self.store is not None and self.detector is None:
 
             def describe() -> State:
                 return {"rank": self.rank, **self.describe()}
 
-            self.watch = Watch(self.store, self.rank, self.size, describe, on_failure)
-            # A thread inside the store would abort a process that ends around it.
+            self.detector = FailureDetector(self.store, self.rank, self.size, describe, on_failure)
+            # A thread that is inside the store when the process ends would abort it.
             atexit.register(self.close)
 
-    def exchange(self, key: str, data: Any) -> list[Any]:
-        """Give every rank what each rank says under `key`; see `agree.exchange`."""
+    def all_gather(self, key: str, data: Any) -> list[Any]:
+        """Return the data of each rank, in order of rank; see `handshake.all_gather`."""
         assert self.store is not None
-        return exchange(
-            self.store, key, self.rank, self.size, data, self.timeout_s, self.known_failure
+        return all_gather(
+            self.store, key, self.rank, self.size, data, self.timeout_s, self.first_failure
         )
 
-    def known_failure(self) -> State | None:
-        """Return the first failure of any rank, if one is known."""
-        return self.watch.failure() if self.watch is not None else None
+    def first_failure(self) -> State | None:
+        """Return the record of the first failure of any rank, None if none is known."""
+        return self.detector.first_failure() if self.detector is not None else None
 
-    def settle(self, error: PardnnError) -> PardnnError:
+    def report_failure(self, error: PardnnError) -> PardnnError:
         """Make this rank's failure known, close its connections, and return what to raise."""
         error.details.setdefault("rank", self.rank)
         error.details.setdefault("first_failing_rank", self.rank)
-        if self.watch is not None:
-            error = self.watch.settle(error)
+        if self.detector is not None:
+            error = self.detector.report(error)
         self.close()
         return error
 
     def close(self) -> None:
         """Close the connections that this rank opened; again does nothing."""
         atexit.unregister(self.close)
-        if self.watch is not None:
-            self.watch.close()
+        if self.detector is not None:
+            self.detector.close()
         if self.channel is not None:
             self.channel.close()
 
 
 def rank_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of a rank on its machine.
+    """Return the device of a rank on its machine, and make it torch's current one.
+
+    Args:
+        kind: "cpu" or "cuda".
+        local_rank: The rank's number on its machine.
 
     Raises:
         MismatchError: E513, if there are fewer GPUs than ranks; shows the mapping.
@@ -122,7 +130,7 @@ def join(
     backend: str | None = None,
     headers: bool = False,
 ) -> World:
-    """Join the other ranks: over the user's process group, or one made from the environment.
+    """Connect to the other ranks: over the user's process group, or one made from the environment.
 
     Args:
         device: Of this rank.
@@ -154,9 +162,9 @@ def join(
     channel = Channel(group, rank, timeout_s=timeout_s, device=device, headers=headers)
     world = World(rank, size, device, timeout_s, store, channel)
     if backend == "gloo" and device.type == "cpu" and not headers:
-        channel.local = connect_local(rank, world.exchange)
-    # Nobody may fail, and so close connections, while another one still connects.
-    world.exchange("joined", rank)
+        channel.local = connect_local(rank, world.all_gather)
+    # A barrier: no rank may fail, and so close connections, while another one still connects.
+    world.all_gather("joined", rank)
     return world
 
 
@@ -165,13 +173,13 @@ def _first_line(error: BaseException) -> str:
 
 
 def _own_store() -> dist.Store:
-    # Collective, so the count is the same on every rank.
+    # `join` is collective, so the count is the same on every rank.
     default = dist.distributed_c10d._get_default_store()
     return dist.PrefixStore(f"pardnn/{next(_count)}", default)
 
 
 def leave(worlds: Sequence[World]) -> None:
-    """Close everything, the process group too: for processes that are entirely ours."""
+    """Close everything, the process group too: for processes that belong to us entirely."""
     for world in worlds:
         world.close()
     if dist.is_initialized():

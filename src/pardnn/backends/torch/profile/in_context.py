@@ -52,7 +52,9 @@ class _Item(NamedTuple):
     dropped: tuple[str, ...]
 
 
-def rehearse(graph: Graph, tensors: Mapping[str, Tensor], end: float | None) -> Mapping[str, Entry]:
+def profile_in_context(
+    graph: Graph, tensors: Mapping[str, Tensor], end: float | None
+) -> Mapping[str, Entry]:
     """Run the graph on this CPU and return what its calls took, by signature.
 
     Args:

@@ -1,7 +1,7 @@
 """What messages cost between two local ranks, measured: idle, and while the ranks compute.
 
 Two child processes exchange messages of several sizes as the ranks of a run do. Idle, they bounce
-one; half a round trip is one message. Then both compute between messages, and each end's own time
+one (a ping-pong); half a round trip is one message. Then both compute between messages, and each end's own time
 is taken apart: what sending takes, what posting a receive takes, what taking a message that is
 there takes, and how long a receiver that slept takes to go on. Computation displaces caches and
 lets processors sleep, so these are more than what idle ranks show.
@@ -30,7 +30,8 @@ import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.comm.channel import Channel
-from pardnn.backends.torch.comm.wire_format import Wire
+from pardnn.backends.torch.comm.wire_format import MessageSpec
+from pardnn.backends.torch.comm.world import join
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.cost.host import cpu_name
 from pardnn.cost.links import LinkCosts, LinkFit, fit_link
@@ -143,7 +144,7 @@ def _bounced(timeout_s: float) -> Mapping[str, float]:
             texts = [rank.communicate(timeout=max(0.0, end - time.monotonic())) for rank in ranks]
         except subprocess.TimeoutExpired:
             raise StuckError(
-                f"two local ranks did not exchange {len(MESSAGE_BYTES)} sizes of messages in "
+                f"two local ranks did not all_gather {len(MESSAGE_BYTES)} sizes of messages in "
                 f"{timeout_s:g} s.\nCheck that this machine's host name resolves to itself."
             ) from None
         finally:
@@ -160,33 +161,31 @@ class _End:
     """One rank's end of messages to and from the other."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
-        from pardnn.backends.torch.comm.world import join
-
         self.rank = rank
         self.world = join(torch.device("cpu"), timeout_s=timeout_s)
         assert self.world.channel is not None
         self.channel: Channel = self.world.channel
         self.left, self.right = torch.ones(_WORK), torch.ones(_WORK[1], _WORK[1])
 
-    def wires(self, size: int) -> tuple[Wire, Wire]:
-        """Return the messages of a size from this rank and to it."""
+    def specs(self, size: int) -> tuple[MessageSpec, MessageSpec]:
+        """Return the specs of a message of this many bytes from this rank, and of one to it."""
         ends = ((self.rank, 1 - self.rank), (1 - self.rank, self.rank))
         mine, theirs = (
-            Wire(source, "x", source, target, size, "uint8", (size,), (1,), "x", "x")
+            MessageSpec(source, "x", source, target, size, "uint8", (size,), (1,), "x", "x")
             for source, target in ends
         )
         return mine, theirs
 
-    def send(self, wire: Wire, value: torch.Tensor) -> None:
-        """Send, and wait until the value has left."""
-        self.channel.send(wire, value)
-        self.channel.wait(wire)
+    def send(self, spec: MessageSpec, value: torch.Tensor) -> None:
+        """Send a value and wait until it has left."""
+        self.channel.send(spec, value)
+        self.channel.wait(spec)
 
-    def receive(self, wire: Wire) -> Any:
-        """Receive."""
-        self.channel.allocate(wire)
-        self.channel.receive(wire)
-        return self.channel.wait(wire)
+    def receive(self, spec: MessageSpec) -> Any:
+        """Receive a message and return its tensor."""
+        self.channel.allocate(spec)
+        self.channel.receive(spec)
+        return self.channel.wait(spec)
 
     def compute(self) -> None:
         """Do what a layer does to caches: a product, and a few small calls."""
@@ -195,7 +194,7 @@ class _End:
 
 
 def _bounce(store: str, rank: int, timeout_s: float) -> dict[str, float]:
-    """Do one rank's part, both ranks in step; return what it found, by signature."""
+    """Measure as one of the two ranks; return seconds by signature of the cost cache."""
     torch.set_num_threads(1)
     wait = timedelta(seconds=timeout_s)
     dist.init_process_group(
@@ -217,13 +216,13 @@ def _bounce(store: str, rank: int, timeout_s: float) -> dict[str, float]:
 
 
 def _low(seconds: list[float]) -> float:
-    """Return the lower quartile: what else runs on this machine delays, and only delays."""
+    """Return the lower quartile: other processes only ever make a message slower."""
     return statistics.quantiles(seconds)[0]
 
 
 def _idle(end: _End, size: int) -> float:
-    """Seconds of one message between ranks that do nothing else."""
-    mine, theirs = end.wires(size)
+    """Return the seconds of one message between idle ranks."""
+    mine, theirs = end.specs(size)
     buffer = torch.ones(size, dtype=torch.uint8)
 
     def trip() -> float:
@@ -239,8 +238,11 @@ def _idle(end: _End, size: int) -> float:
 
 
 def _busy(end: _End, size: int) -> tuple[list[float], list[float], list[float]]:
-    """Own seconds of sending, of posting, and of taking what is there, between computations."""
-    (mine, theirs), channel = end.wires(size), end.channel
+    """Return a rank's own seconds of sends, of posts, and of receives that need not wait.
+
+    Both ranks compute between the messages.
+    """
+    (mine, theirs), channel = end.specs(size), end.channel
     sent: list[float] = []
     posted: list[float] = []
     taken: list[float] = []
@@ -262,8 +264,8 @@ def _busy(end: _End, size: int) -> tuple[list[float], list[float], list[float]]:
 
 
 def _woken(end: _End, size: int) -> list[float]:
-    """Seconds from the end of a send to the end of a wait that slept, 0 to 1 and back."""
-    mine, theirs = end.wires(size)
+    """Return the seconds from the end of a send to the end of the wait that slept for it."""
+    mine, theirs = end.specs(size)
     buffer, marks = torch.ones(size, dtype=torch.uint8), []
     for turn in range(2 * ROUNDS):
         if turn % 2 == end.rank:
@@ -273,7 +275,7 @@ def _woken(end: _End, size: int) -> list[float]:
         else:
             end.receive(theirs)
         marks.append(time.perf_counter())  # of one clock: both ranks are on one machine
-    both = end.world.exchange("marks", marks)
+    both = end.world.all_gather("marks", marks)
     return [both[1 - turn % 2][turn] - both[turn % 2][turn] for turn in range(2 * ROUNDS)]
 
 

@@ -33,7 +33,7 @@ import torch
 
 from pardnn.backends.torch.ops.codec import bind
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
-from pardnn.backends.torch.profile.in_context import rehearse
+from pardnn.backends.torch.profile.in_context import profile_in_context
 from pardnn.backends.torch.profile.synthetic_inputs import synthetic_inputs
 from pardnn.cost.call import is_free, is_view, signature, tensors_by_name
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE
@@ -197,7 +197,7 @@ def _measure_all(
         found |= _overheads(device)
     in_place: Mapping[str, Entry] = {}
     if missing and device.type == "cpu":
-        in_place = rehearse(graph, tensors, end)
+        in_place = profile_in_context(graph, tensors, end)
         found |= {text: each for text, each in in_place.items() if text not in cached.entries}
     for done, case in enumerate(missing):
         try:

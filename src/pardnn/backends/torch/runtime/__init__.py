@@ -1,1 +1,1 @@
-"""One rank of a plan: its state, its action list, its memory limit."""
+"""One rank of a plan: its state, its action list, its random numbers, its memory limit."""

@@ -1,4 +1,4 @@
-"""Binding a graph's sources to live values: a rank's share of the state, and each step's inputs."""
+"""Binding a graph's sources to live values: this rank's shards of the state, each step's inputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
+from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy, shard_of
 from pardnn.backends.torch.user_step.object_graph import (
     Entry,
@@ -22,7 +23,7 @@ from pardnn.graph.ir import LOSS_KIND, Graph, Op
 
 
 class Binding:
-    """A step's arguments as the sources of its graph.
+    """The sources of a graph, bound to the arguments of its step.
 
     Args:
         step: The user's step.
@@ -71,13 +72,17 @@ class Binding:
                 details={"missing": [op.name for op in missing[:20]]},
             )
 
-    # What a rank keeps.
+    # Residents: parameters, buffers and optimizer states.
 
     def replayed(self, ops: Iterable[Op], recording: Recording) -> dict[str, Any]:
-        """Return the real values of sources, or of a rank's parts, from what made them.
+        """Return the values of source ops by name, from a replay of the recorded construction.
 
-        Called once per rank, with all that it needs: the generators end where the whole
-        construction leaves them. Of a tensor that is cut, no more than the part stays.
+        Called once per rank with all that it needs: the generators end where the whole
+        construction leaves them. Of a sharded tensor only the shard stays in memory.
+
+        Args:
+            ops: Sources of the planned graph.
+            recording: Of the entry point that made the step's arguments.
         """
         parts = [(op, *shard_of(op, self._whole)) for op in ops]
         live = {of: self.sources[of].get() for _, of, _ in parts}
@@ -89,21 +94,21 @@ class Binding:
         )
         values = {part[0].name: self._placed(real) for part, real in zip(made, reals, strict=True)}
         return {
-            op.name: values[op.name] if op.name in values else self._made(op, of)
+            op.name: values[op.name] if op.name in values else self._initial_value(op, of)
             for op, of, _ in parts
         }
 
-    def held(self, ops: Iterable[Op]) -> dict[str, Any]:
-        """Return the live values of sources, made where the first step would have made them.
+    def live_values(self, ops: Iterable[Op]) -> dict[str, Any]:
+        """Return the live values of source ops by name; states that do not exist yet are created.
 
-        A part has a storage of its own; the whole stays where it is until `keep`.
+        A shard has a storage of its own; the whole tensor stays alive until `install`.
         """
         values = {}
         for op in ops:
             of, box = shard_of(op, self._whole)
             live = self.sources[of].get()
             if not isinstance(live, torch.Tensor):
-                values[op.name] = self._made(op, of)
+                values[op.name] = self._initial_value(op, of)
             elif box is None or isinstance(live, FakeTensor) or live.is_meta:
                 values[op.name] = self._placed(live)
             else:
@@ -112,51 +117,53 @@ class Binding:
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, FakeTensor) or value.is_meta or value.dim() == 0:
-            return value  # what has no data is refused later; a step count stays on the host
+            return value  # the executor refuses what has no data; a step count stays on the host
         return value if value.device == self._device else value.to(self._device)
 
-    def _made(self, op: Op, of: str) -> torch.Tensor | None:
-        """Return state that does not exist yet, as the first step would have created it."""
+    def _initial_value(self, op: Op, of: str) -> torch.Tensor | None:
+        """Return a state that does not exist yet, as the first step would have created it."""
         initial = self._initial[of]
         if initial is None:
             return None
         (output,) = op.outputs
-        shape, dtype = output.shape or (), getattr(torch, output.dtype or "float32")
         # Optimizers count their steps on the host.
-        device = torch.device("cpu") if not shape else self._device
-        strides = output.strides or torch.empty(shape, device="meta").stride()
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device).fill_(initial)
+        device = self._device if output.shape else torch.device("cpu")
+        return empty_tensor(output, device).fill_(initial)
 
-    def keep(self, values: Mapping[str, Any], residents: Iterable[Op]) -> None:
-        """Put a rank's share into the user's objects, and drop what other ranks keep.
+    def install(self, values: Mapping[str, Any], residents: Iterable[Op]) -> None:
+        """Put this rank's residents into the user's objects, and drop those of other ranks.
 
         What is dropped keeps its shape and reads as NaN (0 for integers), in one element. Of a
-        tensor that is cut, the part is what the user's object holds from now on: the same
-        `Parameter`, with the part's shape and storage.
+        sharded tensor, the user's object holds the shard from now on: the same `Parameter`, with
+        the shard's shape and storage.
+
+        Args:
+            values: Of the residents, by name.
+            residents: Ops of this rank.
         """
         mine = {shard_of(op, self._whole)[0]: op for op in residents}
         for name, source in self.sources.items():
             if name in mine:
                 source.set(values[mine[name].name])
             elif source.kind != "input" and isinstance(source.get(), torch.Tensor):
-                source.set(_hollow(source.get()))
+                source.set(_without_data(source.get()))
 
     def mark_stepped(self) -> None:
-        """Tell learning rate schedules that the optimizers do step: they warn otherwise."""
+        """Mark the optimizers as stepped: learning rate schedules warn otherwise."""
         for optimizer in self._optimizers:
             optimizer._opt_called = True
 
     def take(self, residents: Sequence[Op]) -> dict[str, Any]:
-        """Return a rank's share of the live values, and leave only that in the user's objects."""
-        values = self.held(residents)
-        self.keep(values, residents)
+        """Return the live values of a rank's residents, the only ones that stay in memory."""
+        values = self.live_values(residents)
+        self.install(values, residents)
         self.mark_stepped()
         return values
 
-    # What each step is given.
+    # Inputs: the batch and hyperparameters.
 
     def example(self) -> tuple[Any, ...]:
-        """Return the arguments that are neither model nor optimizer."""
+        """Return the example batch: the arguments that are neither model nor optimizer."""
         return tuple(self._args[i] for i in self._batch)
 
     def example_values(self) -> dict[str, Any]:
@@ -167,11 +174,12 @@ class Binding:
         """Return the value of every input op for one step.
 
         Args:
-            tensors: The batch's tensors by name.
-            numbers: The batch's numbers by name; those of optimizers are read here.
+            tensors: The batch's tensors by source name.
+            numbers: The batch's numbers by source name; hyperparameters are read from the
+                optimizers.
 
         Raises:
-            MismatchError: E505 or E509.
+            MismatchError: E509, if a number that the graph takes for granted has changed.
         """
         values: dict[str, Any] = {}
         for op in self._tensors:
@@ -193,7 +201,7 @@ class Binding:
         """Return the value of every input op for a call with `batch`.
 
         Raises:
-            MismatchError: E505, if it has another structure than the example.
+            MismatchError: E505, if it has another structure than the example; E509, as `inputs`.
         """
         if len(batch) != len(self._batch):
             names = ", ".join(self._names[i] for i in self._batch) or "none"
@@ -227,7 +235,7 @@ def _is_number(op: Op) -> bool:
     return (op.outputs[0].dtype or "").startswith("host.")
 
 
-def _hollow(value: torch.Tensor) -> torch.Tensor:
+def _without_data(value: torch.Tensor) -> torch.Tensor:
     fill = float("nan") if value.dtype.is_floating_point else 0
     return torch.full((), fill, dtype=value.dtype, device=value.device).expand(value.shape)
 
@@ -235,13 +243,13 @@ def _hollow(value: torch.Tensor) -> torch.Tensor:
 def _settings(
     graph: Graph, numbers: Sequence[Entry], now: Mapping[str, Any]
 ) -> Iterator[tuple[str, Entry, Any]]:
-    """Find where each plain value that the graph takes for granted is held."""
+    """Yield name, place and captured value of each setting that the graph takes for granted."""
     loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
     expected = ((loss.arguments or {}) if loss else {}).get("settings", {})
-    held = {entry.name: entry for entry in numbers if entry.name in now}
+    found = {entry.name: entry for entry in numbers if entry.name in now}
     for name, value in expected.items():
-        if name in held:
-            yield name, held[name], value
+        if name in found:
+            yield name, found[name], value
 
 
 def _check_guard(op: Op, value: Any) -> None:

@@ -1,9 +1,10 @@
-"""One rank of a plan: its action list, run by a plain loop.
+"""The executor: one rank's action list, run by a plain loop.
 
 Everything that can be resolved ahead is: an op becomes a closure over its call, a message over its
 buffer and peer. A step then is `for call in calls: call(env)`, where `env` holds each live value
 by name. Values are freed where the plan frees them, in-place calls change what they alias, and
-nothing is copied that is not sent.
+nothing is copied that is not sent. A message's `post_before` is where its buffer is allocated and
+its irecv posted, its `hold_until` where its isend is waited for.
 
 Cost above the ops themselves: about 2 us an action.
 """
@@ -16,14 +17,14 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.comm.wire_format import wire_text
+from pardnn.backends.torch.comm.wire_format import spec_text
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view, shard_of
 from pardnn.backends.torch.rng.generator import Draws
-from pardnn.backends.torch.runtime.input_checks import check_resident, geometry, other_batch
+from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
-from pardnn.backends.torch.runtime.memory_meter import Ledger, live_bytes
+from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import (
     drawn_once,
@@ -46,15 +47,14 @@ class Executor:
     Args:
         program: What to run.
         world: This rank's connections.
-        resident: For each op of `program.residents(rank)`, its live value, which is changed in
-            place.
-        draws: What each random op does to the generator; needed with more than one rank.
+        resident: The value of each op of `program.residents(rank)`, by name; updated in place.
+        draws: How each random op advances the generator; needed with more than one rank.
 
     Attributes:
-        limit_bytes: Tensor storage bytes that must not be exceeded; None without limit.
-        peak_bytes: Largest number of tensor storage bytes held during the first step.
-        step_s: Duration of each step so far, seconds.
-        waits_s: Per step, how long this rank waited for each other one, seconds.
+        limit_bytes: Largest allowed number of live tensor bytes; None without limit.
+        peak_bytes: Peak of live tensor bytes in the first step, measured.
+        step_s: Seconds of each step so far.
+        waits_s: Seconds that this rank waited for each other rank, per step.
 
     Raises:
         MismatchError: E514, if a resident value is missing or not the one that was captured.
@@ -82,7 +82,7 @@ class Executor:
         self._env: Environment = dict(self._resident_values(resident))
         self._names = frozenset(self._env)
         self._calls = [self._compiled(action) for action in self._actions]
-        self._checked = [(op, *geometry(op)) for op in program.inputs()]
+        self._expected = [(op, *shape_and_dtype(op)) for op in program.inputs()]
 
     def _make_stream(self, draws: Mapping[str, Draws] | None) -> Any:
         drawing = random_ops(self.program.graph) if self.world.size > 1 or draws else []
@@ -113,22 +113,22 @@ class Executor:
             return _freeing(action.tensors)
         channel = self.world.channel
         assert channel is not None
-        wire = self.program.wires[action.message]
-        name = wire.tensor
+        spec = self.program.specs[action.message]
+        name = spec.tensor
         if isinstance(action, Send):
-            return lambda env: channel.send(wire, env[name])
+            return lambda env: channel.send(spec, env[name])
         if isinstance(action, Receive):
-            return lambda env: channel.receive(wire)
-        if isinstance(action, Wait) and wire.source == self.rank:
-            return lambda env: channel.wait(wire)
+            return lambda env: channel.receive(spec)
+        if isinstance(action, Wait) and spec.source == self.rank:
+            return lambda env: channel.wait(spec)
 
         if isinstance(action, Wait):
-            return lambda env: env.__setitem__(name, channel.wait(wire))
+            return lambda env: env.__setitem__(name, channel.wait(spec))
         into = self.program.lowered.messages[action.message].into
         if into is None:
-            return lambda env: env.__setitem__(name, channel.allocate(wire))
-        place = receive_view(self.program.ops[wire.reader], name)
-        return lambda env: env.__setitem__(name, channel.allocate(wire, place(env[into])))
+            return lambda env: env.__setitem__(name, channel.allocate(spec))
+        place = receive_view(self.program.ops[spec.consumer], name)
+        return lambda env: env.__setitem__(name, channel.allocate(spec, place(env[into])))
 
     def _computing(self, op: Op) -> Call:
         if op.kind == "input":
@@ -176,7 +176,7 @@ class Executor:
     # Running.
 
     @property
-    def held(self) -> Mapping[str, Any]:
+    def live_values(self) -> Mapping[str, Any]:
         """This rank's live values between steps, by name."""
         return self._env
 
@@ -184,16 +184,16 @@ class Executor:
         """Run one step.
 
         Args:
-            inputs: The value of every input op of the graph, by name, on every rank; or what
-                reads them, so that all ranks hear of it if that fails.
+            inputs: The value of every input op of the whole graph, by name; or a function that
+                returns them, so that its failure is reported to all ranks.
 
         Returns:
-            The loss, a tensor of this rank's own; the same value on every rank.
+            The loss, in a tensor of its own; the same value on every rank.
 
         Raises:
             MismatchError: E512, if an input is not of the captured shape or type.
             RankError: E601 to E604, if this rank or another one failed; names the first.
-            StuckError: E701, if a wait ended without its message.
+            StuckError: E701, if a wait timed out.
         """
         start = time.perf_counter()
         self._at = 0
@@ -206,54 +206,54 @@ class Executor:
             if self._stream is not None:
                 self._stream.finish()
         except PardnnError as error:
-            raise self._settled(error) from error.__cause__
+            raise self._reported(error) from error.__cause__
         except Exception as error:
-            raise self._settled(self._failure(error)) from error
+            raise self._reported(self._failure(error)) from error
         self._end_step()
         self.step_s.append(time.perf_counter() - start)
         return self._loss
 
     def _run(self) -> None:
         env = self._env
-        # One step's list in one loop; `_at` tells the account of a failure where it stood.
+        # `_at` is the position of the action that runs: reports of failures name it.
         for self._at, call in enumerate(self._calls):  # noqa: B020  (only the attribute)
             call(env)
 
     def _run_measured(self) -> None:
-        env, ledger = self._env, Ledger()
-        ledger.hold(env, list(env))
+        env, meter = self._env, MemoryMeter()
+        meter.add(env, list(env))
         pairs = list(zip(self._calls, self._actions, strict=True))
         for self._at, (call, action) in enumerate(pairs):
             call(env)
             if isinstance(action, Free):
-                ledger.drop(action.tensors)
+                meter.remove(action.tensors)
             elif isinstance(action, Compute):
-                ledger.hold(env, [t.name for t in self.program.ops[action.op].outputs])
+                meter.add(env, [t.name for t in self.program.ops[action.op].outputs])
             elif isinstance(action, Allocate):
-                ledger.hold(env, [self.program.wires[action.message].tensor])
-            if self.limit_bytes is not None and ledger.live > self.limit_bytes:
-                # The system's limit leaves room for what is not tensors; this one does not.
-                raise MemoryError(f"{ledger.live} bytes of tensors, limit {self.limit_bytes}")
-        self.peak_bytes = ledger.peak
+                meter.add(env, [self.program.specs[action.message].tensor])
+            if self.limit_bytes is not None and meter.live > self.limit_bytes:
+                # The system's limit has an allowance for what is not tensors; this one has none.
+                raise MemoryError(f"{meter.live} bytes of tensors, limit {self.limit_bytes}")
+        self.peak_bytes = meter.peak
 
     def _share_loss(self) -> None:
-        channel, wires = self.world.channel, self.program.loss_wires
+        channel, specs = self.world.channel, self.program.loss_specs
         if channel is None:
             return
-        mine = [wire for wire in wires if self.rank in (wire.source, wire.target)]
-        for wire in mine:
-            if wire.source == self.rank:
-                channel.send(wire, self._loss)
+        mine = [spec for spec in specs if self.rank in (spec.source, spec.target)]
+        for spec in mine:
+            if spec.source == self.rank:
+                channel.send(spec, self._loss)
             else:
-                channel.allocate(wire)
-                channel.receive(wire)
-        for wire in mine:
-            value = channel.wait(wire)
-            self._loss = self._loss if wire.source == self.rank else value
+                channel.allocate(spec)
+                channel.receive(spec)
+        for spec in mine:
+            value = channel.wait(spec)
+            self._loss = self._loss if spec.source == self.rank else value
 
     def _end_step(self) -> None:
         env = self._env
-        # Views of residual storages are never freed by the plan.
+        # The plan frees storages: views of resident ones are left over.
         for name in [name for name in env if name not in self._names]:
             del env[name]
         self._inputs = {}
@@ -264,7 +264,7 @@ class Executor:
             channel.step += 1
 
     def _check_inputs(self, inputs: Mapping[str, Any]) -> None:
-        for op, shape, dtype in self._checked:
+        for op, shape, dtype in self._expected:
             if op.name not in inputs:
                 raise MismatchError(f"input {shown(op.name)} was not given", code="E512")
             value = inputs[op.name]
@@ -274,13 +274,13 @@ class Executor:
 
     # Failing.
 
-    def _settled(self, error: PardnnError) -> PardnnError:
-        settled = self.world.settle(error)
+    def _reported(self, error: PardnnError) -> PardnnError:
+        reported = self.world.report_failure(error)
         self._calls = []
-        return settled
+        return reported
 
     def _where(self) -> tuple[str, Op | None]:
-        """Return what this rank is at, for people, and the op if it is one."""
+        """Return the action that runs, for people, and its op if it computes one."""
         if self._at >= len(self._actions):
             return "the end of its step", None
         action = self._actions[self._at]
@@ -289,10 +289,10 @@ class Executor:
             return f"op {shown(op.name)}" + (f" ({op.source})" if op.source else ""), op
         if isinstance(action, Free):
             return f"the release of {shown(action.tensors[0])}", None
-        return wire_text(self.program.wires[action.message]), None
+        return spec_text(self.program.specs[action.message]), None
 
     def _failure(self, error: Exception) -> PardnnError:
-        """Say where an error came from; one for lack of memory says how much there was."""
+        """Return the error that says where `error` came from and, out of memory, what was held."""
         where, op = self._where()
         step = len(self.step_s)
         details: dict[str, Any] = {"rank": self.rank, "step": step, "op": op and op.name}
@@ -320,26 +320,26 @@ class Executor:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return what this rank is doing now, as JSON; may be called from another thread."""
+        """Return what this rank is doing now, as JSON; the failure detector's thread calls it."""
         channel = self.world.channel
         text, waits_for = f"at {self._where()[0]} in step {len(self.step_s)}", None
         waiting = channel.waiting if channel is not None else None
         if waiting is not None:
-            wire, since = waiting
-            waits_for = wire.source if wire.target == self.rank else wire.target
-            verb = "for" if wire.target == self.rank else "to hand over"
+            spec, since = waiting
+            waits_for = spec.source if spec.target == self.rank else spec.target
+            verb = "for" if spec.target == self.rank else "to hand over"
             text = (
-                f"waiting {verb} {wire_text(wire)} since {time.monotonic() - since:.1f} s, "
-                f"at op {shown(wire.reader if wire.target == self.rank else wire.op)} "
+                f"waiting {verb} {spec_text(spec)} since {time.monotonic() - since:.1f} s, "
+                f"at op {shown(spec.consumer if spec.target == self.rank else spec.producer)} "
                 f"in step {len(self.step_s)}"
             )
         notes = list(channel.notes) if channel is not None else []
-        messages = [f"step {note.step}: {note.event}: {wire_text(note.wire)}" for note in notes]
+        messages = [f"step {note.step}: {note.event}: {spec_text(note.spec)}" for note in notes]
         return {"rank": self.rank, "text": text, "waits_for": waits_for, "messages": messages}
 
 
 def _nothing(env: Environment) -> None:
-    """Do nothing: the value is there already."""
+    """Do nothing: the value of a resident is there already."""
 
 
 def _freeing(names: Sequence[str]) -> Call:
@@ -359,9 +359,9 @@ def _freeing(names: Sequence[str]) -> Call:
 
 
 def _plain(value: Any, device: torch.device | None = None) -> Any:
-    """Return the tensor without its place in autograd, on the device; the same storage if it can.
+    """Return the tensor detached and on the device, without a copy where it is there already.
 
-    A subclass (`Parameter`) would take the slow way into each op.
+    A subclass (`Parameter`) would take the slow path into each op.
     """
     if not isinstance(value, torch.Tensor):
         return value

@@ -1,4 +1,4 @@
-"""Whole tensors out of what the ranks hold: for checkpoints, evaluation and curiosity."""
+"""Whole tensors gathered from the shards that ranks hold, as `DTensor.full_tensor` does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import UsageError, shown
@@ -22,13 +23,13 @@ def resident_names(program: Program) -> tuple[str, ...]:
     return tuple(op.name for op in program.sources.values() if op.kind in kinds)
 
 
-def whole_value(program: Program, world: World, held: Mapping[str, Any], name: str) -> Any:
+def whole_value(program: Program, world: World, live: Mapping[str, Any], name: str) -> Any:
     """Return a parameter, buffer or state as one device would hold it; all ranks take part.
 
     Args:
         program: What runs.
         world: This rank's connections.
-        held: This rank's values, by the names of the planned graph.
+        live: This rank's live values, by the names of the planned graph.
         name: As in `resident_names`.
 
     Returns:
@@ -45,20 +46,16 @@ def whole_value(program: Program, world: World, held: Mapping[str, Any], name: s
             code="E215",
         )
     source = next(op for op in program.sources.values() if op.name == name)
-    (output,) = source.outputs
-    shape = output.shape or ()
-    strides = output.strides or torch.empty(shape, device="meta").stride()
-    dtype = getattr(torch, output.dtype or "float32")
-    whole = torch.empty_strided(shape, strides, dtype=dtype, device=world.device)
+    whole = empty_tensor(source.outputs[0], world.device)
     for rank, op, box in _owners(program, name):
         place = whole if box is None else box_view(whole, box)
-        mine = held[op.outputs[0].name] if rank == world.rank else None
-        place.copy_(_from(rank, mine, place, world))
+        mine = live[op.outputs[0].name] if rank == world.rank else None
+        place.copy_(_broadcast(rank, mine, place, world))
     return whole
 
 
 def _owners(program: Program, name: str) -> Iterator[tuple[int, Op, Box | None]]:
-    """Yield one owner of each block of a source."""
+    """Yield one rank, with its op, that holds each box of a source."""
     seen: set[Box | None] = set()
     for rank in range(program.plan.num_devices):
         for op in program.residents(rank):
@@ -68,7 +65,10 @@ def _owners(program: Program, name: str) -> Iterator[tuple[int, Op, Box | None]]
                 yield rank, op, box
 
 
-def _from(rank: int, mine: torch.Tensor | None, place: torch.Tensor, world: World) -> torch.Tensor:
+def _broadcast(
+    rank: int, mine: torch.Tensor | None, place: torch.Tensor, world: World
+) -> torch.Tensor:
+    """Return on all ranks the tensor `mine` of `rank`, which has the shape of `place`."""
     if world.channel is None or world.channel.group is None:
         assert mine is not None
         return mine

@@ -1,4 +1,4 @@
-"""Whether the values that a step is given are those that it was captured with."""
+"""Input checks: residents and batch have the shapes and types that the step was captured with."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Op
 
 
-def geometry(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
-    """Return shape and dtype of a source; None for what the graph does not know."""
+def shape_and_dtype(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
+    """Return shape and dtype of a source's value; None for what the graph does not say."""
     (output,) = op.outputs
     dtype = getattr(torch, output.dtype or "", None)
     return output.shape, dtype if isinstance(dtype, torch.dtype) else None
 
 
 def check_resident(op: Op, value: Any) -> None:
-    """Refuse a resident value that is missing, has no data, or is not what the graph needs.
+    """Check that a resident value is there, has data, and has the shape and type of its op.
 
     Raises:
-        MismatchError: E514.
+        MismatchError: E514, naming the op.
     """
-    shape, dtype = geometry(op)
+    shape, dtype = shape_and_dtype(op)
     if isinstance(value, torch.Tensor):
         is_real = not value.is_meta and value.untyped_storage().nbytes() >= op.outputs[0].bytes
         if dtype is None or (is_real and value.shape == shape and value.dtype == dtype):
@@ -48,8 +48,14 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def other_batch(op: Op, value: torch.Tensor, rank: int) -> MismatchError:
-    """Return the error of an input of another shape or type than was captured: E512."""
-    shape, _ = geometry(op)
+    """Return the error E512 of an input of another shape or type than was captured.
+
+    Args:
+        op: The input op.
+        value: What was given.
+        rank: This rank.
+    """
+    shape, _ = shape_and_dtype(op)
     return MismatchError(
         f"input {shown(op.name)} is {_name(value.dtype)} "
         f"{list(value.shape)} on rank {rank}; captured was {op.outputs[0].dtype} "

@@ -1,4 +1,4 @@
-"""Which storages a rank holds, and how many bytes they take: the measured side of a peak."""
+"""The memory meter: the live tensor storages of a rank and their bytes, to measure its peak."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from typing import Any
 import torch
 
 
-class Ledger:
-    """Tensor storage bytes of an environment, kept up to date name by name.
+class MemoryMeter:
+    """Live bytes of an environment, with a reference count per storage.
 
     Attributes:
-        live: Bytes held now.
-        peak: Largest `live` so far.
+        live: Bytes of all storages that a name refers to now.
+        peak: Largest `live` so far, in bytes.
     """
 
     def __init__(self) -> None:
         self.live = 0
         self.peak = 0
         self._storage_of: dict[str, int] = {}
-        self._held: dict[int, tuple[int, int]] = {}  # storage -> (names, bytes)
+        self._counted: dict[int, tuple[int, int]] = {}  # storage -> (names, bytes)
 
-    def hold(self, env: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Count the values of these names; a storage that is already held costs nothing."""
+    def add(self, env: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Count the values of these names; a storage that is counted already adds nothing."""
         for name in names:
             if name in self._storage_of:
-                self.drop((name,))
+                self.remove((name,))
             value = env.get(name)
             if not isinstance(value, torch.Tensor):
                 continue
             storage = value.untyped_storage()
             key = storage._cdata
-            count, size = self._held.get(key, (0, storage.nbytes()))
-            self._held[key] = (count + 1, size)
+            count, size = self._counted.get(key, (0, storage.nbytes()))
+            self._counted[key] = (count + 1, size)
             self._storage_of[name] = key
             if count == 0:
                 self.live += size
         self.peak = max(self.peak, self.live)
 
-    def drop(self, names: Iterable[str]) -> None:
-        """Forget these names; a storage goes with its last one."""
+    def remove(self, names: Iterable[str]) -> None:
+        """Stop counting these names; a storage is released with its last one."""
         for name in names:
             key = self._storage_of.pop(name, None)
             if key is None:
                 continue
-            count, size = self._held.pop(key)
+            count, size = self._counted.pop(key)
             if count > 1:
-                self._held[key] = (count - 1, size)
+                self._counted[key] = (count - 1, size)
             else:
                 self.live -= size
 
 
 def live_bytes(env: Mapping[str, Any]) -> int:
     """Return the storage bytes of all tensors of an environment, each storage once."""
-    ledger = Ledger()
-    ledger.hold(env, list(env))
-    return ledger.live
+    meter = MemoryMeter()
+    meter.add(env, list(env))
+    return meter.live

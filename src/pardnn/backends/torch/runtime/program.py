@@ -1,4 +1,4 @@
-"""What every rank derives from graph and plan before it has anything of its own."""
+"""The program: what every rank derives, alike, from graph and plan."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from pardnn.backends.torch.comm.wire_format import Wire, make_wires
+from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 
 
 class Program:
@@ -18,46 +18,50 @@ class Program:
 
     Attributes:
         whole: The graph of the step.
-        graph: The graph whose ops the plan places: the same, or its partitioned form.
-        plan: Valid for it.
-        sources: Sources of the step, by the names of their values.
+        graph: The graph whose ops the plan places: `whole`, or its partitioned form.
+        plan: Valid for `graph`.
         lowered: Messages in their global order and the actions of each rank.
-        wires: What each message carries; after them, the loss to every other rank.
+        tensors: Tensors of `graph` by name.
+        ops: Ops of `graph` by name.
+        sources: Source ops of `whole`, by the names of their values.
         loss: The op that marks the loss; None if the graph has none.
         peaks: Predicted peak bytes of each rank.
+        specs: Of the messages in `lowered`.
+        loss_specs: Of the messages that bring the loss to every other rank, numbered on.
     """
 
-    def __init__(self, graph: Graph, plan: Plan, lowered: Lowered | None = None) -> None:
+    def __init__(self, graph: Graph, plan: Plan) -> None:
         self.whole = graph
         self.graph = graph = planned_graph(graph, plan)
         self.plan = plan
-        self.lowered = lowered or lower(graph, plan)
+        arrays = plan_arrays(graph, plan)
+        self.lowered = lower(graph, plan, arrays)
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.ops = {op.name: op for op in graph.ops}
         self.sources = {op.outputs[0].name: op for op in self.whole.ops if op.is_source}
         self.loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-        self.peaks = peak_bytes(graph, plan_arrays(graph, plan))
-        readers = _readers(graph, plan, self.lowered)
-        self.wires = make_wires(graph, self.lowered.messages, readers)
-        self.loss_wires = tuple(self._loss_wires())
+        self.peaks = peak_bytes(graph, arrays)
+        consumers = _first_consumers(graph, plan, arrays, self.lowered)
+        self.specs = message_specs(graph, self.lowered.messages, consumers)
+        self.loss_specs = tuple(self._loss_specs())
 
-    def _loss_wires(self) -> Iterator[Wire]:
+    def _loss_specs(self) -> Iterator[MessageSpec]:
         if self.loss is None:
             return
         home = self.plan.placement[self.loss.name]
         tensor = self.tensors[self.loss.inputs[0]]
-        number = len(self.wires)
+        number = len(self.specs)
         for target in range(self.plan.num_devices):
             if target != home:
                 dtype = tensor.dtype or "float32"
                 size = tensor.bytes
-                yield Wire(number, tensor.name, home, target, size, dtype, tensor.shape or (),
+                yield MessageSpec(number, tensor.name, home, target, size, dtype, tensor.shape or (),
                            tuple(tensor.strides or torch.empty(tensor.shape or ()).stride()),
                            self.loss.name, "the loss")  # fmt: skip
                 number += 1
 
     def residents(self, rank: int) -> list[Op]:
-        """Ops of a rank whose values outlive the step and must be given to it."""
+        """Return the ops of a rank whose values outlive the step and must be given to it."""
         return [
             self.ops[name]
             for name in self.plan.order[rank]
@@ -65,12 +69,13 @@ class Program:
         ]
 
     def inputs(self) -> list[Op]:
-        """Ops of the whole graph whose values are given anew at every step, to every rank."""
+        """Return the ops of the whole graph whose values every rank is given at every step."""
         return [op for op in self.whole.ops if op.kind == "input"]
 
 
-def _readers(graph: Graph, plan: Plan, lowered: Lowered) -> list[str]:
-    uses = first_uses(graph, plan_arrays(graph, plan))
+def _first_consumers(graph: Graph, plan: Plan, arrays: PlanArrays, lowered: Lowered) -> list[str]:
+    """Return for each lowered message the receiver's op that reads it first."""
+    uses = first_uses(graph, arrays)
     names = {
         (message.tensor, message.target): graph.ops[use].name
         for message, use in zip(plan.messages, uses, strict=True)

@@ -1,7 +1,8 @@
-"""What each random op of a step does to the generator, measured once by the rank that runs it.
+"""Random ops: how each one advances the generator, measured once by the rank that runs it.
 
-Ranks tell each other, so that everyone can pass over the draws of the others (`random.py`). An op
-is measured on stand-ins of its real shapes, types and strides; equal calls are measured once.
+Ranks exchange the measurements, so that each can skip the draws of the others (`rng/generator.py`).
+An op is measured on placeholders of its real shapes, types and strides; equal calls are measured
+once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.comm.wire_format import HOST_TYPES
+from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.codec import bind, find_call
 from pardnn.backends.torch.ops.schema import signature
 from pardnn.backends.torch.rng.generator import (
@@ -32,7 +34,7 @@ from pardnn.plan.partitioned_graph import DRAW
 
 
 def random_ops(graph: Graph) -> list[Op]:
-    """Return the ops that draw from a generator, in the order of the unplaced step."""
+    """Return the ops that draw from a generator, in the order of the graph."""
     return [op for op in graph.ops if is_random(op)]
 
 
@@ -49,11 +51,14 @@ def is_random(op: Op) -> bool:
 def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
     """Return the op of the whole graph whose numbers an op of a planned graph draws.
 
-    The copies of one draw, one per device, are one draw of the generator, and so is what draws it
-    once more.
+    Copies of a random op, one per device, are one draw of the generator, and so is its replay.
+
+    Args:
+        op: A random op of the planned graph.
+        whole: Ops of the whole graph by name.
 
     Raises:
-        FileError: E401, if it is said to draw once more what no op draws.
+        FileError: E401, if it is said to replay an op that does not draw.
     """
     of = (op.arguments or {}).get("of")
     copied = op.name.rpartition("@")[0]
@@ -68,16 +73,21 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
 
 
 def redrawn(op: Op) -> str | None:
-    """Return the op whose numbers this op of the whole graph draws once more; None if its own.
+    """Return the op whose draw this op of the whole graph replays; None if it has its own.
 
-    In a step that `torch.utils.checkpoint` computes a second time both exist.
+    Both are in a step of which `torch.utils.checkpoint` recomputes a part.
     """
     again = (op.arguments or {}).get("redraws")
     return None if again is None else str(again)
 
 
 def check_one_draw(op: Op, whole: Op, draws: Draws) -> None:
-    """Refuse a cut op that draws by itself: its numbers would not be those of one device.
+    """Check that no op that draws by itself is partitioned: its numbers would be others.
+
+    Args:
+        op: A random op of the planned graph.
+        whole: The op of the whole graph that it is a part of.
+        draws: How it advances the generator.
 
     Raises:
         UnsupportedError: E822, naming the op.
@@ -94,12 +104,12 @@ def check_one_draw(op: Op, whole: Op, draws: Draws) -> None:
 
 
 def _drawing(op: Op) -> Any:
-    """Return the function that draws."""
+    """Return the random function that the op calls."""
     return find_call((op.arguments or {})["args"][0] if op.kind == DRAW else op.kind)
 
 
 def check_fixed_draws(ops: Iterable[Op]) -> None:
-    """Refuse random ops whose draws depend on values, which other ranks cannot know.
+    """Check that no op's draws depend on values, which other ranks cannot know.
 
     Raises:
         UnsupportedError: E822, naming the op.
@@ -115,35 +125,35 @@ def check_fixed_draws(ops: Iterable[Op]) -> None:
             )
 
 
-def _stand_in(tensor: Tensor, device: torch.device) -> Any:
+def _placeholder(tensor: Tensor, device: torch.device) -> Any:
     if tensor.dtype in HOST_TYPES:
         return HOST_TYPES[tensor.dtype][1](1)
-    dtype = getattr(torch, tensor.dtype or "float32")
-    shape = tensor.shape or ()
-    strides = tensor.strides or torch.empty(shape, device="meta").stride()
-    made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    made = empty_tensor(tensor, device)
     # Half is a probability, a standard deviation and a weight.
-    return made.fill_(0.5) if dtype.is_floating_point else made.fill_(1)
+    return made.fill_(0.5 if made.is_floating_point() else 1)
 
 
 def measure_draws(
     ops: Iterable[Op], tensors: Mapping[str, Tensor], device: torch.device
 ) -> dict[str, Draws]:
-    """Measure how each op moves the generator.
+    """Measure how each op advances the generator.
 
     Args:
         ops: Random ops.
         tensors: The graph's tensors by name.
-        device: Where they run.
+        device: Where the ops run.
+
+    Returns:
+        By the op's name.
     """
-    known: dict[str, Draws] = {}
+    by_call: dict[str, Draws] = {}
     found: dict[str, Draws] = {}
     for op in ops:
         key = _key(op, tensors)
-        if key not in known:
-            env = {name: _stand_in(tensors[name], device) for name in op.inputs}
-            known[key] = measure(_runner(bind(op, device), env), device)
-        found[op.name] = known[key]
+        if key not in by_call:
+            env = {name: _placeholder(tensors[name], device) for name in op.inputs}
+            by_call[key] = measure(_runner(bind(op, device), env), device)
+        found[op.name] = by_call[key]
     return found
 
 
@@ -152,38 +162,44 @@ def _runner(call: Callable[[dict[str, Any]], None], env: dict[str, Any]) -> Call
 
 
 def _key(op: Op, tensors: Mapping[str, Tensor]) -> str:
-    """Return what decides the draws of a call: everything but the names of its tensors."""
-    number = {name: i for i, name in enumerate(op.inputs)}
+    """Return what determines the draws of a call: everything but the names of its tensors."""
+    position = {name: i for i, name in enumerate(op.inputs)}
 
     def renamed(data: Any) -> Any:
         if isinstance(data, list):
             return [renamed(item) for item in data]
         if isinstance(data, dict) and set(data) == {"tensor"}:
-            return {"tensor": number[data["tensor"]]}
+            return {"tensor": position[data["tensor"]]}
         return data
 
     arguments = op.arguments or {}
     call = [renamed(arguments.get("args", [])),
             {k: renamed(v) for k, v in arguments.get("kwargs", {}).items()}]  # fmt: skip
-    geometry = [(t.shape, t.dtype, t.strides) for t in (tensors[name] for name in op.inputs)]
-    return json.dumps([op.kind, call, geometry], sort_keys=True)
+    layouts = [(t.shape, t.dtype, t.strides) for t in (tensors[name] for name in op.inputs)]
+    return json.dumps([op.kind, call, layouts], sort_keys=True)
 
 
 def draws_to_data(draws: Mapping[str, Draws]) -> dict[str, Any]:
-    """Return measured draws as JSON types."""
+    """Return measured draws by op name as JSON types."""
     return {name: [list(each.without_spare), list(each.with_spare)] for name, each in draws.items()}
 
 
 def draws_from_data(data: Mapping[str, Any]) -> dict[str, Draws]:
-    """Return what `draws_to_data` wrote."""
+    """Return the draws that `draws_to_data` wrote."""
     return {name: Draws(Effect(*a), Effect(*b)) for name, (a, b) in data.items()}
 
 
 class SteppedStates:
-    """As `RandomStream`, for a rank whose plan does not run random ops in the step's order.
+    """The random stream of a rank that does not run its random ops in the order of the step.
 
-    The step is walked once ahead, and the generator's state noted where each own op begins. Costs
-    one pass over all draws of the step.
+    Has the methods of `RandomStream`. Before the first own draw, one pass over all draws of the
+    step saves the generator's state at the start of each own op.
+
+    Args:
+        order: All random ops in the order of the whole step.
+        calls: How each of them advances the generator.
+        mine: Those that this rank runs.
+        generator: That they draw from.
     """
 
     def __init__(
@@ -208,13 +224,13 @@ class SteppedStates:
         self._end = read_state(self._generator)
 
     def before(self, op: str) -> None:
-        """Move the generator to where `op` begins to draw."""
+        """Set the generator to the state at the start of `op`."""
         if not self._states:
             self._look_ahead()
         write_state(self._generator, self._states[op])
 
     def finish(self) -> None:
-        """Move the generator to the end of the step."""
+        """Set the generator to the state at the end of the step."""
         if not self._states:
             self._look_ahead()
         write_state(self._generator, self._end)
@@ -224,17 +240,18 @@ class SteppedStates:
 def make_stream(
     order: Sequence[str], draws: Mapping[str, Draws], mine: Sequence[str], device: torch.device
 ) -> RandomStream | SteppedStates:
-    """Return one rank's way through the random ops.
+    """Return what keeps one rank's generator where the step on one device would have it.
 
     Args:
-        order: All random ops in the order of the unplaced step.
-        draws: What each does to the generator.
-        mine: Those of this rank, in the order of its plan.
+        order: All random ops in the order of the whole step.
+        draws: How each advances the generator.
+        mine: Those that this rank runs, in the order of its plan.
         device: Whose generator they draw from.
     """
-    place = {name: i for i, name in enumerate(order)}
+    position = {name: i for i, name in enumerate(order)}
     calls = [draws[name] for name in order]
-    in_order = [place[name] for name in mine] == sorted(place[name] for name in mine)
+    positions = [position[name] for name in mine]
+    in_order = positions == sorted(positions)
     is_once = len(set(mine)) == len(mine)
     kind = RandomStream if in_order and is_once else SteppedStates
     return kind(list(order), calls, set(mine), default_generator(device))

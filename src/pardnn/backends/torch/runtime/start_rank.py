@@ -1,4 +1,4 @@
-"""From graph, plan and connections to a rank that is ready: all agree first, then each prepares."""
+"""Start a rank: the handshake, the exchange of random draws, the executor."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ from pardnn.backends.torch.runtime.random_ops import (
 from pardnn.errors import PardnnError
 
 
-def agree_with_all(program: Program, world: World) -> None:
-    """Compare with all ranks what is about to run.
+def run_handshake(program: Program, world: World) -> None:
+    """Compare with all ranks what is about to run; see `comm.handshake`.
+
+    Args:
+        program: What this rank is about to run.
+        world: This rank's connections.
 
     Raises:
         MismatchError: E510 or E511, on all ranks.
@@ -35,12 +39,19 @@ def agree_with_all(program: Program, world: World) -> None:
     if world.store is None:
         return
     actions = program.lowered.ranks[world.rank]
-    facts = handshake.make_facts(program.whole, program.plan, program.wires, actions, world.size)
-    handshake.check_agreement(world.exchange("facts", facts))
+    facts = handshake.make_facts(program.whole, program.plan, program.specs, actions, world.size)
+    handshake.check_agreement(world.all_gather("facts", facts))
 
 
-def share_draws(program: Program, world: World) -> dict[str, Draws]:
-    """Measure what this rank's random ops do to the generator, and learn it of the others'.
+def exchange_draws(program: Program, world: World) -> dict[str, Draws]:
+    """Measure how this rank's random ops advance the generator, and all-gather the measurements.
+
+    Args:
+        program: What runs.
+        world: This rank's connections.
+
+    Returns:
+        By name of the random op in the whole graph; nothing where no generator must be moved.
 
     Raises:
         UnsupportedError: E822, if an op's draws depend on values.
@@ -58,12 +69,12 @@ def share_draws(program: Program, world: World) -> dict[str, Draws]:
         check_one_draw(op, whole[name], found[op.name])
         named[name] = found[op.name]
     data = draws_to_data(named)
-    everyone = [data] if world.store is None else world.exchange("draws", data)
-    return draws_from_data({name: each for said in everyone for name, each in said.items()})
+    gathered = [data] if world.store is None else world.all_gather("draws", data)
+    return draws_from_data({name: each for draws in gathered for name, each in draws.items()})
 
 
 def _draws_as_written(program: Program) -> bool:
-    """Whether a plan for one device draws as the step does, so that no generator is moved."""
+    """Whether a plan for one device draws in the order of the step: no generator is moved then."""
     own = [op.name for op in random_ops(program.graph)]
     drawing = set(own)
     ordered = [name for order in program.plan.order for name in order if name in drawing]
@@ -83,17 +94,23 @@ def start(
     Args:
         program: What to run.
         world: This rank's connections.
-        residents: Gives the live values of this rank's sources, once all ranks agree.
-        checked: Compare the plan with the other ranks first; tests of what happens without say no.
-        on_failure: See `Watch`.
+        residents: Returns the values of this rank's residents; called after the handshake.
+        checked: Do the handshake; only tests of what happens without it say no.
+        on_failure: See `FailureDetector`.
+
+    Raises:
+        MismatchError: E510, E511 or E514, if ranks, plan and values do not belong together.
+        RankError: E6xx, if a rank failed meanwhile.
+        StuckError: E702, if a rank does not come.
+        UnsupportedError: E822, if a random op's draws depend on values.
     """
-    world.look_out(on_failure)
+    world.detect_failures(on_failure)
     try:
         if checked:
-            agree_with_all(program, world)
-        draws = share_draws(program, world)
+            run_handshake(program, world)
+        draws = exchange_draws(program, world)
         executor = Executor(program, world, residents(), draws)
     except PardnnError as error:
-        raise world.settle(error) from error.__cause__
+        raise world.report_failure(error) from error.__cause__
     world.describe = executor.describe
     return executor
