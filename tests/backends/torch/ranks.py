@@ -6,6 +6,7 @@ threads that did not survive the fork.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -28,12 +29,16 @@ from pardnn.errors import PardnnError
 
 @dataclass
 class Outcome:
-    """How a rank ended: `status` is its exit status, or minus the signal that ended it."""
+    """How a rank ended: `status` is its exit status, or minus the signal that ended it.
+
+    `crash` is what Python said of a fatal signal: pytest would print it beside a green run.
+    """
 
     rank: int
     status: int | None
     seconds: float
     value: Any = None
+    crash: str = ""
     error: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -68,6 +73,7 @@ def run_ranks(
         outcomes = []
         for rank, (status, end) in enumerate(ends):
             outcome = Outcome(rank, status, end - start)
+            outcome.crash = crash_path(paths[rank]).read_text()
             if paths[rank].exists():
                 data = json.loads(paths[rank].read_text())
                 outcome.value, outcome.error = data.get("value"), data.get("error", {})
@@ -75,12 +81,19 @@ def run_ranks(
         return outcomes
 
 
+def crash_path(path: Path) -> Path:
+    return path.with_suffix(".crash")
+
+
 def _fork(rank: int, body: Callable[[int, str], Any], store: str, path: Path) -> int:
+    crash = crash_path(path).open("w")
     pid = os.fork()
     if pid:
+        crash.close()
         return pid
     status = 99
     try:
+        faulthandler.enable(crash)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         torch.set_num_threads(1)
         try:

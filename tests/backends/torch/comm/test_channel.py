@@ -56,11 +56,13 @@ def values() -> dict[str, Any]:
 
 def spec_of(number: int, name: str, value: Any) -> MessageSpec:
     if not isinstance(value, torch.Tensor):
-        return MessageSpec(number, name, 0, 1, 8, name, (), (), "producer", "reader")
+        return MessageSpec(number, name, 0, 1, 8, name, (), (), "producer", "consumer")
     strides = dense_strides(value.shape, value.stride())
     dtype = str(value.dtype).removeprefix("torch.")
-    return MessageSpec(number, name, 0, 1, value.nbytes, dtype, tuple(value.shape), strides, "producer",
-                "reader")  # fmt: skip
+    shape = tuple(value.shape)
+    return MessageSpec(
+        number, name, 0, 1, value.nbytes, dtype, shape, strides, "producer", "consumer"
+    )
 
 
 @pytest.mark.parametrize("headers", [False, True])
@@ -165,8 +167,8 @@ def test_the_first_difference_is_named(changes: dict[str, Any], says: str) -> No
 def test_each_field_of_a_message_is_compared() -> None:
     mine = spec_of(0, "x", torch.zeros(2, 3))
     for field, value in {"tensor": "y", "bytes": 8, "dtype": "int32", "shape": (3, 2),
-                         "strides": (1, 2), "op": "o"}.items():  # fmt: skip
-        theirs = facts(specs=[list(mine._replace(**{field: value}))], posts=[[False, 0]])
+                         "strides": (1, 2), "producer": "o"}.items():  # fmt: skip
+        theirs = facts(messages=[list(mine._replace(**{field: value}))], posts=[[False, 0]])
         with pytest.raises(MismatchError, match=f"rank 0 and rank 1 differ.* {field} is"):
             check_agreement([facts(), theirs])
     check_agreement([facts(), facts(posts=[[False, 0]])])

@@ -32,6 +32,13 @@ def filled(size: int, value: int) -> torch.Tensor:
     return torch.full((size,), value, dtype=torch.uint8)
 
 
+def spec_of(number: int, source: int, size: int) -> MessageSpec:
+    shape, strides = (size,), (1,)
+    return MessageSpec(
+        number, "x", source, 1 - source, size, "uint8", shape, strides, "producer", "consumer"
+    )
+
+
 def test_messages_arrive_in_the_order_of_their_posts(pair: Pair) -> None:
     here, there = pair
     sent = [filled(size, size % 251) for size in (1, 1000, 7, 40_000)]
@@ -51,8 +58,7 @@ def test_more_than_the_buffers_hold_goes_both_ways_at_once() -> None:
         assert channel is not None
         assert channel.local is not None
         size, count = channel.local.limit_bytes, 9
-        specs = [MessageSpec(i, "x", i % 2, 1 - i % 2, size, "uint8", (size,), (1,), "producer", "reader")
-                 for i in range(2 * count)]  # fmt: skip
+        specs = [spec_of(i, i % 2, size) for i in range(2 * count)]
         for spec in specs:
             if spec.source == rank:
                 channel.send(spec, filled(size, spec.number))
@@ -78,10 +84,9 @@ def test_messages_move_while_a_rank_waits_for_the_process_group(late: str) -> No
         assert channel is not None
         assert channel.local is not None
         small, large = channel.local.limit_bytes, channel.local.limit_bytes + 1
-        specs = [MessageSpec(i, "x", 0, 1, small, "uint8", (small,), (1,), "producer", "reader")
-                 for i in range(9)]  # fmt: skip
+        specs = [spec_of(i, 0, small) for i in range(9)]
         source = 1 if late == "push" else 0
-        last = MessageSpec(9, "x", source, 1 - source, large, "uint8", (large,), (1,), "p", "r")
+        last = spec_of(9, source, large)
         for spec in specs:
             if rank == 0:
                 channel.send(spec, filled(small, spec.number))
@@ -144,7 +149,7 @@ def test_ranks_that_cannot_be_reached_are_left_to_the_process_group(
             monkeypatch.setattr(unix_sockets, "_machine", lambda: "elsewhere")
         channel = connect(rank, 2, store, 10.0).channel
         assert channel is not None
-        spec = MessageSpec(0, "x", 0, 1, 12, "float32", (3,), (1,), "producer", "reader")
+        spec = MessageSpec(0, "x", 0, 1, 12, "float32", (3,), (1,), "producer", "consumer")
         if rank == 0:
             channel.send(spec, torch.arange(3.0))
         else:

@@ -45,6 +45,7 @@ def test_a_rank_that_dies_is_named_by_all_others(how: str, fraction: float) -> N
     """Case 56; also for exit status 0."""
     outcomes = run_hurt({1: at(fraction, ENDS[how])}, num_devices=3, timeout_s=5.0)
     assert_blamed(outcomes, 1, "E602", within_s=5.0 + MARGIN_S)
+    assert ("Fatal Python error" in outcomes[1].crash) == (how == "abort")
 
 
 @pytest.mark.parametrize("how", ENDS)

@@ -166,7 +166,12 @@ def _bare_report(first: State) -> State:
 
 
 def hung_rank(start: int, states: dict[int, State]) -> int:
-    """Follow the wait-for graph from rank `start` to a rank that waits for nobody, or to a cycle."""
+    """Follow the wait-for graph from rank `start` to a rank that waits for nobody.
+
+    Args:
+        start: Rank that timed out.
+        states: Of the ranks that answered, by rank.
+    """
     seen: list[int] = []
     rank = start
     while rank not in seen:

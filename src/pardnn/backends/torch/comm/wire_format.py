@@ -73,7 +73,7 @@ def _torch_dtype(name: str) -> torch.dtype:
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a dense copy, in the order of strides that `clone` keeps."""
+    """Return the strides of a dense copy, which keep their order as `torch.clone` does."""
     strided = torch.empty_strided(tuple(shape), tuple(strides), device="meta")
     return tuple(torch.empty_like(strided).stride())
 
@@ -94,12 +94,22 @@ def message_specs(
     producers = {tensor.name: (tensor, op.name) for op in graph.ops for tensor in op.outputs}
     specs: list[MessageSpec] = []
     for number, (message, consumer) in enumerate(zip(messages, consumers, strict=True)):
-        tensor, op = producers[message.tensor]
+        tensor, producer = producers[message.tensor]
         shape, strides, size = _layout(tensor)
         specs.append(
-            MessageSpec(number, tensor.name, message.source, message.target, size, tensor.dtype or "",
-                 shape, strides, op, consumer)
-        )  # fmt: skip
+            MessageSpec(
+                number=number,
+                tensor=tensor.name,
+                source=message.source,
+                target=message.target,
+                bytes=size,
+                dtype=tensor.dtype or "",
+                shape=shape,
+                strides=strides,
+                producer=producer,
+                consumer=consumer,
+            )
+        )
     return tuple(specs)
 
 

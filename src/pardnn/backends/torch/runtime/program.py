@@ -50,15 +50,21 @@ class Program:
             return
         home = self.plan.placement[self.loss.name]
         tensor = self.tensors[self.loss.inputs[0]]
-        number = len(self.specs)
-        for target in range(self.plan.num_devices):
-            if target != home:
-                dtype = tensor.dtype or "float32"
-                size = tensor.bytes
-                yield MessageSpec(number, tensor.name, home, target, size, dtype, tensor.shape or (),
-                           tuple(tensor.strides or torch.empty(tensor.shape or ()).stride()),
-                           self.loss.name, "the loss")  # fmt: skip
-                number += 1
+        shape = tensor.shape or ()
+        others = (target for target in range(self.plan.num_devices) if target != home)
+        for number, target in enumerate(others, len(self.specs)):
+            yield MessageSpec(
+                number=number,
+                tensor=tensor.name,
+                source=home,
+                target=target,
+                bytes=tensor.bytes,
+                dtype=tensor.dtype or "float32",
+                shape=shape,
+                strides=tuple(tensor.strides or torch.empty(shape, device="meta").stride()),
+                producer=self.loss.name,
+                consumer="the loss",
+            )
 
     def residents(self, rank: int) -> list[Op]:
         """Return the ops of a rank whose values outlive the step and must be given to it."""
