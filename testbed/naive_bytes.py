@@ -6,7 +6,7 @@ import numpy as np
 
 from pardnn.plan.mesh import owned_boxes
 from pardnn.shard.partition.call import call_of
-from pardnn.shard.partition.per_device import input_names, leaves
+from pardnn.shard.partition.per_device import input_names, local_ops
 from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.search.communication_bytes import is_call
 from pardnn.shard.sharding import Sharding
@@ -36,7 +36,7 @@ def _item(tensor):
 
 def _of_op(op, tensors, sharding):
     call = call_of(op, tensors)
-    found = leaves(call, sharding.axes[op.name], sharding.mesh)
+    found = local_ops(call, sharding.axes[op.name], sharding.mesh)
     names = dict.fromkeys([*op.inputs, *(tensor.name for tensor in op.outputs)])
     return sum(_of_tensor(op, call, found, tensors[name], sharding) for name in names)
 
@@ -47,23 +47,23 @@ def _of_tensor(op, call, found, tensor, sharding):
     boxes = owned_boxes(tensor.shape, sharding.layouts[tensor.name], sharding.mesh)
     owned = [indices(box, tensor.shape) for box in boxes]
     total = 0
-    for device, leaf in enumerate(found):
-        regions = [leaf.regions[slot] for slot in slots]
+    for device, local in enumerate(found):
+        regions = [local.regions[slot] for slot in slots]
         for box in {region.box for region in regions if region.content}:
             total += len(indices(box, tensor.shape) - owned[device])
     for number, output in enumerate(op.outputs):
         if output.name == tensor.name:
-            shares = [leaf.shares[number] for leaf in found]
-            total += _partial(owned, shares, tensor, sharding.mesh)
+            results = [local.results[number] for local in found]
+            total += _partial(owned, results, tensor, sharding.mesh)
     return total * _item(tensor)
 
 
-def _partial(owned, shares, tensor, mesh):
+def _partial(owned, results, tensor, mesh):
     """Elements that arrive: from each group of partial results, those the device has not."""
-    if shares[0] is None:
+    if results[0] is None:
         return 0
-    held = [indices(share.box, tensor.shape) for share in shares]
-    reduced = [reducer is not None for reducer in shares[0].reducers]
+    held = [indices(result.box, tensor.shape) for result in results]
+    reduced = [reducer is not None for reducer in results[0].reducers]
     group = [
         tuple(c for c, flag in zip(mesh.coordinates(d), reduced, strict=True) if flag)
         for d in range(mesh.size)
@@ -113,18 +113,18 @@ def _of_cuts(op, tensors, tensor, cuts, mesh):
     position = [*op.inputs, *(t.name for t in op.outputs)].index(tensor.name)
     key = op.kind, str([tensors[name].shape for name in op.inputs]), position, mesh.shape
     if key not in _KEPT:
-        loops = [strategy.axis for strategy in strategies(call)]
+        loops = [strategy.loop for strategy in strategies(call)]
         found = [
-            leaves(call, axes, mesh) for axes in itertools.product(loops, repeat=len(mesh.shape))
+            local_ops(call, axes, mesh) for axes in itertools.product(loops, repeat=len(mesh.shape))
         ]
         _KEPT[key] = np.array(
             [
                 [
-                    _of_tensor(op, call, way, tensor, Sharding(mesh, {tensor.name: cut}, {}))
+                    _of_tensor(op, call, strategy, tensor, Sharding(mesh, {tensor.name: cut}, {}))
                     for cut in cuts
                 ]
-                for way in found
-                if way is not None
+                for strategy in found
+                if strategy is not None
             ]
         )
     return _KEPT[key]

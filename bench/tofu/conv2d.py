@@ -67,7 +67,7 @@ def ours() -> dict[tuple[int | None, int | None], str]:
     wrong = {axis for axis, _, _ in done.problems}
     return {
         (dim_of(s.inputs["input"]), dim_of(s.inputs["weight"])): (
-            "wrong" if s.axis in wrong else f"right, loop {s.axis}"
+            "wrong" if s.loop in wrong else f"right, loop {s.loop}"
         )
         for s in strategies(call)
     }

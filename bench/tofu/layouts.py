@@ -19,9 +19,9 @@ from pardnn.plan.mesh import make_mesh, placements
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.partition.interning import forget
 from pardnn.shard.search.coarsening import NEEDED
-from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.cost_tables import CostTables
 from pardnn.shard.search.exact import exact_state
-from pardnn.shard.search.objective_seconds import by_seconds
+from pardnn.shard.search.objective_seconds import seconds_objective
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.tofu import find_sharding
 from pardnn.shard.sharding import Sharding
@@ -63,7 +63,7 @@ def growth() -> list[str]:
                 taken.append(time.process_time() - started)
             if len(cells) == 1:
                 cells.append(str(len(graph.ops)))
-            cells += [str(found.num_terms), f"{min(taken):.2f}"]
+            cells += [str(found.num_factors), f"{min(taken):.2f}"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -170,9 +170,9 @@ def _gap(graph: Graph, cluster: Cluster, limit: float) -> Sequence[str]:
     costs = preset_costs(graph, "h100")
     found = find_sharding(graph, cluster, "seconds", costs=costs)
     problem = make_problem(graph, NEEDED)
-    objective = by_seconds(graph, problem, cluster, costs)
+    objective = seconds_objective(graph, problem, cluster, costs)
     try:
-        best = exact_state(Tables(problem, objective, mesh_of(cluster).shape), seconds=limit)
+        best = exact_state(CostTables(problem, objective, mesh_of(cluster).shape), seconds=limit)
     except PardnnError:
         return [f"{1e6 * found.cost:.1f}", "", "unsolved"]
     text = f"{found.cost / best.cost - 1:.2%}"

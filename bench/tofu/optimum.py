@@ -9,8 +9,8 @@ import numpy as np
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search.coarsening import NEEDED
-from pardnn.shard.search.cost_tables import Tables
-from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.cost_tables import CostTables
+from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state
 from pardnn.shard.search.tofu import find_sharding
@@ -50,7 +50,7 @@ def optimum(seed: int = 0) -> list[str]:
 def _over(graph: Graph) -> float:
     """Return by which share search moves more than the least."""
     mesh = make_mesh(SHAPE)
-    together = best_state(Tables(make_problem(graph, NEEDED), ByBytes(), SHAPE))
+    together = best_state(CostTables(make_problem(graph, NEEDED), BytesObjective(), SHAPE))
     assert together.is_exact
     if len(graph.ops) <= 2 * TRIED + 1:  # a chain: each product has a weight
         assert together.cost == least_bytes(graph, mesh)

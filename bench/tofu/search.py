@@ -31,10 +31,10 @@ from pardnn.shard.partition.interning import forget
 from pardnn.shard.search.baselines import BASELINES
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.communication_bytes import total_bytes
-from pardnn.shard.search.cost_tables import Tables
-from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.cost_tables import CostTables
+from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
-from pardnn.shard.search.recursion import best_state, polished, stepwise
+from pardnn.shard.search.recursion import best_state, polished, recursive_search
 from pardnn.shard.search.tofu import find_sharding
 from testbed import GRAPHS
 
@@ -59,7 +59,7 @@ def measure(graph: Graph, shape: tuple[int, ...], names: list[str]) -> dict[str,
     row: dict[str, Any] = {
         "graph": graph.name,
         "ops": len(graph.ops),
-        "terms": found.num_terms,
+        "terms": found.num_factors,
         "mesh": "x".join(map(str, shape)),
         "first_s": seconds[0],
         "again_s": min(seconds[1:]),
@@ -82,11 +82,11 @@ def loss(count: int, shape: tuple[int, ...], sizes: list[int], seed: int = 0) ->
     plain, ours = [], []
     for _ in range(count):
         graph = chain(*rng.choice(sizes, size=int(rng.integers(3, 6))).tolist())
-        tables = Tables(make_problem(graph, NEEDED), ByBytes(), shape)
+        tables = CostTables(make_problem(graph, NEEDED), BytesObjective(), shape)
         best = best_state(tables)
         assert best.is_exact
-        plain.append(stepwise(tables).cost / best.cost - 1)
-        ours.append(polished(tables, stepwise(tables, 2, (0.0, 0.02))).cost / best.cost - 1)
+        plain.append(recursive_search(tables).cost / best.cost - 1)
+        ours.append(polished(tables, recursive_search(tables, 2, (0.0, 0.02))).cost / best.cost - 1)
     return {"mesh": "x".join(map(str, shape)), "plain": plain, "ours": ours}
 
 

@@ -16,7 +16,7 @@ from pardnn.plan.memory import device_storages, memory_curves
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.spmd.partitioner import spmd_partition
 
 
 def tensor(name: str, *shape: int) -> Tensor:
@@ -43,7 +43,9 @@ def sharded() -> tuple[Graph, Plan]:
         ],
     )  # fmt: skip
     layouts = {"x": (1,), "w1": (0,), "w2": (1,), "h": (0,), "y": (1,)}
-    return graph, spread(graph, Sharding(make_mesh((2,)), layouts, {"a": ("k",), "b": ("j",)}))
+    return graph, spmd_partition(
+        graph, Sharding(make_mesh((2,)), layouts, {"a": ("k",), "b": ("j",)})
+    )
 
 
 def changed(plan: Plan, name: str, change: Callable[[Op], Op]) -> Plan:

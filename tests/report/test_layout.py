@@ -8,7 +8,7 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Plan
 from pardnn.report.layout import COLOURS, LayoutRow, layout_result, layout_svg
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.spmd.partitioner import spmd_partition
 
 
 def tensor(name: str, *shape: int) -> Tensor:
@@ -32,7 +32,7 @@ def two_products() -> tuple[Graph, Plan]:
     graph = build_graph("two", [x, *product(0, "x"), *product(1, "y0")])
     layouts = {f"blocks.{n}.weight": (1, None) for n in (0, 1)} | {"y0": (1, 0), "y1": (1, 0)}
     sharding = Sharding(make_mesh((2, 2)), layouts, {"mm0": ("j", "i"), "mm1": ("j", "i")})
-    return graph, spread(graph, sharding)
+    return graph, spmd_partition(graph, sharding)
 
 
 def test_repeated_blocks_are_one_row() -> None:

@@ -10,7 +10,7 @@ from pardnn.errors import UsageError
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.call import Call, bind_call
-from pardnn.shard.partition.pieces import partition
+from pardnn.shard.partition.worker_ops import partition
 from pardnn.shard.tdl.interval import DescriptionError
 
 
@@ -20,7 +20,7 @@ class Verification:
 
     Attributes:
         kind: The operator.
-        verified: Loops and numbers of workers whose pieces make up the whole.
+        verified: Loops and numbers of workers whose ops make up the whole.
         skipped: Those that cannot be cut so.
         problems: Loop, number of workers and what is wrong.
     """
@@ -38,7 +38,7 @@ def verify(
     double: bool = True,
     **kwargs: Any,
 ) -> Verification:
-    """Cut a call in every way that its description allows, run all pieces, compare with the whole.
+    """Cut a call in every way that its description allows, run all ops, compare with the whole.
 
     Args:
         op: Such as "mylib::op" or "aten.mm.default", or the overload itself.
@@ -73,7 +73,7 @@ def verify_call(
         values: Tensors and host scalars by name.
         workers: Numbers of workers to cut among.
     """
-    from pardnn.backends.torch.ops.verify_description import run_call, verify_pieces
+    from pardnn.backends.torch.ops.verify_description import run_call, verify_worker_ops
 
     description = description_of(kind)
     if description is None:
@@ -92,19 +92,19 @@ def verify_call(
     verified: list[tuple[str, int]] = []
     skipped: list[tuple[str, int]] = []
     problems: list[tuple[str, int, str]] = []
-    for axis in analysis.axes:
+    for loop in analysis.loops:
         for count in workers:
             try:
-                pieces = partition(call, axis, count)
+                ops = partition(call, loop, count)
             except DescriptionError as error:
-                problems.append((axis, count, error.message))
+                problems.append((loop, count, error.message))
                 continue
-            if pieces is None:
-                skipped.append((axis, count))
+            if ops is None:
+                skipped.append((loop, count))
                 continue
-            problem = verify_pieces(whole, pieces, by_slot, description.is_random)
+            problem = verify_worker_ops(whole, ops, by_slot, description.is_random)
             if problem:
-                problems.append((axis, count, problem))
+                problems.append((loop, count, problem))
             else:
-                verified.append((axis, count))
+                verified.append((loop, count))
     return Verification(kind, tuple(verified), tuple(skipped), tuple(problems))

@@ -158,11 +158,11 @@ def spread_sharding(
     Raises:
         InfeasibleError: E301, if the plan does not fit.
     """
-    from pardnn.shard.spmd.legalize import valid_sharding
+    from pardnn.shard.spmd.legalize import legalize
 
     started = time.perf_counter()
     usable = capacities(cluster, reserve)
-    plan, parts, arrays = _frugal(graph, valid_sharding(graph, sharding), usable)
+    plan, parts, arrays = _frugal(graph, legalize(graph, sharding), usable)
     _check_memory(parts, arrays, cluster, reserve)
     is_measured = costs.source == "measured"
     chosen = scaled_costs(graph, costs, parts) if is_measured else part_costs(parts, cluster, costs)
@@ -187,14 +187,14 @@ def _frugal(
     and for every reader in turn. The first wins that fits and keeps to `memory_goal`; else, as for
     tensors held whole, the first after sharing all that fits.
     """
-    from pardnn.shard.spmd.partitioner import spread
+    from pardnn.shard.spmd.partitioner import spmd_partition
     from pardnn.sim.peak import peaks
 
     plain: tuple[Plan, Graph, PlanArrays] | None = None
     number = len(graph.ops)
     is_large = number * sharding.mesh.size > MANY_PARTS
     for reuse in (*(() if is_large else (number,)), NEAR_OPS, 0, -1):
-        plan = spread(graph, sharding, in_turn=reuse < 0, reuse=max(reuse, 0))
+        plan = spmd_partition(graph, sharding, in_turn=reuse < 0, reuse=max(reuse, 0))
         parts = planned_graph(graph, plan)
         arrays = plan_arrays(parts, plan)
         held = peaks(parts.arrays, arrays).tolist()
@@ -235,14 +235,14 @@ def timed(
     Returns:
         The plan, the same by numbers, its simulated makespan in seconds, and the bytes it sends.
     """
-    from pardnn.shard.spmd.comm_overlap import Moved, Mover, plan_of
+    from pardnn.shard.spmd.comm_overlap import Overlapped, OverlapScheduler, overlapped_plan
     from pardnn.sim.engine import simulate
     from pardnn.sim.machine import machine_of
     from pardnn.sim.peak import peaks
 
     machine = machine_of(costs, cluster)
     timeline = simulate(parts, machine, arrays)
-    best: Moved | None = None
+    best: Overlapped | None = None
     makespan = timeline.makespan
     share = max(peaks(parts.arrays, arrays).max(), memory_goal(graph, parts, plan.num_devices))
     limits = [
@@ -253,9 +253,9 @@ def timed(
         costs.on(device.type, device.speed)[row].tolist()
         for device, row in zip(cluster.devices, rows, strict=True)
     ]
-    mover = Mover(parts, arrays, seconds, cluster)
+    scheduler = OverlapScheduler(parts, arrays, seconds, cluster)
     for lead in LEADS:
-        moved = mover.moved(lead)
+        moved = scheduler.moved(lead)
         if (peaks(parts.arrays, moved.arrays) > limits).any():
             continue
         try:
@@ -267,7 +267,7 @@ def timed(
     sent = timeline.transfer_bytes(parts)
     if best is None:
         return plan, arrays, makespan, sent
-    return plan_of(parts, plan, best), best.arrays, makespan, sent
+    return overlapped_plan(parts, plan, best), best.arrays, makespan, sent
 
 
 def memory_goal(graph: Graph, parts: Graph, num_devices: int) -> int:

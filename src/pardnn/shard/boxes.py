@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pardnn.graph.ir import Tensor
 from pardnn.plan.mesh import Box, Mesh
 
-Part = tuple[int, Box]
+Slice = tuple[int, Box]
 """A device and what is taken from it."""
 
 
@@ -64,19 +64,19 @@ def minus(box: Box, hole: Box) -> list[Box]:
 
 @functools.lru_cache(maxsize=1 << 15)
 def cover(
-    box: Box, held: tuple[Box | None, ...], order: tuple[int, ...]
-) -> tuple[tuple[Part, ...], bool]:
+    box: Box, owned: tuple[Box | None, ...], order: tuple[int, ...]
+) -> tuple[tuple[Slice, ...], bool]:
     """Return from which devices to take which parts of a box, and whether that is all of it.
 
     Args:
         box: What is needed.
-        held: What each device has; equal questions of equal layers are answered once.
+        owned: What each device has; equal questions of equal layers are answered once.
         order: Devices, those to ask first first. O(devices x parts).
     """
     missing = [box] if volume(box) else []
-    parts: list[Part] = []
+    slices: list[Slice] = []
     for device in order:
-        own = held[device]
+        own = owned[device]
         if own is None or not missing:
             continue
         left: list[Box] = []
@@ -85,10 +85,10 @@ def cover(
             if not volume(common):
                 left.append(each)
                 continue
-            parts.append((device, common))
+            slices.append((device, common))
             left += minus(each, common)
         missing = left
-    return tuple(parts), not missing
+    return tuple(slices), not missing
 
 
 @functools.lru_cache(maxsize=256)
@@ -139,9 +139,9 @@ def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | Non
     return tuple(found)
 
 
-def is_dense(tensor: Tensor, held: Box, box: Box) -> bool:
+def is_dense(tensor: Tensor, owned: Box, box: Box) -> bool:
     """Whether a box of a device's part of a tensor lies in memory without gaps."""
-    return _is_dense(tensor.shape, tensor.strides, lengths(held), lengths(box))
+    return _is_dense(tensor.shape, tensor.strides, lengths(owned), lengths(box))
 
 
 @functools.lru_cache(maxsize=1 << 14)

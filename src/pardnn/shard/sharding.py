@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pardnn.plan.mesh import Layout, Mesh
-from pardnn.shard.partition.per_device import Axes
+from pardnn.shard.partition.per_device import AxisLoops
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,4 +23,4 @@ class Sharding:
 
     mesh: Mesh
     layouts: Mapping[str, Layout]
-    axes: Mapping[str, Axes]
+    axes: Mapping[str, AxisLoops]

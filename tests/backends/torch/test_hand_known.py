@@ -13,8 +13,8 @@ from pardnn.plan.plan import planned_graph
 from pardnn.shard.search.baselines import batch_dims
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.legalize import valid_sharding
-from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import spmd
 
 
@@ -48,9 +48,9 @@ def test_a_captured_mlp_moves_what_is_known_by_hand(case):
     sizes, known, shared = CASES[case]
     step, args = perceptron(*sizes)
     graph = capture(step, *args)
-    sharding = valid_sharding(graph, search(graph, Cluster.uniform(4), "bytes"))
+    sharding = legalize(graph, search(graph, Cluster.uniform(4), "bytes"))
     for reuse, elements in ((0, known), (1000, known - 3 * (shared or 0))):
-        plan = spread(graph, sharding, reuse=reuse)
+        plan = spmd_partition(graph, sharding, reuse=reuse)
         assert plan_problems(graph, plan) == []
         sizes_of = {t.name: t.bytes for op in planned_graph(graph, plan).ops for t in op.outputs}
         sent = [sizes_of[message.tensor] for message in plan.messages]
@@ -66,10 +66,10 @@ def test_replicated_parameters_train_alike():
     dims, loops = batch_dims(graph)
     layouts = {name: (dims.get(name),) for op in graph.ops for name in [t.name for t in op.outputs]}
     axes = {op.name: (loops.get(op.name),) for op in graph.ops if not op.is_source}
-    sharding = valid_sharding(graph, Sharding(make_mesh((4,)), layouts, axes))
+    sharding = legalize(graph, Sharding(make_mesh((4,)), layouts, axes))
     kept = {op.outputs[0].name for op in graph.ops if op.kind == "parameter"}
     assert all(sharding.layouts[name] == (None,) for name in kept)
-    plan = spread(graph, sharding)
+    plan = spmd_partition(graph, sharding)
     assert plan_problems(graph, plan) == []
     values = spmd.source_values(step, args, graph)
     assert spmd.run_spread(graph, plan, values, spmd.run_whole(graph, values)) == []

@@ -4,10 +4,16 @@ import pytest
 
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.analysis import analyse
-from pardnn.shard.partition.axis_strategies import splits_of
-from pardnn.shard.partition.interning import KEPT, forget, intern_call, interned, loops_of
-from pardnn.shard.partition.pieces import pieces_of
-from pardnn.shard.partition.shape_class import loops_in
+from pardnn.shard.partition.axis_strategies import axis_strategies_of
+from pardnn.shard.partition.interning import (
+    KEPT,
+    cuttable_loops,
+    forget,
+    intern_call,
+    interned_call,
+)
+from pardnn.shard.partition.shape_class import loop_nest_of
+from pardnn.shard.partition.worker_ops import worker_ops_of
 from pardnn.shard.search.coarsening import op_calls
 from testbed.hand_graphs import Steps, conv1d, mlp
 
@@ -26,68 +32,68 @@ def _padded():
 
 
 @pytest.mark.parametrize("graph", [conv1d(8, 6, 10, 32, 3), mlp(6, 10, 7, 9), _padded()])
-@pytest.mark.parametrize("parts", [2, 3, 4])
-def test_splits_by_stencil_are_the_pieces(graph, parts):
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_loop_cuts_give_the_local_ops(graph, num_workers):
     forget()
     todo = [(number, 0) for number in {call.number for call in op_calls(graph)}]
     count = 0
     while todo:
         number, depth = todo.pop()
-        call, split = interned(number), splits_of(number, parts)
+        call, axis_strategies = interned_call(number), axis_strategies_of(number, num_workers)
         description = description_of(call.kind)
         assert description is not None
         known = description, *analyse(description, call)
-        assert list(split.loops)[-1] is None
-        for axis in loops_of(number):
-            pieces = pieces_of(*known, axis, parts)
-            assert (axis in split.loops) == (pieces is not None)
-            if pieces is None:
+        assert list(axis_strategies.places)[-1] is None
+        for loop in cuttable_loops(number):
+            ops = worker_ops_of(*known, loop, num_workers)
+            assert (loop in axis_strategies.places) == (ops is not None)
+            if ops is None:
                 continue
-            rows = split.boxes[split.loops[axis]].tolist()
-            for piece, row, local in zip(pieces, rows, split.calls(axis), strict=True):
-                assert intern_call(piece.call) == local
-                assert_boxes(split, axis, piece, row)
+            rows = axis_strategies.boxes[axis_strategies.places[loop]].tolist()
+            for op, row, local in zip(ops, rows, axis_strategies.calls(loop), strict=True):
+                assert intern_call(op.call) == local
+                assert_boxes(axis_strategies, loop, op, row)
                 count += 1
                 todo += [(local, depth + 1)] if depth < 1 else []
-            reducers = [share and share.reducer for share in pieces[0].shares]
-            assert split.flags[axis] == tuple(r is not None for r in reducers)
+            reducers = [result and result.reducer for result in ops[0].results]
+            assert axis_strategies.flags[loop] == tuple(r is not None for r in reducers)
     assert count > 4
 
 
-def assert_boxes(split, axis, piece, row):
-    for slot, dims in split.form.slots.items():
-        region = piece.regions.get(slot)
+def assert_boxes(axis_strategies, loop, op, row):
+    for slot, dims in axis_strategies.dim_slices.slots.items():
+        region = op.regions.get(slot)
         none = [[0, 0]] * (dims.stop - dims.start)
         assert row[dims] == (none if region is None else [list(ends) for ends in region.box])
-        assert region is None or region.content == split.contents[axis][slot]
-    for share, dims in zip(piece.shares, split.form.outputs, strict=True):
-        assert (share is None) == (dims is None)
-        assert share is None or row[dims] == [list(ends) for ends in share.box]
+        assert region is None or region.content == axis_strategies.contents[loop][slot]
+    for result, dims in zip(op.results, axis_strategies.dim_slices.outputs, strict=True):
+        assert (result is None) == (dims is None)
+        assert result is None or row[dims] == [list(ends) for ends in result.box]
 
 
 def test_a_piece_is_a_row_of_the_family_until_a_size_is_one():
     forget()
     (number,) = (c.number for c in op_calls(mlp(4, 10, 7, 9)) if c.op.name == "h")
-    halves = splits_of(number, 2).calls("i")
-    quarters = splits_of(number, 4).calls("i")
+    halves = axis_strategies_of(number, 2).calls("i")
+    quarters = axis_strategies_of(number, 4).calls("i")
     assert len({halves[0], halves[1]}) == len(set(quarters)) == 1
     assert KEPT.calls[halves[0]][0] is KEPT.calls[number][0]
     assert KEPT.calls[quarters[0]][0] is not KEPT.calls[number][0]
-    assert interned(quarters[0]).outputs == ((1, 7),)
+    assert interned_call(quarters[0]).outputs == ((1, 7),)
 
 
 def test_arguments_of_pieces_are_kept_where_they_follow_from_the_loop_alone():
     forget()
     graph = _padded()
     numbers = {call.op.name: call.number for call in op_calls(graph)}
-    family, row = KEPT.calls[numbers["y"]]
-    splits_of(numbers["y"], 2)
-    loops = loops_in(family, row)
+    shape_class, row = KEPT.calls[numbers["y"]]
+    axis_strategies_of(numbers["y"], 2)
+    loops = loop_nest_of(shape_class, row)
     assert loops is not None
     assert loops.attributes["x0"] == ({"padding": [0]}, {"padding": [0]})
     assert loops.attributes["ci"] == ({}, {"bias": None})
     view, shape = KEPT.calls[numbers["z"]]
-    splits_of(numbers["z"], 2)
-    views = loops_in(view, shape)
+    axis_strategies_of(numbers["z"], 2)
+    views = loop_nest_of(view, shape)
     assert views is not None
     assert set(views.attributes.values()) == {(None, None)}

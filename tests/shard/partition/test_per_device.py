@@ -7,7 +7,7 @@ import pytest
 from pardnn.plan.mesh import make_mesh, owned_boxes, placements
 from pardnn.shard.boxes import overlap, volume
 from pardnn.shard.partition.call import Call
-from pardnn.shard.partition.per_device import leaves
+from pardnn.shard.partition.per_device import local_ops
 from pardnn.shard.partition.strategy import strategies
 
 MATMUL = Call(
@@ -17,27 +17,27 @@ MATMUL = Call(
     {"x": (8, 12), "w": (12, 6)},
     ((8, 6),),
 )
-LOOPS = [strategy.axis for strategy in strategies(MATMUL)]
+LOOPS = [strategy.loop for strategy in strategies(MATMUL)]
 
 
 @pytest.mark.parametrize("axes", list(itertools.product([*LOOPS, None], repeat=2)))
 def test_the_work_is_shared_once_per_cut(axes):
     mesh = make_mesh((2, 2))
-    found = leaves(MATMUL, axes, mesh)
+    found = local_ops(MATMUL, axes, mesh)
     assert found is not None
     assert len(found) == mesh.size
-    work = sum(volume(leaf.regions["self"].box) * leaf.call.outputs[0][1] for leaf in found)
+    work = sum(volume(local.regions["self"].box) * local.call.outputs[0][1] for local in found)
     copies = 2 ** axes.count(None)
     assert work == 8 * 12 * 6 * copies
-    for leaf in found:
-        share = leaf.shares[0]
-        assert volume(share.box) == leaf.call.outputs[0][0] * leaf.call.outputs[0][1]
-        assert len(share.reducers) == 2
+    for local in found:
+        result = local.results[0]
+        assert volume(result.box) == local.call.outputs[0][0] * local.call.outputs[0][1]
+        assert len(result.reducers) == 2
 
 
 def test_a_loop_that_is_too_short_cannot_be_cut_again():
     call = Call("aten.mm.default", MATMUL.args, {}, {"x": (3, 12), "w": (12, 6)}, ((3, 6),))
-    assert leaves(call, (LOOPS[0], LOOPS[0]), make_mesh((2, 2))) is None
+    assert local_ops(call, (LOOPS[0], LOOPS[0]), make_mesh((2, 2))) is None
 
 
 def test_blocks_of_a_layout_tile_the_tensor():

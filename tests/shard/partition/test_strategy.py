@@ -10,8 +10,8 @@ import pytest
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.call import Call
-from pardnn.shard.partition.pieces import Piece, partition
 from pardnn.shard.partition.strategy import Cut, Reduce, Strategy, Unread, Whole, strategies
+from pardnn.shard.partition.worker_ops import WorkerOp, partition
 from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.language import Local, Opaque, Sum
@@ -32,13 +32,13 @@ def call(kind: str, *args: Any, outputs: tuple[Any, ...], **shapes: Any) -> Call
     return Call(kind, data, {}, shapes, outputs)
 
 
-def by_axis(made: Call) -> dict[str, Strategy]:
-    return {strategy.axis: strategy for strategy in strategies(made)}
+def by_loop(made: Call) -> dict[str, Strategy]:
+    return {strategy.loop: strategy for strategy in strategies(made)}
 
 
-def boxes(pieces: tuple[Piece, ...] | None, slot: str) -> list[Any]:
-    assert pieces is not None
-    return [piece.regions[slot].box for piece in pieces]
+def boxes(ops: tuple[WorkerOp, ...] | None, slot: str) -> list[Any]:
+    assert ops is not None
+    return [op.regions[slot].box for op in ops]
 
 
 MM = call("aten.mm.default", "a", "b", outputs=((8, 4),), a=(8, 6), b=(6, 4))
@@ -63,7 +63,7 @@ def conv1d(stride: int = 1, padding: int = 1) -> Call:
 
 def test_a_convolution_is_cut_with_a_halo() -> None:
     """Fig. 3: b, co and x cut the output, ci and dx leave partial sums."""
-    found = by_axis(conv1d())
+    found = by_loop(conv1d())
     assert list(found) == ["b", "co", "x0", "ci", "dx0"]
     assert found["x0"].inputs == {"input": Cut(2, 1, 1), "weight": Whole()}
     assert found["x0"].outputs == (Cut(2),)
@@ -76,20 +76,20 @@ def test_a_convolution_is_cut_with_a_halo() -> None:
 
 
 def test_padding_sticks_out_and_the_call_pads_no_more() -> None:
-    pieces = partition(conv1d(), "x0", 2)
-    assert boxes(pieces, "input") == [
+    ops = partition(conv1d(), "x0", 2)
+    assert boxes(ops, "input") == [
         ((0, 8), (0, 16), (-1, 9)), ((0, 8), (0, 16), (7, 17)),
     ]  # fmt: skip
-    assert pieces is not None
-    assert [piece.call.args[4] for piece in pieces] == [[0], [0]]
-    assert [piece.call.outputs for piece in pieces] == [((8, 32, 8),)] * 2
+    assert ops is not None
+    assert [op.call.args[4] for op in ops] == [[0], [0]]
+    assert [op.call.outputs for op in ops] == [((8, 32, 8),)] * 2
     whole = partition(conv1d(), "b", 2)
     assert whole is not None
     assert whole[0].call.args[4] == [1]  # space is not cut, so the call pads as ever
 
 
 def test_strides_scale_the_halo() -> None:
-    halo = by_axis(conv1d(stride=2))["x0"].inputs["input"]
+    halo = by_loop(conv1d(stride=2))["x0"].inputs["input"]
     assert halo == Cut(2, 1, 0, Fraction(2))
 
 
@@ -99,7 +99,7 @@ def test_one_loop_joins_several_outputs() -> None:
         [True, True, True], outputs=((4, 5, 9), (6, 5, 3), (6,)), g=(4, 6, 9), x=(4, 5, 9),
         w=(6, 5, 3),
     )  # fmt: skip
-    found = {axis: strategy.outputs for axis, strategy in by_axis(made).items()}
+    found = {axis: strategy.outputs for axis, strategy in by_loop(made).items()}
     assert found["b"] == (Cut(0), Reduce("sum"), Reduce("sum"))
     assert found["co"] == (Reduce("sum"), Cut(0), Cut(0))
     assert found["ci"] == (Cut(1), Cut(1), Whole())
@@ -108,7 +108,7 @@ def test_one_loop_joins_several_outputs() -> None:
 
 def test_opaque_results_are_not_cut() -> None:
     made = call("aten._softmax.default", "x", 1, False, outputs=((4, 5, 6),), x=(4, 5, 6))
-    assert list(by_axis(made)) == ["i0", "i2"]
+    assert list(by_loop(made)) == ["i0", "i2"]
 
 
 @pytest.mark.parametrize(
@@ -126,18 +126,18 @@ def test_views_are_cut_along_the_leading_dim_of_each_group(before, after, cut) -
         layout.dim for layout in cut
     ]
     for strategy in found:
-        pieces = partition(made, strategy.axis, 2)
-        assert pieces is not None
-        for piece in pieces:
-            assert math.prod(piece.call.args[1]) == math.prod(piece.call.shapes["self"])
+        ops = partition(made, strategy.loop, 2)
+        assert ops is not None
+        for op in ops:
+            assert math.prod(op.call.args[1]) == math.prod(op.call.shapes["self"])
 
 
 def test_factories_read_nothing() -> None:
     made = call("aten.new_zeros.default", "x", [6, 4], outputs=((6, 4),), x=(3, 3))
     assert [s.inputs["self"] for s in strategies(made)] == [Unread(), Unread()]
-    pieces = partition(made, "i0", 3)
-    assert pieces is not None
-    assert [piece.call.args[1] for piece in pieces] == [[2, 4]] * 3
+    ops = partition(made, "i0", 3)
+    assert ops is not None
+    assert [op.call.args[1] for op in ops] == [[2, 4]] * 3
 
 
 def test_an_op_without_description_has_no_strategy_and_no_error() -> None:
@@ -150,7 +150,7 @@ def test_an_op_without_description_has_no_strategy_and_no_error() -> None:
 
 def test_a_dim_turned_around_is_cut_in_reverse() -> None:
     made = call("aten.flip.default", "x", [0], outputs=((7, 4),), x=(7, 4))
-    assert by_axis(made)["i0"].inputs["self"] == Cut(0, scale=Fraction(-1))
+    assert by_loop(made)["i0"].inputs["self"] == Cut(0, scale=Fraction(-1))
     assert boxes(partition(made, "i0", 2), "self") == [((4, 7), (0, 4)), ((0, 4), (0, 4))]
 
 
@@ -171,7 +171,7 @@ def test_rounded_indices_keep_cuts_to_multiples() -> None:
 
     made = call("test::repeat_each", "x", outputs=((12,),), x=(4,))
     assert boxes(partition(made, "i", 3), "x") == [((0, 1),), ((1, 2),), ((2, 4),)]
-    assert by_axis(made)["i"].inputs["x"] == Cut(0, scale=Fraction(1, 3))
+    assert by_loop(made)["i"].inputs["x"] == Cut(0, scale=Fraction(1, 3))
 
 
 def test_a_description_that_reads_no_size_is_run_once_for_all_sizes() -> None:
@@ -225,12 +225,12 @@ def test_reductions_inside_of_functions_are_not_cut() -> None:
     """A softmax written out: its sum is no partial result of the whole."""
     exp = Opaque("exp")
     found = described(lambda x: lambda i, j: exp(x[i, j]) / Sum(lambda k: exp(x[i, k])), (4, 4))
-    assert [strategy.axis for strategy in found] == ["i"]
+    assert [strategy.loop for strategy in found] == ["i"]
 
 
 def test_attributes_become_local() -> None:
     function = lambda x: Local(lambda i, j: x[i, j], x=None)  # noqa: E731
     describe("test::made")(function)
-    pieces = partition(call("test::made", "x", outputs=((4, 4),), x=(4, 4)), "i", 2)
-    assert pieces is not None
-    assert [(piece.call.args, piece.regions) for piece in pieces] == [((None,), {})] * 2
+    ops = partition(call("test::made", "x", outputs=((4, 4),), x=(4, 4)), "i", 2)
+    assert ops is not None
+    assert [(op.call.args, op.regions) for op in ops] == [((None,), {})] * 2

@@ -6,10 +6,10 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search import tofu as search_module
 from pardnn.shard.search.baselines import BASELINES
 from pardnn.shard.search.communication_bytes import total_bytes
-from pardnn.shard.search.cost_tables import Tables
+from pardnn.shard.search.cost_tables import CostTables
 from pardnn.shard.search.dynamic_program import solve
-from pardnn.shard.search.objective_bytes import ByBytes
-from pardnn.shard.search.recursion import stepwise
+from pardnn.shard.search.objective_bytes import BytesObjective
+from pardnn.shard.search.recursion import recursive_search
 from pardnn.shard.search.tofu import search
 from testbed.hand_graphs import mlp
 from tests.shard.search.test_tofu import assert_valid
@@ -70,9 +70,9 @@ def test_an_even_cut_that_no_mesh_has_is_compared_too(monkeypatch):
 def _poor(tables):
     """The worst of what is allowed at each axis."""
 
-    class Backwards(ByBytes):
-        def moved(self, requests):
-            return [-values for values in ByBytes.moved(self, requests)]
+    class Backwards(BytesObjective):
+        def communication(self, requests):
+            return [-values for values in BytesObjective.communication(self, requests)]
 
-    state = stepwise(Tables(tables.problem, Backwards(), tables.parts)).state
+    state = recursive_search(CostTables(tables.problem, Backwards(), tables.axis_sizes)).state
     return solve(tables, state, ())._replace(is_exact=False)

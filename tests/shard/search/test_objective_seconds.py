@@ -7,14 +7,14 @@ from pardnn.cluster import Cluster, Device, Link
 from pardnn.cost.costs import preset_costs
 from pardnn.errors import UsageError
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.partition.mesh_strategies import cutting_of, owned_array
+from pardnn.shard.partition.mesh_strategies import mesh_strategy_of, owned_array
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
-from pardnn.shard.search.cost_tables import State, Tables
-from pardnn.shard.search.objective import Request
-from pardnn.shard.search.objective_seconds import by_seconds, memory_weights, traffic
+from pardnn.shard.search.cost_tables import CostTables, State
+from pardnn.shard.search.objective import TableRequest
+from pardnn.shard.search.objective_seconds import memory_weights, seconds_objective, traffic
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state
-from pardnn.shard.search.tofu import find_sharding, held_bytes, search
+from pardnn.shard.search.tofu import find_sharding, peak_estimate, search
 from testbed.hand_graphs import matmul, mlp
 from tests.shard.search.test_tofu import assert_valid
 
@@ -55,8 +55,8 @@ def test_a_step_left_whole_takes_what_its_ops_take_however_coarse(level):
     cluster = Cluster.uniform(2, bandwidth="1B/s", latency="1s")
     costs = preset_costs(graph, "a100")
     problem = make_problem(graph, level)
-    objective = by_seconds(graph, problem, cluster, costs)
-    best = best_state(Tables(problem, objective, (2,)))
+    objective = seconds_objective(graph, problem, cluster, costs)
+    best = best_state(CostTables(problem, objective, (2,)))
     assert set(best.state.layouts) == {(None,)}
     assert best.cost == pytest.approx(costs.seconds["accelerator"].sum())
 
@@ -65,12 +65,12 @@ def test_memory_is_a_limit():
     graph = mlp(64, 64, 64, 64)
     cluster = Cluster.uniform(4, bandwidth="1MB/s")
     problem = make_problem(graph, NEEDED)
-    objective = by_seconds(graph, problem, cluster, preset_costs(graph, "a100"))
+    objective = seconds_objective(graph, problem, cluster, preset_costs(graph, "a100"))
     mesh = make_mesh((2, 2))
 
     def held(found):
-        layouts = tuple(found.sharding.layouts.get(d.root, ()) for d in problem.decisions)
-        return held_bytes(problem, objective, State(layouts, ()), mesh)
+        layouts = tuple(found.sharding.layouts.get(d.root, ()) for d in problem.variables)
+        return peak_estimate(problem, objective, State(layouts, ()), mesh)
 
     free = _found(graph, cluster)
     limited = _found(graph, cluster, capacity=0.5 * held(free))
@@ -89,25 +89,27 @@ def test_slow_pairs_cost_what_their_link_does():
     cluster = Cluster(devices=devices, links=links)
     graph = matmul(8, 4, 4)
     problem = make_problem(graph, NEEDED)
-    objective = by_seconds(graph, problem, cluster, preset_costs(graph, "a100"))
-    (term,) = problem.terms
+    objective = seconds_objective(graph, problem, cluster, preset_costs(graph, "a100"))
+    (factor,) = problem.factors
     (call,) = op_calls(graph)
-    ways = cutting_of(call.call, ("i",), make_mesh((2,)))
-    assert ways is not None
-    use = next(use for use in term.uses if use.shape == (4, 4))
+    strategies = mesh_strategy_of(call.call, ("i",), make_mesh((2,)))
+    assert strategies is not None
+    operand = next(operand for operand in factor.operands if operand.shape == (4, 4))
     owned = owned_array((4, 4), (0,), (2,))[None]
-    assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
-    assert np.allclose(objective.moved([Request(use, ways, owned, (2,))]), 8 * 4 / 1e6)
+    assert traffic(operand, strategies, owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
+    assert np.allclose(
+        objective.communication([TableRequest(operand, strategies, owned, (2,))]), 8 * 4 / 1e6
+    )
 
 
 def test_an_all_reduce_adds_up_in_shares():
     (call,) = op_calls(matmul(8, 4, 4))
     problem = make_problem(matmul(8, 4, 4), NEEDED)
-    ways = cutting_of(call.call, ("k",), make_mesh((2,)))
-    assert ways is not None
-    use = next(use for use in problem.terms[0].uses if use.outputs)
+    strategies = mesh_strategy_of(call.call, ("k",), make_mesh((2,)))
+    assert strategies is not None
+    operand = next(operand for operand in problem.factors[0].operands if operand.outputs)
     owned = owned_array((8, 4), (None,), (2,))[None]
-    assert traffic(use, ways, owned, (2,)).tolist() == [[[[0, 32], [32, 0]]]]
+    assert traffic(operand, strategies, owned, (2,)).tolist() == [[[[0, 32], [32, 0]]]]
 
 
 def test_seconds_need_links():

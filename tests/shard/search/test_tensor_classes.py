@@ -1,6 +1,6 @@
 """Dims of tied tensors: maps of another rank stay what they are."""
 
-from pardnn.shard.search.tensor_classes import Ties, composed, identity
+from pardnn.shard.search.tensor_classes import TensorClasses, composed, identity
 
 
 def test_a_map_into_more_dims_keeps_its_rank():
@@ -11,17 +11,21 @@ def test_a_map_into_more_dims_keeps_its_rank():
 
 def test_a_tensor_with_dims_of_size_one_is_tied_to_its_gradient():
     shapes = {"view": (12, 48), "mean": (12, 48, 1, 1), "gradient": (12, 48, 1, 1)}
-    ties = Ties(shapes)
-    assert ties.tie("view", "mean", (0, 1))
-    assert ties.tie("view", "gradient", (0, 1))
-    assert ties.tie("mean", "gradient")
-    assert ties.dims["mean"] == ties.dims["gradient"] == (0, 1)
+    classes = TensorClasses(shapes)
+    assert classes.merge("view", "mean", (0, 1))
+    assert classes.merge("view", "gradient", (0, 1))
+    assert classes.merge("mean", "gradient")
+    assert classes.dims["mean"] == classes.dims["gradient"] == (0, 1)
 
 
 def test_a_view_that_lost_all_dims_is_tied_to_one_of_more_dims():
-    ties = Ties({"flat": (1152,), "strided": (12, 96), "copy": (12, 96), "view": (12, 96, 1)})
-    assert ties.tie("flat", "strided", (None,), hard=True)
-    assert ties.tie("view", "copy", (0, 1, None))
-    assert ties.tie("copy", "strided", hard=True)
-    assert len(set(ties.root.values())) == 1
-    assert all(len(dims) == len(ties.shapes[ties.root["copy"]]) for dims in ties.dims.values())
+    classes = TensorClasses(
+        {"flat": (1152,), "strided": (12, 96), "copy": (12, 96), "view": (12, 96, 1)}
+    )
+    assert classes.merge("flat", "strided", (None,), hard=True)
+    assert classes.merge("view", "copy", (0, 1, None))
+    assert classes.merge("copy", "strided", hard=True)
+    assert len(set(classes.root.values())) == 1
+    assert all(
+        len(dims) == len(classes.shapes[classes.root["copy"]]) for dims in classes.dims.values()
+    )

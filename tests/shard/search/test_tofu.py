@@ -11,13 +11,13 @@ from pardnn.graph.ir import writes
 from pardnn.plan.mesh import make_mesh, owned_boxes
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.partition.call import call_of
-from pardnn.shard.partition.per_device import leaves
+from pardnn.shard.partition.per_device import local_ops
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING
 from pardnn.shard.search.communication_bytes import is_call, sharding_bytes, total_bytes
-from pardnn.shard.search.cost_tables import Tables
-from pardnn.shard.search.objective_bytes import ByBytes
+from pardnn.shard.search.cost_tables import CostTables
+from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
-from pardnn.shard.search.recursion import best_state, completed
+from pardnn.shard.search.recursion import best_state, expanded
 from pardnn.shard.search.tofu import find_sharding, search
 from testbed.hand_graphs import Steps, chain, conv1d, matmul, mlp
 from testbed.naive_bytes import least_bytes, naive_bytes
@@ -64,15 +64,15 @@ def test_cases_worked_by_hand(graph, devices, elements):
 def test_ties_of_a_training_step_lose_nothing(level):
     for sizes, elements in [((32, 256, 512, 128), 86_016), ((64, 128, 512, 512), 245_760)]:
         graph = mlp(*sizes)
-        tables = Tables(make_problem(graph, level), ByBytes(), (2, 2))
+        tables = CostTables(make_problem(graph, level), BytesObjective(), (2, 2))
         assert best_state(tables).cost == 4 * elements
 
 
 def test_ties_find_gradients_state_and_chains():
-    ties = make_problem(mlp(8, 4, 6, 10), TRAINING).ties
+    classes = make_problem(mlp(8, 4, 6, 10), TRAINING).classes
     for name, root in MLP_TIES.items():
-        assert ties.root[name] == ties.root[root.removesuffix("'")], name
-    assert ties.root["x"] != ties.root["h"] != ties.root["y"]
+        assert classes.root[name] == classes.root[root.removesuffix("'")], name
+    assert classes.root["x"] != classes.root["h"] != classes.root["y"]
 
 
 def test_column_then_row():
@@ -110,7 +110,7 @@ def test_training_steps_equal_exhaustive_search(sizes):
     best = least_bytes(graph, MESHES[4], lambda name: MLP_TIES.get(name, name))
     found = find_sharding(graph, MESHES[4])
     assert found.cost <= best
-    tied = Tables(make_problem(graph, TRAINING), ByBytes(), (2, 2))
+    tied = CostTables(make_problem(graph, TRAINING), BytesObjective(), (2, 2))
     assert best_state(tied).cost == best
 
 
@@ -125,15 +125,15 @@ def test_bytes_equal_those_counted_element_by_element(sizes, shape, seed):
 def _random(graph, mesh, seed):
     """A sharding with choices at random, found as the best under random costs."""
 
-    class Chance(ByBytes):
+    class Chance(BytesObjective):
         rng = np.random.default_rng(seed)
 
-        def moved(self, requests):
-            return [self.rng.random((len(r.ways), len(r.owned))) for r in requests]
+        def communication(self, requests):
+            return [self.rng.random((len(r.strategies), len(r.owned))) for r in requests]
 
     problem = make_problem(graph, NEEDED)
-    tables = Tables(problem, Chance(), mesh.shape)
-    return completed(problem, best_state(tables).state, mesh, graph)
+    tables = CostTables(problem, Chance(), mesh.shape)
+    return expanded(problem, best_state(tables).state, mesh, graph)
 
 
 @settings(max_examples=20)
@@ -151,13 +151,13 @@ def assert_valid(graph, sharding):
     for op in graph.ops:
         if not is_call(op):
             continue
-        found = leaves(call_of(op, tensors), sharding.axes[op.name], sharding.mesh)
+        found = local_ops(call_of(op, tensors), sharding.axes[op.name], sharding.mesh)
         assert found is not None
         for name in writes(op):
             owned = owned_boxes(tensors[name].shape, sharding.layouts[name], sharding.mesh)
-            for leaf, box in zip(found, owned, strict=True):
-                assert leaf.shares[0].box == box
-                assert not any(leaf.shares[0].reducers)
+            for local, box in zip(found, owned, strict=True):
+                assert local.results[0].box == box
+                assert not any(local.results[0].reducers)
 
 
 def test_short_dims_stay_whole():

@@ -8,7 +8,7 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.spmd.partitioner import spmd_partition
 
 
 def tensor(name: str, rows: int, columns: int) -> Tensor:
@@ -44,7 +44,7 @@ def fetches(plan: Plan, of: str) -> int:
 def test_a_region_is_fetched_again_where_it_is_not_kept() -> None:
     graph, sharding = twice()
     for reuse, count in ((0, 2), (1, 2), (2, 1), (100, 1)):
-        plan = spread(graph, sharding, reuse=reuse)
+        plan = spmd_partition(graph, sharding, reuse=reuse)
         assert plan_problems(graph, plan) == []
         assert fetches(plan, "w") == 2 * count  # on two devices
         sent = [message.tensor for message in plan.messages]
@@ -53,7 +53,7 @@ def test_a_region_is_fetched_again_where_it_is_not_kept() -> None:
 
 def test_what_is_kept_takes_memory_until_its_last_use() -> None:
     graph, sharding = twice()
-    apart, shared = (spread(graph, sharding, reuse=reuse) for reuse in (0, 2))
+    apart, shared = (spmd_partition(graph, sharding, reuse=reuse) for reuse in (0, 2))
     peaks = [
         peak_bytes(parts, plan_arrays(parts, plan))
         for plan in (apart, shared)

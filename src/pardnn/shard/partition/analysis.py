@@ -2,7 +2,7 @@
 
 Problem: find every variable along which an operator can be cut, whatever its sizes.
 Idea: run the lambdas on symbolic indices; a variable may be cut if it stands for a position of an
-output or belongs to a reduction that nothing but sums and factors surrounds. Variables inside of
+output or belongs to a reduction that nothing but sums and terms surrounds. Variables inside of
 an opaque result, or of a reduction whose result goes on into another function, may not.
 Complexity: O(size of the description); results are kept per ranks and attributes, so that equal
 layers of different width are analysed once.
@@ -85,7 +85,7 @@ class Analysis:
     """All that the strategies of an operator follow from, affine in the ends of its variables.
 
     Attributes:
-        axes: Variables that can be cut, in order of appearance.
+        loops: Variables that can be cut, in order of appearance.
         extents: Where the size of each variable is found, the most binding first.
         multiples: Numbers that cuts of a variable must keep to, where not 1.
         reads: Accesses of inputs.
@@ -95,7 +95,7 @@ class Analysis:
         reads_sizes: Whether the description looked at sizes: the analysis is of these alone.
     """
 
-    axes: tuple[str, ...]
+    loops: tuple[str, ...]
     extents: Mapping[str, tuple[Extent, ...]]
     multiples: Mapping[str, frozenset[int]]
     reads: tuple[Access, ...]

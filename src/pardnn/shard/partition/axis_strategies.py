@@ -15,195 +15,225 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import PardnnError
-from pardnn.shard.partition.call import Form
-from pardnn.shard.partition.interning import EXCHANGED, KEPT, are_exact, intern_piece, rows_of
-from pardnn.shard.partition.loop_cut import Stencil, stencil_of
-from pardnn.shard.partition.pieces import Part, Watched, own_attributes
-from pardnn.shard.partition.shape_class import Family, Loops, Row, extents_in, loops_in, shapes_in
+from pardnn.shard.partition.call import DimSlices
+from pardnn.shard.partition.interning import (
+    EXCHANGED,
+    KEPT,
+    are_exact,
+    intern_local_call,
+    local_dim_sizes,
+)
+from pardnn.shard.partition.loop_cut import LoopCut, loop_cut_of
+from pardnn.shard.partition.shape_class import (
+    DimSizes,
+    LoopNest,
+    ShapeClass,
+    extents_in,
+    loop_nest_of,
+    shapes_in,
+)
+from pardnn.shard.partition.worker_ops import ObservedShapes, WorkerShapes, local_attributes
 
 Attributes = Mapping[str, Any]
 
 
 @final
 @dataclass(eq=False, slots=True)
-class Split:
+class AxisStrategies:
     """What the workers among whom one call is split do, for each loop that they can cut.
 
     Attributes:
         number: Of the call.
-        form: Of the call.
-        loops: Place of each loop among `boxes`; that of None, all workers alike, is the last.
+        dim_slices: Of the call.
+        places: Position of each loop among `boxes`; that of None, all workers alike, is the last.
         boxes: What each worker needs of the inputs, which may stick out of them, and what its
             results are of the whole ones.
-        sticks: Whether something sticks out.
+        out_of_bounds: Whether something sticks out.
         contents: By loop, by slot whether values are read.
         flags: By loop and output, whether the workers' results are partial.
-        cuts: By loop, how it is cut.
-        known: By loop, numbers of calls that were asked for: after the last mesh axis nobody does.
+        strategies: By loop, how it is cut.
+        local_calls: By loop, numbers of the local calls that were asked for so far.
     """
 
     number: int
-    form: Form
-    loops: Mapping[str | None, int]
-    boxes: Int64[ndarray, "l parts dims 2"]
-    sticks: bool
+    dim_slices: DimSlices
+    places: Mapping[str | None, int]
+    boxes: Int64[ndarray, "l workers dims 2"]
+    out_of_bounds: bool
     contents: Mapping[str | None, Mapping[str, bool]]
     flags: Mapping[str | None, tuple[bool, ...]]
-    cuts: Mapping[str, _Cut]
-    known: dict[str | None, tuple[int, ...]] = field(default_factory=dict)
+    strategies: Mapping[str, _Strategy]
+    local_calls: dict[str | None, tuple[int, ...]] = field(default_factory=dict)
 
     def calls(self, loop: str | None) -> tuple[int, ...]:
         """Return the number of each worker's call."""
-        if loop not in self.known:
+        if loop not in self.local_calls:
             if loop is None:
                 found = (self.number,) * self.boxes.shape[1]
             else:
-                family, _ = KEPT.calls[self.number]
-                cut = self.cuts[loop]
-                pairs = zip(cut.attributes, cut.rows, strict=True)
-                found = tuple([intern_piece(family, own, row) for own, row in pairs])
-            self.known[loop] = found
-        return self.known[loop]
+                shape_class, _ = KEPT.calls[self.number]
+                strategy = self.strategies[loop]
+                pairs = zip(strategy.attributes, strategy.local_sizes, strict=True)
+                found = tuple(
+                    [intern_local_call(shape_class, own, dim_sizes) for own, dim_sizes in pairs]
+                )
+            self.local_calls[loop] = found
+        return self.local_calls[loop]
 
 
 @final
 @dataclass(eq=False, slots=True)
-class _Cut:
+class _Strategy:
     """How one loop is cut.
 
     Attributes:
-        stencil: What moves.
-        rows: Of the pieces, in the family of the call.
+        loop_cut: What moves.
+        local_sizes: Of the pieces, in the family of the call.
         attributes: Arguments of each piece in place of those of the whole call.
         dropped: By worker, inputs that the pieces do not take.
     """
 
-    stencil: Stencil
-    rows: Sequence[Row]
+    loop_cut: LoopCut
+    local_sizes: Sequence[DimSizes]
     attributes: Sequence[Attributes]
     dropped: Sequence[tuple[str, ...]]
 
 
-def splits_of(number: int, parts: int) -> Split:
+def axis_strategies_of(number: int, num_workers: int) -> AxisStrategies:
     """Return what each of some workers does of an interned call, whichever loop is cut."""
-    key = ("split", number, parts)
+    key = ("split", number, num_workers)
     if key not in KEPT.others:
-        KEPT.others[key] = _split(number, parts)
+        KEPT.others[key] = _axis_strategies(number, num_workers)
     return KEPT.others[key]
 
 
-def _split(number: int, parts: int) -> Split:
-    family, row = KEPT.calls[number]
-    loops = loops_in(family, row)
-    cuts = {} if loops is None else _cuts(family, loops, row, parts)
-    whole = [(0, size) for size in row]
+def _axis_strategies(number: int, num_workers: int) -> AxisStrategies:
+    shape_class, dim_sizes = KEPT.calls[number]
+    loop_nest = loop_nest_of(shape_class, dim_sizes)
+    strategies = (
+        {} if loop_nest is None else _strategies(shape_class, loop_nest, dim_sizes, num_workers)
+    )
+    whole = [(0, size) for size in dim_sizes]
     blank = list(whole)
-    for column in loops.unread if loops is not None else ():
+    for column in loop_nest.unread if loop_nest is not None else ():
         blank[column] = (0, 0)
     boxes: list[list[list[tuple[int, int]]]] = []
-    sticks = False
-    for cut in cuts.values():
-        columns = cut.stencil.columns
+    out_of_bounds = False
+    for strategy in strategies.values():
+        columns = strategy.loop_cut.columns
         each: list[list[tuple[int, int]]] = []
-        for moved, dropped in zip(cut.stencil.moved, cut.dropped, strict=True):
+        for moved, dropped in zip(strategy.loop_cut.moved, strategy.dropped, strict=True):
             line = list(blank)
             for column, ends in zip(columns, moved, strict=True):
                 line[column] = ends
             for slot in dropped:
-                dims = family.form.slots[slot]
+                dims = shape_class.dim_slices.slots[slot]
                 line[dims] = [(0, 0)] * (dims.stop - dims.start)
             each.append(line)
-        sticks = sticks or cut.stencil.sticks
+        out_of_bounds = out_of_bounds or strategy.loop_cut.out_of_bounds
         boxes.append(each)
-    boxes.append([whole] * parts)
-    none = (False,) * len(family.form.outputs)
-    return Split(
+    boxes.append([whole] * num_workers)
+    none = (False,) * len(shape_class.dim_slices.outputs)
+    return AxisStrategies(
         number,
-        family.form,
-        {loop: place for place, loop in enumerate((*cuts, None))},
-        np.array(boxes, dtype=np.int64).reshape(len(boxes), parts, len(row), 2),
-        sticks,
-        {loop: _contents(loops, cut) for loop, cut in cuts.items() if loops} | {None: {}},
-        {loop: cut.stencil.flags for loop, cut in cuts.items()} | {None: none},
-        cuts,
+        shape_class.dim_slices,
+        {loop: place for place, loop in enumerate((*strategies, None))},
+        np.array(boxes, dtype=np.int64).reshape(len(boxes), num_workers, len(dim_sizes), 2),
+        out_of_bounds,
+        {loop: _contents(loop_nest, strategy) for loop, strategy in strategies.items() if loop_nest}
+        | {None: {}},
+        {loop: strategy.loop_cut.flags for loop, strategy in strategies.items()} | {None: none},
+        strategies,
     )
 
 
-def _contents(loops: Loops, cut: _Cut) -> Mapping[str, bool]:
-    nowhere = set(cut.dropped[0]).intersection(*cut.dropped)
-    return loops.contents if not nowhere else {**loops.contents, **dict.fromkeys(nowhere, False)}
+def _contents(loop_nest: LoopNest, strategy: _Strategy) -> Mapping[str, bool]:
+    nowhere = set(strategy.dropped[0]).intersection(*strategy.dropped)
+    return (
+        loop_nest.contents
+        if not nowhere
+        else {**loop_nest.contents, **dict.fromkeys(nowhere, False)}
+    )
 
 
-def _cuts(family: Family, loops: Loops, row: Row, parts: int) -> dict[str, _Cut]:
+def _strategies(
+    shape_class: ShapeClass, loop_nest: LoopNest, dim_sizes: DimSizes, num_workers: int
+) -> dict[str, _Strategy]:
     """Return how each loop of a call is cut that can be; those that fail are left out."""
     try:
-        extents = extents_in(loops, row)
+        extents = extents_in(loop_nest, dim_sizes)
     except PardnnError:
         return {}
-    found: dict[str, _Cut] = {}
-    for axis in loops.analysis.axes:
+    found: dict[str, _Strategy] = {}
+    for loop in loop_nest.analysis.loops:
         try:
-            stencil = stencil_of(family, loops, row, extents, axis, parts)
+            loop_cut = loop_cut_of(shape_class, loop_nest, dim_sizes, extents, loop, num_workers)
             if (
-                stencil is None
-                or any(r is not None and r not in EXCHANGED for r in stencil.reducers)
-                or not are_exact(family, loops, row, stencil)
+                loop_cut is None
+                or any(r is not None and r not in EXCHANGED for r in loop_cut.reducers)
+                or not are_exact(shape_class, loop_nest, dim_sizes, loop_cut)
             ):
                 continue
-            found[axis] = _cut(family, loops, row, extents, axis, stencil)
+            found[loop] = _strategy(shape_class, loop_nest, dim_sizes, extents, loop, loop_cut)
         except PardnnError:
             continue
     return found
 
 
-def _cut(
-    family: Family,
-    loops: Loops,
-    row: Row,
+def _strategy(
+    shape_class: ShapeClass,
+    loop_nest: LoopNest,
+    dim_sizes: DimSizes,
     extents: Mapping[str, int],
-    axis: str,
-    stencil: Stencil,
-) -> _Cut:
-    rows = rows_of(loops, row, stencil)
-    count = len(rows)
-    if not loops.has_attributes:
-        return _Cut(stencil, rows, ({},) * count, ((),) * count)
-    own = _attributes(family, loops, extents, axis, stencil, rows)
+    loop: str,
+    loop_cut: LoopCut,
+) -> _Strategy:
+    local_sizes = local_dim_sizes(loop_nest, dim_sizes, loop_cut)
+    count = len(local_sizes)
+    if not loop_nest.has_attributes:
+        return _Strategy(loop_cut, local_sizes, ({},) * count, ((),) * count)
+    own = _attributes(shape_class, loop_nest, extents, loop, loop_cut, local_sizes)
     dropped = [
-        tuple([name for name, value in each.items() if value is None and name in family.form.slots])
+        tuple(
+            [
+                name
+                for name, value in each.items()
+                if value is None and name in shape_class.dim_slices.slots
+            ]
+        )
         for each in own
     ]
-    return _Cut(stencil, rows, own, dropped)
+    return _Strategy(loop_cut, local_sizes, own, dropped)
 
 
 def _attributes(
-    family: Family,
-    loops: Loops,
+    shape_class: ShapeClass,
+    loop_nest: LoopNest,
     extents: Mapping[str, int],
-    axis: str,
-    stencil: Stencil,
-    rows: Sequence[Row],
+    loop: str,
+    loop_cut: LoopCut,
+    local_sizes: Sequence[DimSizes],
 ) -> Sequence[Attributes]:
     """Return the arguments that each worker calls with in place of those of the whole call.
 
     Where they follow from the loop alone, those of the first worker and those of all others are
     kept.
     """
-    first, others = loops.attributes.get(axis, (None, None))
+    first, others = loop_nest.attributes.get(loop, (None, None))
     if first is not None and others is not None:
-        return [first, *[others] * (len(rows) - 1)]
+        return [first, *[others] * (len(local_sizes) - 1)]
     full = {name: (0, size - 1) for name, size in extents.items()}
     rest = [
-        (axis, worker, {**full, axis: ends}, *shapes_in(family, local))
-        for worker, (ends, local) in enumerate(zip(stencil.ranges, rows, strict=True))
+        (loop, worker, {**full, loop: ends}, *shapes_in(shape_class, local))
+        for worker, (ends, local) in enumerate(zip(loop_cut.ranges, local_sizes, strict=True))
     ]
-    if axis in loops.attributes or len(rest) == 1:
-        return [own_attributes(loops.analysis, Part(*each)) for each in rest]
-    shown = [Watched(*each) for each in rest]
+    if loop in loop_nest.attributes or len(rest) == 1:
+        return [local_attributes(loop_nest.analysis, WorkerShapes(*each)) for each in rest]
+    shown = [ObservedShapes(*each) for each in rest]
     found = [
-        own_attributes(loops.analysis, Part(*each), part)
+        local_attributes(loop_nest.analysis, WorkerShapes(*each), part)
         for each, part in zip(rest, shown, strict=True)
     ]
     is_known = not any(part.was_asked for part in shown)
-    loops.attributes[axis] = (found[0], found[1]) if is_known else (None, None)
+    loop_nest.attributes[loop] = (found[0], found[1]) if is_known else (None, None)
     return found

@@ -230,7 +230,7 @@ def replaced(description: Description, call: Call, attributes: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class DimSlices:
     """Where the boxes of a call's tensors are among all dims, side by side.
 
     Attributes:
@@ -245,19 +245,19 @@ class Form:
 
 
 @lru_cache(maxsize=4096)
-def _form(slots: tuple[tuple[str, int], ...], outputs: tuple[int | None, ...]) -> Form:
+def _dim_slices(slots: tuple[tuple[str, int], ...], outputs: tuple[int | None, ...]) -> DimSlices:
     ends = list(itertools.accumulate((rank or 0 for _, rank in slots), initial=0))
     inputs = {slot: slice(a, a + rank) for (slot, rank), a in zip(slots, ends, strict=False)}
     at, found = ends[-1], list[slice | None]()
     for rank in outputs:
         found.append(None if rank is None else slice(at, at + rank))
         at += rank or 0
-    return Form(inputs, tuple(found), at)
+    return DimSlices(inputs, tuple(found), at)
 
 
-def form_of(shapes: Mapping[str, Shape], outputs: Sequence[Shape | None]) -> Form:
+def dim_slices_of(shapes: Mapping[str, Shape], outputs: Sequence[Shape | None]) -> DimSlices:
     """Return the form of calls whose tensors have these ranks: always the same object."""
-    return _form(
+    return _dim_slices(
         tuple((slot, len(shape)) for slot, shape in shapes.items()),
         tuple(None if shape is None else len(shape) for shape in outputs),
     )

@@ -1,8 +1,8 @@
 """Calls as numbers, and what is known of each: equal calls of a graph are looked at once.
 
 Idea: a call's key is its skeleton and the shapes, so a layer that is repeated costs one look-up per
-op; a piece of a call is mostly a row of its family (`family`), and is put together only if somebody
-asks for it. What is kept lives as long as the process, up to a bound.
+op; a local call is mostly the same shape class with other sizes, and is put together only if
+it is asked for. What is kept lives as long as the process, up to a bound.
 Complexity: O(size of the arguments) to find a number.
 """
 
@@ -13,19 +13,19 @@ from typing import Any
 
 from pardnn.errors import PardnnError
 from pardnn.shard.partition.call import Call, Skeleton, skeleton_of
-from pardnn.shard.partition.loop_cut import Stencil, stencil_of
+from pardnn.shard.partition.loop_cut import LoopCut, loop_cut_of
 from pardnn.shard.partition.shape_class import (
-    Family,
-    Loops,
-    Row,
+    DimSizes,
+    LoopNest,
+    ShapeClass,
     call_in,
+    dim_sizes_of,
     extents_in,
-    family_key,
     is_exact,
-    loops_in,
-    new_family,
-    relative,
-    row_of,
+    loop_nest_of,
+    new_shape_class,
+    shape_class_key,
+    specialize,
 )
 from pardnn.shard.partition.strategy import Reduce, Strategy, strategy_of
 
@@ -38,21 +38,21 @@ class Kept:
 
     Attributes:
         numbers: By key of `Skeleton.key`.
-        families: By `family_key`.
+        families: By `shape_class_key`.
         calls: Family and row of each number.
         made: Calls that were asked for, tensors named by slot.
-        loops: See `loops_of`.
+        loop_nest: See `cuttable_loops`.
         strategies: See `strategies_of`.
-        others: What `cutting` knows.
+        others: What `strategies` knows.
     """
 
     def __init__(self) -> None:
         """Nothing is known yet."""
         self.numbers: dict[Any, int] = {}
-        self.families: dict[Any, Family] = {}
-        self.calls: list[tuple[Family, Row]] = []
+        self.families: dict[Any, ShapeClass] = {}
+        self.calls: list[tuple[ShapeClass, DimSizes]] = []
         self.made: dict[int, Call] = {}
-        self.loops: dict[int, tuple[str, ...]] = {}
+        self.loop_nest: dict[int, tuple[str, ...]] = {}
         self.strategies: dict[int, dict[str, Strategy]] = {}
         self.others: dict[Any, Any] = {}
 
@@ -78,64 +78,68 @@ def intern_call(call: Call) -> int:
     """Return the number of a call: equal calls have equal numbers, names aside."""
     skeleton = skeleton_of(call.kind, call.args, call.kwargs)
     key = skeleton.key(call.shapes, call.dtypes, call.outputs)
-    number = known_number(key)
+    number = find_call(key)
     return added(key, call, skeleton) if number is None else number
 
 
-def known_number(key: Any) -> int | None:
+def find_call(key: Any) -> int | None:
     """Return the number of the call with a key of `Skeleton.key`, None if it has none."""
     return KEPT.numbers.get(key)
 
 
 def added(key: Any, call: Call, skeleton: Skeleton) -> int:
     """Return the number of a call whose key is new. Its pieces may have been there before."""
-    name = family_key(call, skeleton)
-    family = KEPT.families.get(name)
-    if family is None:
-        family = KEPT.families[name] = new_family(call)
-    row = row_of(family, [call.shapes[name] for name in skeleton.names], call.outputs)
-    number = KEPT.numbers[key] = _numbered(family, row)
+    name = shape_class_key(call, skeleton)
+    shape_class = KEPT.families.get(name)
+    if shape_class is None:
+        shape_class = KEPT.families[name] = new_shape_class(call)
+    dim_sizes = dim_sizes_of(
+        shape_class, [call.shapes[name] for name in skeleton.names], call.outputs
+    )
+    number = KEPT.numbers[key] = _numbered(shape_class, dim_sizes)
     return number
 
 
-def _numbered(family: Family, row: Row) -> int:
-    number = family.numbers.get(row)
+def _numbered(shape_class: ShapeClass, dim_sizes: DimSizes) -> int:
+    number = shape_class.numbers.get(dim_sizes)
     if number is None:
-        number = family.numbers[row] = len(KEPT.calls)
-        KEPT.calls.append((family, row))
+        number = shape_class.numbers[dim_sizes] = len(KEPT.calls)
+        KEPT.calls.append((shape_class, dim_sizes))
     return number
 
 
-def intern_piece(family: Family, attributes: Mapping[str, Any], row: Row) -> int:
+def intern_local_call(
+    shape_class: ShapeClass, attributes: Mapping[str, Any], dim_sizes: DimSizes
+) -> int:
     """Return the number of a piece of a call.
 
     Args:
-        family: Of the call.
+        shape_class: Of the call.
         attributes: Arguments that the piece calls with in place of those of the whole call.
-        row: Of the piece, in the family of the call.
+        dim_sizes: Of the piece, in the family of the call.
     """
-    if attributes or tuple([n == 1 for n in row[: family.inputs]]) != family.ones:
-        return _numbered(*relative(family, attributes, row, KEPT.families))
-    return _numbered(family, row)
+    if attributes or tuple([n == 1 for n in dim_sizes[: shape_class.inputs]]) != shape_class.ones:
+        return _numbered(*specialize(shape_class, attributes, dim_sizes, KEPT.families))
+    return _numbered(shape_class, dim_sizes)
 
 
-def interned(number: int) -> Call:
+def interned_call(number: int) -> Call:
     """Return the call of a number, its tensors named by slot."""
     if number not in KEPT.made:
         KEPT.made[number] = call_in(*KEPT.calls[number])
     return KEPT.made[number]
 
 
-def loops_of(number: int) -> tuple[str, ...]:
+def cuttable_loops(number: int) -> tuple[str, ...]:
     """Return the loops of a call that can be cut, those of reducers nobody exchanges left out.
 
     A description that does not fit the call counts as none: the op runs whole.
     """
-    found = KEPT.loops.get(number)
+    found = KEPT.loop_nest.get(number)
     if found is None:
-        found = KEPT.loops[number] = tuple(
-            axis
-            for axis, strategy in strategies_of(number).items()
+        found = KEPT.loop_nest[number] = tuple(
+            loop
+            for loop, strategy in strategies_of(number).items()
             if all(
                 not isinstance(layout, Reduce) or layout.reducer in EXCHANGED
                 for layout in strategy.outputs
@@ -148,48 +152,58 @@ def strategies_of(number: int) -> dict[str, Strategy]:
     """Return the basic strategies of a call by loop; a wrong description counts as none."""
     found = KEPT.strategies.get(number)
     if found is None:
-        family, row = KEPT.calls[number]
-        loops = loops_in(family, row)
+        shape_class, dim_sizes = KEPT.calls[number]
+        loop_nest = loop_nest_of(shape_class, dim_sizes)
         try:
-            found = {} if loops is None else _strategies(family, loops, row)
+            found = {} if loop_nest is None else _strategies(shape_class, loop_nest, dim_sizes)
         except PardnnError:
             found = {}
         KEPT.strategies[number] = found
     return found
 
 
-def _strategies(family: Family, loops: Loops, row: Row) -> dict[str, Strategy]:
-    extents = extents_in(loops, row)
+def _strategies(
+    shape_class: ShapeClass, loop_nest: LoopNest, dim_sizes: DimSizes
+) -> dict[str, Strategy]:
+    extents = extents_in(loop_nest, dim_sizes)
     found: dict[str, Strategy] = {}
-    for axis in loops.analysis.axes:
-        stencil = stencil_of(family, loops, row, extents, axis, 2)
-        if stencil is not None and are_exact(family, loops, row, stencil):
-            key = ("strategy", id(stencil))
-            if key not in loops.stencils:  # stencils are kept, so that an id is always of one
-                cut = stencil.ranges[1][0]
-                loops.stencils[key] = strategy_of(
-                    loops.analysis, family.form, axis, extents, cut, stencil.reducers
+    for loop in loop_nest.analysis.loops:
+        loop_cut = loop_cut_of(shape_class, loop_nest, dim_sizes, extents, loop, 2)
+        if loop_cut is not None and are_exact(shape_class, loop_nest, dim_sizes, loop_cut):
+            key = ("strategy", id(loop_cut))
+            if key not in loop_nest.loop_cuts:  # stencils are kept, so that an id is always of one
+                cut = loop_cut.ranges[1][0]
+                loop_nest.loop_cuts[key] = strategy_of(
+                    loop_nest.analysis,
+                    shape_class.dim_slices,
+                    loop,
+                    extents,
+                    cut,
+                    loop_cut.reducers,
                 )
-            found[axis] = loops.stencils[key]
+            found[loop] = loop_nest.loop_cuts[key]
     return found
 
 
-def rows_of(loops: Loops, row: Row, stencil: Stencil) -> list[Row]:
+def local_dim_sizes(loop_nest: LoopNest, dim_sizes: DimSizes, loop_cut: LoopCut) -> list[DimSizes]:
     """Return the row of each worker's piece: nothing of what is not read."""
-    known: dict[tuple[int, ...], Row] = {}
-    for sizes in stencil.sizes:
+    known: dict[tuple[int, ...], DimSizes] = {}
+    for sizes in loop_cut.sizes:
         if sizes not in known:
-            local = list(row)
-            for column, size in zip(stencil.columns, sizes, strict=True):
+            local = list(dim_sizes)
+            for column, size in zip(loop_cut.columns, sizes, strict=True):
                 local[column] = size
-            for column in loops.unread:
+            for column in loop_nest.unread:
                 local[column] = 0
             known[sizes] = tuple(local)
-    return [known[sizes] for sizes in stencil.sizes]
+    return [known[sizes] for sizes in loop_cut.sizes]
 
 
-def are_exact(family: Family, loops: Loops, row: Row, stencil: Stencil) -> bool:
+def are_exact(
+    shape_class: ShapeClass, loop_nest: LoopNest, dim_sizes: DimSizes, loop_cut: LoopCut
+) -> bool:
     """Return whether pieces hold just what they need, where the description asks for it."""
-    return not loops.description.is_exact or all(
-        is_exact(family, local) for local in dict.fromkeys(rows_of(loops, row, stencil))
+    return not loop_nest.description.is_exact or all(
+        is_exact(shape_class, local)
+        for local in dict.fromkeys(local_dim_sizes(loop_nest, dim_sizes, loop_cut))
     )

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from pardnn.plan.mesh import cut_points
 from pardnn.shard.partition.analysis import Analysis
-from pardnn.shard.partition.regions import Moving, tile, touched_by
-from pardnn.shard.partition.shape_class import Family, Loops, Row
+from pardnn.shard.partition.regions import Moving, affected_by, tile
+from pardnn.shard.partition.shape_class import DimSizes, LoopNest, ShapeClass
 from pardnn.shard.tdl.interval import Affine, DescriptionError, Floor, Low, Ranges, evaluate
 from pardnn.shard.tdl.language import Outside
 
@@ -26,7 +26,7 @@ _End = Callable[[Ranges], int]
 _Spans = tuple[tuple[int, _End, _End], ...]
 
 
-class Stencil(NamedTuple):
+class LoopCut(NamedTuple):
     """The dims that the cut of a loop moves.
 
     Attributes:
@@ -36,7 +36,7 @@ class Stencil(NamedTuple):
         ranges: First and last value of the loop on each worker, inclusive.
         reducers: By output, what combines the workers' results; None if they are no partial ones.
         flags: By output, whether they are partial.
-        sticks: Whether something lies outside of its tensor.
+        out_of_bounds: Whether something lies outside of its tensor.
     """
 
     columns: tuple[int, ...]
@@ -45,7 +45,7 @@ class Stencil(NamedTuple):
     ranges: tuple[tuple[int, int], ...]
     reducers: tuple[str | None, ...]
     flags: tuple[bool, ...]
-    sticks: bool
+    out_of_bounds: bool
 
 
 class _Plan(NamedTuple):
@@ -72,47 +72,52 @@ class _Plan(NamedTuple):
     multiple: int
 
 
-def stencil_of(
-    family: Family, loops: Loops, row: Row, extents: Mapping[str, int], axis: str, workers: int
-) -> Stencil | None:
+def loop_cut_of(
+    shape_class: ShapeClass,
+    loop_nest: LoopNest,
+    dim_sizes: DimSizes,
+    extents: Mapping[str, int],
+    loop: str,
+    workers: int,
+) -> LoopCut | None:
     """Return the stencil of a loop, None if it cannot be cut so.
 
     Args:
-        family: Of the call.
-        loops: Of the call.
-        row: The call.
+        shape_class: Of the call.
+        loop_nest: Of the call.
+        dim_sizes: The call.
         extents: How far its loops run.
-        axis: A loop.
+        loop: A loop.
         workers: Number of parts.
 
     Raises:
         DescriptionError: E220, if the description does not fit the call.
     """
-    kept = loops.stencils
-    if axis not in kept:
-        kept[axis] = _plan(family, loops.analysis, axis)
-    plan: _Plan | None = kept[axis]
-    if plan is None or axis not in extents:
+    kept = loop_nest.loop_cuts
+    if loop not in kept:
+        kept[loop] = _plan(shape_class, loop_nest.analysis, loop)
+    plan: _Plan | None = kept[loop]
+    if plan is None or loop not in extents:
         return None
-    sizes = tuple([row[column] for column in plan.columns])
+    sizes = tuple([dim_sizes[column] for column in plan.columns])
     runs = tuple([extents.get(name) for name in plan.names])
-    key = (axis, workers, runs, sizes)
+    key = (loop, workers, runs, sizes)
     if key not in kept:
-        kept[key] = _found(plan, sizes, extents, axis, workers)
+        kept[key] = _found(plan, sizes, extents, loop, workers)
     return kept[key]
 
 
-def _plan(family: Family, analysis: Analysis, axis: str) -> _Plan | None:
+def _plan(shape_class: ShapeClass, analysis: Analysis, loop: str) -> _Plan | None:
     """Return what decides on a cut, None if no number of workers can make it."""
-    touched = touched_by(analysis, axis)
-    outputs = family.form.outputs
-    if touched.is_torn:
+    affected = affected_by(analysis, loop)
+    outputs = shape_class.dim_slices.outputs
+    if affected.has_conflict:
         return None
     columns: dict[int, int] = {}
-    names = {axis}
+    names = {loop}
     reads: list[tuple[str, tuple[tuple[Outside, _Spans], ...]]] = []
-    for slot, accesses in touched.reads:
-        start = family.form.slots[slot].start
+    for slot, accesses in affected.reads:
+        start = shape_class.dim_slices.slots[slot].start
         spans = [_spans(start, moving, columns, names) for _, moving in accesses]
         if any(spans):
             outside: list[Outside] = [access.outside for access, _ in accesses]
@@ -120,18 +125,18 @@ def _plan(family: Family, analysis: Analysis, axis: str) -> _Plan | None:
     writes: list[tuple[int, _Spans]] = []
     reducers: list[str | None] = [None] * len(outputs)
     overlaps: dict[int, tuple[str | None, bool]] = {}
-    rows = zip(analysis.writes, touched.writes, outputs, strict=True)
+    rows = zip(analysis.writes, affected.writes, outputs, strict=True)
     for number, (write, moving, at) in enumerate(rows):
         if write is None or moving is None or at is None:
             continue
         if moving:
             writes.append((number, _spans(at.start, moving, columns, names)))
-            overlaps[number] = (write.overlap and write.overlap.name, axis in write.names)
-        elif axis in write.names:
-            if axis not in write.reducers:
+            overlaps[number] = (write.overlap and write.overlap.name, loop in write.names)
+        elif loop in write.names:
+            if loop not in write.reducers:
                 return None
-            reducers[number] = write.reducers[axis].name
-    moved, multiple = tuple(columns), math.lcm(*analysis.multiples[axis])
+            reducers[number] = write.reducers[loop].name
+    moved, multiple = tuple(columns), math.lcm(*analysis.multiples[loop])
     fixed = tuple(reducers)
     return _Plan(
         tuple(sorted(names)), moved, tuple(reads), tuple(writes), fixed, overlaps, multiple
@@ -159,34 +164,36 @@ def _end(bound: Affine) -> _End:
 
 
 def _found(
-    plan: _Plan, sizes: tuple[int, ...], extents: Mapping[str, int], axis: str, workers: int
-) -> Stencil | None:
-    points = cut_points(extents[axis], workers, plan.multiple)
+    plan: _Plan, sizes: tuple[int, ...], extents: Mapping[str, int], loop: str, workers: int
+) -> LoopCut | None:
+    points = cut_points(extents[loop], workers, plan.multiple)
     if points is None:
         return None
     ranges: dict[str, tuple[int, int]] = {name: (0, size - 1) for name, size in extents.items()}
     ends = tuple([(first, last - 1) for first, last in itertools.pairwise(points)])
     rows: list[list[Ends]] = []
     for each in ends:
-        ranges[axis] = each
-        row: list[Ends] = [(0, 0)] * len(sizes)
+        ranges[loop] = each
+        dim_sizes: list[Ends] = [(0, 0)] * len(sizes)
         for slot, accesses in plan.reads:
-            _read(slot, accesses, ranges, sizes, row)
+            _read(slot, accesses, ranges, sizes, dim_sizes)
         for _, spans in plan.writes:
             for n, low, high in spans:
-                row[n] = low(ranges), high(ranges) + 1
-        rows.append(row)
+                dim_sizes[n] = low(ranges), high(ranges) + 1
+        rows.append(dim_sizes)
     reducers = _reducers(plan, sizes, rows)
     if reducers is None:
         return None
-    return Stencil(
+    return LoopCut(
         plan.columns,
         tuple(map(tuple, rows)),
-        tuple([tuple([b - a for a, b in row]) for row in rows]),
+        tuple([tuple([b - a for a, b in dim_sizes]) for dim_sizes in rows]),
         ends,
         reducers,
         tuple([reducer is not None for reducer in reducers]),
-        any(a < 0 or b > n for row in rows for (a, b), n in zip(row, sizes, strict=True)),
+        any(
+            a < 0 or b > n for dim_sizes in rows for (a, b), n in zip(dim_sizes, sizes, strict=True)
+        ),
     )
 
 
@@ -195,7 +202,7 @@ def _read(
     accesses: Sequence[tuple[Outside, _Spans]],
     ranges: Ranges,
     sizes: Sequence[int],
-    row: list[Ends],
+    dim_sizes: list[Ends],
 ) -> None:
     """Put the hull of what all accesses of an input need into a row."""
     for number, (outside, spans) in enumerate(accesses):
@@ -206,8 +213,8 @@ def _read(
                     raise DescriptionError(f"input {slot!r} is read outside of it")
                 first, last = min(max(first, 0), size), min(max(last, 0), size)
             if number:
-                first, last = min(first, row[n][0]), max(last, row[n][1])
-            row[n] = first, last
+                first, last = min(first, dim_sizes[n][0]), max(last, dim_sizes[n][1])
+            dim_sizes[n] = first, last
 
 
 def _reducers(
@@ -220,7 +227,9 @@ def _reducers(
     for number, spans in plan.writes:
         reducer, depends = plan.overlaps[number]
         shape = tuple([sizes[n] for n, _, _ in spans])
-        if depends and not tile([tuple([row[n] for n, _, _ in spans]) for row in rows], shape):
+        if depends and not tile(
+            [tuple([dim_sizes[n] for n, _, _ in spans]) for dim_sizes in rows], shape
+        ):
             if reducer is None:
                 return None
             found[number] = reducer

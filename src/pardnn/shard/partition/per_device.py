@@ -17,15 +17,15 @@ from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import offset
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.call import Call, bind_call
-from pardnn.shard.partition.pieces import Piece, Region, Share, pieces_of
+from pardnn.shard.partition.worker_ops import Region, WorkerOp, WorkerResult, worker_ops_of
 from pardnn.shard.tdl.language import Reducer
 
-Axes = tuple[str | None, ...]
+AxisLoops = tuple[str | None, ...]
 """Per mesh axis the loop of the op that is cut, None if every device along it does the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class LeafShare:
+class LocalResult:
     """What a device's result is of the whole one.
 
     Attributes:
@@ -41,21 +41,21 @@ class LeafShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LocalOp:
     """What one device does.
 
     Attributes:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
         regions: What it needs of each input, by slot, in indices of the whole input.
-        shares: What its results are, in indices of the whole ones; None: not computed.
+        results: What its results are, in indices of the whole ones; None: not computed.
     """
 
     call: Call
     regions: Mapping[str, Region]
-    shares: tuple[LeafShare | None, ...]
+    results: tuple[LocalResult | None, ...]
 
 
-def leaves(call: Call, axes: Axes, mesh: Mesh) -> tuple[Leaf, ...] | None:
+def local_ops(call: Call, axes: AxisLoops, mesh: Mesh) -> tuple[LocalOp, ...] | None:
     """Return what each device does when the loops `axes` of a call are cut, one per mesh axis.
 
     Args:
@@ -69,28 +69,32 @@ def leaves(call: Call, axes: Axes, mesh: Mesh) -> tuple[Leaf, ...] | None:
     Raises:
         DescriptionError: E220, if the operator has no description or a wrong one.
     """
-    found: list[Leaf] = [_whole(call)]
-    for axis, parts in zip(axes, mesh.shape, strict=True):
-        cut: list[Leaf] = []
-        for leaf in found:
-            pieces = _pieces(leaf.call, axis, parts) if axis is not None else None
+    found: list[LocalOp] = [_whole(call)]
+    for axis, axis_sizes in zip(axes, mesh.shape, strict=True):
+        cut: list[LocalOp] = []
+        for op in found:
+            ops = _worker_ops(op.call, axis, axis_sizes) if axis is not None else None
             if axis is None:
-                cut += [_widened(leaf)] * parts
-            elif pieces is None:
+                cut += [_widened(op)] * axis_sizes
+            elif ops is None:
                 return None
             else:
-                cut += [_inside(leaf, piece) for piece in pieces]
+                cut += [_nested(op, inner) for inner in ops]
         found = cut
     return tuple(found)
 
 
-def _pieces(call: Call, axis: str, parts: int) -> tuple[Piece, ...] | None:
+def _worker_ops(call: Call, axis: str, axis_sizes: int) -> tuple[WorkerOp, ...] | None:
     """As `partition`, and None if a piece of a cut call has lost the loop."""
     description = description_of(call.kind)
     if description is None:
         return None
     analysis, bound = analyse(description, call)
-    return pieces_of(description, analysis, bound, axis, parts) if axis in analysis.axes else None
+    return (
+        worker_ops_of(description, analysis, bound, axis, axis_sizes)
+        if axis in analysis.loops
+        else None
+    )
 
 
 def input_names(call: Call) -> dict[str, str]:
@@ -100,39 +104,39 @@ def input_names(call: Call) -> dict[str, str]:
     return dict(bind_call(description, call).names)
 
 
-def _whole(call: Call) -> Leaf:
+def _whole(call: Call) -> LocalOp:
     description = description_of(call.kind)
     if description is None:
-        return Leaf(call, _regions(call), _shares(call))
+        return LocalOp(call, _regions(call), _results(call))
     bound = bind_call(description, call)
     local = replace(
         bound.call,
         shapes={slot: call.shapes[name] for slot, name in bound.names.items()},
         dtypes={slot: call.dtypes.get(name) for slot, name in bound.names.items()},
     )
-    return Leaf(local, _regions(local), _shares(local))
+    return LocalOp(local, _regions(local), _results(local))
 
 
 def _regions(call: Call) -> dict[str, Region]:
     return {slot: Region(tuple((0, n) for n in shape)) for slot, shape in call.shapes.items()}
 
 
-def _shares(call: Call) -> tuple[LeafShare | None, ...]:
+def _results(call: Call) -> tuple[LocalResult | None, ...]:
     return tuple(
-        None if shape is None else LeafShare(tuple((0, n) for n in shape), (), 1.0)
+        None if shape is None else LocalResult(tuple((0, n) for n in shape), (), 1.0)
         for shape in call.outputs
     )
 
 
-def _widened(leaf: Leaf) -> Leaf:
-    shares = (s and replace(s, reducers=(*s.reducers, None)) for s in leaf.shares)
-    return replace(leaf, shares=tuple(shares))
+def _widened(op: LocalOp) -> LocalOp:
+    results = (s and replace(s, reducers=(*s.reducers, None)) for s in op.results)
+    return replace(op, results=tuple(results))
 
 
-def _inside(leaf: Leaf, piece: Piece) -> Leaf:
-    regions = {slot: _region(leaf.regions[slot], inner) for slot, inner in piece.regions.items()}
-    shares = tuple(map(_share, leaf.shares, piece.shares))
-    return Leaf(piece.call, regions, shares)
+def _nested(outer: LocalOp, inner: WorkerOp) -> LocalOp:
+    regions = {slot: _region(outer.regions[slot], region) for slot, region in inner.regions.items()}
+    results = tuple(map(_result, outer.results, inner.results))
+    return LocalOp(inner.call, regions, results)
 
 
 def _region(outer: Region, inner: Region) -> Region:
@@ -140,8 +144,8 @@ def _region(outer: Region, inner: Region) -> Region:
     return Region(offset(outer.box, inner.box), fill, outer.content and inner.content)
 
 
-def _share(outer: LeafShare | None, inner: Share | None) -> LeafShare | None:
+def _result(outer: LocalResult | None, inner: WorkerResult | None) -> LocalResult | None:
     if outer is None or inner is None:
         return None
     box = offset(outer.box, inner.box)
-    return LeafShare(box, (*outer.reducers, inner.reducer), outer.weight * inner.weight)
+    return LocalResult(box, (*outer.reducers, inner.reducer), outer.weight * inner.weight)

@@ -40,7 +40,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class WorkerResult:
     """What a worker's result is of the whole one.
 
     Attributes:
@@ -60,39 +60,39 @@ Moving = tuple[tuple[int, Interval], ...]
 does in one piece."""
 
 
-class Touched(NamedTuple):
+class AffectedDims(NamedTuple):
     """What of a call the cut of one loop touches: the same for all sizes.
 
     Attributes:
         reads: Accesses of inputs, each slot's in a row, those that move alike once.
         writes: Of outputs, None for what is not computed.
-        is_torn: Whether an input would be needed both cut and whole: one call takes it only once.
+        has_conflict: Whether accesses need an input both cut and whole; one call takes it once.
     """
 
     reads: tuple[tuple[str, tuple[tuple[Access, Moving], ...]], ...]
     writes: tuple[Moving | None, ...]
-    is_torn: bool
+    has_conflict: bool
 
 
-def _moving(dims: Sequence[Interval | None], axis: str) -> Moving:
-    return tuple((d, span) for d, span in enumerate(dims) if span and axis in span.names)
+def _moving(dims: Sequence[Interval | None], loop: str) -> Moving:
+    return tuple((d, span) for d, span in enumerate(dims) if span and loop in span.names)
 
 
 @lru_cache(maxsize=1 << 16)
-def touched_by(analysis: Analysis, axis: str) -> Touched:
+def affected_by(analysis: Analysis, loop: str) -> AffectedDims:
     """Return what of a call the cut of a loop touches."""
     reads: dict[str, list[tuple[Access, Moving]]] = {}
     for access in analysis.reads:
         found = reads.setdefault(access.slot, [])
-        moving = _moving(access.dims, axis)
-        if not any(_is_alike(access, moving, *other) for other in found):
+        moving = _moving(access.dims, loop)
+        if not any(_are_alike(access, moving, *other) for other in found):
             found.append((access, moving))
     torn = any(len({tuple(d for d, _ in m) for _, m in found}) > 1 for found in reads.values())
-    writes = tuple(None if w is None else _moving(w.place, axis) for w in analysis.writes)
-    return Touched(tuple((slot, tuple(found)) for slot, found in reads.items()), writes, torn)
+    writes = tuple(None if w is None else _moving(w.place, loop) for w in analysis.writes)
+    return AffectedDims(tuple((slot, tuple(found)) for slot, found in reads.items()), writes, torn)
 
 
-def _is_alike(access: Access, moving: Moving, other: Access, by: Moving) -> bool:
+def _are_alike(access: Access, moving: Moving, other: Access, by: Moving) -> bool:
     return (access.outside, access.fill, len(moving)) == (other.outside, other.fill, len(by)) and (
         all(
             d == e and same(a.lower, b.lower) and same(a.upper, b.upper)
@@ -127,11 +127,11 @@ def _inside(access: Access, box: Box, full: Box, moving: Moving) -> Box:
 
 
 def _regions(
-    analysis: Analysis, touched: Touched, full: Mapping[str, Box], ranges: Ranges
+    analysis: Analysis, affected: AffectedDims, full: Mapping[str, Box], ranges: Ranges
 ) -> dict[str, Region]:
     """Return what one worker needs; `full` has the box of each whole input."""
     found: dict[str, Region] = {}
-    read = dict(touched.reads)
+    read = dict(affected.reads)
     for slot, whole in full.items():
         accesses = read.get(slot)
         if accesses is None:
@@ -159,13 +159,13 @@ def tile(boxes: Sequence[Box], shape: Shape) -> bool:
     return False
 
 
-def _shares(
-    write: Write, moving: Moving, shape: Shape, axis: str, ranges: Sequence[Ranges]
-) -> list[Share] | None:
+def _results(
+    write: Write, moving: Moving, shape: Shape, loop: str, ranges: Sequence[Ranges]
+) -> list[WorkerResult] | None:
     """Return each worker's share of an output, None if the shares do not make up the whole."""
     full = tuple((0, size) for size in shape)
     boxes = [_box(full, moving, each) for each in ranges]
-    if axis not in write.names:
+    if loop not in write.names:
         reducer = None
     elif moving:
         is_tiled = tile(boxes, shape)
@@ -173,51 +173,51 @@ def _shares(
         if reducer is None and not is_tiled:
             return None
     else:
-        reducer = write.reducers.get(axis)
+        reducer = write.reducers.get(loop)
         if reducer is None:
             return None
-    counts = [each[axis][1] - each[axis][0] + 1 for each in ranges]
+    counts = [each[loop][1] - each[loop][0] + 1 for each in ranges]
     total = sum(counts)
-    return [Share(box, reducer, n / total) for box, n in zip(boxes, counts, strict=True)]
+    return [WorkerResult(box, reducer, n / total) for box, n in zip(boxes, counts, strict=True)]
 
 
 class Boxes(NamedTuple):
     """What each worker reads, by slot, and makes, by output, and the values of all loops there."""
 
     regions: list[dict[str, Region]]
-    shares: list[list[Share] | list[None]]
+    results: list[list[WorkerResult] | list[None]]
     ranges: list[dict[str, tuple[int, int]]]
 
 
 def boxes_of(
-    analysis: Analysis, bound: Bound, extents: Mapping[str, int], axis: str, workers: int
+    analysis: Analysis, bound: Bound, extents: Mapping[str, int], loop: str, workers: int
 ) -> Boxes | None:
     """Return the boxes of each worker, None if the loop cannot be cut so; see `partition`."""
-    touched = touched_by(analysis, axis)
-    if axis not in extents or touched.is_torn:
+    affected = affected_by(analysis, loop)
+    if loop not in extents or affected.has_conflict:
         return None
-    points = cut_points(extents[axis], workers, math.lcm(*analysis.multiples[axis]))
+    points = cut_points(extents[loop], workers, math.lcm(*analysis.multiples[loop]))
     if points is None:
         return None
     full = {name: (0, size - 1) for name, size in extents.items()}
-    ranges = [full | {axis: (a, b - 1)} for a, b in itertools.pairwise(points)]
-    shares: list[list[Share] | list[None]] = []
+    ranges = [full | {loop: (a, b - 1)} for a, b in itertools.pairwise(points)]
+    results: list[list[WorkerResult] | list[None]] = []
     for write, moving, shape in zip(
-        analysis.writes, touched.writes, bound.call.outputs, strict=True
+        analysis.writes, affected.writes, bound.call.outputs, strict=True
     ):
         if write is None or moving is None or shape is None:
-            shares.append([None] * workers)
+            results.append([None] * workers)
             continue
-        found = _shares(write, moving, shape, axis, ranges)
+        found = _results(write, moving, shape, loop, ranges)
         if found is None:
             return None
-        shares.append(found)
+        results.append(found)
     boxes = {s: tuple((0, n) for n in t.sizes.shape) for s, t in bound.tensors.items()}
-    return Boxes([_regions(analysis, touched, boxes, each) for each in ranges], shares, ranges)
+    return Boxes([_regions(analysis, affected, boxes, each) for each in ranges], results, ranges)
 
 
-def has_own_calls(analysis: Analysis, axis: str) -> bool:
+def has_own_calls(analysis: Analysis, loop: str) -> bool:
     """Whether workers call with other arguments than the whole call, sizes aside."""
     return bool(analysis.attributes) or any(
-        w is not None and w.without and axis in w.reducers for w in analysis.writes
+        w is not None and w.without and loop in w.reducers for w in analysis.writes
     )

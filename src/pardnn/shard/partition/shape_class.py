@@ -20,10 +20,10 @@ from pardnn.shard.partition.analysis import Analysis, analysis_of
 from pardnn.shard.partition.call import (
     Bound,
     Call,
-    Form,
+    DimSlices,
     Skeleton,
     bind_call,
-    form_of,
+    dim_slices_of,
     replaced,
     skeleton_of,
     walk,
@@ -32,13 +32,13 @@ from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.language import Shape
 from pardnn.shard.tdl.registry import Description
 
-Row = tuple[int, ...]
+DimSizes = tuple[int, ...]
 """Sizes of all dims of a call's inputs, slot by slot, and of its outputs, side by side."""
 
 
 @final
 @dataclass(eq=False, slots=True)
-class Loops:
+class LoopNest:
     """What cuts of calls follow from: the analysis, and where in a row its sizes are.
 
     Attributes:
@@ -48,7 +48,7 @@ class Loops:
         unread: Columns of inputs that are not accessed: no piece has any of them.
         sources: Of each variable, stated sizes, and columns whose sizes it runs over.
         has_attributes: Whether pieces may call with other arguments.
-        stencils: What is known of cuts, see `stencil`.
+        loop_cuts: What is known of cuts, see `loop_cut`.
         attributes: By loop, arguments of the first worker's piece and of all others', in place of
             those of the whole call, where they follow from the loop alone; else None.
     """
@@ -59,41 +59,43 @@ class Loops:
     unread: tuple[int, ...]
     sources: tuple[tuple[str, frozenset[int], tuple[int, ...]], ...]
     has_attributes: bool
-    stencils: dict[Any, Any] = field(default_factory=dict)
+    loop_cuts: dict[Any, Any] = field(default_factory=dict)
     attributes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
 @final
 @dataclass(eq=False, slots=True)
-class Family:
+class ShapeClass:
     """Calls that differ in the sizes of their tensors alone.
 
     Attributes:
         call: One of them, tensors named by slot.
         mentions: For each slot, which mention of a tensor in the arguments it is.
-        form: Where the dims of each tensor are in a row.
+        dim_slices: Where the dims of each tensor are in a row.
         inputs: Number of columns of inputs.
         ones: Which columns of inputs have size 1.
         first: The row of the call.
         bound: The call, not analysed yet; None if its description does not fit.
         numbers: Of the calls that were asked for, by row.
-        loops: By row if the description looks at sizes, else by None.
-        relatives: Families of pieces, by what sets them apart, with the columns that are left.
+        loop_nest: By row if the description looks at sizes, else by None.
+        specializations: Classes of local calls, by what sets them apart, and the columns left.
     """
 
     call: Call
     mentions: tuple[int, ...]
-    form: Form
+    dim_slices: DimSlices
     inputs: int
     ones: tuple[bool, ...]
-    first: Row
+    first: DimSizes
     bound: Bound | None
-    numbers: dict[Row, int] = field(default_factory=dict)
-    loops: dict[Row | None, Loops | None] = field(default_factory=dict)
-    relatives: dict[Any, tuple[Family, tuple[int, ...] | None]] = field(default_factory=dict)
+    numbers: dict[DimSizes, int] = field(default_factory=dict)
+    loop_nest: dict[DimSizes | None, LoopNest | None] = field(default_factory=dict)
+    specializations: dict[Any, tuple[ShapeClass, tuple[int, ...] | None]] = field(
+        default_factory=dict
+    )
 
 
-def family_key(call: Call, skeleton: Skeleton) -> Any:
+def shape_class_key(call: Call, skeleton: Skeleton) -> Any:
     """Return what is equal for calls of a family."""
     return (
         skeleton.structure,
@@ -103,7 +105,7 @@ def family_key(call: Call, skeleton: Skeleton) -> Any:
     )
 
 
-def new_family(call: Call) -> Family:
+def new_shape_class(call: Call) -> ShapeClass:
     """Return the family of a call. Without a fitting description slots are "0", "1" and so on."""
     named = _numbered(call)
     description = description_of(call.kind)
@@ -118,11 +120,11 @@ def new_family(call: Call) -> Family:
             shapes = {slot: named.shapes[name] for slot, name in bound.names.items()}
             dtypes = {slot: named.dtypes[name] for slot, name in bound.names.items()}
             named = replace(bound.call, shapes=shapes, dtypes=dtypes)
-    form = form_of(named.shapes, named.outputs)
+    dim_slices = dim_slices_of(named.shapes, named.outputs)
     sizes = [n for shape in named.shapes.values() for n in shape]
     made = [n for shape in named.outputs for n in shape or ()]
     ones = tuple([n == 1 for n in sizes])
-    return Family(named, mentions, form, len(ones), ones, (*sizes, *made), bound)
+    return ShapeClass(named, mentions, dim_slices, len(ones), ones, (*sizes, *made), bound)
 
 
 def _numbered(call: Call) -> Call:
@@ -141,53 +143,59 @@ def _numbered(call: Call) -> Call:
     return Call(call.kind, args, kwargs, shapes, call.outputs, dtypes)
 
 
-def row_of(family: Family, shapes: Sequence[Shape], outputs: Sequence[Shape | None]) -> Row:
+def dim_sizes_of(
+    shape_class: ShapeClass, shapes: Sequence[Shape], outputs: Sequence[Shape | None]
+) -> DimSizes:
     """Return the row of a call, given the shape of each tensor that it mentions."""
-    row = [n for mention in family.mentions for n in shapes[mention]]
+    dim_sizes = [n for mention in shape_class.mentions for n in shapes[mention]]
     for shape in outputs:
-        row += shape or ()
-    return tuple(row)
+        dim_sizes += shape or ()
+    return tuple(dim_sizes)
 
 
-def shapes_in(family: Family, row: Row) -> tuple[dict[str, Shape], tuple[Shape | None, ...]]:
+def shapes_in(
+    shape_class: ShapeClass, dim_sizes: DimSizes
+) -> tuple[dict[str, Shape], tuple[Shape | None, ...]]:
     """Return the shape of each input, by slot, and of each output."""
-    inputs = {slot: row[dims] for slot, dims in family.form.slots.items()}
-    return inputs, tuple([None if dims is None else row[dims] for dims in family.form.outputs])
+    inputs = {slot: dim_sizes[dims] for slot, dims in shape_class.dim_slices.slots.items()}
+    return inputs, tuple(
+        [None if dims is None else dim_sizes[dims] for dims in shape_class.dim_slices.outputs]
+    )
 
 
-def call_in(family: Family, row: Row) -> Call:
+def call_in(shape_class: ShapeClass, dim_sizes: DimSizes) -> Call:
     """Return the call of a row, tensors named by slot."""
-    inputs, outputs = shapes_in(family, row)
-    like = family.call
+    inputs, outputs = shapes_in(shape_class, dim_sizes)
+    like = shape_class.call
     return Call(like.kind, like.args, like.kwargs, inputs, outputs, like.dtypes)
 
 
-def loops_in(family: Family, row: Row) -> Loops | None:
+def loop_nest_of(shape_class: ShapeClass, dim_sizes: DimSizes) -> LoopNest | None:
     """Return what cuts of a call follow from; None without a description that fits."""
-    known = family.loops
+    known = shape_class.loop_nest
     if None in known:
         return known[None]
-    if row not in known:
-        call, bound = call_in(family, row), family.bound
+    if dim_sizes not in known:
+        call, bound = call_in(shape_class, dim_sizes), shape_class.bound
         description = description_of(call.kind)
         try:
-            if description is not None and (bound is None or row != family.first):
+            if description is not None and (bound is None or dim_sizes != shape_class.first):
                 bound = bind_call(description, call)
             found = (
                 description
                 and bound
-                and _loops(family, description, analysis_of(description, bound))
+                and _loops(shape_class, description, analysis_of(description, bound))
             )
         except PardnnError:
             found = None
         is_of_row = found is None or found.analysis.reads_sizes
-        known[row if is_of_row else None] = found
+        known[dim_sizes if is_of_row else None] = found
         return found
-    return known[row]
+    return known[dim_sizes]
 
 
-def _loops(family: Family, description: Description, analysis: Analysis) -> Loops:
-    slots, outputs = family.form.slots, family.form.outputs
+def _loops(shape_class: ShapeClass, description: Description, analysis: Analysis) -> LoopNest:
+    slots, outputs = shape_class.dim_slices.slots, shape_class.dim_slices.outputs
     sources: list[tuple[str, frozenset[int], tuple[int, ...]]] = []
     for name, extents in analysis.extents.items():
         columns: dict[int, None] = {}
@@ -202,68 +210,76 @@ def _loops(family: Family, description: Description, analysis: Analysis) -> Loop
     contents = {slot: slot in read and slot in analysis.contents for slot in slots}
     unread = [n for slot, at in slots.items() if slot not in read for n in range(at.start, at.stop)]
     has_attributes = bool(analysis.attributes) or any(w and w.without for w in analysis.writes)
-    return Loops(description, analysis, contents, tuple(unread), tuple(sources), has_attributes)
+    return LoopNest(description, analysis, contents, tuple(unread), tuple(sources), has_attributes)
 
 
-def extents_in(loops: Loops, row: Row) -> dict[str, int]:
+def extents_in(loop_nest: LoopNest, dim_sizes: DimSizes) -> dict[str, int]:
     """Return how far each variable of a call runs.
 
     Raises:
         DescriptionError: E220, if a loop that can be cut runs over different sizes.
     """
     found: dict[str, int] = {}
-    for name, fixed, columns in loops.sources:
+    for name, fixed, columns in loop_nest.sources:
         if len(columns) == 1 and not fixed:
-            found[name] = row[columns[0]]
+            found[name] = dim_sizes[columns[0]]
             continue
-        sizes = fixed.union([row[column] for column in columns])
+        sizes = fixed.union([dim_sizes[column] for column in columns])
         if len(sizes) == 1:
             (found[name],) = sizes
-        elif sizes and name in loops.analysis.axes:
+        elif sizes and name in loop_nest.analysis.loops:
             raise DescriptionError(f"variable {name!r} runs over dims of sizes {sorted(sizes)}")
     return found
 
 
-def relative(
-    family: Family, attributes: Mapping[str, Any], row: Row, known: dict[Any, Family]
-) -> tuple[Family, Row]:
+def specialize(
+    shape_class: ShapeClass,
+    attributes: Mapping[str, Any],
+    dim_sizes: DimSizes,
+    known: dict[Any, ShapeClass],
+) -> tuple[ShapeClass, DimSizes]:
     """Return the family of a piece, and its row there.
 
     Args:
-        family: Of the call that it is a piece of.
+        shape_class: Of the call that it is a piece of.
         attributes: Arguments that the piece calls with in place of those of the whole call.
-        row: Of the piece, in the family of the whole call.
+        dim_sizes: Of the piece, in the family of the whole call.
         known: All families by key; a new one is added.
     """
-    ones = tuple([n == 1 for n in row[: family.inputs]])
+    ones = tuple([n == 1 for n in dim_sizes[: shape_class.inputs]])
     key = (repr(attributes), ones) if attributes else ones
-    found = family.relatives.get(key)
+    found = shape_class.specializations.get(key)
     if found is None:
-        found = family.relatives[key] = _relative(family, attributes, row, known)
+        found = shape_class.specializations[key] = _specialize(
+            shape_class, attributes, dim_sizes, known
+        )
     other, columns = found
-    return other, row if columns is None else tuple([row[column] for column in columns])
+    return other, dim_sizes if columns is None else tuple([dim_sizes[column] for column in columns])
 
 
-def _relative(
-    family: Family, attributes: Mapping[str, Any], row: Row, known: dict[Any, Family]
-) -> tuple[Family, tuple[int, ...] | None]:
-    call = call_in(family, row)
+def _specialize(
+    shape_class: ShapeClass,
+    attributes: Mapping[str, Any],
+    dim_sizes: DimSizes,
+    known: dict[Any, ShapeClass],
+) -> tuple[ShapeClass, tuple[int, ...] | None]:
+    call = call_in(shape_class, dim_sizes)
     description = description_of(call.kind)
     if attributes and description is not None:
         call = replaced(description, call, attributes)
-    name = family_key(call, skeleton_of(call.kind, call.args, call.kwargs))
+    name = shape_class_key(call, skeleton_of(call.kind, call.args, call.kwargs))
     other = known.get(name)
     if other is None:
-        other = known[name] = new_family(call)
-    if other.form is family.form:
+        other = known[name] = new_shape_class(call)
+    if other.dim_slices is shape_class.dim_slices:
         return other, None
-    places = [family.form.slots[slot] for slot in other.form.slots]
+    places = [shape_class.dim_slices.slots[slot] for slot in other.dim_slices.slots]
     columns = [n for at in places for n in range(at.start, at.stop)]
-    return other, (*columns, *range(family.inputs, family.form.width))
+    return other, (*columns, *range(shape_class.inputs, shape_class.dim_slices.width))
 
 
-def is_exact(family: Family, row: Row) -> bool:
+def is_exact(shape_class: ShapeClass, dim_sizes: DimSizes) -> bool:
     """Return whether a call makes as many elements as it needs of each input."""
-    inputs, outputs = shapes_in(family, row)
+    inputs, outputs = shapes_in(shape_class, dim_sizes)
     made = math.prod(next(shape for shape in outputs if shape is not None))
     return all(math.prod(shape) == made for shape in inputs.values())

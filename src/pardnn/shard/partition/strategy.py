@@ -17,8 +17,8 @@ from typing import Any
 
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.analysis import Analysis, analyse
-from pardnn.shard.partition.call import Bound, Call, Form, fingerprint, form_of
-from pardnn.shard.partition.pieces import depends, extents_of, pieces_of, span_of
+from pardnn.shard.partition.call import Bound, Call, DimSlices, dim_slices_of, fingerprint
+from pardnn.shard.partition.worker_ops import depends, extents_of, span_of, worker_ops_of
 from pardnn.shard.tdl.interval import Affine, Floor, High, Interval, Low, Ranges
 from pardnn.shard.tdl.registry import Description
 
@@ -66,13 +66,13 @@ class Strategy:
     """One way to cut a call.
 
     Attributes:
-        axis: The loop that is cut, by its name in the description.
+        loop: The loop that is cut, by its name in the description.
         extent: How far the loop runs; more workers than that cannot share it.
         inputs: Slot to layout; `Cut` with several dims of one input appears as the first of them.
         outputs: One per result, None for what is not computed.
     """
 
-    axis: str
+    loop: str
     extent: int
     inputs: Mapping[str, Layout]
     outputs: tuple[Layout | None, ...]
@@ -103,21 +103,21 @@ def _cut_in_two(description: Description, analysis: Analysis, bound: Bound) -> t
     """Return the strategies of an analysed call."""
     extents = extents_of(description, analysis, bound)
     shapes = {slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()}
-    form = form_of(shapes, bound.call.outputs)
+    dim_slices = dim_slices_of(shapes, bound.call.outputs)
     found: list[Strategy] = []
-    for axis in analysis.axes:
-        pieces = pieces_of(description, analysis, bound, axis, 2)
-        if pieces is not None:
-            reducers = [s and s.reducer and s.reducer.name for s in pieces[0].shares]
-            cut = pieces[1].begin
-            found.append(strategy_of(analysis, form, axis, extents, cut, reducers))
+    for loop in analysis.loops:
+        ops = worker_ops_of(description, analysis, bound, loop, 2)
+        if ops is not None:
+            reducers = [s and s.reducer and s.reducer.name for s in ops[0].results]
+            cut = ops[1].begin
+            found.append(strategy_of(analysis, dim_slices, loop, extents, cut, reducers))
     return tuple(found)
 
 
 def strategy_of(
     analysis: Analysis,
-    form: Form,
-    axis: str,
+    dim_slices: DimSlices,
+    loop: str,
     extents: Mapping[str, int],
     cut: int,
     reducers: Sequence[str | None],
@@ -126,38 +126,38 @@ def strategy_of(
 
     Args:
         analysis: Of the call.
-        form: Of the call.
-        axis: The loop.
+        dim_slices: Of the call.
+        loop: The loop.
         extents: How far loops run.
         cut: Where the second worker begins.
         reducers: What combines the workers' results, by output.
     """
     full = {name: (0, size - 1) for name, size in extents.items()}
-    halves = full | {axis: (0, cut - 1)}, full | {axis: (cut, extents[axis] - 1)}
+    halves = full | {loop: (0, cut - 1)}, full | {loop: (cut, extents[loop] - 1)}
     inputs: dict[str, Layout] = {}
-    for slot in form.slots:
+    for slot in dim_slices.slots:
         reads = [access for access in analysis.reads if access.slot == slot and access.content]
-        inputs[slot] = _layout(reads[0].dims, axis, *halves) if reads else Unread()
+        inputs[slot] = _layout(reads[0].dims, loop, *halves) if reads else Unread()
     outputs: list[Layout | None] = []
-    for write, dims, reducer in zip(analysis.writes, form.outputs, reducers, strict=True):
+    for write, dims, reducer in zip(analysis.writes, dim_slices.outputs, reducers, strict=True):
         if write is None or dims is None:
             outputs.append(None)
         elif reducer is not None:
             outputs.append(Reduce(reducer))
         else:
-            outputs.append(_layout(write.place, axis, *halves))
-    return Strategy(axis, extents[axis], inputs, tuple(outputs))
+            outputs.append(_layout(write.place, loop, *halves))
+    return Strategy(loop, extents[loop], inputs, tuple(outputs))
 
 
-def _layout(dims: Sequence[Interval | None], axis: str, lower: Ranges, upper: Ranges) -> Layout:
+def _layout(dims: Sequence[Interval | None], loop: str, lower: Ranges, upper: Ranges) -> Layout:
     """Return the layout of a tensor from what the workers of the two halves need of it."""
     for dim, span in enumerate(dims):
-        if span is None or not depends(span, axis):
+        if span is None or not depends(span, loop):
             continue
-        scale = _slope(span.lower, axis)
+        scale = _slope(span.lower, loop)
         if scale < 0:
             return Cut(dim, scale=scale)
-        border = int(scale * upper[axis][0])
+        border = int(scale * upper[loop][0])
         before, after = border - span_of(span, upper)[0], span_of(span, lower)[1] - border
         return Cut(dim, max(0, before), max(0, after), scale)
     return Whole()
@@ -167,17 +167,17 @@ _ONE = Fraction(1)
 
 
 @lru_cache(maxsize=1024)
-def _bare(axis: str) -> tuple[tuple[Low, int], ...]:
-    return ((Low(axis), 1),)
+def _bare(loop: str) -> tuple[tuple[Low, int], ...]:
+    return ((Low(loop), 1),)
 
 
-def _slope(bound: Affine, axis: str) -> Fraction:
-    if bound.terms == _bare(axis):  # nearly all are
+def _slope(bound: Affine, loop: str) -> Fraction:
+    if bound.terms == _bare(loop):  # nearly all are
         return _ONE
     total = Fraction(0)
     for atom, factor in bound.terms:
         if isinstance(atom, Floor):
-            total += factor * _slope(atom.numerator, axis) / atom.divisor
-        elif isinstance(atom, Low | High) and atom.name == axis:
+            total += factor * _slope(atom.numerator, loop) / atom.divisor
+        elif isinstance(atom, Low | High) and atom.name == loop:
             total += factor
     return total

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pardnn.shard.partition.call import Call
-from pardnn.shard.partition.interning import KEPT, interned, loops_of, strategies_of
-from pardnn.shard.partition.shape_class import loops_in
+from pardnn.shard.partition.interning import KEPT, cuttable_loops, interned_call, strategies_of
+from pardnn.shard.partition.shape_class import loop_nest_of
 from pardnn.shard.partition.strategy import Cut, Strategy, Unread
 
 Place = str | int
@@ -43,23 +43,23 @@ _KEPT: dict[int, tuple[Call, Alignment]] = {}
 
 def alignment_of(number: int) -> Alignment:
     """Return what a call wants cut alike, by its number; equal calls are looked at once."""
-    call, kept = interned(number), _KEPT.get(number)
+    call, kept = interned_call(number), _KEPT.get(number)
     if kept is None or kept[0] is not call:
         kept = _KEPT[number] = (call, _alignment(call, number))
     return kept[1]
 
 
 def _alignment(call: Call, number: int) -> Alignment:
-    known = loops_in(*KEPT.calls[number])
-    if known is None or not call.outputs or call.outputs[0] is None:
+    nest = loop_nest_of(*KEPT.calls[number])
+    if nest is None or not call.outputs or call.outputs[0] is None:
         return _NOTHING
-    analysis, found = known.analysis, strategies_of(number)
+    analysis, found = nest.analysis, strategies_of(number)
     shapes: dict[Place, tuple[int, ...]] = {**call.shapes}
     shapes |= {i: shape for i, shape in enumerate(call.outputs) if shape is not None}
     loops: dict[str, dict[Place, int]] = {}
-    for axis in loops_of(number):
-        if math.lcm(*analysis.multiples[axis]) == 1:
-            loops[axis] = dict(_cuts(found[axis], shapes))
+    for loop in cuttable_loops(number):
+        if math.lcm(*analysis.multiples[loop]) == 1:
+            loops[loop] = dict(_cuts(found[loop], shapes))
     pairs: dict[Place, tuple[int | None, ...]] = {}
     for place, shape in shapes.items():
         dims = _pairing(loops, call.outputs[0], shape, place)
@@ -101,7 +101,7 @@ def _pairing(
 
 def free_loop(number: int, dim: int) -> str | None:
     """Return the loop that cuts the first output of a wholly aligned call along a dim."""
-    for axis, cuts in alignment_of(number).loops.items():
+    for loop, cuts in alignment_of(number).loops.items():
         if cuts.get(0) == dim:
-            return axis
+            return loop
     return None

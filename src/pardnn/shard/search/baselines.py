@@ -31,32 +31,34 @@ from pardnn.shard.partition.interning import strategies_of
 from pardnn.shard.partition.mesh_strategies import Flags
 from pardnn.shard.partition.strategy import Cut, Strategy
 from pardnn.shard.search.coarsening import NEEDED, TRAINING, OpCall, op_calls
-from pardnn.shard.search.cost_tables import State, Tables
-from pardnn.shard.search.dynamic_program import Solved, held_cost, solve
-from pardnn.shard.search.objective_bytes import ByBytes
-from pardnn.shard.search.problem import Decision, Problem, Term, make_problem
+from pardnn.shard.search.cost_tables import CostTables, State
+from pardnn.shard.search.dynamic_program import Solution, layout_cost, solve
+from pardnn.shard.search.objective_bytes import BytesObjective
+from pardnn.shard.search.problem import Factor, Problem, Variable, make_problem
 from pardnn.shard.search.recursion import (
-    FEW_TERMS,
+    FEW_FACTORS,
     best_state,
     coarse_problem,
-    completed,
-    stepwise,
+    expanded,
+    recursive_search,
 )
 from pardnn.shard.sharding import Sharding
 
-Chooser = Callable[[Graph, Sequence[OpCall], Tables, int], Solved]
+Chooser = Callable[[Graph, Sequence[OpCall], CostTables, int], Solution]
 """Chooses for some first mesh axes of the tables of a graph's problem."""
 
 
 def _chosen(choose: Chooser, graph: Graph, target: Mesh | Cluster) -> Sharding:
     mesh = mesh_of(target) if isinstance(target, Cluster) else target
     calls = op_calls(graph)
-    problem = tied_problem(graph, calls, *coarse_problem(graph, calls, FEW_TERMS))
-    tables = Tables(problem, ByBytes(), mesh.shape)
-    return completed(problem, choose(graph, calls, tables, len(mesh.shape)).state, mesh, graph)
+    problem = baseline_problem(graph, calls, *coarse_problem(graph, calls, FEW_FACTORS))
+    tables = CostTables(problem, BytesObjective(), mesh.shape)
+    return expanded(problem, choose(graph, calls, tables, len(mesh.shape)).state, mesh, graph)
 
 
-def tied_problem(graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem) -> Problem:
+def baseline_problem(
+    graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem
+) -> Problem:
     """Return the problem that baselines decide: that of the search, gradients tied at least."""
     return make_problem(graph, TRAINING, calls) if level == NEEDED else problem
 
@@ -70,26 +72,26 @@ def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     return _chosen(choose_rows, graph, target)
 
 
-def choose_rows(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
+def choose_rows(graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int) -> Solution:
     """Choose as `allrow_greedy` does, on the first `count` mesh axes."""
-    if "rows" not in tables.kept:
-        tables.kept["rows"] = _row_tables(tables)
-    return stepwise(tables.kept["rows"], count=count)
+    if "rows" not in tables.memo:
+        tables.memo["rows"] = _row_tables(tables)
+    return recursive_search(tables.memo["rows"], count=count)
 
 
-def _row_tables(tables: Tables) -> Tables:
+def _row_tables(tables: CostTables) -> CostTables:
     problem = tables.problem
     position = {name: i for i, name in enumerate(problem.tensors)}
     first: dict[str, int | None] = {}
-    for root, members in problem.ties.members.items():
-        dims = problem.ties.dims[min(members, key=position.__getitem__)]
-        decision = problem.decisions[problem.number[root]]
-        if decision.dims:
-            own = {dims[d]: d for d in decision.dims}
-            first[decision.root] = own[min(dim for dim in own if dim is not None)]
+    for root, members in problem.classes.members.items():
+        dims = problem.classes.dims[min(members, key=position.__getitem__)]
+        variable = problem.variables[problem.number[root]]
+        if variable.dims:
+            own = {dims[d]: d for d in variable.dims}
+            first[variable.root] = own[min(dim for dim in own if dim is not None)]
 
-    def allows(decision: Decision, layout: Layout) -> bool:
-        return layout[-1] == first.get(decision.root)
+    def allows(variable: Variable, layout: Layout) -> bool:
+        return layout[-1] == first.get(variable.root)
 
     return tables.limited(layout=allows)
 
@@ -104,17 +106,19 @@ def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> S
 
 
 def choose_largest_first(
-    graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int
-) -> Solved:
+    graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int
+) -> Solution:
     """Choose as `spartan` does, on the first `count` mesh axes."""
     problem = tables.problem
-    at: list[list[Term]] = [[] for _ in problem.decisions]
-    for term in problem.terms:
-        for number in {use.decision for use in term.uses}:
-            at[number].append(term)
-    order = sorted(range(len(at)), key=lambda n: -problem.decisions[n].bytes)
-    found = Solved(State(((),) * len(problem.decisions), ((),) * len(problem.terms)), 0.0, False)
-    place = {id(term): i for i, term in enumerate(problem.terms)}
+    at: list[list[Factor]] = [[] for _ in problem.variables]
+    for factor in problem.factors:
+        for number in {operand.variable for operand in factor.operands}:
+            at[number].append(factor)
+    order = sorted(range(len(at)), key=lambda n: -problem.variables[n].bytes)
+    found = Solution(
+        State(((),) * len(problem.variables), ((),) * len(problem.factors)), 0.0, False
+    )
+    place = {id(factor): i for i, factor in enumerate(problem.factors)}
     for axis in range(count):
         chosen: dict[int, Layout] = {}
         for number in order:
@@ -126,44 +130,48 @@ def choose_largest_first(
     return found
 
 
-def _among(problem: Problem, layouts: tuple[Layout, ...]) -> Callable[[Decision, Layout], bool]:
-    wanted = {d.root: layout for d, layout in zip(problem.decisions, layouts, strict=True)}
-    return lambda decision, layout: wanted[decision.root][: len(layout)] == layout
+def _among(problem: Problem, layouts: tuple[Layout, ...]) -> Callable[[Variable, Layout], bool]:
+    wanted = {d.root: layout for d, layout in zip(problem.variables, layouts, strict=True)}
+    return lambda variable, layout: wanted[variable.root][: len(layout)] == layout
 
 
 def _greedy(
-    tables: Tables,
+    tables: CostTables,
     state: State,
     axis: int,
     number: int,
-    terms: list[Term],
+    factors: list[Factor],
     chosen: Mapping[int, Layout],
     place: Mapping[int, int],
 ) -> Layout:
     """Return the layout of one decision that is best for its ops; undecided tensors are free."""
     problem = tables.problem
-    decision = problem.decisions[number]
-    options = tables.layouts(decision, (*state.layouts[number], None), [axis])
-    total = held_cost(tables, decision, options)
+    variable = problem.variables[number]
+    options = tables.layouts(variable, (*state.layouts[number], None), [axis])
+    total = layout_cost(tables, variable, options)
     others = {number: options}
-    for near in {use.decision for term in terms for use in term.uses} & chosen.keys():
-        others[near] = tables.layouts(problem.decisions[near], (*state.layouts[near], None), [axis])
+    for near in {
+        operand.variable for factor in factors for operand in factor.operands
+    } & chosen.keys():
+        others[near] = tables.layouts(problem.variables[near], (*state.layouts[near], None), [axis])
     asked = [
-        (term, use, tables.ways(term, (*state.axes[place[id(term)]], None), [axis]))
-        for term in terms
-        for use in term.uses
-        if use.decision in others
+        (factor, operand, tables.strategies(factor, (*state.axes[place[id(factor)]], None), [axis]))
+        for factor in factors
+        for operand in factor.operands
+        if operand.variable in others
     ]
-    moved = tables.moved([(use, ways, others[use.decision]) for _, use, ways in asked])
+    communication = tables.communication(
+        [(operand, strategies, others[operand.variable]) for _, operand, strategies in asked]
+    )
     rows: dict[int, np.ndarray] = {}
-    for (term, use, _), values in zip(asked, moved, strict=True):
-        if use.decision != number:
-            at = others[use.decision].index(chosen[use.decision])
+    for (factor, operand, _), values in zip(asked, communication, strict=True):
+        if operand.variable != number:
+            at = others[operand.variable].index(chosen[operand.variable])
             values = values[:, at : at + 1]
-        known = rows.get(id(term))
-        rows[id(term)] = values if known is None else known + values
-    for term in terms:
-        total += rows[id(term)].min(axis=0) * len(term.ops)
+        known = rows.get(id(factor))
+        rows[id(factor)] = values if known is None else known + values
+    for factor in factors:
+        total += rows[id(factor)].min(axis=0) * len(factor.ops)
     return options[int(total.argmin())]
 
 
@@ -175,8 +183,10 @@ def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -
     del objective  # the choice does not depend on it
     size = (mesh_of(target) if isinstance(target, Cluster) else target).size
     mesh = make_mesh((size,))
-    _, problem = coarse_problem(graph, op_calls(graph), FEW_TERMS)
-    return completed(problem, best_state(Tables(problem, ByBytes(), (size,))).state, mesh, graph)
+    _, problem = coarse_problem(graph, op_calls(graph), FEW_FACTORS)
+    return expanded(
+        problem, best_state(CostTables(problem, BytesObjective(), (size,))).state, mesh, graph
+    )
 
 
 def _keeps_outputs(reduced: Sequence[Flags]) -> bool:
@@ -189,13 +199,15 @@ def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sh
     return _chosen(choose_unreduced, graph, target)
 
 
-def choose_unreduced(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
+def choose_unreduced(
+    graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int
+) -> Solution:
     """Choose as `icml18` does, on the first `count` mesh axes."""
-    if "unreduced" not in tables.kept:
-        tables.kept["unreduced"] = tables.limited(way=_keeps_outputs)
-    limited = tables.kept["unreduced"]
-    is_all = count == len(tables.parts)
-    return best_state(limited) if is_all else stepwise(limited, count=count)
+    if "unreduced" not in tables.memo:
+        tables.memo["unreduced"] = tables.limited(strategy=_keeps_outputs)
+    limited = tables.memo["unreduced"]
+    is_all = count == len(tables.axis_sizes)
+    return best_state(limited) if is_all else recursive_search(limited, count=count)
 
 
 def batch_dims(
@@ -223,7 +235,7 @@ def batch_dims(
         for strategy in known[op_call.number]:
             cuts = {p: strategy.inputs.get(str(p)) for p in marked}
             if all(isinstance(c, Cut) and c.dim == marked[p] for p, c in cuts.items()):
-                loops[op_call.op.name] = strategy.axis
+                loops[op_call.op.name] = strategy.loop
                 for place, name in op_call.places.items():
                     layout = strategy.outputs[place] if isinstance(place, int) else None
                     if isinstance(layout, Cut):
@@ -238,44 +250,44 @@ def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     return _chosen(choose_batch, graph, target)
 
 
-def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: Tables, count: int) -> Solved:
+def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int) -> Solution:
     """Choose as `data_parallel` does, on the first `count` mesh axes."""
-    if "batch" not in tables.kept:
-        tables.kept["batch"] = _batch_tables(graph, calls, tables)
-    return stepwise(tables.kept["batch"], count=count)
+    if "batch" not in tables.memo:
+        tables.memo["batch"] = _batch_tables(graph, calls, tables)
+    return recursive_search(tables.memo["batch"], count=count)
 
 
-def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Tables:
+def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> CostTables:
     dims, loops = batch_dims(graph, calls)
     batch = _batch_of(tables.problem, dims)
 
-    def allows_layout(decision: Decision, layout: Layout) -> bool:
-        return layout[-1] == batch.get(decision.root, min(decision.dims, default=None))
+    def allows_layout(variable: Variable, layout: Layout) -> bool:
+        return layout[-1] == batch.get(variable.root, min(variable.dims, default=None))
 
-    def loop(term: Term) -> str | None:
-        return None if term.is_local else loops.get(term.ops[0].op.name)
+    def loop(factor: Factor) -> str | None:
+        return None if factor.is_local else loops.get(factor.ops[0].op.name)
 
     return tables.limited(layout=allows_layout, loop=loop)
 
 
-def replicas(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Solved:
+def replicas(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solution:
     """Return the best choice that cuts the batch, and leaves all that has none whole."""
     batch = _batch_of(tables.problem, batch_dims(graph, calls)[0])
 
-    def allows(decision: Decision, layout: Layout) -> bool:
-        return layout[-1] == batch.get(decision.root)
+    def allows(variable: Variable, layout: Layout) -> bool:
+        return layout[-1] == batch.get(variable.root)
 
-    return stepwise(tables.limited(layout=allows))
+    return recursive_search(tables.limited(layout=allows))
 
 
 def _batch_of(problem: Problem, dims: Mapping[str, int]) -> dict[str, int]:
     """Return the dim of each decision that runs over the batch, by root."""
     batch: dict[str, int] = {}
-    for decision in problem.decisions[1:]:
-        for name in problem.ties.members[decision.root]:
-            own = problem.ties.dims[name]
+    for variable in problem.variables[1:]:
+        for name in problem.classes.members[variable.root]:
+            own = problem.classes.dims[name]
             if name in dims and dims[name] in own:
-                batch[decision.root] = own.index(dims[name])
+                batch[variable.root] = own.index(dims[name])
                 break
     return batch
 

@@ -25,10 +25,10 @@ import numpy as np
 
 from pardnn.graph.ir import Graph, Op, writes
 from pardnn.shard.partition.call import Call, call_of, skeleton_of
-from pardnn.shard.partition.interning import KEPT, added, interned, known_number
+from pardnn.shard.partition.interning import KEPT, added, find_call, interned_call
 from pardnn.shard.search.alignment import Alignment, Place, alignment_of
 from pardnn.shard.search.communication_bytes import is_call
-from pardnn.shard.search.tensor_classes import Dims, Ties
+from pardnn.shard.search.tensor_classes import Dims, TensorClasses
 
 NEEDED, TRAINING, REPEATED = range(3)
 
@@ -40,7 +40,7 @@ class OpCall(NamedTuple):
 
     Attributes:
         op: The op.
-        number: Of its call, see `interned.intern_call`.
+        number: Of its call, see `interned_call.intern_call`.
         places: Name of the tensor at each slot and each output that is computed.
     """
 
@@ -51,7 +51,7 @@ class OpCall(NamedTuple):
     @property
     def call(self) -> Call:
         """The call, its tensors named by slot."""
-        return interned(self.number)
+        return interned_call(self.number)
 
 
 def op_calls(graph: Graph) -> list[OpCall]:
@@ -73,7 +73,7 @@ def op_calls(graph: Graph) -> list[OpCall]:
         skeleton = skeleton_of(op.kind, arguments.get("args", ()), arguments.get("kwargs", {}))
         names = skeleton.names
         key = (skeleton.structure, tuple([types[name] for name in names]), outputs)
-        number = known_number(key)
+        number = find_call(key)
         if number is None:
             number = added(key, call_of(op, tensors), skeleton)
         if number not in slots:
@@ -86,8 +86,8 @@ def op_calls(graph: Graph) -> list[OpCall]:
 
 def _slots(number: int) -> list[tuple[Place, int]]:
     """Return at which mention of a tensor in the arguments each slot is."""
-    family, _ = KEPT.calls[number]
-    return list(zip(family.form.slots, family.mentions, strict=True))
+    shape_class, _ = KEPT.calls[number]
+    return list(zip(shape_class.dim_slices.slots, shape_class.mentions, strict=True))
 
 
 class Storage(NamedTuple):
@@ -141,11 +141,11 @@ class Coarse(NamedTuple):
     """A coarse graph.
 
     Attributes:
-        ties: Which tensors share a decision.
+        classes: Which tensors share a decision.
         groups: Of all ops, by first occurrence.
     """
 
-    ties: Ties
+    classes: TensorClasses
     groups: list[Group]
 
 
@@ -158,23 +158,23 @@ def coarsened(graph: Graph, calls: Sequence[OpCall], level: int, storage: Storag
         level: `NEEDED`, `TRAINING` or `REPEATED`.
         storage: From `storage_of`.
     """
-    ties = Ties({t.name: t.shape or () for op in graph.ops for t in op.outputs})
-    _tie_written(graph, calls, ties, storage)
+    classes = TensorClasses({t.name: t.shape or () for op in graph.ops for t in op.outputs})
+    _merge_written(graph, calls, classes, storage)
     if level >= REPEATED:
-        _tie_repeated(graph, calls, ties)
-    groups = _groups(calls, ties, storage)
+        _merge_repeated(graph, calls, classes)
+    groups = _groups(calls, classes, storage)
     if level >= TRAINING:
         for group in groups:  # what is tied for one of a group is tied for all
-            _tie_aligned(group.first, alignment_of(group.first.number), ties)
-        _tie_gradients(calls, groups, ties)
-    return Coarse(ties, groups)
+            _merge_aligned(group.first, alignment_of(group.first.number), classes)
+        _merge_gradients(calls, groups, classes)
+    return Coarse(classes, groups)
 
 
-def _groups(calls: Sequence[OpCall], ties: Ties, storage: Storage) -> list[Group]:
+def _groups(calls: Sequence[OpCall], classes: TensorClasses, storage: Storage) -> list[Group]:
     found: dict[Any, Group] = {}
     for op_call in calls:
         local = local_names(op_call, storage)
-        key = op_key(op_call, ties, local)
+        key = op_key(op_call, classes, local)
         group = found.get(key)
         if group is None:
             found[key] = Group(op_call, local, [op_call])
@@ -183,10 +183,10 @@ def _groups(calls: Sequence[OpCall], ties: Ties, storage: Storage) -> list[Group
     return list(found.values())
 
 
-def op_key(op_call: OpCall, ties: Ties, local: set[str]) -> Any:
+def op_key(op_call: OpCall, classes: TensorClasses, local: set[str]) -> Any:
     """Return what is equal for ops that are the same term, whatever their tensors are called."""
     names = list(op_call.places.values())
-    root, dims = ties.root, ties.dims
+    root, dims = classes.root, classes.dims
     twice = len(set(names)) < len(names)
     same = tuple(map(names.index, names)) if twice else None
     where = tuple([name in local for name in names]) if local else None
@@ -209,7 +209,9 @@ def local_names(op_call: OpCall, storage: Storage) -> set[str]:
     return local
 
 
-def _tie_written(graph: Graph, calls: Sequence[OpCall], ties: Ties, storage: Storage) -> None:
+def _merge_written(
+    graph: Graph, calls: Sequence[OpCall], classes: TensorClasses, storage: Storage
+) -> None:
     """Tie all aliases of storages that are written: a write must find what it writes locally."""
     owners, written = storage
     known: dict[Any, Dims] = {}
@@ -227,8 +229,8 @@ def _tie_written(graph: Graph, calls: Sequence[OpCall], ties: Ties, storage: Sto
             if isinstance(place, int) and slot is not None:
                 key = (op_call.number, slot, place)
                 if key not in known:
-                    known[key] = view_dims(op_call, slot, place, len(ties.shapes[base]))
-                ties.tie(base, name, known[key], hard=True)
+                    known[key] = view_dims(op_call, slot, place, len(classes.shapes[base]))
+                classes.merge(base, name, known[key], hard=True)
 
 
 def view_dims(op_call: OpCall, slot: Place, output: int, rank: int) -> Dims:
@@ -240,13 +242,15 @@ def view_dims(op_call: OpCall, slot: Place, output: int, rank: int) -> Dims:
     return tuple(dims)
 
 
-def _tie_aligned(op_call: OpCall, alignment: Alignment, ties: Ties) -> None:
+def _merge_aligned(op_call: OpCall, alignment: Alignment, classes: TensorClasses) -> None:
     places = op_call.places
     for place, dims in alignment.pairs.items():
-        ties.tie(places[0], places[place], dims)
+        classes.merge(places[0], places[place], dims)
 
 
-def _tie_gradients(calls: Sequence[OpCall], groups: Sequence[Group], ties: Ties) -> None:
+def _merge_gradients(
+    calls: Sequence[OpCall], groups: Sequence[Group], classes: TensorClasses
+) -> None:
     """Tie a tensor with its gradient.
 
     What a backward op computes and a backward op of another forward op reads, of the shape of the
@@ -267,21 +271,21 @@ def _tie_gradients(calls: Sequence[OpCall], groups: Sequence[Group], ties: Ties)
         if key not in known:
             known.add(key)
             others = [n for n, is_other in zip(names, are_others, strict=True) if is_other]
-            _tie_results(origin, others, ties)
+            _merge_results(origin, others, classes)
 
 
-def _tie_results(origin: OpCall, gradients: Sequence[str], ties: Ties) -> None:
+def _merge_results(origin: OpCall, gradients: Sequence[str], classes: TensorClasses) -> None:
     """Tie each of some gradients with a result of its shape."""
     results = [name for place, name in origin.places.items() if isinstance(place, int)]
     for name in dict.fromkeys(gradients):
         for result in results:
-            if ties.shapes[name] and ties.shapes[result] == ties.shapes[name]:
-                ties.tie(result, name)
+            if classes.shapes[name] and classes.shapes[result] == classes.shapes[name]:
+                classes.merge(result, name)
                 results.remove(result)
                 break
 
 
-def _tie_repeated(graph: Graph, calls: Sequence[OpCall], ties: Ties) -> None:
+def _merge_repeated(graph: Graph, calls: Sequence[OpCall], classes: TensorClasses) -> None:
     """Tie what the same call of the same line makes of the same, in time steps and equal layers."""
     parity = _Parity([c.op.module for c in calls] + [op.name for op in graph.ops if op.is_source])
     numbers: dict[Any, int] = {}
@@ -292,7 +296,7 @@ def _tie_repeated(graph: Graph, calls: Sequence[OpCall], ties: Ties) -> None:
             for tensor in op.outputs:
                 key = (op.kind, tensor.shape, parity.of[op.name])
                 plain[tensor.name] = number = -2 - numbers.setdefault(key, len(numbers))
-                _tie_to_first(first, number, tensor.name, ties)
+                _merge_with_first(first, number, tensor.name, classes)
     width = max([len(c.places) for c in calls], default=0)
     base: list[int] = []
     for c in calls:
@@ -308,15 +312,15 @@ def _tie_repeated(graph: Graph, calls: Sequence[OpCall], ties: Ties) -> None:
         like = known.setdefault((number, *[plain.get(name, -1) for name in c.op.inputs]), c)
         if like is not c:
             for place, name in c.places.items():
-                if isinstance(place, int) and ties.shapes[name]:
-                    ties.tie(like.places[place], name)
+                if isinstance(place, int) and classes.shapes[name]:
+                    classes.merge(like.places[place], name)
 
 
-def _tie_to_first(first: dict[Any, str], key: Any, name: str, ties: Ties) -> None:
-    if ties.shapes[name]:
+def _merge_with_first(first: dict[Any, str], key: Any, name: str, classes: TensorClasses) -> None:
+    if classes.shapes[name]:
         known = first.setdefault(key, name)
         if known is not name:
-            ties.tie(known, name)
+            classes.merge(known, name)
 
 
 class _Parity:

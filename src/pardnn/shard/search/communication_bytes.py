@@ -24,7 +24,12 @@ from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.mesh import Layout
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.call import call_of, fingerprint, skeleton_of
-from pardnn.shard.partition.mesh_strategies import Flags, Ways, cutting_of, owned_array
+from pardnn.shard.partition.mesh_strategies import (
+    Flags,
+    MeshStrategies,
+    mesh_strategy_of,
+    owned_array,
+)
 from pardnn.shard.partition.per_device import input_names
 from pardnn.shard.sharding import Sharding
 
@@ -69,9 +74,9 @@ def fetched(
 
 
 def combined(
-    shares: Int64[ndarray, "a n rank 2"],
+    results: Int64[ndarray, "a n rank 2"],
     reduced: Sequence[Sequence[bool]],
-    parts: Sequence[int],
+    axis_sizes: Sequence[int],
     owned: Int64[ndarray, "l n rank 2"],
 ) -> Int64[ndarray, "a l"]:
     """Return the elements that devices get of others to have what they own of an output.
@@ -80,47 +85,49 @@ def combined(
     what it has itself; those of a group that are equal count once.
 
     Args:
-        shares: Where the result of each of n devices lies, inside of the output, in a ways.
+        results: Where the result of each of n devices lies, inside of the output, in a ways.
         reduced: For each way and mesh axis, whether results along it are partial ones.
-        parts: Devices along each mesh axis.
+        axis_sizes: Devices along each mesh axis.
         owned: What each device owns, in l layouts.
     """
-    own = common_volumes(owned[None], shares[:, None]).sum(axis=-1)
+    own = common_volumes(owned[None], results[:, None]).sum(axis=-1)
     held = volumes(owned).sum(axis=-1)
     total = held - own
-    partial = [way for way, flags in enumerate(reduced) if any(flags)]
+    partial = [strategy for strategy, flags in enumerate(reduced) if any(flags)]
     if partial:
-        groups = np.array([group_numbers(tuple(reduced[way]), tuple(parts)) for way in partial])
-        total[partial] += partial_volumes(shares[partial], groups, owned[None]) - held
+        groups = np.array(
+            [group_numbers(tuple(reduced[strategy]), tuple(axis_sizes)) for strategy in partial]
+        )
+        total[partial] += partial_volumes(results[partial], groups, owned[None]) - held
     return total
 
 
 def partial_volumes(
-    shares: Int64[ndarray, "p n rank 2"],
+    results: Int64[ndarray, "p n rank 2"],
     groups: Int64[ndarray, "p n"],
     owned: Int64[ndarray, "#p l n rank 2"],
 ) -> Int64[ndarray, "p l"]:
     """Return the elements of partial results that make up what devices own, their own included.
 
     Args:
-        shares: Where the partial result of each device lies.
+        results: Where the partial result of each device lies.
         groups: Number of each device's group, equal for those whose results are added up.
         owned: What each device owns, in l layouts.
     """
-    equal = (shares[:, :, None] == shares[:, None]).all(axis=(-1, -2))
+    equal = (results[:, :, None] == results[:, None]).all(axis=(-1, -2))
     equal &= groups[:, :, None] == groups[:, None]
-    is_first = equal.argmax(axis=-1) == np.arange(shares.shape[1])
-    common = common_volumes(owned[:, :, :, None], shares[:, None, None]).sum(axis=2)
+    is_first = equal.argmax(axis=-1) == np.arange(results.shape[1])
+    common = common_volumes(owned[:, :, :, None], results[:, None, None]).sum(axis=2)
     return (common * is_first[:, None]).sum(axis=-1)
 
 
 @lru_cache(maxsize=1024)
-def group_numbers(reduced: tuple[bool, ...], parts: tuple[int, ...]) -> ndarray:
+def group_numbers(reduced: tuple[bool, ...], axis_sizes: tuple[int, ...]) -> ndarray:
     """Return a number per device, equal for those whose partial results are of one group."""
-    number = np.zeros(tuple(parts), dtype=np.int64)
-    for axis, (flag, size) in enumerate(zip(reduced, parts, strict=True)):
+    number = np.zeros(tuple(axis_sizes), dtype=np.int64)
+    for axis, (flag, size) in enumerate(zip(reduced, axis_sizes, strict=True)):
         if flag:
-            shape = [1] * len(parts)
+            shape = [1] * len(axis_sizes)
             shape[axis] = size
             number = number * size + np.arange(size).reshape(shape)
     return number.reshape(-1)
@@ -183,53 +190,53 @@ def sharding_bytes(graph: Graph, sharding: Sharding) -> dict[str, int]:
 
 
 def _op_bytes(op: Op, call: Any, tensors: Mapping[str, Tensor], sharding: Sharding) -> int:
-    cutting = cutting_of(call, sharding.axes[op.name], sharding.mesh)
-    if cutting is None:
+    strategies = mesh_strategy_of(call, sharding.axes[op.name], sharding.mesh)
+    if strategies is None:
         raise ValueError(f"op {op.name!r} cannot be cut along {sharding.axes[op.name]}")
-    parts = sharding.mesh.shape
+    axis_sizes = sharding.mesh.shape
     total = 0
-    for name, regions in needed(cutting, slots_of(call), call.shapes).items():
-        owned = _owned(tensors[name], sharding.layouts[name], parts)
+    for name, regions in needed(strategies, slots_of(call), call.shapes).items():
+        owned = _owned(tensors[name], sharding.layouts[name], axis_sizes)
         total += int(fetched(regions, owned[None]).sum()) * element_bytes(tensors[name])
-    for name, share, flags in produced(op, cutting):
-        owned = _owned(tensors[name], sharding.layouts[name], parts)
-        moved = combined(share[None], [flags], parts, owned[None])
+    for name, result, flags in produced(op, strategies):
+        owned = _owned(tensors[name], sharding.layouts[name], axis_sizes)
+        moved = combined(result[None], [flags], axis_sizes, owned[None])
         total += int(moved.sum()) * element_bytes(tensors[name])
     return total
 
 
 def needed(
-    ways: Ways, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
+    strategies: MeshStrategies, names: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Int64[ndarray, "r n rank 2"]]:
     """Return the distinct regions that an op fetches of each input, one or several, by name.
 
     Args:
-        ways: To compute the op; the first is taken.
+        strategies: To compute the op; the first is taken.
         names: Of the tensor in each slot.
         shapes: Of tensors.
     """
     found: dict[str, list[ndarray]] = {}
-    for slot in ways.form.slots:
+    for slot in strategies.dim_slices.slots:
         name = names[slot]
-        if not ways.contents[0][slot] or not shapes[name]:
+        if not strategies.contents[0][slot] or not shapes[name]:
             continue
-        inside = ways.region(slot)[0]
+        inside = strategies.region(slot)[0]
         known = found.setdefault(name, [])
         if not any(np.array_equal(inside, other) for other in known):
             known.append(inside)
     return {name: np.stack(boxes) for name, boxes in found.items() if boxes}
 
 
-def produced(op: Op, ways: Ways) -> list[tuple[str, ndarray, Flags]]:
+def produced(op: Op, strategies: MeshStrategies) -> list[tuple[str, ndarray, Flags]]:
     """Return name, shares and partial axes of each tensor that an op computes in the first way."""
     returned = (op.arguments or {}).get("returns") or [tensor.name for tensor in op.outputs]
-    shares = [ways.share(output) for output in range(len(returned))]
-    rows = zip(returned, shares, ways.reduced[0], strict=True)
-    return [(name, share[0], flags) for name, share, flags in rows if name and share is not None]
+    results = [strategies.result(output) for output in range(len(returned))]
+    rows = zip(returned, results, strategies.reduced[0], strict=True)
+    return [(name, result[0], flags) for name, result, flags in rows if name and result is not None]
 
 
-def _owned(tensor: Tensor, layout: Layout, parts: tuple[int, ...]) -> ndarray:
-    owned = owned_array(tensor.shape or (), layout, parts)
+def _owned(tensor: Tensor, layout: Layout, axis_sizes: tuple[int, ...]) -> ndarray:
+    owned = owned_array(tensor.shape or (), layout, axis_sizes)
     if owned is None:
         raise ValueError(f"tensor {tensor.name!r} cannot be laid out as {layout}")
     return owned

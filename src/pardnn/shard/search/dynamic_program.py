@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pardnn.shard.partition.per_device import Axes
-from pardnn.shard.search.cost_tables import Layouts, State, Tables
-from pardnn.shard.search.objective import Ways
-from pardnn.shard.search.problem import Decision, Term
+from pardnn.shard.partition.per_device import AxisLoops
+from pardnn.shard.search.cost_tables import CostTables, Layouts, State
+from pardnn.shard.search.objective import MeshStrategies
+from pardnn.shard.search.problem import Factor, Variable
 from pardnn.shard.search.variable_elimination import Minimum, Table, minimise
 
 #: Cost of a written tensor that is held whole though it could be cut: less than what must not be.
 WHOLE = 1e18
 #: Entries up to which a term becomes one table; above, its loops are a variable of their own.
-TERM_ENTRIES = 1 << 16
+FACTOR_ENTRIES = 1 << 16
 #: Entries that are worked on at a time: 8 MiB.
 AT_ONCE = 1 << 20
 
 
-class Solved(NamedTuple):
+class Solution(NamedTuple):
     """A state of least cost among those that were open.
 
     Attributes:
@@ -44,7 +44,7 @@ class Solved(NamedTuple):
     is_exact: bool
 
 
-def solve(tables: Tables, fixed: State, open_axes: Sequence[int]) -> Solved:
+def solve(tables: CostTables, fixed: State, open_axes: Sequence[int]) -> Solution:
     """Return the best choice of the open mesh axes.
 
     Args:
@@ -56,8 +56,8 @@ def solve(tables: Tables, fixed: State, open_axes: Sequence[int]) -> Solved:
 
 
 def solve_many(
-    tables: Tables, fixed: State, open_axes: Sequence[int], noises: Sequence[float]
-) -> list[Solved]:
+    tables: CostTables, fixed: State, open_axes: Sequence[int], noises: Sequence[float]
+) -> list[Solution]:
     """Return a choice of the open mesh axes for each disturbance of the tables.
 
     Args:
@@ -66,97 +66,104 @@ def solve_many(
         open_axes: Mesh axes to choose, below the length of the state.
         noises: Relative: 0 gives the best choice, others give choices that are nearly as good.
     """
-    opened = opened_problem(tables, fixed, tuple(open_axes))
-    sizes = [len(layouts) for layouts in opened.options]
-    found = _held_tables(opened)
-    found += _term_tables(tables.problem.terms, opened.parcels, sizes)
+    sub = subproblem(tables, fixed, tuple(open_axes))
+    sizes = [len(layouts) for layouts in sub.options]
+    found = _layout_tables(sub)
+    found += _factor_tables(tables.problem.factors, sub.factor_costs, sizes)
     return [
-        _chosen(tables, opened, minimise(sizes, _disturbed(found, noise, seed)))
+        _chosen(tables, sub, minimise(sizes, _disturbed(found, noise, seed)))
         for seed, noise in enumerate(noises)
     ]
 
 
-def _chosen(tables: Tables, opened: Opened, minimum: Minimum) -> Solved:
-    chosen = minimum.assignment[: len(opened.options)]
-    cost = sum(float(held[choice]) for held, choice in zip(opened.held, chosen, strict=True))
-    axes: list[Axes] = []
-    for term, parcel in zip(tables.problem.terms, opened.parcels, strict=True):
-        total = parcel.computed
-        for number, values in parcel.by_decision.items():
+def _chosen(tables: CostTables, sub: Subproblem, minimum: Minimum) -> Solution:
+    chosen = minimum.assignment[: len(sub.options)]
+    cost = sum(
+        float(layout_costs[choice])
+        for layout_costs, choice in zip(sub.layout_costs, chosen, strict=True)
+    )
+    axes: list[AxisLoops] = []
+    for factor, costs in zip(tables.problem.factors, sub.factor_costs, strict=True):
+        total = costs.computation
+        for number, values in costs.by_variable.items():
             total = total + values[:, chosen[number]]
         best = int(total.argmin())
-        cost += float(total[best]) * len(term.ops)
-        axes.append(parcel.ways.axes[best])
-    layouts = tuple(o[c] for o, c in zip(opened.options, chosen, strict=True))
-    return Solved(State(layouts, tuple(axes)), cost, minimum.is_exact)
+        cost += float(total[best]) * len(factor.ops)
+        axes.append(costs.strategies.axes[best])
+    layouts = tuple(o[c] for o, c in zip(sub.options, chosen, strict=True))
+    return Solution(State(layouts, tuple(axes)), cost, minimum.is_exact)
 
 
-class _Parcel(NamedTuple):
+class FactorCosts(NamedTuple):
     """The ways of a term, what computing costs, and what the layout of each decision costs."""
 
-    ways: Ways
-    computed: ndarray
-    by_decision: dict[int, ndarray]
+    strategies: MeshStrategies
+    computation: ndarray
+    by_variable: dict[int, ndarray]
 
 
-class Opened(NamedTuple):
+class Subproblem(NamedTuple):
     """All that may be chosen, with its tables."""
 
     options: list[Layouts]
-    held: list[ndarray]
-    parcels: list[_Parcel]
+    layout_costs: list[ndarray]
+    factor_costs: list[FactorCosts]
 
 
-def opened_problem(tables: Tables, fixed: State, open_axes: tuple[int, ...]) -> Opened:
+def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> Subproblem:
     """Return all that may be chosen at some mesh axes, the others as a state has them."""
     problem = tables.problem
-    bare = [_opened(layout, open_axes) for layout in fixed.layouts]
+    bare = [_without(layout, open_axes) for layout in fixed.layouts]
     options = [
-        tables.layouts(decision, layout, open_axes)
-        for decision, layout in zip(problem.decisions, bare, strict=True)
+        tables.layouts(variable, layout, open_axes)
+        for variable, layout in zip(problem.variables, bare, strict=True)
     ]
-    held = [
-        held_cost(tables, decision, layouts)
-        for decision, layouts in zip(problem.decisions, options, strict=True)
+    layout_costs = [
+        layout_cost(tables, variable, layouts)
+        for variable, layouts in zip(problem.variables, options, strict=True)
     ]
-    ways = [
-        tables.ways(term, _opened(axes, open_axes), open_axes)
-        for term, axes in zip(problem.terms, fixed.axes, strict=True)
+    strategies = [
+        tables.strategies(factor, _without(axes, open_axes), open_axes)
+        for factor, axes in zip(problem.factors, fixed.axes, strict=True)
     ]
     asked = [
-        (use, each, options[use.decision])
-        for term, each in zip(problem.terms, ways, strict=True)
-        for use in term.uses
+        (operand, each, options[operand.variable])
+        for factor, each in zip(problem.factors, strategies, strict=True)
+        for operand in factor.operands
     ]
-    moved = iter(tables.moved(asked))
-    parcels: list[_Parcel] = []
-    for term, each in zip(problem.terms, ways, strict=True):
-        by_decision: dict[int, ndarray] = {}
-        for use, values in zip(term.uses, moved, strict=False):
-            known = by_decision.get(use.decision)
-            by_decision[use.decision] = values if known is None else known + values
-        parcels.append(_Parcel(each, tables.objective.computed(term, each), by_decision))
-    return Opened(options, held, parcels)
+    communication = iter(tables.communication(asked))
+    factor_costs: list[FactorCosts] = []
+    for factor, each in zip(problem.factors, strategies, strict=True):
+        by_variable: dict[int, ndarray] = {}
+        for operand, values in zip(factor.operands, communication, strict=False):
+            known = by_variable.get(operand.variable)
+            by_variable[operand.variable] = values if known is None else known + values
+        factor_costs.append(
+            FactorCosts(each, tables.objective.computation(factor, each), by_variable)
+        )
+    return Subproblem(options, layout_costs, factor_costs)
 
 
-def held_cost(tables: Tables, decision: Decision, layouts: Layouts) -> ndarray:
+def layout_cost(tables: CostTables, variable: Variable, layouts: Layouts) -> ndarray:
     """Return what holding a decision costs in each layout; a written one had better be cut."""
-    held = tables.objective.held(decision, layouts, tables.parts[: len(layouts[0])])
-    if decision.is_written and not tables.objective.may_replicate:
+    layout_costs = tables.objective.layout_cost(
+        variable, layouts, tables.axis_sizes[: len(layouts[0])]
+    )
+    if variable.is_written and not tables.objective.may_replicate:
         unused = np.array([layout.count(None) for layout in layouts])
-        held = held + WHOLE * (unused - unused.min())
-    return held
+        layout_costs = layout_costs + WHOLE * (unused - unused.min())
+    return layout_costs
 
 
-def _held_tables(opened: Opened) -> list[Table]:
+def _layout_tables(sub: Subproblem) -> list[Table]:
     return [
-        Table((number,), held)
-        for number, held in enumerate(opened.held)
-        if len(held) > 1 and bool(held.any())
+        Table((number,), layout_costs)
+        for number, layout_costs in enumerate(sub.layout_costs)
+        if len(layout_costs) > 1 and bool(layout_costs.any())
     ]
 
 
-def _opened(choice: Any, open_axes: Sequence[int]) -> Any:
+def _without(choice: Any, open_axes: Sequence[int]) -> Any:
     return tuple(None if axis in open_axes else c for axis, c in enumerate(choice))
 
 
@@ -176,23 +183,23 @@ class _Row(NamedTuple):
     tables: list[ndarray]
 
 
-def _term_tables(
-    terms: Sequence[Term], parcels: Sequence[_Parcel], sizes: list[int]
+def _factor_tables(
+    factors: Sequence[Factor], factor_costs: Sequence[FactorCosts], sizes: list[int]
 ) -> list[Table]:
     """Return the tables of all terms; loops of terms with many tensors become new variables."""
     alike: dict[tuple[int, ...], list[_Row]] = {}
     summed: dict[tuple[int, ...], ndarray] = {}
-    for term, (ways, fixed, by_decision) in zip(terms, parcels, strict=True):
-        for number, values in by_decision.items():
+    for factor, (strategies, fixed, by_variable) in zip(factors, factor_costs, strict=True):
+        for number, values in by_variable.items():
             if sizes[number] == 1:
                 fixed = fixed + values[:, 0]
-        keys = tuple(sorted([number for number in by_decision if sizes[number] > 1]))
+        keys = tuple(sorted([number for number in by_variable if sizes[number] > 1]))
         if keys:
-            row = _Row(keys, len(term.ops), fixed, [by_decision[number] for number in keys])
-            alike.setdefault((len(ways), *[sizes[number] for number in keys]), []).append(row)
+            row = _Row(keys, len(factor.ops), fixed, [by_variable[number] for number in keys])
+            alike.setdefault((len(strategies), *[sizes[number] for number in keys]), []).append(row)
     for shape, rows in alike.items():
         entries = math.prod(shape)
-        if not 0 < entries <= TERM_ENTRIES:
+        if not 0 < entries <= FACTOR_ENTRIES:
             for row in rows:
                 _add_variable(row, sizes, summed)
             continue

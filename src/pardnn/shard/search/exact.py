@@ -1,9 +1,12 @@
 """The best sharding as a 0-1 program, to state how far the search is from it.
 
-Every decision and every op is a row of options over all mesh axes together, and what an op moves
-of a tensor is a cost of a pair of options. No tensors are tied but those that must be, so the
-answer also says what coarsening loses. For models of some dozen ops.
-Complexity: NP-hard; HiGHS in a child process, within a time limit.
+Problem: the optimum of a problem for which the dynamic program has to choose mesh axes one by one.
+Idea: every variable and every factor picks one of its options over all mesh axes together, and what
+an op moves of a tensor is a cost of a pair of options. No tensors are in one class but those that
+must be, so the answer also says what coarsening loses.
+Complexity: NP-hard; HiGHS in a child process, within a time limit. For models of some dozen ops.
+Reference: the linearisation is the local polytope of graphical models; in the field: AutoParallel,
+Alpa (Zheng et al., OSDI 2022), section 4.2.
 """
 
 from __future__ import annotations
@@ -11,13 +14,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from pardnn.errors import StuckError
-from pardnn.shard.search.cost_tables import NEVER, State, Tables
-from pardnn.shard.search.dynamic_program import opened_problem
-from pardnn.shard.search.problem import Problem
+from pardnn.shard.search.cost_tables import NEVER, CostTables, State
+from pardnn.shard.search.dynamic_program import subproblem
 from pardnn.solvers import ask, wrong_answer
 
 
-class Exact(NamedTuple):
+class ExactSolution(NamedTuple):
     """An answer of the solver.
 
     Attributes:
@@ -31,7 +33,7 @@ class Exact(NamedTuple):
     bound: float
 
 
-def exact_state(tables: Tables, *, seconds: float = 60.0) -> Exact:
+def exact_state(tables: CostTables, *, seconds: float = 60.0) -> ExactSolution:
     """Return the best choice of all mesh axes, as a 0-1 program.
 
     Args:
@@ -43,17 +45,18 @@ def exact_state(tables: Tables, *, seconds: float = 60.0) -> Exact:
         StuckError: E709, if nothing was found in time.
         PardnnError: E109, if the solver fails.
     """
-    problem, count = tables.problem, len(tables.parts)
-    empty = _empty(problem, count)
-    opened = opened_problem(tables, empty, tuple(range(count)))
-    unary = [held.tolist() for held in opened.held]
+    problem, count = tables.problem, len(tables.axis_sizes)
+    undecided = (None,) * count
+    empty = State((undecided,) * len(problem.variables), (undecided,) * len(problem.factors))
+    sub = subproblem(tables, empty, tuple(range(count)))
+    unary = [costs.tolist() for costs in sub.layout_costs]
     pairs: list[Any] = []
-    for number, (term, parcel) in enumerate(zip(problem.terms, opened.parcels, strict=True)):
-        weight = len(term.ops)
-        unary.append((parcel.computed * weight).tolist())
-        for decision, values in parcel.by_decision.items():
-            row = len(opened.held) + number
-            pairs.append([row, decision, (values * weight).clip(max=NEVER).tolist()])
+    for number, (factor, costs) in enumerate(zip(problem.factors, sub.factor_costs, strict=True)):
+        weight = len(factor.ops)
+        unary.append((costs.computation * weight).tolist())
+        for variable, values in costs.by_variable.items():
+            row = len(sub.layout_costs) + number
+            pairs.append([row, variable, (values * weight).clip(max=NEVER).tolist()])
     finite = [c for _, _, rows in pairs for row in rows for c in row if c < NEVER / 10]
     scale = max(max(finite, default=1.0), 1e-9)
     most = 1e4 * scale  # of what must not be: larger numbers spoil the solver's arithmetic
@@ -66,14 +69,9 @@ def exact_state(tables: Tables, *, seconds: float = 60.0) -> Exact:
     if "choice" not in answer:
         raise wrong_answer("milp", "no choice of options")
     choice = answer["choice"]
-    layouts = tuple(o[c] for o, c in zip(opened.options, choice, strict=False))
-    ways = choice[len(layouts) :]
-    axes = tuple(p.ways.axes[w] for p, w in zip(opened.parcels, ways, strict=True))
+    layouts = tuple(o[c] for o, c in zip(sub.options, choice, strict=False))
+    chosen = zip(sub.factor_costs, choice[len(layouts) :], strict=True)
+    axes = tuple(costs.strategies.axes[strategy] for costs, strategy in chosen)
     cost = sum(row[c] for row, c in zip(unary, choice, strict=True))
-    cost += sum(costs[choice[i]][choice[j]] for i, j, costs in pairs)
-    return Exact(State(layouts, axes), cost, float(answer["bound"]))
-
-
-def _empty(problem: Problem, count: int) -> State:
-    nothing = (None,) * count
-    return State((nothing,) * len(problem.decisions), (nothing,) * len(problem.terms))
+    cost += sum(values[choice[i]][choice[j]] for i, j, values in pairs)
+    return ExactSolution(State(layouts, axes), cost, float(answer["bound"]))

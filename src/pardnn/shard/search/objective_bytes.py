@@ -16,59 +16,63 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
-from pardnn.shard.partition.mesh_strategies import Ways
+from pardnn.shard.partition.mesh_strategies import MeshStrategies
 from pardnn.shard.search.communication_bytes import (
     common_volumes,
     group_numbers,
     partial_volumes,
     volumes,
 )
-from pardnn.shard.search.objective import Request, fetches
-from pardnn.shard.search.problem import Decision, Term
+from pardnn.shard.search.objective import TableRequest, fetches
+from pardnn.shard.search.problem import Factor, Variable
 
 #: Numbers that are worked on at a time: 8 MiB.
 _AT_ONCE = 1 << 20
 
 
-class ByBytes:
+class BytesObjective:
     """Bytes that all devices get from others."""
 
     may_replicate = False
     are_axes_alike = True
 
-    def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
+    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "a l"]]:
         """Bytes, summed over devices."""
         found = elements(requests)
-        return [f.astype(np.float64) * r.use.item for f, r in zip(found, requests, strict=True)]
+        return [f.astype(np.float64) * r.operand.item for f, r in zip(found, requests, strict=True)]
 
-    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
+    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " a"]:
         """Nothing."""
-        return np.zeros(len(ways))
+        return np.zeros(len(strategies))
 
-    def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:
+    def layout_cost(
+        self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
+    ) -> Any:
         """Nothing."""
         return np.zeros(len(layouts))
 
 
-def elements(requests: Sequence[Request]) -> list[Int64[ndarray, "a l"]]:
+def elements(requests: Sequence[TableRequest]) -> list[Int64[ndarray, "a l"]]:
     """Return the elements of tensors that devices get, for each way and each layout."""
-    totals = [np.zeros((len(r.ways), len(r.owned)), dtype=np.int64) for r in requests]
+    totals = [np.zeros((len(r.strategies), len(r.owned)), dtype=np.int64) for r in requests]
     plain: dict[Any, list[tuple[int, ndarray, ndarray | None]]] = {}
     partial: dict[Any, list[tuple[int, int, ndarray, ndarray]]] = {}
-    for number, (use, ways, owned, parts) in enumerate(requests):
-        for regions, new in fetches(ways, use):
+    for number, (operand, strategies, owned, axis_sizes) in enumerate(requests):
+        for regions, new in fetches(strategies, operand):
             key = (regions.shape, owned.shape, True)
             plain.setdefault(key, []).append((number, regions, new))
-        for output in use.outputs:
-            shares = ways.share(output)
-            if shares is None:
+        for output in operand.outputs:
+            results = strategies.result(output)
+            if results is None:
                 continue
-            key = (shares.shape, owned.shape, False)
-            plain.setdefault(key, []).append((number, shares, None))
-            for way, flags in enumerate(ways.reduced):
+            key = (results.shape, owned.shape, False)
+            plain.setdefault(key, []).append((number, results, None))
+            for strategy, flags in enumerate(strategies.reduced):
                 if any(flags[output]):
-                    group = group_numbers(flags[output], parts)
-                    partial.setdefault(owned.shape, []).append((number, way, shares[way], group))
+                    group = group_numbers(flags[output], axis_sizes)
+                    partial.setdefault(owned.shape, []).append(
+                        (number, strategy, results[strategy], group)
+                    )
     for (_, _, is_input), rows in plain.items():
         _add_missing(requests, rows, is_input, totals)
     for rows in partial.values():
@@ -77,7 +81,7 @@ def elements(requests: Sequence[Request]) -> list[Int64[ndarray, "a l"]]:
 
 
 def _add_missing(
-    requests: Sequence[Request],
+    requests: Sequence[TableRequest],
     rows: list[tuple[int, ndarray, ndarray | None]],
     is_input: bool,
     totals: list[ndarray],
@@ -95,18 +99,18 @@ def _add_missing(
 
 
 def _add_partial(
-    requests: Sequence[Request],
+    requests: Sequence[TableRequest],
     rows: list[tuple[int, int, ndarray, ndarray]],
     totals: list[ndarray],
 ) -> None:
     """Add the partial results that others hold, less the results that were counted as missing."""
-    first, _, share, _ = rows[0]
-    for some in _batches(rows, requests[first].owned.size * len(share)):
+    first, _, result, _ = rows[0]
+    for some in _batches(rows, requests[first].owned.size * len(result)):
         owned = np.array([requests[row[0]].owned for row in some])
-        shares, groups = np.array([row[2] for row in some]), np.array([row[3] for row in some])
-        found = partial_volumes(shares, groups, owned) - volumes(owned).sum(axis=-1)
-        for (number, way, _, _), values in zip(some, found, strict=True):
-            totals[number][way] += values
+        results, groups = np.array([row[2] for row in some]), np.array([row[3] for row in some])
+        found = partial_volumes(results, groups, owned) - volumes(owned).sum(axis=-1)
+        for (number, strategy, _, _), values in zip(some, found, strict=True):
+            totals[number][strategy] += values
 
 
 def _batches(rows: list[Any], size: int) -> Iterator[list[Any]]:

@@ -25,11 +25,11 @@ from pardnn.cost.presets import DEVICE_MODELS, device_model
 from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor, writes
 from pardnn.plan.mesh import Layout
-from pardnn.shard.partition.interning import interned
-from pardnn.shard.partition.mesh_strategies import Ways, owned_array
+from pardnn.shard.partition.interning import interned_call
+from pardnn.shard.partition.mesh_strategies import MeshStrategies, owned_array
 from pardnn.shard.search.communication_bytes import common_volumes, group_numbers, overlaps, volumes
-from pardnn.shard.search.objective import Request, fetches
-from pardnn.shard.search.problem import Decision, Problem, Term, Use
+from pardnn.shard.search.objective import TableRequest, fetches
+from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
 
 #: Whose saturation and launch cost say how much faster a part is than the whole, where the costs
 #: come from no model.
@@ -37,7 +37,7 @@ MODEL = "a100"
 
 
 @dataclass
-class BySeconds:
+class SecondsObjective:
     """Sum over ops of computing and of communication, each on the slowest device.
 
     Attributes:
@@ -67,60 +67,71 @@ class BySeconds:
         """Nothing is known yet."""
         self._ratios: dict[int, dict[int, float]] = {}
 
-    def moved(self, requests: Sequence[Request]) -> list[Float64[ndarray, "a l"]]:
+    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "a l"]]:
         """Seconds of the slowest device's messages."""
-        return [self._moved(*request) for request in requests]
+        return [self._communication(*request) for request in requests]
 
-    def _moved(
-        self, use: Use, ways: Ways, owned: ndarray, parts: tuple[int, ...]
+    def _communication(
+        self,
+        operand: Operand,
+        strategies: MeshStrategies,
+        owned: ndarray,
+        axis_sizes: tuple[int, ...],
     ) -> Float64[ndarray, "a l"]:
         n = owned.shape[1]
         stride = len(self.latency) // n
         latency = self.latency[::stride, ::stride].T
         bandwidth = self.bandwidth[::stride, ::stride].T
-        sent = traffic(use, ways, owned, parts) * use.item / stride
+        sent = traffic(operand, strategies, owned, axis_sizes) * operand.item / stride
         with np.errstate(invalid="ignore"):
             taken = np.where(sent > 0, latency + sent / bandwidth, 0.0)
         each = taken.sum(axis=-1) if self.is_serial else taken.max(axis=-1)
         return each.max(axis=-1)
 
-    def computed(self, term: Term, ways: Ways) -> Float64[ndarray, " a"]:
+    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " a"]:
         """Seconds of the slowest device's part."""
-        whole = self.seconds[term.ops[0].op.name]
-        if not whole or not len(ways):
-            return np.zeros(len(ways))
-        stride = len(self.latency) // ways.raw.shape[1]
-        known = self._ratios.setdefault(term.number, {})
-        base = self._seconds_of(term, term.number, known)
-        rows = [max(self._seconds_of(term, n, known) for n in set(calls)) for calls in ways.calls]
+        whole = self.seconds[factor.ops[0].op.name]
+        if not whole or not len(strategies):
+            return np.zeros(len(strategies))
+        stride = len(self.latency) // strategies.unclipped.shape[1]
+        known = self._ratios.setdefault(factor.number, {})
+        base = self._seconds_of(factor, factor.number, known)
+        rows = [
+            max(self._seconds_of(factor, n, known) for n in set(calls))
+            for calls in strategies.calls
+        ]
         return whole * np.array([row / base if base else 0.0 for row in rows]) / stride
 
-    def held(self, decision: Decision, layouts: Sequence[Layout], parts: tuple[int, ...]) -> Any:
+    def layout_cost(
+        self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
+    ) -> Any:
         """Seconds of the ops that follow it, and the price of the memory that it takes."""
-        least, rest = self.free.get(decision.root, (0.0, 0.0))
-        rest += self.price * self.weights.get(decision.root, 0.0)
+        least, rest = self.free.get(variable.root, (0.0, 0.0))
+        rest += self.price * self.weights.get(variable.root, 0.0)
         if not least + rest:
             return np.zeros(len(layouts))
-        stride = len(self.latency) // math.prod(parts)
-        return least + rest / stride * np.array([fraction(decision, o, parts) for o in layouts])
+        stride = len(self.latency) // math.prod(axis_sizes)
+        return least + rest / stride * np.array(
+            [fraction(variable, o, axis_sizes) for o in layouts]
+        )
 
-    def _seconds_of(self, term: Term, number: int, known: dict[int, float]) -> float:
+    def _seconds_of(self, factor: Factor, number: int, known: dict[int, float]) -> float:
         if number not in known:
-            known[number] = op_seconds(*_local_op(term.ops[0].op, number), self.model)
+            known[number] = op_seconds(*_local_op(factor.ops[0].op, number), self.model)
         return known[number]
 
 
-def fraction(decision: Decision, layout: Layout, parts: tuple[int, ...]) -> float:
+def fraction(variable: Variable, layout: Layout, axis_sizes: tuple[int, ...]) -> float:
     """Return the largest share of a tensor that a device owns."""
-    shape = decision.forms[0][0]
-    owned = owned_array(shape, layout, parts)
+    shape = variable.forms[0][0]
+    owned = owned_array(shape, layout, axis_sizes)
     assert owned is not None
     return float(volumes(owned).max()) / max(1, math.prod(shape))
 
 
 def _local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
     """Return what a device does as an op that a cost model understands."""
-    call = interned(number)
+    call = interned_call(number)
     outputs = [
         _tensor(f"result {i}", shape, op.outputs[min(i, len(op.outputs) - 1)].dtype)
         for i, shape in enumerate(call.outputs)
@@ -146,7 +157,9 @@ def _tensor(name: str, shape: tuple[int, ...], dtype: str | None) -> Tensor:
     return Tensor(name=name, bytes=size * math.prod(shape), shape=shape, dtype=dtype)
 
 
-def by_seconds(graph: Graph, problem: Problem, cluster: Cluster, costs: Costs) -> BySeconds:
+def seconds_objective(
+    graph: Graph, problem: Problem, cluster: Cluster, costs: Costs
+) -> SecondsObjective:
     """Return the objective for a graph on a cluster."""
     rows = [costs.on(device.type, device.speed) for device in cluster.devices]
     slowest = np.max(rows, axis=0)
@@ -154,13 +167,13 @@ def by_seconds(graph: Graph, problem: Problem, cluster: Cluster, costs: Costs) -
     model = DEVICE_MODELS.get(costs.source) or device_model(MODEL)
     free: dict[str, tuple[float, float]] = {}
     for op_call in problem.free:
-        root = problem.ties.root[op_call.places[0]]
+        root = problem.classes.root[op_call.places[0]]
         least, rest = free.get(root, (0.0, 0.0))
         whole = seconds[op_call.op.name]
         fixed = min(whole, model.launch + model.fill / model.bandwidth)
         free[root] = least + fixed, rest + whole - fixed
     arrays = cluster.arrays
-    return BySeconds(
+    return SecondsObjective(
         arrays.latency,
         arrays.bandwidth,
         cluster.link_model == "serial",
@@ -197,7 +210,7 @@ def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
     names = [tensor.name for op in graph.ops for tensor in op.outputs]
     found: dict[str, float] = {}
     for number in np.flatnonzero(counted).tolist():
-        root = problem.ties.root[names[number]]
+        root = problem.classes.root[names[number]]
         found[root] = found.get(root, 0.0) + float(arrays.tensor_bytes[number])
     return found
 
@@ -208,48 +221,48 @@ def same_boxes(boxes: Int64[ndarray, "*b n rank 2"]) -> ndarray:
 
 
 def traffic(
-    use: Use,
-    ways: Ways,
+    operand: Operand,
+    strategies: MeshStrategies,
     owned: Int64[ndarray, "l n rank 2"],
-    parts: tuple[int, ...],
+    axis_sizes: tuple[int, ...],
 ) -> Float64[ndarray, "a l n n"]:
     """Return elements by way, layout, receiver and sender."""
     n = owned.shape[1]
-    total = np.zeros((len(ways), len(owned), n, n))
+    total = np.zeros((len(strategies), len(owned), n, n))
     alike = same_boxes(owned)
     copies = alike.sum(axis=-1)
-    for regions, new in fetches(ways, use):
+    for regions, new in fetches(strategies, operand):
         common = common_volumes(regions[:, None, :, None], owned[None, :, None, :])
         sent = np.where(alike[None], 0, common) / copies[None, :, None, :]
         total += sent if new is None else np.where(new[:, None, None, None], sent, 0)
-    for output in use.outputs:
-        shares = ways.share(output)
-        if shares is not None:
-            for number, flags in enumerate(ways.reduced):
-                share = shares[number]
-                total[number] += _results(share, flags[output], parts, owned, copies, alike)
+    for output in operand.outputs:
+        results = strategies.result(output)
+        if results is not None:
+            for number, flags in enumerate(strategies.reduced):
+                result = results[number]
+                total[number] += _results(result, flags[output], axis_sizes, owned, copies, alike)
     return total
 
 
 def _results(
-    share: ndarray,
+    result: ndarray,
     reduced: tuple[bool, ...],
-    parts: tuple[int, ...],
+    axis_sizes: tuple[int, ...],
     owned: ndarray,
     copies: ndarray,
     alike: ndarray,
 ) -> ndarray:
     """Return elements by layout, receiver and sender that results need to reach their owners."""
-    group = group_numbers(reduced, parts)
+    group = group_numbers(reduced, axis_sizes)
     is_own = group[:, None] == group[None, :]
-    same = same_boxes(share) & is_own
-    held = same.sum(axis=-1)
-    common = common_volumes(owned[:, :, None], share[None, None])
-    mine = common_volumes(overlaps(owned, share[None])[:, :, None], share[None, None])
+    same = same_boxes(result) & is_own
+    layout_cost = same.sum(axis=-1)
+    common = common_volumes(owned[:, :, None], result[None, None])
+    mine = common_volumes(overlaps(owned, result[None])[:, :, None], result[None, None])
     exchanged = np.where(same[None], 0, common - mine)
-    sent = np.where(is_own[None], exchanged, common) / held[None, None, :]
+    sent = np.where(is_own[None], exchanged, common) / layout_cost[None, None, :]
     if not any(reduced):
         return sent
     gathered = np.where(alike, volumes(owned)[:, :, None] / copies[:, :, None], 0.0)
-    gathered *= 1 - np.eye(len(share))
+    gathered *= 1 - np.eye(len(result))
     return sent / copies[:, :, None] + gathered

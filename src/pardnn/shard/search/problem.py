@@ -16,15 +16,15 @@ from pardnn.graph.ir import Graph, Tensor
 from pardnn.shard.search.alignment import alignment_of, free_loop
 from pardnn.shard.search.coarsening import OpCall, Storage, coarsened, op_calls, op_key, storage_of
 from pardnn.shard.search.communication_bytes import element_bytes
-from pardnn.shard.search.tensor_classes import Dims, Ties, composed
+from pardnn.shard.search.tensor_classes import Dims, TensorClasses, composed
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Operand:
     """A tensor of an op.
 
     Attributes:
-        decision: Whose layout it has.
+        variable: Whose layout it has.
         kind: Number of all the rest: uses that differ in their decision alone have the same.
         dims: Its dim for each dim of the decision's root.
         shape: Of the tensor.
@@ -35,7 +35,7 @@ class Use:
             or a view of what is.
     """
 
-    decision: int
+    variable: int
     kind: int
     dims: Dims
     shape: tuple[int, ...]
@@ -46,28 +46,28 @@ class Use:
 
 
 @dataclass(slots=True)
-class Term:
+class Factor:
     """Equal ops on equal decisions.
 
     Attributes:
         number: Of the call.
-        uses: Tensors that have dims, or are partial results.
+        operands: Tensors that have dims, or are partial results.
         ops: The ops by name; their number is the weight of the term.
         is_local: Whether some tensor must be where it is owned.
     """
 
     number: int
-    uses: tuple[Use, ...]
+    operands: tuple[Operand, ...]
     ops: list[OpCall] = field(default_factory=list)
     is_local: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Note once what is asked for thousands of times."""
-        self.is_local = any(use.is_local for use in self.uses)
+        self.is_local = any(operand.is_local for operand in self.operands)
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class Variable:
     """One class of tensors.
 
     Attributes:
@@ -92,25 +92,25 @@ class Problem:
     """What has to be decided.
 
     Attributes:
-        decisions: One per class; the first stands for all tensors without dims.
-        terms: One per distinct op whose cost depends on them.
+        variables: One per class; the first stands for all tensors without dims.
+        factors: One per distinct op whose cost depends on them.
         free: Ops that follow their tensors at no cost.
-        ties: The classes.
+        classes: The classes.
         number: Of the decision of each class, by root.
         tensors: Of the graph, by name.
     """
 
-    decisions: tuple[Decision, ...]
-    terms: tuple[Term, ...]
+    variables: tuple[Variable, ...]
+    factors: tuple[Factor, ...]
     free: tuple[OpCall, ...]
-    ties: Ties
+    classes: TensorClasses
     number: Mapping[str, int]
     tensors: Mapping[str, Tensor]
 
     def layout(self, name: str, layouts: Sequence[tuple[int | None, ...]]) -> tuple[Any, ...]:
         """Return a tensor's own layout, given one for each decision."""
-        dims = self.ties.dims[name]
-        chosen = layouts[self.number[self.ties.root[name]]]
+        dims = self.classes.dims[name]
+        chosen = layouts[self.number[self.classes.root[name]]]
         return tuple(None if d is None else dims[d] for d in chosen)
 
 
@@ -118,58 +118,62 @@ def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None
     """Return the problem of a graph, coarsened to a level of `coarsen`. O(tensors + arguments)."""
     calls = op_calls(graph) if calls is None else calls
     storage = storage_of(graph)
-    ties, groups = coarsened(graph, calls, level, storage)
+    classes, groups = coarsened(graph, calls, level, storage)
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
-    roots = [root for root in ties.members if ties.shapes[root]]
-    number = dict.fromkeys(ties.members, 0) | {root: i for i, root in enumerate(roots, 1)}
+    roots = [root for root in classes.members if classes.shapes[root]]
+    number = dict.fromkeys(classes.members, 0) | {root: i for i, root in enumerate(roots, 1)}
     kinds: dict[Any, int] = {}
-    terms: dict[Any, Term] = {}
+    factors: dict[Any, Factor] = {}
     free: list[OpCall] = []
-    known: dict[Any, Term | None] = {}
+    known: dict[Any, Factor | None] = {}
     for group in groups:
         op_call = group.first
-        key = op_key(op_call, ties, group.local)
+        key = op_key(op_call, classes, group.local)
         if key not in known:
             known[key] = None
-            if not _is_free(op_call, ties):
-                uses = _uses(op_call, ties, number, tensors, group.local, kinds)
-                known[key] = terms.setdefault((op_call.number, uses), Term(op_call.number, uses))
-        term = known[key]
-        (free if term is None else term.ops).extend(group.ops)
-    scalars = Decision("", (), (((), ()),), False, 0, -1)
-    others = [_decision(root, ties, tensors, storage, kinds) for root in roots]
-    return Problem((scalars, *others), tuple(terms.values()), tuple(free), ties, number, tensors)
+            if not _is_free(op_call, classes):
+                operands = _uses(op_call, classes, number, tensors, group.local, kinds)
+                known[key] = factors.setdefault(
+                    (op_call.number, operands), Factor(op_call.number, operands)
+                )
+        factor = known[key]
+        (free if factor is None else factor.ops).extend(group.ops)
+    scalars = Variable("", (), (((), ()),), False, 0, -1)
+    others = [_decision(root, classes, tensors, storage, kinds) for root in roots]
+    return Problem(
+        (scalars, *others), tuple(factors.values()), tuple(free), classes, number, tensors
+    )
 
 
-def _is_free(op_call: OpCall, ties: Ties) -> bool:
+def _is_free(op_call: OpCall, classes: TensorClasses) -> bool:
     alignment = alignment_of(op_call.number)
     if not alignment.is_total:
         return False
     output = op_call.places[0]
-    root = ties.root[output]
-    sizes = ties.shapes[root]
+    root = classes.root[output]
+    sizes = classes.shapes[root]
     for place, pair in alignment.pairs.items():
         name = op_call.places[place]
-        if ties.root[name] != root:
+        if classes.root[name] != root:
             return False
-        through = composed(ties.dims[output], pair)
-        if any(a != b for a, b, n in zip(through, ties.dims[name], sizes, strict=True) if n > 1):
+        through = composed(classes.dims[output], pair)
+        if any(a != b for a, b, n in zip(through, classes.dims[name], sizes, strict=True) if n > 1):
             return False
     return all(
         free_loop(op_call.number, d) is not None
-        for d, n in zip(ties.dims[output], sizes, strict=True)
+        for d, n in zip(classes.dims[output], sizes, strict=True)
         if d is not None and n > 1
     )
 
 
 def _uses(
     op_call: OpCall,
-    ties: Ties,
+    classes: TensorClasses,
     number: Mapping[str, int],
     tensors: Mapping[str, Tensor],
     local: set[str],
     kinds: dict[Any, int],
-) -> tuple[Use, ...]:
+) -> tuple[Operand, ...]:
     found: dict[str, tuple[list[str], list[int]]] = {}
     for place, name in op_call.places.items():
         slots, outputs = found.setdefault(name, ([], []))
@@ -177,36 +181,36 @@ def _uses(
             outputs.append(place)
         else:
             slots.append(place)
-    uses: list[Use] = []
+    operands: list[Operand] = []
     for name, (slots, outputs) in found.items():
-        if ties.shapes[name] or outputs:
+        if classes.shapes[name] or outputs:
             rest = (
-                ties.dims[name],
-                ties.shapes[name],
+                classes.dims[name],
+                classes.shapes[name],
                 element_bytes(tensors[name]),
                 tuple(slots),
                 tuple(outputs),
                 name in local,
             )
             kind = kinds.setdefault(rest, len(kinds))
-            uses.append(Use(number[ties.root[name]], kind, *rest))
-    return tuple(uses)
+            operands.append(Operand(number[classes.root[name]], kind, *rest))
+    return tuple(operands)
 
 
 def _decision(
     root: str,
-    ties: Ties,
+    classes: TensorClasses,
     tensors: Mapping[str, Tensor],
     storage: Storage,
     kinds: dict[Any, int],
-) -> Decision:
-    members = ties.members[root]
+) -> Variable:
+    members = classes.members[root]
     owners, written = storage
-    forms = dict.fromkeys([(ties.shapes[name], ties.dims[name]) for name in members])
-    blocked = ties.blocked.get(root, set())
-    dims = tuple(d for d, n in enumerate(ties.shapes[root]) if n > 1 and d not in blocked)
+    forms = dict.fromkeys([(classes.shapes[name], classes.dims[name]) for name in members])
+    blocked = classes.blocked.get(root, set())
+    dims = tuple(d for d, n in enumerate(classes.shapes[root]) if n > 1 and d not in blocked)
     is_written = not written.isdisjoint(members)
-    return Decision(
+    return Variable(
         root,
         dims,
         tuple(forms),

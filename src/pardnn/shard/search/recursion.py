@@ -18,18 +18,18 @@ from dataclasses import replace
 
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh
-from pardnn.shard.partition.interning import loops_of
-from pardnn.shard.partition.per_device import Axes
+from pardnn.shard.partition.interning import cuttable_loops
+from pardnn.shard.partition.per_device import AxisLoops
 from pardnn.shard.search.alignment import free_loop
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, OpCall
-from pardnn.shard.search.cost_tables import State, Tables
-from pardnn.shard.search.dynamic_program import Solved, solve, solve_many
+from pardnn.shard.search.cost_tables import CostTables, State
+from pardnn.shard.search.dynamic_program import Solution, solve, solve_many
 from pardnn.shard.search.problem import Problem, make_problem
 from pardnn.shard.search.tensor_classes import Dims
 from pardnn.shard.sharding import Sharding
 
 #: Distinct ops up to which no tensors are tied but those that must be.
-FEW_TERMS = 40
+FEW_FACTORS = 40
 #: Calls up to which `seconds` are searched with no more ties than needed: a gradient may lie unlike
 #: its parameter. A transformer block at batch 8 on four slow links is 12 % faster for it.
 FEW_CALLS = 320
@@ -38,9 +38,9 @@ BEAM = 2
 NOISES = (0.0, 0.02)
 #: Table entries, and calls to cut, up to which several mesh axes are chosen together.
 SMALL_ENTRIES = 2e6
-SMALL_WAYS = 1500
+SMALL_STRATEGIES = 1500
 #: Distinct ops above which one plan is followed and polished once: each more costs tens of ms.
-MANY_TERMS = 64
+MANY_FACTORS = 64
 #: Rounds of polishing at most.
 POLISHES = 8
 
@@ -55,68 +55,68 @@ def coarse_problem(graph: Graph, calls: Sequence[OpCall], few: int) -> tuple[int
     """
     if len(calls) <= few:
         return NEEDED, make_problem(graph, NEEDED, calls)
-    level = TRAINING if len(calls) <= 4 * FEW_TERMS else REPEATED
+    level = TRAINING if len(calls) <= 4 * FEW_FACTORS else REPEATED
     return level, make_problem(graph, level, calls)
 
 
-def best_state(tables: Tables) -> Solved:
+def best_state(tables: CostTables) -> Solution:
     """Return the best choice that is found for all mesh axes.
 
     It is exact, for the ties of the problem, if all axes could be chosen together.
     """
-    problem, count = tables.problem, len(tables.parts)
+    problem, count = tables.problem, len(tables.axis_sizes)
     empty = _empty(problem)
-    if is_small(tables, count):
-        solved = solve(tables, _longer(empty, count), range(count))
-        if solved.is_exact:
-            return solved
-    is_many = len(problem.terms) > MANY_TERMS
+    if is_tractable(tables, count):
+        solution = solve(tables, _lengthened(empty, count), range(count))
+        if solution.is_exact:
+            return solution
+    is_many = len(problem.factors) > MANY_FACTORS
     rounds = 1 if is_many else POLISHES
-    first = stepwise(tables) if is_many else stepwise(tables, BEAM, NOISES)
+    first = recursive_search(tables) if is_many else recursive_search(tables, BEAM, NOISES)
     found = [polished(tables, first, rounds, count - 1 if is_many else None)]
-    found += [polished(tables, start, rounds) for start in chopped(tables)]
+    found += [polished(tables, start, rounds) for start in uniform_starts(tables)]
     return min(found, key=lambda s: s.cost)
 
 
-def chopped(tables: Tables) -> list[Solved]:
+def uniform_starts(tables: CostTables) -> list[Solution]:
     """Return the best choice that is the same at every mesh axis, if there is one.
 
     It is found as that of a mesh of one axis, so no recursion has lost anything.
     """
-    problem, count = tables.problem, len(tables.parts)
+    problem, count = tables.problem, len(tables.axis_sizes)
     if count == 1:
         return []
-    found = flat_state(tables).state
+    found = one_axis_solution(tables).state
     state = State(
         tuple(layout * count for layout in found.layouts), tuple(a * count for a in found.axes)
     )
-    for decision, layout in zip(problem.decisions, state.layouts, strict=True):
-        if not tables.layouts(decision, layout, ()):
+    for variable, layout in zip(problem.variables, state.layouts, strict=True):
+        if not tables.layouts(variable, layout, ()):
             return []
-    for term, axes in zip(problem.terms, state.axes, strict=True):
-        if not len(tables.ways(term, axes, ())):
+    for factor, axes in zip(problem.factors, state.axes, strict=True):
+        if not len(tables.strategies(factor, axes, ())):
             return []
     return [solve(tables, state, ())]
 
 
-def flat_state(tables: Tables) -> Solved:
+def one_axis_solution(tables: CostTables) -> Solution:
     """Return the best choice on as many devices as one mesh axis: what `equal-chop` chooses."""
-    if "flat" not in tables.kept:
-        flat = replace(tables, parts=(math.prod(tables.parts),))
-        tables.kept["flat"] = solve(flat, _longer(_empty(tables.problem), 1), [0])
-    return tables.kept["flat"]
+    if "flat" not in tables.memo:
+        flat = replace(tables, axis_sizes=(math.prod(tables.axis_sizes),))
+        tables.memo["flat"] = solve(flat, _lengthened(_empty(tables.problem), 1), [0])
+    return tables.memo["flat"]
 
 
 def _empty(problem: Problem) -> State:
-    return State(((),) * len(problem.decisions), ((),) * len(problem.terms))
+    return State(((),) * len(problem.variables), ((),) * len(problem.factors))
 
 
-def stepwise(
-    tables: Tables,
+def recursive_search(
+    tables: CostTables,
     beam: int = 1,
     noises: Sequence[float] = (0.0,),
     count: int | None = None,
-) -> Solved:
+) -> Solution:
     """Choose one mesh axis after the other: the recursion of the paper.
 
     Args:
@@ -125,25 +125,25 @@ def stepwise(
         noises: Disturbances of the tables that further plans come from.
         count: How many axes to choose, the first ones; all if None.
     """
-    count = len(tables.parts) if count is None else count
-    first = Solved(_empty(tables.problem), 0.0, True)
+    count = len(tables.axis_sizes) if count is None else count
+    first = Solution(_empty(tables.problem), 0.0, True)
     if beam == 1 and noises == (0.0,):
-        known: list[Solved] = tables.kept.setdefault("steps", [first])
+        known: list[Solution] = tables.memo.setdefault("steps", [first])
         while len(known) <= count:
             axis = len(known) - 1
-            known.append(solve(tables, _longer(known[-1].state, 1), [axis]))
+            known.append(solve(tables, _lengthened(known[-1].state, 1), [axis]))
         return known[count]
-    kept = [first]
+    memo = [first]
     for axis in range(count):
-        found: dict[State, Solved] = {}
-        for solved in kept:
-            for new in solve_many(tables, _longer(solved.state, 1), [axis], noises):
+        found: dict[State, Solution] = {}
+        for solution in memo:
+            for new in solve_many(tables, _lengthened(solution.state, 1), [axis], noises):
                 found.setdefault(new.state, new)
-        kept = sorted(found.values(), key=lambda s: s.cost)[:beam]
-    return kept[0]
+        memo = sorted(found.values(), key=lambda s: s.cost)[:beam]
+    return memo[0]
 
 
-def _longer(state: State, count: int) -> State:
+def _lengthened(state: State, count: int) -> State:
     more = (None,) * count
     return State(
         tuple((*layout, *more) for layout in state.layouts),
@@ -151,36 +151,39 @@ def _longer(state: State, count: int) -> State:
     )
 
 
-def is_small(tables: Tables, count: int) -> bool:
+def is_tractable(tables: CostTables, count: int) -> bool:
     """Return whether so many mesh axes can be chosen together in little time."""
     problem = tables.problem
-    entries, ways = 0.0, {}
-    for term in problem.terms:
-        loops = len(loops_of(term.number)) or 1
-        ways[term.number] = loops**count
-        sizes = {use.decision: len(problem.decisions[use.decision].dims) for use in term.uses}
-        entries += ways[term.number] * math.prod(max(1, n) ** count for n in sizes.values())
-    return entries <= SMALL_ENTRIES and sum(ways.values()) <= SMALL_WAYS
+    entries, strategies = 0.0, {}
+    for factor in problem.factors:
+        loops = len(cuttable_loops(factor.number)) or 1
+        strategies[factor.number] = loops**count
+        sizes = {
+            operand.variable: len(problem.variables[operand.variable].dims)
+            for operand in factor.operands
+        }
+        entries += strategies[factor.number] * math.prod(max(1, n) ** count for n in sizes.values())
+    return entries <= SMALL_ENTRIES and sum(strategies.values()) <= SMALL_STRATEGIES
 
 
 def polished(
-    tables: Tables, solved: Solved, rounds: int = POLISHES, last: int | None = None
-) -> Solved:
+    tables: CostTables, solution: Solution, rounds: int = POLISHES, last: int | None = None
+) -> Solution:
     """Choose mesh axes once more, the others fixed, until nothing gets better.
 
     Two axes are chosen at a time where few ops are distinct and that is little work, else one.
 
     Args:
         tables: Of the problem.
-        solved: The start.
+        solution: The start.
         rounds: How often to look at each axis at most.
         last: An axis that is the best that it can be given the others; None if none is known.
     """
-    count = len(tables.parts)
+    count = len(tables.axis_sizes)
     if count == 1:
-        return solved
-    is_many = len(tables.problem.terms) > MANY_TERMS
-    width = 2 if count > 2 and not is_many and is_small(tables, 2) else 1
+        return solution
+    is_many = len(tables.problem.factors) > MANY_FACTORS
+    width = 2 if count > 2 and not is_many and is_tractable(tables, 2) else 1
     names = list(range(count))  # by place: which axis of the start is there now
     windows: list[tuple[int, ...]] = list(itertools.combinations(range(count), width))
     settled: set[tuple[int, ...]] = set() if last is None else {(last,)}
@@ -189,26 +192,28 @@ def polished(
             break
         if window in settled:
             continue
-        order, opened = _brought_last(tables, [names.index(name) for name in window])
-        new = solve(tables, _permuted(solved.state, order), opened)
-        if new.cost < solved.cost * (1 - 1e-12):
-            solved, settled = new, set()
+        order, sub = _brought_last(tables, [names.index(name) for name in window])
+        new = solve(tables, _permuted(solution.state, order), sub)
+        if new.cost < solution.cost * (1 - 1e-12):
+            solution, settled = new, set()
             names = [names[i] for i in order]
         settled.add(window)
-    return solved._replace(is_exact=False)
+    return solution._replace(is_exact=False)
 
 
-def _brought_last(tables: Tables, window: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+def _brought_last(tables: CostTables, window: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Return an order of the mesh axes that opens one of them with the least work, and where.
 
     Where axes are alike it comes last: then all ways to compute an op begin with the same cuts. Two
     are left where they are: where sizes do not divide, orders differ by what they find.
     """
-    count = len(tables.parts)
+    count = len(tables.axis_sizes)
     if len(window) > 1:
         return range(count), window
     order = [*(axis for axis in range(count) if axis not in window), *window]
-    if tables.objective.are_axes_alike and tables.parts == tuple(tables.parts[i] for i in order):
+    if tables.objective.are_axes_alike and tables.axis_sizes == tuple(
+        tables.axis_sizes[i] for i in order
+    ):
         return order, range(count - len(window), count)
     return range(count), window
 
@@ -220,28 +225,28 @@ def _permuted(state: State, order: Sequence[int]) -> State:
     )
 
 
-def completed(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Sharding:
+def expanded(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Sharding:
     """Return the sharding of all tensors and ops that a choice for the coarse graph stands for."""
     layouts: dict[str, Layout] = {}
-    for root, members in problem.ties.members.items():
+    for root, members in problem.classes.members.items():
         chosen = state.layouts[problem.number[root]]
-        if not problem.ties.shapes[root]:
+        if not problem.classes.shapes[root]:
             chosen = (None,) * len(mesh.shape)
         known: dict[Dims, Layout] = {}
         for name in members:
-            dims = problem.ties.dims[name]
+            dims = problem.classes.dims[name]
             if dims not in known:
                 known[dims] = tuple([None if d is None else dims[d] for d in chosen])
             layouts[name] = known[dims]
-    axes: dict[str, Axes] = {}
+    axes: dict[str, AxisLoops] = {}
     whole = (None,) * len(mesh.shape)
     for op in graph.ops:
         if not op.is_source:
             axes[op.name] = whole
-    for term, chosen_axes in zip(problem.terms, state.axes, strict=True):
-        for op_call in term.ops:
+    for factor, chosen_axes in zip(problem.factors, state.axes, strict=True):
+        for op_call in factor.ops:
             axes[op_call.op.name] = chosen_axes
-    free: dict[tuple[int, Layout], Axes] = {}
+    free: dict[tuple[int, Layout], AxisLoops] = {}
     for op_call in problem.free:
         layout = layouts[op_call.places[0]]
         key = (op_call.number, layout)

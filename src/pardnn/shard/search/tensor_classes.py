@@ -16,7 +16,7 @@ Dims = tuple[int | None, ...]
 
 
 @dataclass
-class Ties:
+class TensorClasses:
     """Classes of tensors under construction.
 
     Attributes:
@@ -39,7 +39,7 @@ class Ties:
         self.dims.update({name: identity(len(shape)) for name, shape in self.shapes.items()})
         self.members.update({name: [name] for name in self.shapes})
 
-    def tie(self, one: str, other: str, dims: Dims | None = None, *, hard: bool = False) -> bool:
+    def merge(self, one: str, other: str, dims: Dims | None = None, *, hard: bool = False) -> bool:
         """Tie two tensors.
 
         Args:

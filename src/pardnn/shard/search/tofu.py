@@ -25,23 +25,23 @@ from pardnn.plan.mesh import Mesh, make_mesh
 from pardnn.shard import aten as _descriptions  # noqa: F401  (searching is no time to load them)
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.partition.interning import forget_if_large
-from pardnn.shard.search.baselines import CHOOSERS, replicas, tied_problem
+from pardnn.shard.search.baselines import CHOOSERS, baseline_problem, replicas
 from pardnn.shard.search.coarsening import OpCall, op_calls
-from pardnn.shard.search.cost_tables import State, Tables
-from pardnn.shard.search.dynamic_program import Solved, solve
-from pardnn.shard.search.objective_bytes import ByBytes
-from pardnn.shard.search.objective_seconds import BySeconds, by_seconds, fraction
+from pardnn.shard.search.cost_tables import CostTables, State
+from pardnn.shard.search.dynamic_program import Solution, solve
+from pardnn.shard.search.objective_bytes import BytesObjective
+from pardnn.shard.search.objective_seconds import SecondsObjective, fraction, seconds_objective
 from pardnn.shard.search.problem import Problem
 from pardnn.shard.search.recursion import (
     FEW_CALLS,
-    FEW_TERMS,
-    MANY_TERMS,
+    FEW_FACTORS,
+    MANY_FACTORS,
     best_state,
     coarse_problem,
-    completed,
-    flat_state,
+    expanded,
+    one_axis_solution,
     polished,
-    stepwise,
+    recursive_search,
 )
 from pardnn.shard.sharding import Sharding
 
@@ -54,7 +54,7 @@ PRICES = 8
 FAR = 1.5
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """A sharding, and how it was found.
 
     Attributes:
@@ -62,14 +62,14 @@ class Found(NamedTuple):
         cost: Bytes or seconds.
         is_exact: Whether no sharding with the same ties is better.
         level: Of coarsening.
-        num_terms: Distinct ops that were decided.
+        num_factors: Distinct ops that were decided.
     """
 
     sharding: Sharding
     cost: float
     is_exact: bool
     level: int
-    num_terms: int
+    num_factors: int
 
 
 def search(
@@ -105,7 +105,7 @@ def find_sharding(
     mesh: Mesh | None = None,
     costs: Costs | None = None,
     capacity: float | None = None,
-) -> Found:
+) -> SearchResult:
     """Return the result of `search` with how it was found; `mesh` may lay a cluster out."""
     if objective not in ("bytes", "seconds"):
         raise UsageError(f"no objective {objective!r:.40}; there are bytes, seconds", code="E212")
@@ -122,20 +122,20 @@ def _found(
     mesh: Mesh,
     costs: Costs | None,
     capacity: float | None,
-) -> Found:
-    few = FEW_TERMS if objective == "bytes" else FEW_CALLS
+) -> SearchResult:
+    few = FEW_FACTORS if objective == "bytes" else FEW_CALLS
     calls = op_calls(graph)
     level, problem = coarse_problem(graph, calls, few)
     if objective == "bytes":
-        found = _least(graph, calls, level, problem, mesh)
+        found = _fewest_bytes(graph, calls, level, problem, mesh)
     elif isinstance(target, Cluster):
-        timed = by_seconds(graph, problem, target, costs or graph_costs(graph))
-        found = _Choice(problem, mesh, _within(graph, calls, problem, timed, mesh, capacity))
+        timed = seconds_objective(graph, problem, target, costs or graph_costs(graph))
+        found = _Choice(problem, mesh, _within_memory(graph, calls, problem, timed, mesh, capacity))
     else:
         raise UsageError("the objective 'seconds' needs a cluster: it has the links", code="E212")
     problem, mesh, best = found
-    sharding = completed(problem, best.state, mesh, graph)
-    return Found(sharding, best.cost, best.is_exact, level, len(problem.terms))
+    sharding = expanded(problem, best.state, mesh, graph)
+    return SearchResult(sharding, best.cost, best.is_exact, level, len(problem.factors))
 
 
 class _Choice(NamedTuple):
@@ -143,10 +143,10 @@ class _Choice(NamedTuple):
 
     problem: Problem
     mesh: Mesh
-    solved: Solved
+    solution: Solution
 
 
-def _least(
+def _fewest_bytes(
     graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem, mesh: Mesh
 ) -> _Choice:
     """Return what moves the fewest bytes: what is found, or what a baseline would choose.
@@ -155,71 +155,71 @@ def _least(
     where sizes do not divide its blocks are others than any on a mesh of several. Where many ops
     are distinct, baselines are not carried on whose first cut moves far more than it has to.
     """
-    tables = Tables(problem, ByBytes(), mesh.shape)
+    tables = CostTables(problem, BytesObjective(), mesh.shape)
     best = _Choice(problem, mesh, best_state(tables))
     if len(mesh.shape) > 1:
-        flat = flat_state(tables)
-        if flat.cost < best.solved.cost:
+        flat = one_axis_solution(tables)
+        if flat.cost < best.solution.cost:
             best = _Choice(problem, make_mesh((mesh.size,)), flat._replace(is_exact=False))
-    if best.solved.is_exact:
+    if best.solution.is_exact:
         return best
-    tied = tied_problem(graph, calls, level, problem)
+    tied = baseline_problem(graph, calls, level, problem)
     if tied is not problem:
-        tables = Tables(tied, ByBytes(), mesh.shape)
+        tables = CostTables(tied, BytesObjective(), mesh.shape)
     bound = math.inf
-    if len(tied.terms) > MANY_TERMS:
-        bound = FAR * stepwise(tables, count=1).cost
+    if len(tied.factors) > MANY_FACTORS:
+        bound = FAR * recursive_search(tables, count=1).cost
     for choose in CHOOSERS.values():
         if bound < math.inf and choose(graph, calls, tables, 1).cost > bound:
             continue
         chosen = choose(graph, calls, tables, len(mesh.shape))
-        if chosen.cost < best.solved.cost:
+        if chosen.cost < best.solution.cost:
             best = _Choice(tied, mesh, polished(tables, chosen))
     return best
 
 
-def _fastest(graph: Graph, calls: Sequence[OpCall], tables: Tables) -> Solved:
+def _fastest(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solution:
     """Return the fastest state that is found, no slower than one device or replicas."""
     best = best_state(tables)
     if best.is_exact:
         return best
-    none = (None,) * len(tables.parts)
+    none = (None,) * len(tables.axis_sizes)
     problem = tables.problem
-    whole = State((none,) * len(problem.decisions), (none,) * len(problem.terms))
+    whole = State((none,) * len(problem.variables), (none,) * len(problem.factors))
     for other in (solve(tables, whole, ()), replicas(graph, calls, tables)):
         if other.cost < best.cost:
             best = polished(tables, other)
     return best
 
 
-def _within(
+def _within_memory(
     graph: Graph,
     calls: Sequence[OpCall],
     problem: Problem,
-    objective: BySeconds,
+    objective: SecondsObjective,
     mesh: Mesh,
     capacity: float | None,
-) -> Solved:
+) -> Solution:
     """Return the fastest state that fits, by a price on memory that is found by bisection."""
-    best = _fastest(graph, calls, Tables(problem, objective, mesh.shape))
-    if capacity is None or held_bytes(problem, objective, best.state, mesh) <= capacity:
+    best = _fastest(graph, calls, CostTables(problem, objective, mesh.shape))
+    if capacity is None or peak_estimate(problem, objective, best.state, mesh) <= capacity:
         return best
     low, high = 0.0, 0.0
     for _ in range(PRICES):
         step = best.cost / max(capacity, 1.0) / 8
         objective.price = (low + high) / 2 if high else max(4 * low, step)
-        found = best_state(Tables(problem, objective, mesh.shape))
-        if held_bytes(problem, objective, found.state, mesh) <= capacity:
+        found = best_state(CostTables(problem, objective, mesh.shape))
+        if peak_estimate(problem, objective, found.state, mesh) <= capacity:
             best, high = found, objective.price
         else:
             best, low = found if not high else best, objective.price
     return best
 
 
-def held_bytes(problem: Problem, objective: BySeconds, state: State, mesh: Mesh) -> float:
+def peak_estimate(problem: Problem, objective: SecondsObjective, state: State, mesh: Mesh) -> float:
     """Return an estimate of the peak of the fullest device, in bytes."""
     return sum(
-        weight * fraction(decision, layout, mesh.shape)
-        for decision, layout in zip(problem.decisions, state.layouts, strict=True)
-        if (weight := objective.weights.get(decision.root, 0.0))
+        weight * fraction(variable, layout, mesh.shape)
+        for variable, layout in zip(problem.variables, state.layouts, strict=True)
+        if (weight := objective.weights.get(variable.root, 0.0))
     )

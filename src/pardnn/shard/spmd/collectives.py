@@ -37,21 +37,21 @@ def collective_of(
 def _named(
     mesh: Mesh, held: Boxes, wanted: Boxes, reduced: tuple[int, ...]
 ) -> tuple[str, int | None, int | None]:
-    pairs = [(own, want) for own, want in zip(held, wanted, strict=True) if own and want]
+    pairs = [(own, request) for own, request in zip(held, wanted, strict=True) if own and request]
     if reduced:
         axis = reduced[0] if len(reduced) == 1 else None
-        if all(want == own for own, want in pairs):
+        if all(request == own for own, request in pairs):
             return "all_reduce", axis, None
         dim = None if axis is None else _dim_along(mesh, wanted, held, axis)
         return "reduce_scatter", axis if dim is not None else None, dim
-    if all(inside(want, own) for own, want in pairs):
+    if all(inside(request, own) for own, request in pairs):
         return "slice", None, None
     for axis in range(len(mesh.shape)):
         dim = _dim_along(mesh, held, wanted, axis)
         if dim is not None:
             return "all_gather", axis, dim
-    if all(inside(own, want) for own, want in pairs):
-        dims = {d for own, want in pairs for d, ends in enumerate(own) if ends != want[d]}
+    if all(inside(own, request) for own, request in pairs):
+        dims = {d for own, request in pairs for d, ends in enumerate(own) if ends != request[d]}
         return "halo", None, dims.pop() if len(dims) == 1 else None
     return "all_to_all", None, None
 

@@ -1,6 +1,7 @@
 """Let transfers of a sharded plan run while devices compute.
 
-Problem: `spread` cuts out, sends and puts together in one place, so every transfer is waited for.
+Problem: `spmd_partition` cuts out, sends and assembles in one place, so every transfer is waited
+for.
 Idea: pieces are cut out, and receives posted, as much earlier as the transfer takes (and no
 earlier than the tensor exists, or the buffer that they are received into, which moves with them);
 partial results are added up as much later (and no later than
@@ -25,7 +26,7 @@ from pardnn.plan.partitioned_graph import FETCH, JOIN, REDUCE, SLICE
 from pardnn.plan.plan import Message, Plan, PlanArrays, positions
 
 
-class Moved(NamedTuple):
+class Overlapped(NamedTuple):
     """A plan by numbers after its transfers were moved.
 
     Attributes:
@@ -37,13 +38,13 @@ class Moved(NamedTuple):
     messages: list[int]
 
 
-def plan_of(parts: Graph, plan: Plan, moved: Moved) -> Plan:
+def overlapped_plan(parts: Graph, plan: Plan, moved: Overlapped) -> Plan:
     """Return a plan by names after its transfers were moved.
 
     Args:
         parts: The partitioned graph.
         plan: Of that graph, before.
-        moved: From `Mover.moved`.
+        moved: From `OverlapScheduler.moved`.
     """
     names = [op.name for op in parts.ops]
     rows = np.split(moved.arrays.order_op, moved.arrays.order_ptr[1:-1])
@@ -69,7 +70,7 @@ def _posted(m: Message, before: str) -> Message:
     )
 
 
-class _Moves(NamedTuple):
+class _Positions(NamedTuple):
     """New places, in old positions.
 
     Attributes:
@@ -92,12 +93,12 @@ class _Movable(NamedTuple):
 
 
 @final
-class Mover:
+class OverlapScheduler:
     """What is known of a plan whose transfers are moved, ops and tensors by their number.
 
     Args:
         parts: The partitioned graph.
-        arrays: The plan, as `spread` makes it.
+        arrays: The plan, as `spmd_partition` makes it.
         seconds: Per device, of each op in its order.
         cluster: Tells how long transfers take.
     """
@@ -137,7 +138,7 @@ class Mover:
         latency, bandwidth = cluster.arrays.latency[ends], cluster.arrays.bandwidth[ends]
         self.takes = latency + a.tensor_bytes[arrays.message_tensor] / bandwidth
 
-    def moved(self, lead: float) -> Moved:
+    def moved(self, lead: float) -> Overlapped:
         """Return the plan with its transfers moved beside computation.
 
         Args:
@@ -149,11 +150,11 @@ class Mover:
                 leads[op] = takes
             else:
                 leads.setdefault(op, 0.0)
-        moves = _Moves(leads, [float(at) for at in self.at], [False] * len(self.at))
+        moves = _Positions(leads, [float(at) for at in self.at], [False] * len(self.at))
         for row in self.movable:
-            self.earlier(row, moves)
+            self.advance(row, moves)
         for device, row in enumerate(self.rows):
-            self.later(device, row, moves)
+            self.delay(device, row, moves)
         there = moves.there
         rows = [sorted(row, key=there.__getitem__) for row in self.rows]
         keys = [[there[op] for op in row] for row in rows]
@@ -170,7 +171,7 @@ class Mover:
         order = sorted(range(len(slots)), key=slots.__getitem__)
         plan = plan._replace(message_post=np.array(posts, dtype=np.int64))
         columns = (column[order] if len(column) else column for column in plan[3:])
-        return Moved(PlanArrays(*plan[:3], *columns), order)
+        return Overlapped(PlanArrays(*plan[:3], *columns), order)
 
     def before(self, device: int, position: int, seconds: float) -> int:
         """Return the last position from which that much is computed up to a position."""
@@ -192,7 +193,7 @@ class Mover:
             if numbers:
                 yield _Movable(op, [self.posts[n] for n in numbers], self.needed(op))
 
-    def earlier(self, row: Sequence[_Movable], moves: _Moves) -> None:
+    def advance(self, row: Sequence[_Movable], moves: _Positions) -> None:
         """Move what is cut out for others, and the receives of it."""
         there, leads = moves.there, moves.lead
         for op, posts, needed in row:
@@ -211,7 +212,7 @@ class Mover:
         made = [self.producer[t] for t in self.inputs[op]]
         return [n for n in (*made, *self.after[op]) if self.place[n] == self.place[op]]
 
-    def later(self, device: int, row: Sequence[int], moves: _Moves) -> None:
+    def delay(self, device: int, row: Sequence[int], moves: _Positions) -> None:
         """Move what is put together of received pieces towards its first reader."""
         clock, there, leads = self.clock[device], moves.there, moves.lead
         for op in reversed(row):
@@ -234,7 +235,7 @@ class Mover:
                     there[buffer], moves.is_moved[buffer] = float(self.at[buffer]), False
 
     def posted(
-        self, number: int, moves: _Moves, keys: Sequence[float], now: Sequence[int]
+        self, number: int, moves: _Positions, keys: Sequence[float], now: Sequence[int]
     ) -> tuple[float, int]:
         """Return where a receive is posted so that its transfer can begin.
 

@@ -6,12 +6,12 @@ from pardnn.graph.ir import Graph, Op, writes
 from pardnn.plan.mesh import Layout, owned_boxes
 from pardnn.shard.boxes import whole
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.builder import Builder
-from pardnn.shard.spmd.random_ops import is_drawn
-from pardnn.shard.spmd.templates import cut_work, misplaced, whole_work
+from pardnn.shard.spmd.emitter import Emitter
+from pardnn.shard.spmd.random_ops import is_random_op
+from pardnn.shard.spmd.templates import non_local_tensor, partition_op, replicate_op
 
 
-def valid_sharding(graph: Graph, sharding: Sharding) -> Sharding:
+def legalize(graph: Graph, sharding: Sharding) -> Sharding:
     """Return a sharding that can be carried out: what cannot be cut as stated is left whole.
 
     Storage that is written in place must be cut the same way by all who share it; where it is not,
@@ -26,36 +26,36 @@ def valid_sharding(graph: Graph, sharding: Sharding) -> Sharding:
         fits = owned_boxes(tensor.shape or (), layout, sharding.mesh) is not None
         layouts[name] = layout if fits else none
     axes = {op.name: sharding.axes.get(op.name, none) for op in graph.ops if not op.is_source}
-    b = Builder(graph, Sharding(sharding.mesh, layouts, axes))
+    emitter = Emitter(graph, Sharding(sharding.mesh, layouts, axes))
     members: dict[str | None, list[str]] = {}
     for name in tensors:
-        members.setdefault(b.owners[name], []).append(name)
+        members.setdefault(emitter.owners[name], []).append(name)
     changed = True
     while changed:
         changed = False
         for op in graph.ops:
             if op.is_source:
                 continue
-            found = _misplaced(b, op, axes)
+            found = _misplaced(emitter, op, axes)
             if found is None:
                 continue
             changed = True
             axes[op.name] = none
-            for name in members[b.owners[found]]:
+            for name in members[emitter.owners[found]]:
                 layouts[name] = none
-                b.boxes[name] = (whole(tensors[name].shape or ()),) * b.mesh.size
+                emitter.boxes[name] = (whole(tensors[name].shape or ()),) * emitter.mesh.size
     return Sharding(sharding.mesh, layouts, axes)
 
 
-def _misplaced(b: Builder, op: Op, axes: dict[str, tuple[str | None, ...]]) -> str | None:
+def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]) -> str | None:
     """Leave an op whole that cannot be cut; return what it still does not find locally."""
-    if is_drawn(op.kind):
+    if is_random_op(op.kind):
         for name in writes(op):
-            if any(b.boxes[t.name] != b.boxes[name] for t in op.outputs):
+            if any(emitter.boxes[t.name] != emitter.boxes[name] for t in op.outputs):
                 return name
         return None
-    work = cut_work(op, axes[op.name], b.tensors, b.mesh)
-    if work is None:
-        axes[op.name] = (None,) * len(b.mesh.shape)
-        work = whole_work(op, b.tensors, b.mesh)
-    return misplaced(b, op, work)
+    partitioned = partition_op(op, axes[op.name], emitter.tensors, emitter.mesh)
+    if partitioned is None:
+        axes[op.name] = (None,) * len(emitter.mesh.shape)
+        partitioned = replicate_op(op, emitter.tensors, emitter.mesh)
+    return non_local_tensor(emitter, op, partitioned)

@@ -10,156 +10,170 @@ from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import LOSS_KIND, Op, Tensor, writes
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import is_dense, whole
-from pardnn.shard.spmd.builder import At, Builder, Held, part
-from pardnn.shard.spmd.multi_fetch import packed, provide
-from pardnn.shard.spmd.spread_reduction import settle
-from pardnn.shard.spmd.templates import Work, filled, misplaced, shared_input
+from pardnn.shard.spmd.emitter import Anchor, Emitter, ShardedTensor, local_tensor
+from pardnn.shard.spmd.multi_fetch import contiguous_copy, reshard
+from pardnn.shard.spmd.spread_reduction import reduce_or_reshard
+from pardnn.shard.spmd.templates import PartitionedOp, filled, non_local_tensor, shared_input
 
 
-def run(b: Builder, op: Op, work: Work) -> None:
+def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None:
     """Write the devices' parts of an op.
 
     Raises:
         InvalidPlanError: E410, if it writes what is not local.
     """
-    name = misplaced(b, op, work)
+    name = non_local_tensor(emitter, op, partitioned)
     if name is not None:
         raise InvalidPlanError(
             f"op {shown(op.name)} ({op.source or op.kind}) shares the storage of {shown(name)}, "
             "which is changed in place, but would need a part of it that is elsewhere.\n"
             "Give all views of one storage the same blocks, or leave them and the op whole."
         )
-    at = At(op, tuple([f"{op.name}@{device}" for device in b.devices]))
-    local = _inputs(b, op, work, at)
-    made = [_made(b, op, work, tensor) for tensor in op.outputs]
-    for device in b.devices:
+    anchor = Anchor(op, tuple([f"{op.name}@{device}" for device in emitter.devices]))
+    local = _inputs(emitter, op, partitioned, anchor)
+    outputs_of = [_output(emitter, op, partitioned, tensor) for tensor in op.outputs]
+    for device in emitter.devices:
         if op.kind != LOSS_KIND or device == 0:
-            _emit(b, op, work, device, local[device], made)
-    raws = {output.raw.tensor.name: output.raw for output in made}
-    for number, result in enumerate(work.returned):
-        if result is None or raws[result].names == b.own(result).names:
+            _emit(emitter, op, partitioned, device, local[device], outputs_of)
+    computed = {output.computed.tensor.name: output.computed for output in outputs_of}
+    for number, result in enumerate(partitioned.returned):
+        if result is None or computed[result].names == emitter.own(result).names:
             continue
-        source = shared_input(b, op, b.tensors[result])
-        is_view = source is not None and source in work.names.values() and all(
+        source = shared_input(emitter, op, emitter.tensors[result])
+        is_view = source is not None and source in partitioned.names.values() and all(
             f"{source}@{device}" in here.values() for device, here in enumerate(local)
         )  # fmt: skip
-        shares = [share for share in work.template.shares[number] if share is not None]
-        settle(b, raws[result], shares, at, is_view=is_view)
+        results = [result for result in partitioned.template.results[number] if result is not None]
+        reduce_or_reshard(emitter, computed[result], results, anchor, is_view=is_view)
 
 
-def _inputs(b: Builder, op: Op, work: Work, at: At) -> list[dict[str, str]]:
+def _inputs(
+    emitter: Emitter, op: Op, partitioned: PartitionedOp, anchor: Anchor
+) -> list[dict[str, str]]:
     """Return, per device, the local tensor in each slot."""
-    local: list[dict[str, str]] = [{} for _ in b.devices]
+    local: list[dict[str, str]] = [{} for _ in emitter.devices]
     provided: dict[Any, list[str | None]] = {}
     is_loss = op.kind == LOSS_KIND
-    for slot, name in work.names.items():
-        own = b.own(name)
-        if work.template.boxes[slot] == own.boxes and not is_loss:
+    for slot, name in partitioned.names.items():
+        own = emitter.own(name)
+        if partitioned.template.boxes[slot] == own.boxes and not is_loss:
             for here, found in zip(local, own.names, strict=True):
                 here[slot] = str(found)
             continue
-        wants = work.template.wants[slot]
+        requests = partitioned.template.requests[slot]
         if is_loss:
-            wants = (wants[0], *[None] * (len(wants) - 1))
-        if (name, wants) not in provided:
-            provided[name, wants] = provide(b, own, wants, at)
-        for here, found in zip(local, provided[name, wants], strict=True):
+            requests = (requests[0], *[None] * (len(requests) - 1))
+        if (name, requests) not in provided:
+            provided[name, requests] = reshard(emitter, own, requests, anchor)
+        for here, found in zip(local, provided[name, requests], strict=True):
             if found is not None:
                 here[slot] = found
-    if b.gaps and not _takes_gaps(op):
-        _close_gaps(b, op, work, local, at)
+    if emitter.strided and not _takes_strided(op):
+        _copy_strided(emitter, op, partitioned, local, anchor)
     return local
 
 
-def _takes_gaps(op: Op) -> bool:
+def _takes_strided(op: Op) -> bool:
     description = description_of(op.kind) if "." in op.kind else None
     return description is not None and description.takes_strided
 
 
-def _close_gaps(b: Builder, op: Op, work: Work, local: Sequence[dict[str, str]], at: At) -> None:
+def _copy_strided(
+    emitter: Emitter,
+    op: Op,
+    partitioned: PartitionedOp,
+    local: Sequence[dict[str, str]],
+    anchor: Anchor,
+) -> None:
     """Copy inputs that have gaps here and none in the graph, but for those that are changed."""
     changed = writes(op)
     for device, here in enumerate(local):
-        if b.gaps.isdisjoint(here.values()):
+        if emitter.strided.isdisjoint(here.values()):
             continue
         for slot, name in here.items():
-            tensor, box = b.tensors[work.names[slot]], work.template.boxes[slot][device]
-            if name not in b.gaps or tensor.name in changed or box is None:
+            tensor, box = (
+                emitter.tensors[partitioned.names[slot]],
+                partitioned.template.boxes[slot][device],
+            )
+            if name not in emitter.strided or tensor.name in changed or box is None:
                 continue
             everything = whole(tensor.shape or ())
             if is_dense(tensor, everything, everything):
-                here[slot] = packed(b, tensor, device, box, name, at)
+                here[slot] = contiguous_copy(emitter, tensor, device, box, name, anchor)
 
 
-class _Made(NamedTuple):
+class _Output(NamedTuple):
     """An output as the devices leave it, and the slot of the input whose storage it shares."""
 
-    raw: Held
+    computed: ShardedTensor
     alias: str | None
 
 
-def _made(b: Builder, op: Op, work: Work, tensor: Tensor) -> _Made:
-    source = shared_input(b, op, tensor)
+def _output(emitter: Emitter, op: Op, partitioned: PartitionedOp, tensor: Tensor) -> _Output:
+    source = shared_input(emitter, op, tensor)
     slot = None
     if source is not None:
-        slot = next(slot for slot, name in work.names.items() if name == source)
-    return _Made(_raw(b, work, tensor), slot)
+        slot = next(slot for slot, name in partitioned.names.items() if name == source)
+    return _Output(_computed(emitter, partitioned, tensor), slot)
 
 
-def _raw(b: Builder, work: Work, tensor: Tensor) -> Held:
+def _computed(emitter: Emitter, partitioned: PartitionedOp, tensor: Tensor) -> ShardedTensor:
     """Return under which names the devices leave an output, and what that is of the whole."""
-    own = b.own(tensor.name)
-    if tensor.name not in work.returned:
+    own = emitter.own(tensor.name)
+    if tensor.name not in partitioned.returned:
         return own
-    number = work.returned.index(tensor.name)
-    boxes, is_partial = work.template.made[number], work.template.is_partial[number]
+    number = partitioned.returned.index(tensor.name)
+    boxes, is_partial = (
+        partitioned.template.made[number],
+        partitioned.template.is_partial[number],
+    )
     if not is_partial and boxes == own.boxes:
         return own
-    base = b.fresh(f"{tensor.name}:here")
+    base = emitter.fresh(f"{tensor.name}:here")
     names = tuple(
         name if not is_partial and box == mine else f"{base}@{device}"
         for device, (name, box, mine) in enumerate(zip(own.names, boxes, own.boxes, strict=True))
     )
-    return Held(tensor, names, boxes)
+    return ShardedTensor(tensor, names, boxes)
 
 
 def _emit(
-    b: Builder,
+    emitter: Emitter,
     op: Op,
-    work: Work,
+    partitioned: PartitionedOp,
     device: int,
     local: Mapping[str, str],
-    made: Sequence[_Made],
+    outputs_of: Sequence[_Output],
 ) -> None:
     outputs: list[Tensor] = []
     renamed: dict[str | None, str | None] = {None: None}
-    for raw, slot in made:
-        name, box = raw.names[device], raw.boxes[device]
+    for computed, slot in outputs_of:
+        name, box = computed.names[device], computed.boxes[device]
         assert name is not None
         assert box is not None
-        renamed[raw.tensor.name] = name
+        renamed[computed.tensor.name] = name
         alias = None if slot is None else local[slot]
-        if alias in b.gaps:
-            b.gaps.add(name)
-        outputs.append(part(raw.tensor, name, box, alias))
-    share = work.template.fractions[device]
+        if alias in emitter.strided:
+            emitter.strided.add(name)
+        outputs.append(local_tensor(computed.tensor, name, box, alias))
+    result = partitioned.template.fractions[device]
     backward = op.backward_of and f"{op.backward_of}@{device}"
-    b.emit(
+    emitter.emit(
         device,
         Op(
             name=f"{op.name}@{device}", kind=op.kind, inputs=tuple(dict.fromkeys(local.values())),
-            after=b.after(op, device), outputs=tuple(outputs), memory=op.memory,
-            seconds=op.seconds and {kind: s * share for kind, s in op.seconds.items()},
-            workspace=math.ceil(op.workspace * share), source=op.source, module=op.module,
-            backward_of=backward if backward in b.names else None, step=op.step,
-            arguments=_arguments(op, work, device, local, renamed),
+            after=emitter.after(op, device), outputs=tuple(outputs), memory=op.memory,
+            seconds=op.seconds and {kind: s * result for kind, s in op.seconds.items()},
+            workspace=math.ceil(op.workspace * result), source=op.source, module=op.module,
+            backward_of=backward if backward in emitter.names else None, step=op.step,
+            arguments=_arguments(op, partitioned, device, local, renamed),
         ),
     )  # fmt: skip
 
 
 def _arguments(
     op: Op,
-    work: Work,
+    partitioned: PartitionedOp,
     device: int,
     local: Mapping[str, str],
     renamed: Mapping[str | None, str | None],
@@ -167,15 +181,15 @@ def _arguments(
     """Return the call on a device's parts, given its tensors by slot and by output."""
     if op.arguments is None:
         return None
-    args, kwargs = work.template.arguments[device]
+    args, kwargs = partitioned.template.arguments[device]
     found = dict(op.arguments)
     if "args" in found or args:
-        found["args"] = [filled(form, local) for form in args]
+        found["args"] = [filled(argument, local) for argument in args]
     if "kwargs" in found or kwargs:
-        found["kwargs"] = {key: filled(form, local) for key, form in kwargs.items()}
+        found["kwargs"] = {key: filled(argument, local) for key, argument in kwargs.items()}
     if "returns" in found:
-        found["returns"] = [renamed[name] for name in work.returned]
+        found["returns"] = [renamed[name] for name in partitioned.returned]
     if "mutates" in found:
-        slots = {name: slot for slot, name in work.names.items()}
+        slots = {name: slot for slot, name in partitioned.names.items()}
         found["mutates"] = [local[slots[name]] for name in found["mutates"]]
     return found

@@ -1,11 +1,18 @@
-"""Moving tensors between devices: what each needs is cut out, sent, and put together.
+"""MultiFetch: every device assembles the region that its op reads from the shards of others.
 
-A piece whose place is one run of the buffer's memory is received right there. Others are received
-on their own and put together at once; in turn, each is received just before it is copied to its
-place, so that only one is there beside the buffer: less memory, and less transfer at a time.
-
-Idea: a piece is cut out once per owner and box, whoever needs it. A piece with gaps is packed
-before it is sent, so that the memory of the copy is part of the plan.
+Problem: an op needs a box of a tensor that several devices own. Split, copy and concatenate would
+leave intermediate buffers beside the result.
+Idea: one fetch per region. The owners cut out slices, once per owner and box whoever reads them; a
+strided slice is copied to be contiguous before it is sent, so that the memory of the copy is part
+of the plan. A slice whose place is one contiguous run of the destination buffer is received in
+place. Others are received into buffers of their own and copied together at once; in sequence, each
+is received just before it is copied, so that one slice at a time is held beside the buffer: less
+memory, and less transfer at a time. Slices are sent, and regions assembled, directly before the op
+that reads them (delayed until needed; `comm_overlap` moves them where that costs no time).
+Complexity: O(devices x slices) per region.
+Reference: Tofu (EuroSys 2019), section 6, "Fusing operators for remote data fetch".
+Deviations: their kernel reads remote memory through CUDA UVA; ours are messages, so slices that are
+strided at their destination pass through a buffer.
 """
 
 from __future__ import annotations
@@ -18,7 +25,7 @@ from pardnn.graph.ir import Tensor
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, JOIN, SLICE, UPDATE
 from pardnn.shard.boxes import (
-    Part,
+    Slice,
     clipped,
     cover,
     inside,
@@ -28,236 +35,329 @@ from pardnn.shard.boxes import (
     relative,
     whole,
 )
-from pardnn.shard.spmd.builder import At, Builder, Held, Want, box_list, number, part
 from pardnn.shard.spmd.collectives import collective_of
+from pardnn.shard.spmd.emitter import (
+    Anchor,
+    Emitter,
+    FetchRequest,
+    ShardedTensor,
+    box_list,
+    local_tensor,
+    number,
+)
 
 
-def provide(b: Builder, held: Held, wants: Sequence[Want | None], at: At) -> list[str | None]:
-    """Return, per device, the name of a local tensor that holds the box that it wants."""
+def reshard(
+    emitter: Emitter,
+    sharded: ShardedTensor,
+    requests: Sequence[FetchRequest | None],
+    anchor: Anchor,
+) -> list[str | None]:
+    """Give every device the box that it requests: as it is, as a view, or fetched.
+
+    Args:
+        emitter: Where to write.
+        sharded: The tensor.
+        requests: One per device, None where nothing is needed.
+        anchor: The op that reads the boxes.
+
+    Returns:
+        The name of each device's local tensor.
+
+    Raises:
+        InvalidPlanError: E410, if no device has all that one requests.
+    """
     found: list[str | None] = []
-    fetched: list[Want | None] = []
-    for device, want in enumerate(wants):
-        own = held.boxes[device]
+    remote: list[FetchRequest | None] = []
+    for device, request in enumerate(requests):
+        own = sharded.boxes[device]
         found.append(None)
-        fetched.append(None)
-        if want is None:
+        remote.append(None)
+        if request is None:
             continue
-        is_form = not want.content and own is not None and lengths(want.box) == lengths(own)
-        if want.box == own or is_form:
-            found[device] = held.names[device]
-        elif own is not None and want.content and inside(want.box, own):
-            found[device] = view(b, held, device, want.box, at)
+        is_shape_only = (
+            not request.content and own is not None and lengths(request.box) == lengths(own)
+        )
+        if request.box == own or is_shape_only:
+            found[device] = sharded.names[device]
+        elif own is not None and request.content and inside(request.box, own):
+            found[device] = view(emitter, sharded, device, request.box, anchor)
         else:
-            fetched[device] = want
-    if any(want is not None for want in fetched):
-        outs = _fetched(b, held, tuple(fetched), at)
+            remote[device] = request
+    if any(request is not None for request in remote):
+        outs = _fetched(emitter, sharded, tuple(remote), anchor)
         found = [
-            out if want is not None else name
-            for name, out, want in zip(found, outs, fetched, strict=True)
+            out if request is not None else name
+            for name, out, request in zip(found, outs, remote, strict=True)
         ]
     return found
 
 
-def _fetched(b: Builder, held: Held, wants: tuple[Want | None, ...], at: At) -> list[str | None]:
+def _fetched(
+    emitter: Emitter,
+    sharded: ShardedTensor,
+    requests: tuple[FetchRequest | None, ...],
+    anchor: Anchor,
+) -> list[str | None]:
     """Return what is fetched for an op, or was for one shortly before; it is freed at last use."""
-    key = held.tensor.name, wants
-    when, outs = b.fetched.get(key, (-1, []))
-    if not outs or b.now - when > b.reuse:
-        name = b.fresh(f"{held.tensor.name}:{at.op.name}")
-        outs = [f"{name}@{device}" for device in b.devices]
-        fetch(b, held, wants, at, outs, outs)
-    b.fetched[key] = b.now, list(outs)
+    key = sharded.tensor.name, requests
+    when, outs = emitter.fetched.get(key, (-1, []))
+    if not outs or emitter.now - when > emitter.reuse:
+        name = emitter.fresh(f"{sharded.tensor.name}:{anchor.op.name}")
+        outs = [f"{name}@{device}" for device in emitter.devices]
+        fetch(emitter, sharded, requests, anchor, outs, outs)
+    emitter.fetched[key] = emitter.now, list(outs)
     return list(outs)
 
 
-def view(b: Builder, held: Held, device: int, box: Box, at: At, name: str | None = None) -> str:
-    """Cut a box out of a device's own part, without a copy; return its name."""
-    source, own = held.names[device], held.boxes[device]
+def view(
+    emitter: Emitter,
+    sharded: ShardedTensor,
+    device: int,
+    box: Box,
+    anchor: Anchor,
+    name: str | None = None,
+) -> str:
+    """Cut a box out of a device's own shard, without a copy.
+
+    Args:
+        emitter: Where to write.
+        sharded: The tensor.
+        device: Whose shard.
+        box: In indices of the whole tensor; lies in the shard.
+        anchor: The op beside which the view is made.
+        name: Of the view; a fresh one if not given.
+
+    Returns:
+        The name of the view.
+    """
+    source, own = sharded.names[device], sharded.boxes[device]
     assert source is not None
     assert own is not None
-    helper = b.fresh(f"{held.tensor.name}:{at.op.name}:part") + f"@{device}"
-    output = part(held.tensor, name or helper, box, source)
+    helper = emitter.fresh(f"{sharded.tensor.name}:{anchor.op.name}:part") + f"@{device}"
+    output = local_tensor(sharded.tensor, name or helper, box, source)
     args = [{"tensor": source}, box_list(relative(box, own))]
-    if source in b.gaps or not is_dense(held.tensor, own, box):
-        b.gaps.add(output.name)
-    return b.helper(device, helper, SLICE, args, (source,), output, at, memory="reference")
+    if source in emitter.strided or not is_dense(sharded.tensor, own, box):
+        emitter.strided.add(output.name)
+    return emitter.helper(
+        device, helper, SLICE, args, (source,), output, anchor, memory="reference"
+    )
 
 
-def pieces_of(
-    b: Builder,
-    held: Held,
-    parts: Mapping[int, Sequence[Part]],
-    at: At,
-    makers: Sequence[str],
-    posts: Mapping[tuple[int, Part], str] | None = None,
-    into: Mapping[tuple[int, Part], tuple[str, str]] | None = None,
-) -> dict[Part, str]:
-    """Cut out and send what devices take of each other; return the name of each piece.
+def send_slices(
+    emitter: Emitter,
+    sharded: ShardedTensor,
+    sources: Mapping[int, Sequence[Slice]],
+    anchor: Anchor,
+    readers: Sequence[str],
+    posts: Mapping[tuple[int, Slice], str] | None = None,
+    buffers: Mapping[tuple[int, Slice], tuple[str, str]] | None = None,
+) -> dict[Slice, str]:
+    """Cut out and send what devices take of each other's shards.
 
-    Receives are posted before the op in `makers`, or in `posts` by device and piece; those in
-    `into` are received in place.
+    Args:
+        emitter: Where to write.
+        sharded: The tensor.
+        sources: By receiving device, the slices that it takes, its own included.
+        anchor: The op that needs them.
+        readers: By device, the op before which its receives are posted, unless `posts` says more.
+        posts: By device and slice, the op before which that receive is posted.
+        buffers: By device and slice, the buffer that it is received into in place.
+
+    Returns:
+        The name of each slice on the device that it is taken from.
     """
-    targets: dict[Part, list[int]] = {}
-    for device, listed in parts.items():
-        for key in listed:
+    targets: dict[Slice, list[int]] = {}
+    for device, taken in sources.items():
+        for key in taken:
             targets.setdefault(key, []).append(device)
-    names: dict[Part, str] = {}
+    names: dict[Slice, str] = {}
     copies: set[str] = set()
-    for (owner, box), readers in targets.items():
-        own, name = held.boxes[owner], held.names[owner]
+    for (owner, box), receivers in targets.items():
+        own, name = sharded.boxes[owner], sharded.names[owner]
         assert own is not None
         assert name is not None
-        if readers == [owner] and box == own:
+        if receivers == [owner] and box == own:
             names[owner, box] = name
             continue
-        piece = view(b, held, owner, box, at)
-        if readers != [owner] and piece in b.gaps:
-            piece = packed(b, held.tensor, owner, box, piece, at)
-            copies.add(piece)
-        names[owner, box] = piece
-    for (owner, box), readers in targets.items():
-        for device in readers:
+        cut = view(emitter, sharded, owner, box, anchor)
+        if receivers != [owner] and cut in emitter.strided:
+            cut = contiguous_copy(emitter, sharded.tensor, owner, box, cut, anchor)
+            copies.add(cut)
+        names[owner, box] = cut
+    for (owner, box), receivers in targets.items():
+        for device in receivers:
             if device != owner:
-                piece = names[owner, box]
-                at_device = device, (owner, box)
-                before = (posts or {}).get(at_device, makers[device])
-                hold = at.hold[owner] or piece
-                if posts is not None and owner in parts and piece in copies:
-                    hold = makers[owner]  # a copy is let go before the op itself allocates
-                place = (into or {}).get(at_device)
-                b.send(piece, owner, device, before, hold, place and place[0])
+                cut = names[owner, box]
+                received = device, (owner, box)
+                before = (posts or {}).get(received, readers[device])
+                hold = anchor.hold[owner] or cut
+                if posts is not None and owner in sources and cut in copies:
+                    hold = readers[owner]  # a copy is let go before the op itself allocates
+                into = (buffers or {}).get(received)
+                emitter.send(cut, owner, device, before, hold, into and into[0])
     return names
 
 
-def packed(b: Builder, tensor: Tensor, device: int, box: Box, piece: str, at: At) -> str:
-    """Copy a device's part of a tensor without its gaps; return the name of the copy."""
-    name = b.fresh(f"{tensor.name}:{at.op.name}:packed") + f"@{device}"
+def contiguous_copy(
+    emitter: Emitter, tensor: Tensor, device: int, box: Box, strided: str, anchor: Anchor
+) -> str:
+    """Copy a strided local tensor to one that is contiguous.
+
+    Args:
+        emitter: Where to write.
+        tensor: The whole tensor.
+        device: Where the local one is.
+        box: What the local one is of the whole.
+        strided: Its name.
+        anchor: The op beside which it is copied.
+
+    Returns:
+        The name of the copy.
+    """
+    name = emitter.fresh(f"{tensor.name}:{anchor.op.name}:packed") + f"@{device}"
     shape = list(lengths(box))
-    args = [shape, None, [[{"tensor": piece}, box_list(whole(shape))]]]
-    return b.helper(device, name, FETCH, args, (piece,), part(tensor, name, box), at)
+    args = [shape, None, [[{"tensor": strided}, box_list(whole(shape))]]]
+    output = local_tensor(tensor, name, box)
+    return emitter.helper(device, name, FETCH, args, (strided,), output, anchor)
 
 
 def fetch(
-    b: Builder,
-    held: Held,
-    wants: Sequence[Want | None],
-    at: At,
-    makers: Sequence[str],
+    emitter: Emitter,
+    sharded: ShardedTensor,
+    requests: Sequence[FetchRequest | None],
+    anchor: Anchor,
+    ops: Sequence[str],
     outs: Sequence[str],
 ) -> None:
-    """Let each device put together what it wants.
+    """Let each device assemble the region that it requests.
 
     Args:
-        b: Where to write.
-        held: The tensor.
-        wants: A box for each device that fetches.
-        at: Where in the step.
-        makers: Names of the fetching ops.
-        outs: Names of what they make.
+        emitter: Where to write.
+        sharded: The tensor.
+        requests: A box for each device that fetches.
+        anchor: The op that reads the regions.
+        ops: By device, the name of its last fetching op.
+        outs: By device, the name of the region.
+
+    Raises:
+        InvalidPlanError: E410, if no device has all that one requests.
     """
-    tensor, shape = held.tensor, held.tensor.shape or ()
-    parts: dict[int, Sequence[Part]] = {}
-    for device, want in enumerate(wants):
-        if want is None:
+    tensor, shape = sharded.tensor, sharded.tensor.shape or ()
+    sources: dict[int, Sequence[Slice]] = {}
+    for device, request in enumerate(requests):
+        if request is None:
             continue
-        order = nearest(b.mesh.shape, device)
-        needed = clipped(want.box, shape)
-        parts[device], is_all = cover(needed, held.boxes, order) if want.content else ((), True)
+        order = nearest(emitter.mesh.shape, device)
+        needed = clipped(request.box, shape)
+        sources[device], is_all = (
+            cover(needed, sharded.boxes, order) if request.content else ((), True)
+        )
         if not is_all:
             raise InvalidPlanError(
-                f"no device holds all that op {shown(at.op.name)} needs of {shown(tensor.name)}"
+                f"no device holds all that op {shown(anchor.op.name)} needs of {shown(tensor.name)}"
             )
-    plans = {
-        device: _landing(b, held, device, wants[device], listed, makers, outs)
-        for device, listed in parts.items()
+    assemblies = {
+        device: _assembly(emitter, sharded, device, requests[device], needed, ops, outs)
+        for device, needed in sources.items()
     }
-    posts = {(device, key): op for device, plan in plans.items() for key, op in plan.posts.items()}
-    into = {(device, key): plan.buffer for device, plan in plans.items() for key in plan.direct}
-    pieces = pieces_of(b, held, parts, at, makers, posts, into)
-    collective = collective_of(b.mesh, held.boxes, [w and w.box for w in wants], shape)
-    for device, plan in plans.items():
-        _put_together(b, tensor, device, plan, pieces, collective, at)
+    posts = {
+        (device, key): op for device, each in assemblies.items() for key, op in each.posts.items()
+    }
+    buffers = {
+        (device, key): each.buffer for device, each in assemblies.items() for key in each.in_place
+    }
+    slices = send_slices(emitter, sharded, sources, anchor, ops, posts, buffers)
+    boxes = [request and request.box for request in requests]
+    collective = collective_of(emitter.mesh, sharded.boxes, boxes, shape)
+    for device, each in assemblies.items():
+        _emit_assembly(emitter, tensor, device, each, slices, collective, anchor)
 
 
-class _Landing(NamedTuple):
-    """How a device puts together what it wants.
+class _Assembly(NamedTuple):
+    """How a device assembles the region that it requests.
 
     Attributes:
-        want: What it wants.
+        request: The region.
         buffer: Name of what the fetch makes, and of the fetch itself.
-        makers: Ops that follow, each with what it makes of the buffer: updates, then a join.
-        together: Pieces that the fetch copies.
-        turns: Pieces of each update.
-        direct: Pieces that are received in place.
-        posts: Op before which each piece is received that the fetch does not wait for.
+        following: Ops that follow, each with what it makes of the buffer: updates, then a join.
+        copied: Slices that the fetch copies.
+        sequential: Slices that an update each copies.
+        in_place: Slices that are received into the buffer.
+        posts: Op before which each slice is received that the fetch does not wait for.
     """
 
-    want: Want
+    request: FetchRequest
     buffer: tuple[str, str]
-    makers: Sequence[tuple[str, str]]
-    together: Sequence[Part]
-    turns: Sequence[Part]
-    direct: Sequence[Part]
-    posts: Mapping[Part, str]
+    following: Sequence[tuple[str, str]]
+    copied: Sequence[Slice]
+    sequential: Sequence[Slice]
+    in_place: Sequence[Slice]
+    posts: Mapping[Slice, str]
 
 
-def _landing(
-    b: Builder,
-    held: Held,
+def _assembly(
+    emitter: Emitter,
+    sharded: ShardedTensor,
     device: int,
-    want: Want | None,
-    listed: Sequence[Part],
-    makers: Sequence[str],
+    request: FetchRequest | None,
+    needed: Sequence[Slice],
+    ops: Sequence[str],
     outs: Sequence[str],
-) -> _Landing:
-    """Decide which pieces are received in place, which in turn, and which together."""
-    assert want is not None
-    tensor, final = held.tensor, (makers[device], outs[device])
-    remote = [key for key in listed if key[0] != device]
-    direct = [key for key in remote if is_dense(tensor, want.box, key[1])]
-    staged = [key for key in remote if key not in direct]
-    turns = staged if b.in_turn or direct else []
-    together = [key for key in listed if key not in direct and key not in turns]
-    if not direct and not turns:
-        return _Landing(want, (final[1], final[0]), (), together, (), (), {})
-    buffer = b.fresh(f"{final[0].rpartition('@')[0]}:buffer") + f"@{device}"
-    steps = [b.fresh(f"{tensor.name}:turn") + f"@{device}" for _ in (*turns, *direct[:1])]
-    follow = [*((name, name) for name in steps[:-1]), final]
-    posts = dict.fromkeys(direct, follow[0][0])
-    for turn, key in enumerate(turns):
-        posts[key] = follow[turn if b.in_turn else 0][0]
-    return _Landing(want, (buffer, buffer), follow, together, turns, direct, posts)
+) -> _Assembly:
+    """Decide which slices are received in place, which in sequence, and which together."""
+    assert request is not None
+    tensor, final = sharded.tensor, (ops[device], outs[device])
+    remote = [key for key in needed if key[0] != device]
+    in_place = [key for key in remote if is_dense(tensor, request.box, key[1])]
+    staged = [key for key in remote if key not in in_place]
+    sequential = staged if emitter.in_turn or in_place else []
+    copied = [key for key in needed if key not in in_place and key not in sequential]
+    if not in_place and not sequential:
+        return _Assembly(request, (final[1], final[0]), (), copied, (), (), {})
+    buffer = emitter.fresh(f"{final[0].rpartition('@')[0]}:buffer") + f"@{device}"
+    steps = [
+        emitter.fresh(f"{tensor.name}:turn") + f"@{device}" for _ in (*sequential, *in_place[:1])
+    ]
+    following = [*((name, name) for name in steps[:-1]), final]
+    posts = dict.fromkeys(in_place, following[0][0])
+    for step, key in enumerate(sequential):
+        posts[key] = following[step if emitter.in_turn else 0][0]
+    return _Assembly(request, (buffer, buffer), following, copied, sequential, in_place, posts)
 
 
-def _put_together(
-    b: Builder,
+def _emit_assembly(
+    emitter: Emitter,
     tensor: Tensor,
     device: int,
-    plan: _Landing,
-    pieces: Mapping[Part, str],
+    assembly: _Assembly,
+    slices: Mapping[Slice, str],
     collective: Mapping[str, Any],
-    at: At,
+    anchor: Anchor,
 ) -> None:
     """Write the fetch of a device, and what completes its buffer."""
-    box = plan.want.box
+    box = assembly.request.box
 
-    def rows(keys: Sequence[Part]) -> list[Any]:
-        return [[{"tensor": pieces[key]}, box_list(relative(key[1], box))] for key in keys]
+    def rows(keys: Sequence[Slice]) -> list[Any]:
+        return [[{"tensor": slices[key]}, box_list(relative(key[1], box))] for key in keys]
 
-    buffer, maker = plan.buffer
-    args: list[Any] = [list(lengths(box)), number(plan.want.fill), rows(plan.together)]
-    names = [pieces[key] for key in plan.together]
+    buffer, op = assembly.buffer
+    args: list[Any] = [list(lengths(box)), number(assembly.request.fill), rows(assembly.copied)]
+    names = [slices[key] for key in assembly.copied]
     more: dict[str, Any] = {"collective": collective}
-    b.helper(device, maker, FETCH, args, names, part(tensor, buffer, box), at, more=more)
-    for (name, out), key in zip(plan.makers, (*plan.turns, None), strict=False):
-        output = part(tensor, out, box, buffer)
+    output = local_tensor(tensor, buffer, box)
+    emitter.helper(device, op, FETCH, args, names, output, anchor, more=more)
+    for (name, out), key in zip(assembly.following, (*assembly.sequential, None), strict=False):
+        output = local_tensor(tensor, out, box, buffer)
         if key is not None:
-            args, names = [{"tensor": buffer}, *reversed(rows([key])[0])], [buffer, pieces[key]]
+            args, names = [{"tensor": buffer}, *reversed(rows([key])[0])], [buffer, slices[key]]
             more = {"mutates": [buffer]}
             kind = UPDATE
         else:
-            args, names = [{"tensor": buffer}, rows(plan.direct)], [buffer]
-            names += [pieces[key] for key in plan.direct]
+            args, names = [{"tensor": buffer}, rows(assembly.in_place)], [buffer]
+            names += [slices[key] for key in assembly.in_place]
             more, kind = {}, JOIN
-        b.helper(device, name, kind, args, names, output, at, memory="reference", more=more)
+        emitter.helper(
+            device, name, kind, args, names, output, anchor, memory="reference", more=more
+        )
         buffer = out

@@ -29,18 +29,20 @@ from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.builder import Builder, box_list, part
-from pardnn.shard.spmd.local_ops import run
-from pardnn.shard.spmd.random_ops import draw, is_drawn
-from pardnn.shard.spmd.templates import cut_work
+from pardnn.shard.spmd.emitter import Emitter, box_list, local_tensor
+from pardnn.shard.spmd.local_ops import emit_local_ops
+from pardnn.shard.spmd.random_ops import emit_random_op, is_random_op
+from pardnn.shard.spmd.templates import partition_op
 
 
-def spread(graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: int = 0) -> Plan:
+def spmd_partition(
+    graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: int = 0
+) -> Plan:
     """Return the plan that carries out a sharding, without metadata.
 
     Args:
         graph: A captured graph.
-        sharding: A layout for every tensor and the cut loops of every call; see `valid_sharding`.
+        sharding: A layout for every tensor and the cut loops of every call; see `legalize`.
         in_turn: Receive the pieces of a region one after the other, so that less memory is held
             and a region takes longer.
         reuse: Two ops that need the same region of a tensor share one fetch if at most so many
@@ -50,27 +52,28 @@ def spread(graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: in
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
         DescriptionError: E220, if a description is wrong.
     """
-    b = Builder(graph, sharding, in_turn=in_turn, reuse=reuse)
+    emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse)
     undescribed: Counter[str] = Counter()
-    for b.now, number in enumerate(graph.arrays.topological.tolist()):
+    for emitter.now, number in enumerate(graph.arrays.topological.tolist()):
         op = graph.ops[number]
         if op.is_source:
-            _source(b, op)
-        elif is_drawn(op.kind):
-            draw(b, op)
+            _source(emitter, op)
+        elif is_random_op(op.kind):
+            emit_random_op(emitter, op)
         else:
-            _call(b, op, undescribed)
-    axes = len(b.mesh.shape)
+            _call(emitter, op, undescribed)
+    axes = len(emitter.mesh.shape)
     return Plan(
-        placement={name: device for device, row in enumerate(b.rows) for name in row},
-        order=tuple(tuple(row) for row in b.rows),
-        messages=tuple(b.messages),
+        placement={name: device for device, row in enumerate(emitter.rows) for name in row},
+        order=tuple(tuple(row) for row in emitter.rows),
+        messages=tuple(emitter.messages),
         partition=Partition(
-            mesh=b.mesh,
+            mesh=emitter.mesh,
             sharding={
-                name: placements(sharding.layouts.get(name) or (None,) * axes) for name in b.tensors
+                name: placements(sharding.layouts.get(name) or (None,) * axes)
+                for name in emitter.tensors
             },
-            ops=tuple(b.ops),
+            ops=tuple(emitter.ops),
         ),
         notes=tuple(_note(kind, count) for kind, count in sorted(undescribed.items())),
     )
@@ -80,19 +83,19 @@ def _note(kind: str, count: int) -> str:
     return f"{kind} has no description: {count} op{'s' * (count > 1)} run whole on every device"
 
 
-def _source(b: Builder, op: Op) -> None:
+def _source(emitter: Emitter, op: Op) -> None:
     """Every device has its blocks of what exists before the step."""
-    for device in b.devices:
+    for device in emitter.devices:
         for tensor in op.outputs:
-            box = b.boxes[tensor.name][device]
+            box = emitter.boxes[tensor.name][device]
             shard = {"of": tensor.name, "box": box_list(box)}
             arguments = {**(op.arguments or {}), **_content(op, box), "shard": shard}
-            b.emit(
+            emitter.emit(
                 device,
                 Op(
                     name=f"{op.name}@{device}", kind=op.kind, memory=op.memory, source=op.source,
-                    outputs=(part(tensor, f"{tensor.name}@{device}", box),), module=op.module,
-                    seconds=op.seconds, arguments=arguments,
+                    outputs=(local_tensor(tensor, f"{tensor.name}@{device}", box),),
+                    module=op.module, seconds=op.seconds, arguments=arguments,
                 ),
             )  # fmt: skip
 
@@ -109,16 +112,16 @@ def _content(op: Op, box: Box) -> dict[str, str]:
     return {"data": base64.b64encode(mine.tobytes()).decode()}
 
 
-def _call(b: Builder, op: Op, undescribed: Counter[str]) -> None:
-    axes = b.sharding.axes.get(op.name) or (None,) * len(b.mesh.shape)
-    work = cut_work(op, axes, b.tensors, b.mesh)
-    if work is None:
+def _call(emitter: Emitter, op: Op, undescribed: Counter[str]) -> None:
+    axes = emitter.sharding.axes.get(op.name) or (None,) * len(emitter.mesh.shape)
+    partitioned = partition_op(op, axes, emitter.tensors, emitter.mesh)
+    if partitioned is None:
         raise InvalidPlanError(
             f"op {shown(op.name)} ({op.kind}, {op.source or 'unknown line'}) cannot be cut along "
-            f"{axes} on a mesh {b.mesh.shape}: a loop is too short, or results cannot be combined."
-            "\nCut another loop, or leave the op whole (None)."
+            f"{axes} on a mesh {emitter.mesh.shape}: a loop is too short, or results cannot be "
+            "combined.\nCut another loop, or leave the op whole (None)."
         )
-    is_tensor = any(b.tensors[name].shape for name in op.inputs)
+    is_tensor = any(emitter.tensors[name].shape for name in op.inputs)
     if is_tensor and op.arguments and "args" in op.arguments and description_of(op.kind) is None:
         undescribed[op.kind] += 1
-    run(b, op, work)
+    emit_local_ops(emitter, op, partitioned)

@@ -9,8 +9,8 @@ from pardnn.plan.partitioned_graph import DRAW, UPDATE
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import whole
 from pardnn.shard.partition.call import call_of
-from pardnn.shard.spmd.builder import At, Builder, Want, box_list, part
-from pardnn.shard.spmd.multi_fetch import provide
+from pardnn.shard.spmd.emitter import Anchor, Emitter, FetchRequest, box_list, local_tensor
+from pardnn.shard.spmd.multi_fetch import reshard
 from pardnn.shard.spmd.templates import localised, returned_names
 from pardnn.shard.tdl.registry import canonical_name
 
@@ -33,7 +33,7 @@ def _operator(kind: str) -> str:
     return ".".join(canonical_name(kind).split(".")[:2])
 
 
-def is_drawn(kind: str) -> bool:
+def is_random_op(kind: str) -> bool:
     """Whether an op draws random numbers."""
     if kind.startswith("scalar.") or "." not in kind:
         return False
@@ -44,37 +44,42 @@ def is_drawn(kind: str) -> bool:
     return described is not None and described.is_random and "empty" not in operator
 
 
-def draw(b: Builder, op: Op) -> None:
+def emit_random_op(emitter: Emitter, op: Op) -> None:
     """Write the devices' draws of a random op, whatever loops are cut."""
-    call = call_of(op, b.tensors)
+    call = call_of(op, emitter.tensors)
     names = {_operator(op.kind), canonical_name(op.kind)}
-    form = None
+    shape_only = None
     if names & FORM_ONLY and call.args and isinstance(call.args[0], dict):
-        form = call.args[0]["tensor"]
-    is_scaling = bool(names & SCALING) and form is not None
-    at = At(op, tuple(f"{op.name}@{device}" for device in b.devices))
+        shape_only = call.args[0]["tensor"]
+    is_scaling = bool(names & SCALING) and shape_only is not None
+    anchor = Anchor(op, tuple(f"{op.name}@{device}" for device in emitter.devices))
     provided: dict[str, list[str | None]] = {}
-    listed = _tensor_names([*call.args[form is not None :], *call.kwargs.values()])
+    listed = _tensor_names([*call.args[shape_only is not None :], *call.kwargs.values()])
     for name in listed:
-        wants = [Want(whole(b.tensors[name].shape or ()))] * len(b.devices)
-        provided[name] = provide(b, b.own(name), wants, at)
+        requests = [FetchRequest(whole(emitter.tensors[name].shape or ()))] * len(emitter.devices)
+        provided[name] = reshard(emitter, emitter.own(name), requests, anchor)
     scaled: list[str | None] = []
     if is_scaling:
-        assert form is not None
-        boxes = b.boxes[op.outputs[0].name]
-        scaled = provide(b, b.own(form), [Want(box) for box in boxes], at)
-    for device in b.devices:
+        assert shape_only is not None
+        boxes = emitter.boxes[op.outputs[0].name]
+        scaled = reshard(
+            emitter, emitter.own(shape_only), [FetchRequest(box) for box in boxes], anchor
+        )
+    for device in emitter.devices:
         local = {name: str(found[device]) for name, found in provided.items()}
-        args = [localised(value, local) for value in call.args[form is not None :]]
-        if form is not None:
-            args.insert(0, _ones(b.tensors[form]))
+        args = [localised(value, local) for value in call.args[shape_only is not None :]]
+        if shape_only is not None:
+            args.insert(0, _ones(emitter.tensors[shape_only]))
         kwargs = {key: localised(value, local) for key, value in call.kwargs.items()}
-        drawn = _draw_here(b, op, device, [op.kind, args, kwargs], list(local.values()), at,
-                           is_final=not is_scaling and not writes(op))  # fmt: skip
+        inputs = list(local.values())
+        is_final = not is_scaling and not writes(op)
+        drawn = _emit_draw(
+            emitter, op, device, [op.kind, args, kwargs], inputs, anchor, is_final=is_final
+        )
         if is_scaling:
-            _scale(b, op, device, str(scaled[device]), drawn, at)
+            _scale(emitter, op, device, str(scaled[device]), drawn, anchor)
         elif writes(op):
-            _overwrite(b, op, device, drawn, at)
+            _overwrite(emitter, op, device, drawn, anchor)
 
 
 def _tensor_names(value: Any) -> list[str]:
@@ -90,13 +95,13 @@ def _ones(tensor: Tensor) -> dict[str, Any]:
     return {"ones": [list(tensor.shape or ()), tensor.dtype, strides]}
 
 
-def _draw_here(
-    b: Builder,
+def _emit_draw(
+    emitter: Emitter,
     op: Op,
     device: int,
     call: list[Any],
     inputs: list[str],
-    at: At,
+    anchor: Anchor,
     *,
     is_final: bool,
 ) -> str:
@@ -108,23 +113,23 @@ def _draw_here(
         if name is None:
             boxes.append(None)
             continue
-        box = b.boxes[name][device]
+        box = emitter.boxes[name][device]
         is_named = is_final or outputs
-        here = f"{name}@{device}" if is_named else b.fresh(f"{name}:drawn") + f"@{device}"
-        outputs.append(part(b.tensors[name], here, box))
+        here = f"{name}@{device}" if is_named else emitter.fresh(f"{name}:drawn") + f"@{device}"
+        outputs.append(local_tensor(emitter.tensors[name], here, box))
         boxes.append(box_list(box))
-    name = f"{op.name}@{device}" if is_final else b.fresh(f"{op.name}:draw") + f"@{device}"
-    held = sum(b.tensors[name].bytes for name in returned if name is not None)
-    b.emit(
+    name = f"{op.name}@{device}" if is_final else emitter.fresh(f"{op.name}:draw") + f"@{device}"
+    workspace = sum(emitter.tensors[name].bytes for name in returned if name is not None)
+    emitter.emit(
         device,
         Op(
             name=name, kind=DRAW, inputs=tuple(dict.fromkeys(inputs)), outputs=tuple(outputs),
-            after=b.after(op, device), workspace=held, source=op.source, module=op.module,
-            step=op.step, arguments={"args": [*call, boxes], "of": op.name,
+            after=emitter.after(op, device), workspace=workspace, source=op.source,
+            module=op.module, step=op.step, arguments={"args": [*call, boxes], "of": op.name,
                 "returns": _returns(returned, outputs)},
         ),
     )  # fmt: skip
-    b.helpers.setdefault((op.name, device), []).append(name)
+    emitter.helpers.setdefault((op.name, device), []).append(name)
     return outputs[0].name
 
 
@@ -133,22 +138,24 @@ def _returns(returned: tuple[str | None, ...], outputs: list[Tensor]) -> list[st
     return [None if name is None else next(names).name for name in returned]
 
 
-def _scale(b: Builder, op: Op, device: int, source: str, drawn: str, at: At) -> None:
+def _scale(emitter: Emitter, op: Op, device: int, source: str, drawn: str, anchor: Anchor) -> None:
     """Multiply an input with what was drawn."""
     tensor = op.outputs[0]
-    output = part(tensor, f"{tensor.name}@{device}", b.boxes[tensor.name][device])
+    output = local_tensor(tensor, f"{tensor.name}@{device}", emitter.boxes[tensor.name][device])
     args = [{"tensor": source}, {"tensor": drawn}]
-    b.helper(device, f"{op.name}@{device}", "aten.mul.Tensor", args, (source, drawn), output, at)
+    emitter.helper(
+        device, f"{op.name}@{device}", "aten.mul.Tensor", args, (source, drawn), output, anchor
+    )
 
 
-def _overwrite(b: Builder, op: Op, device: int, drawn: str, at: At) -> None:
+def _overwrite(emitter: Emitter, op: Op, device: int, drawn: str, anchor: Anchor) -> None:
     """Put what was drawn into the storage that the op changes."""
     (name,) = writes(op)
     target = f"{name}@{device}"
     tensor = op.outputs[0]
-    box = b.boxes[name][device]
+    box = emitter.boxes[name][device]
     local = tuple((0, end - begin) for begin, end in box)
-    output = part(tensor, f"{tensor.name}@{device}", box, target)
+    output = local_tensor(tensor, f"{tensor.name}@{device}", box, target)
     args = [{"tensor": target}, box_list(local), {"tensor": drawn}]
-    b.helper(device, f"{op.name}@{device}", UPDATE, args, (target, drawn), output, at,
+    emitter.helper(device, f"{op.name}@{device}", UPDATE, args, (target, drawn), output, anchor,
              memory="reference", more={"mutates": [target]})  # fmt: skip

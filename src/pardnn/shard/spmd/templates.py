@@ -15,12 +15,18 @@ from pardnn.plan.mesh import Box, Mesh
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import whole
 from pardnn.shard.partition.call import Call, call_of
-from pardnn.shard.partition.per_device import Axes, Leaf, LeafShare, input_names, leaves
-from pardnn.shard.partition.pieces import Region
-from pardnn.shard.spmd.builder import Builder, Want
+from pardnn.shard.partition.per_device import (
+    AxisLoops,
+    LocalOp,
+    LocalResult,
+    input_names,
+    local_ops,
+)
+from pardnn.shard.partition.worker_ops import Region
+from pardnn.shard.spmd.emitter import Emitter, FetchRequest
 
 
-class Form(NamedTuple):
+class ArgumentTemplate(NamedTuple):
     """An argument of a localised call; one that holds no tensor is one value for all ops.
 
     Attributes:
@@ -36,29 +42,29 @@ class Template(NamedTuple):
     """What the devices do of equal calls. Slots name the tensors of the localised calls.
 
     Attributes:
-        leaves: One per device; tensors named by slot.
+        local_ops: One per device; tensors named by slot.
         slots: Slot, and number of the tensor among those of the call.
-        wants: By slot, what each device needs, None for nothing.
+        requests: By slot, what each device needs, None for nothing.
         boxes: By slot, the boxes of that.
-        shares: By result, what each device's is of the whole one, None: not computed.
+        results: By result, what each device's is of the whole one, None: not computed.
         made: By result, the boxes of that.
         is_partial: By result, whether it is combined of several.
         fractions: Which share of the loops each device runs.
         arguments: Of each device, positional and by name.
     """
 
-    leaves: tuple[Leaf, ...]
+    local_ops: tuple[LocalOp, ...]
     slots: tuple[tuple[str, int], ...]
-    wants: Mapping[str, tuple[Want | None, ...]]
+    requests: Mapping[str, tuple[FetchRequest | None, ...]]
     boxes: Mapping[str, tuple[Box | None, ...]]
-    shares: tuple[tuple[LeafShare | None, ...], ...]
+    results: tuple[tuple[LocalResult | None, ...], ...]
     made: tuple[tuple[Box | None, ...], ...]
     is_partial: tuple[bool, ...]
     fractions: tuple[float, ...]
-    arguments: tuple[tuple[list[Form], dict[str, Form]], ...]
+    arguments: tuple[tuple[list[ArgumentTemplate], dict[str, ArgumentTemplate]], ...]
 
 
-class Work(NamedTuple):
+class PartitionedOp(NamedTuple):
     """What the devices do of one op.
 
     Attributes:
@@ -72,7 +78,7 @@ class Work(NamedTuple):
     returned: tuple[str | None, ...]
 
 
-_KEPT: dict[Any, Template | None] = {}
+_TEMPLATES: dict[Any, Template | None] = {}
 
 
 def returned_names(op: Op) -> tuple[str | None, ...]:
@@ -81,14 +87,16 @@ def returned_names(op: Op) -> tuple[str | None, ...]:
     return tuple(t.name for t in op.outputs) if listed is None else tuple(listed)
 
 
-def whole_work(op: Op, tensors: Mapping[str, Tensor], mesh: Mesh) -> Work:
+def replicate_op(op: Op, tensors: Mapping[str, Tensor], mesh: Mesh) -> PartitionedOp:
     """Return the work if every device runs all of an op; no description is needed."""
-    found = cut_work(op, (None,) * len(mesh.shape), tensors, mesh)
+    found = partition_op(op, (None,) * len(mesh.shape), tensors, mesh)
     assert found is not None
     return found
 
 
-def cut_work(op: Op, axes: Axes, tensors: Mapping[str, Tensor], mesh: Mesh) -> Work | None:
+def partition_op(
+    op: Op, axes: AxisLoops, tensors: Mapping[str, Tensor], mesh: Mesh
+) -> PartitionedOp | None:
     """Return the work if loops of an op are cut; None if they cannot be.
 
     Raises:
@@ -106,15 +114,17 @@ def cut_work(op: Op, axes: Axes, tensors: Mapping[str, Tensor], mesh: Mesh) -> W
         tuple([None if name is None else (tensors[name].shape,) for name in returned]),
         axes, mesh.shape,
     )  # fmt: skip
-    if key not in _KEPT:
-        if len(_KEPT) > 20_000:
-            _KEPT.clear()
-        _KEPT[key] = _template(op, axes, tensors, mesh, numbers)
-    template = _KEPT[key]
+    if key not in _TEMPLATES:
+        if len(_TEMPLATES) > 20_000:
+            _TEMPLATES.clear()
+        _TEMPLATES[key] = _template(op, axes, tensors, mesh, numbers)
+    template = _TEMPLATES[key]
     if template is None:
         return None
     listed = tuple(numbers)
-    return Work(template, {slot: listed[number] for slot, number in template.slots}, returned)
+    return PartitionedOp(
+        template, {slot: listed[number] for slot, number in template.slots}, returned
+    )
 
 
 def _plain(value: Any, numbers: dict[str, int]) -> Any:
@@ -130,7 +140,7 @@ def _plain(value: Any, numbers: dict[str, int]) -> Any:
 
 
 def _template(
-    op: Op, axes: Axes, tensors: Mapping[str, Tensor], mesh: Mesh, numbers: Mapping[str, int]
+    op: Op, axes: AxisLoops, tensors: Mapping[str, Tensor], mesh: Mesh, numbers: Mapping[str, int]
 ) -> Template | None:
     call, returned = call_of(op, tensors), returned_names(op)
     if all(axis is None for axis in axes):
@@ -140,39 +150,39 @@ def _template(
     elif description_of(call.kind) is None:
         return None
     else:
-        found = leaves(call, axes, mesh)
+        found = local_ops(call, axes, mesh)
         if found is None or not _is_possible(found, returned):
             return None
         names = input_names(call)
-    regions = {slot: [leaf.regions.get(slot) for leaf in found] for slot in names}
-    shares = tuple(tuple(leaf.shares[n] for leaf in found) for n in range(len(returned)))
+    regions = {slot: [op.regions.get(slot) for op in found] for slot in names}
+    results = tuple(tuple(op.results[n] for op in found) for n in range(len(returned)))
     return Template(
-        leaves=found,
+        local_ops=found,
         slots=tuple((slot, numbers[name]) for slot, name in names.items()),
-        wants={
-            slot: tuple(r and Want(r.box, r.fill, r.content) for r in row)
+        requests={
+            slot: tuple(r and FetchRequest(r.box, r.fill, r.content) for r in row)
             for slot, row in regions.items()
         },
         boxes={slot: tuple(r and r.box for r in row) for slot, row in regions.items()},
-        shares=shares,
-        made=tuple(tuple(None if s is None else s.box for s in row) for row in shares),
-        is_partial=tuple(any(s is not None and any(s.reducers) for s in row) for row in shares),
+        results=results,
+        made=tuple(tuple(None if s is None else s.box for s in row) for row in results),
+        is_partial=tuple(any(s is not None and any(s.reducers) for s in row) for row in results),
         fractions=tuple(
-            next((share.weight for share in leaf.shares if share is not None), 1.0)
-            for leaf in found
+            next((result.weight for result in op.results if result is not None), 1.0)
+            for op in found
         ),
-        arguments=_forms(found),
+        arguments=_argument_templates(found),
     )
 
 
 def _whole(
     call: Call,
     returned: Sequence[str | None],
-    axes: Axes,
+    axes: AxisLoops,
     tensors: Mapping[str, Tensor],
     mesh: Mesh,
     numbers: Mapping[str, int],
-) -> tuple[Leaf, ...]:
+) -> tuple[LocalOp, ...]:
     """Return what each device does of a call that all run."""
     slots = {name: str(number) for name, number in numbers.items()}
     local = Call(
@@ -185,48 +195,50 @@ def _whole(
     )
     none = (None,) * len(axes)
     regions = {slots[name]: Region(whole(shape)) for name, shape in call.shapes.items()}
-    shares = tuple(
-        None if name is None else LeafShare(whole(tensors[name].shape or ()), none, 1.0)
+    results = tuple(
+        None if name is None else LocalResult(whole(tensors[name].shape or ()), none, 1.0)
         for name in returned
     )
-    return (Leaf(local, regions, shares),) * mesh.size
+    return (LocalOp(local, regions, results),) * mesh.size
 
 
-def _is_possible(found: Sequence[Leaf], returned: Sequence[str | None]) -> bool:
+def _is_possible(found: Sequence[LocalOp], returned: Sequence[str | None]) -> bool:
     """Whether every result is computed and can be combined by something that a plan can say."""
-    for leaf in found:
-        for name, share in zip(returned, leaf.shares, strict=True):
+    for op in found:
+        for name, result in zip(returned, op.results, strict=True):
             if name is None:
                 continue
-            if share is None:
+            if result is None:
                 return False
-            reducers = {reducer.name for reducer in share.reducers if reducer is not None}
+            reducers = {reducer.name for reducer in result.reducers if reducer is not None}
             if len(reducers) > 1 or not reducers <= {"sum", "mean", "max", "min", "prod"}:
                 return False
     return True
 
 
-def _forms(found: Sequence[Leaf]) -> tuple[tuple[list[Form], dict[str, Form]], ...]:
-    forms: dict[int, tuple[list[Form], dict[str, Form]]] = {}
-    for leaf in found:
-        call = leaf.call
+def _argument_templates(
+    found: Sequence[LocalOp],
+) -> tuple[tuple[list[ArgumentTemplate], dict[str, ArgumentTemplate]], ...]:
+    forms: dict[int, tuple[list[ArgumentTemplate], dict[str, ArgumentTemplate]]] = {}
+    for op in found:
+        call = op.call
         if id(call) not in forms:
-            named = {key: _form(value) for key, value in call.kwargs.items()}
-            forms[id(call)] = [_form(value) for value in call.args], named
-    return tuple(forms[id(leaf.call)] for leaf in found)
+            named = {key: _argument_template(value) for key, value in call.kwargs.items()}
+            forms[id(call)] = [_argument_template(value) for value in call.args], named
+    return tuple(forms[id(op.call)] for op in found)
 
 
-def _form(value: Any) -> Form:
+def _argument_template(value: Any) -> ArgumentTemplate:
     held: dict[str, int] = {}
     _plain(value, held)
     if isinstance(value, dict) and set(value) == {"tensor"}:
-        return Form(value["tensor"], -1)
-    return Form(value, len(held)) if held else Form(localised(value, {}), 0)
+        return ArgumentTemplate(value["tensor"], -1)
+    return ArgumentTemplate(value, len(held)) if held else ArgumentTemplate(localised(value, {}), 0)
 
 
-def filled(form: Form, local: Mapping[str, str]) -> Any:
+def filled(argument: ArgumentTemplate, local: Mapping[str, str]) -> Any:
     """Return an argument with the names of local tensors."""
-    value, slots = form
+    value, slots = argument
     if slots == 0:
         return value
     return {"tensor": local[value]} if slots < 0 else localised(value, local)
@@ -244,38 +256,45 @@ def localised(value: Any, local: Mapping[str, str]) -> Any:
     return value
 
 
-def misplaced(b: Builder, op: Op, work: Work) -> str | None:
+def non_local_tensor(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str | None:
     """Return a tensor that an op writes or views in written storage, but does not find locally.
 
     None if all is where it is needed.
     """
-    if any(b.owners[name] in b.written for name in op.inputs):
+    if any(emitter.owners[name] in emitter.written for name in op.inputs):
         changed = writes(op)
-        viewed = {b.owners[t.name] for t in op.outputs if alias_of(op, t) is not None}
-        for slot, name in work.names.items():
-            owner = b.owners[name]
-            if owner not in b.written or (name not in changed and owner not in viewed):
+        viewed = {emitter.owners[t.name] for t in op.outputs if alias_of(op, t) is not None}
+        for slot, name in partitioned.names.items():
+            owner = emitter.owners[name]
+            if owner not in emitter.written or (name not in changed and owner not in viewed):
                 continue
-            for box, own in zip(work.template.boxes[slot], b.boxes[name], strict=True):
+            for box, own in zip(partitioned.template.boxes[slot], emitter.boxes[name], strict=True):
                 if box is not None and box != own:
                     return name
-    for number, name in enumerate(work.returned):
-        if name is None or b.owners[name] == name or b.owners[name] not in b.written:
+    for number, name in enumerate(partitioned.returned):
+        if (
+            name is None
+            or emitter.owners[name] == name
+            or emitter.owners[name] not in emitter.written
+        ):
             continue
-        if work.template.is_partial[number] or work.template.made[number] != b.boxes[name]:
+        if (
+            partitioned.template.is_partial[number]
+            or partitioned.template.made[number] != emitter.boxes[name]
+        ):
             return name
     for tensor in op.outputs:  # new contents of what an op changes beside its results
-        if tensor.name in work.returned:
+        if tensor.name in partitioned.returned:
             continue
-        source = shared_input(b, op, tensor)
-        if source is not None and b.boxes[tensor.name] != b.boxes[source]:
+        source = shared_input(emitter, op, tensor)
+        if source is not None and emitter.boxes[tensor.name] != emitter.boxes[source]:
             return tensor.name
     return None
 
 
-def shared_input(b: Builder, op: Op, tensor: Tensor) -> str | None:
+def shared_input(emitter: Emitter, op: Op, tensor: Tensor) -> str | None:
     """Return the input through which an output shares its storage; None if it owns it."""
     shared = alias_of(op, tensor)
     if shared is None or shared in op.inputs:
         return shared
-    return next(name for name in op.inputs if b.owners[name] == b.owners[shared])
+    return next(name for name in op.inputs if emitter.owners[name] == emitter.owners[shared])

@@ -37,8 +37,8 @@ from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.legalize import valid_sharding
-from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
 from testbed.zoo import rnn, wresnet
 from tests.backends.torch import models
 from tests.backends.torch.ranks import connect, run_ranks
@@ -78,19 +78,19 @@ def random_sharding(graph: Graph, shape: tuple[int, ...], seed: int) -> Sharding
         if op.is_source:
             continue
         try:
-            found = [strategy.axis for strategy in strategies(call_of(op, tensors))]
+            found = [strategy.loop for strategy in strategies(call_of(op, tensors))]
         except PardnnError:
             found = []
         axes[op.name] = tuple(rng.choice([None, *found]) for _ in shape)
-    return valid_sharding(graph, Sharding(make_mesh(shape), layouts, axes))
+    return legalize(graph, Sharding(make_mesh(shape), layouts, axes))
 
 
 def sharded_plan(graph: Graph, shape: tuple[int, ...], seed: int | None = None) -> Plan:
     if seed is None:
-        sharding = valid_sharding(graph, search(graph, make_mesh(shape)))
+        sharding = legalize(graph, search(graph, make_mesh(shape)))
     else:
         sharding = random_sharding(graph, shape, seed)
-    plan = stamped(spread(graph, sharding), graph)
+    plan = stamped(spmd_partition(graph, sharding), graph)
     # Ranks read a file.
     return plan_from_json(plan_to_json(plan))
 

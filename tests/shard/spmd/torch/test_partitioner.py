@@ -25,9 +25,9 @@ from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.comm_overlap import Mover, plan_of
-from pardnn.shard.spmd.legalize import valid_sharding
-from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.spmd.comm_overlap import OverlapScheduler, overlapped_plan
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models, spmd
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3)]
@@ -53,7 +53,7 @@ def loops(name: str) -> dict[str, list[str]]:
     graph = captured(name)[0]
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     return {
-        op.name: [strategy.axis for strategy in strategies(call_of(op, tensors))]
+        op.name: [strategy.loop for strategy in strategies(call_of(op, tensors))]
         for op in graph.ops
         if not op.is_source and op.kind.startswith("aten.")
     }
@@ -72,19 +72,21 @@ def random_sharding(name: str, shape: tuple[int, ...], rng: random.Random) -> Sh
         if owner is not None and tensors[owner].shape == tensors[of].shape:
             layouts[of] = layouts[owner]
     axes = {op: chosen(found) for op, found in loops(name).items()}
-    return valid_sharding(graph, Sharding(make_mesh(shape), layouts, axes))
+    return legalize(graph, Sharding(make_mesh(shape), layouts, axes))
 
 
 def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
     """Spread, move transfers beside computation of any length, check both, run the latter."""
     graph, values, expected = captured(name)
-    plan = spread(graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000]))
+    plan = spmd_partition(
+        graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000])
+    )
     assert plan_problems(graph, plan) == []
     seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
     cluster = Cluster.uniform(plan.num_devices)
     parts = planned_graph(graph, plan)
-    mover = Mover(parts, plan_arrays(parts, plan), seconds, cluster)
-    moved = plan_of(parts, plan, mover.moved(rng.choice([1.0, 9.0])))
+    mover = OverlapScheduler(parts, plan_arrays(parts, plan), seconds, cluster)
+    moved = overlapped_plan(parts, plan, mover.moved(rng.choice([1.0, 9.0])))
     assert plan_problems(graph, moved) == []
     assert spmd.run_spread(graph, moved, values, expected) == []
     return plan
@@ -109,7 +111,7 @@ def test_any_sharding_computes_the_same(name: str) -> None:
 def test_dropout_is_one_draw_for_all_devices() -> None:
     graph = captured("lstm")[0]
     sharding = random_sharding("lstm", (2,), random.Random(3))
-    plan = spread(graph, sharding)
+    plan = spmd_partition(graph, sharding)
     assert plan.partition is not None
     draws = [op for op in plan.partition.ops if op.kind == DRAW]
     names = {op.arguments["of"] for op in draws if op.arguments}
@@ -120,13 +122,15 @@ def test_dropout_is_one_draw_for_all_devices() -> None:
 def test_undescribed_ops_run_whole_and_are_named() -> None:
     graph = captured("small")[0]
     ops = (dataclasses.replace(op, kind=op.kind.replace("aten.mm", "mylib.mm")) for op in graph.ops)
-    plan = spread(dataclasses.replace(graph, ops=tuple(ops)), Sharding(make_mesh((2,)), {}, {}))
+    plan = spmd_partition(
+        dataclasses.replace(graph, ops=tuple(ops)), Sharding(make_mesh((2,)), {}, {})
+    )
     assert any("mylib.mm.default has no description" in note for note in plan.notes)
 
 
 def test_a_sharded_plan_survives_its_file() -> None:
     graph = captured("small")[0]
-    plan = stamped(spread(graph, random_sharding("small", (2, 2), random.Random(1))), graph)
+    plan = stamped(spmd_partition(graph, random_sharding("small", (2, 2), random.Random(1))), graph)
     assert plan_from_json(plan_to_json(plan)) == dataclasses.replace(
         plan, checksum=plan_from_json(plan_to_json(plan)).checksum
     )
@@ -135,7 +139,9 @@ def test_a_sharded_plan_survives_its_file() -> None:
 def test_moves_name_their_collective() -> None:
     found: set[str] = set()
     for seed in range(3):
-        plan = spread(captured("resnet")[0], random_sharding("resnet", (2, 2), random.Random(seed)))
+        plan = spmd_partition(
+            captured("resnet")[0], random_sharding("resnet", (2, 2), random.Random(seed))
+        )
         graph = planned_graph(captured("resnet")[0], plan)
         found |= {
             op.arguments["collective"]["collective"]
@@ -151,7 +157,7 @@ def test_a_convolution_cut_in_space_fetches_a_halo() -> None:
     (result,) = convolution.outputs
     layouts = {convolution.inputs[0]: (2,), result.name: (2,)}
     axes = {convolution.name: ("x0",)}
-    sharding = valid_sharding(graph, Sharding(make_mesh((2,)), layouts, axes))
+    sharding = legalize(graph, Sharding(make_mesh((2,)), layouts, axes))
     assert sharding.axes[convolution.name] == ("x0",)
     plan = certified("resnet", sharding, random.Random(0))
     assert plan.partition is not None

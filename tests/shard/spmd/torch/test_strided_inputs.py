@@ -10,8 +10,8 @@ import torch
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.legalize import valid_sharding
-from pardnn.shard.spmd.partitioner import spread
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.shard.tdl import registry
 from tests.backends.torch import spmd
 
@@ -63,8 +63,8 @@ def test_a_users_kernel_gets_contiguous_inputs_whatever_its_file_is_called() -> 
     op = next(op for op in graph.ops if op.kind.startswith("pardnn_strides"))
     whole: dict = {t.name: (None,) for each in graph.ops for t in each.outputs}
     axes: dict = {each.name: (None,) for each in graph.ops} | {op.name: ("j",)}
-    sharding = valid_sharding(graph, Sharding(make_mesh((2,)), whole, axes))
+    sharding = legalize(graph, Sharding(make_mesh((2,)), whole, axes))
     assert sharding.axes[op.name] == ("j",)
     values = spmd.source_values(step, args, graph)
-    plan = spread(graph, sharding)
+    plan = spmd_partition(graph, sharding)
     assert spmd.run_spread(graph, plan, values, spmd.run_whole(graph, values)) == []

@@ -1,7 +1,7 @@
-"""Numeric verification of partitions: pieces of a call are run for real and put together.
+"""Numeric verification of partitions: the local ops of a call are run for real and combined.
 
-The pieces come from a description (`pardnn.shard`), of which nothing is known here: inputs are cut
-into the boxes that the pieces state, the operator runs on each, and what the shares make up must
+They come from a description (`pardnn.shard`), of which nothing is known here: inputs are cut
+into the boxes that they state, the operator runs on each, and what the results make up must
 equal the result of the operator on the whole, in float64.
 """
 
@@ -33,11 +33,11 @@ COARSE_TOLERANCE = 2e-2
 
 
 #: Values of `pardnn.shard`, which a back end does not import: `call.Call`, and of `partition`
-#: `Region`, `Share` and `Piece`.
+#: `Region`, `WorkerResult` and `WorkerOp`.
 CallData = Any
 Region = Any
-Share = Any
-Piece = Any
+WorkerResult = Any
+WorkerOp = Any
 
 
 def run_call(call: CallData, values: Mapping[str, Any]) -> list[Any]:
@@ -118,7 +118,7 @@ def _placed(part: torch.Tensor, box: Box, shape: torch.Size, fill: float) -> tor
 
 
 def _combine(
-    number: int, parts: Sequence[Sequence[Any]], shares: Sequence[Share], shape: Any
+    number: int, parts: Sequence[Sequence[Any]], shares: Sequence[WorkerResult], shape: Any
 ) -> Any:
     """Put together output `number` of all workers."""
     reducer = shares[0].reducer
@@ -171,28 +171,28 @@ def difference(found: Any, expected: Any) -> str | None:
     return None if error <= limit * scale else f"it is off by {float(error / scale):.2g}"
 
 
-def _local_problem(piece: Piece, results: Sequence[Any]) -> str | None:
-    for number, share in enumerate(piece.shares):
+def _local_problem(op: WorkerOp, results: Sequence[Any]) -> str | None:
+    for number, share in enumerate(op.results):
         if share is None:
             continue
         shape = [end - begin for begin, end in share.box]
         if isinstance(results[number], torch.Tensor) and list(results[number].shape) != shape:
             got = list(results[number].shape)
-            return f"output {number} of a piece has shape {got}, described as {shape}"
+            return f"output {number} of a local op has shape {got}, described as {shape}"
     return None
 
 
-def verify_pieces(
+def verify_worker_ops(
     whole: Sequence[Any],
-    pieces: Sequence[Piece],
+    ops: Sequence[WorkerOp],
     values: Mapping[str, Any],
     is_random: bool = False,
 ) -> str | None:
-    """Run the pieces of a call and compare what they make up with the whole results.
+    """Run the local ops of a call and compare what they make up with the whole results.
 
     Args:
         whole: Results of the call on whole inputs.
-        pieces: One per worker.
+        ops: One per worker.
         values: Whole inputs, by slot.
         is_random: Compare shapes alone.
 
@@ -200,28 +200,28 @@ def verify_pieces(
         What is wrong, None if all is right.
     """
     parts: list[list[Any]] = []
-    for worker, piece in enumerate(pieces):
+    for worker, op in enumerate(ops):
         try:
-            local = {slot: take(values[slot], region) for slot, region in piece.regions.items()}
-            parts.append(run_call(piece.call, local))
+            local = {slot: take(values[slot], region) for slot, region in op.regions.items()}
+            parts.append(run_call(op.call, local))
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
             return f"worker {worker} fails: {str(error).splitlines()[0]}"
-        problem = _local_problem(piece, parts[-1])
+        problem = _local_problem(op, parts[-1])
         if problem:
             return f"worker {worker}: {problem}"
     if is_random:
         return None
     for number, expected in enumerate(whole):
-        problem = _output_problem(number, expected, pieces, parts)
+        problem = _output_problem(number, expected, ops, parts)
         if problem:
             return f"output {number}: {problem}"
     return None
 
 
 def _output_problem(
-    number: int, expected: Any, pieces: Sequence[Piece], parts: Sequence[Sequence[Any]]
+    number: int, expected: Any, ops: Sequence[WorkerOp], parts: Sequence[Sequence[Any]]
 ) -> str | None:
-    shares = [piece.shares[number] for piece in pieces]
+    shares = [op.results[number] for op in ops]
     if shares[0] is None:
         return None
     shape = getattr(expected, "shape", None)

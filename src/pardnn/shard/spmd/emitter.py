@@ -16,7 +16,7 @@ from pardnn.shard.sharding import Sharding
 Shape = tuple[int, ...] | None
 
 
-class Held(NamedTuple):
+class ShardedTensor(NamedTuple):
     """A tensor as the devices hold it.
 
     Attributes:
@@ -30,7 +30,7 @@ class Held(NamedTuple):
     boxes: tuple[Box | None, ...]
 
 
-class Want(NamedTuple):
+class FetchRequest(NamedTuple):
     """What a device needs of a tensor: a box, the value outside of it, whether values matter."""
 
     box: Box
@@ -38,7 +38,7 @@ class Want(NamedTuple):
     content: bool = True
 
 
-class At(NamedTuple):
+class Anchor(NamedTuple):
     """Where in the step helpers stand: beside which op of the graph, and until when sends last.
 
     Attributes:
@@ -51,7 +51,7 @@ class At(NamedTuple):
 
 
 @final
-class Builder:
+class Emitter:
     """The plan while it is being written.
 
     Args:
@@ -71,7 +71,9 @@ class Builder:
         self.reuse = reuse
         self.now = 0
         # What was fetched last of a tensor: when, and under which name by device.
-        self.fetched: dict[tuple[str, tuple[Want | None, ...]], tuple[int, list[str | None]]] = {}
+        self.fetched: dict[
+            tuple[str, tuple[FetchRequest | None, ...]], tuple[int, list[str | None]]
+        ] = {}
         self.graph = graph
         self.sharding = sharding
         self.mesh = sharding.mesh
@@ -87,9 +89,9 @@ class Builder:
         self.messages: list[Message] = []
         self.helpers: dict[tuple[str, int], list[str]] = {}
         # Local tensors that lie in memory with gaps, though they are dense in the graph.
-        self.gaps: set[str] = set()
+        self.strided: set[str] = set()
         self._counts: dict[str, int] = {}
-        self._owned: dict[str, Held] = {}
+        self._owned: dict[str, ShardedTensor] = {}
         self._taken = {op.name for op in graph.ops} | self.tensors.keys()
 
     def _boxes(self, tensor: Tensor) -> tuple[Box, ...]:
@@ -117,12 +119,12 @@ class Builder:
         self._taken.add(name)
         return name
 
-    def own(self, name: str) -> Held:
+    def own(self, name: str) -> ShardedTensor:
         """Return a tensor of the graph as its owners hold it."""
         found = self._owned.get(name)
         if found is None or found.boxes is not self.boxes[name]:
             names = tuple([f"{name}@{device}" for device in self.devices])
-            found = self._owned[name] = Held(self.tensors[name], names, self.boxes[name])
+            found = self._owned[name] = ShardedTensor(self.tensors[name], names, self.boxes[name])
         return found
 
     def emit(self, device: int, op: Op) -> None:
@@ -139,7 +141,7 @@ class Builder:
         args: list[Any],
         inputs: Sequence[str],
         output: Tensor,
-        at: At,
+        anchor: Anchor,
         *,
         memory: MemoryKind = "normal",
         workspace: int = 0,
@@ -150,7 +152,7 @@ class Builder:
         Where the storage is written in place, it comes after whatever its reader comes after, and
         before the write (see `after`).
         """
-        op = at.op
+        op = anchor.op
         self.emit(
             device,
             Op(
@@ -195,9 +197,9 @@ class Builder:
         )
 
 
-def part(tensor: Tensor, name: str, box: Box, alias: str | None = None) -> Tensor:
+def local_tensor(tensor: Tensor, name: str, box: Box, alias: str | None = None) -> Tensor:
     """Return a device's part of a tensor: a new one, or a view of `alias`."""
-    size, shape, strides = _form_of_part(
+    size, shape, strides = _local_form(
         tensor.bytes, tensor.shape, tensor.strides, lengths(box), alias is None
     )
     return Tensor(
@@ -206,7 +208,7 @@ def part(tensor: Tensor, name: str, box: Box, alias: str | None = None) -> Tenso
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _form_of_part(
+def _local_form(
     size: int, whole: Shape, strides: Shape, shape: tuple[int, ...], is_new: bool
 ) -> tuple[int, Shape, Shape]:
     """Return bytes, shape and strides of a part of a tensor."""

@@ -17,42 +17,42 @@ from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import lengths
 from pardnn.shard.partition.analysis import Analysis, analyse
 from pardnn.shard.partition.call import Bound, Call, replaced
-from pardnn.shard.partition.regions import Region, Share, boxes_of, has_own_calls
+from pardnn.shard.partition.regions import Region, WorkerResult, boxes_of, has_own_calls
 from pardnn.shard.tdl.interval import DescriptionError, Interval, evaluate
 from pardnn.shard.tdl.language import KEEP, Shape
 from pardnn.shard.tdl.registry import Description
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WorkerOp:
     """What one worker does.
 
     Attributes:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
         regions: What it needs of each input, by slot.
-        shares: What its results are, None for what is not computed.
+        results: What its results are, None for what is not computed.
         begin: First value of the loop that is cut.
     """
 
     call: Call
     regions: Mapping[str, Region]
-    shares: tuple[Share | None, ...]
+    results: tuple[WorkerResult | None, ...]
     begin: int
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WorkerShapes:
     """What `Local` attributes are computed from: one worker's part of a cut call.
 
     Attributes:
-        axis: The loop that is cut.
+        loop: The loop that is cut.
         worker: Index of the worker.
         ranges: First and last value of each loop, inclusive.
         inputs: Local shapes by slot.
         outputs: Local shapes, None for what is not computed.
     """
 
-    axis: str
+    loop: str
     worker: int
     ranges: Mapping[str, tuple[int, int]]
     inputs: Mapping[str, Shape]
@@ -60,7 +60,7 @@ class Part:
 
     def cuts(self, *names: str) -> bool:
         """Whether one of these loops is the one that is cut."""
-        return self.axis in names
+        return self.loop in names
 
     def begin(self, name: str) -> int:
         """First value of a loop on this worker."""
@@ -71,12 +71,12 @@ class Part:
         return self.ranges[name][1] - self.ranges[name][0] + 1
 
 
-class Watched(Part):
+class ObservedShapes(WorkerShapes):
     """A part that notes whether more than the loop that is cut was asked for."""
 
     def __getattribute__(self, name: str) -> Any:
         """Return an attribute."""
-        if name not in ("axis", "cuts", "was_asked", "__dict__", "__class__"):
+        if name not in ("loop", "cuts", "was_asked", "__dict__", "__class__"):
             object.__setattr__(self, "was_asked", True)
         return super().__getattribute__(name)
 
@@ -100,7 +100,7 @@ def extents_of(description: Description, analysis: Analysis, bound: Bound) -> di
                 sizes.add(tensors[str(source[1])].sizes.shape[source[2]])
             elif (shape := outputs[int(source[1])]) is not None:
                 sizes.add(shape[source[2]])
-        if len(sizes) > 1 and name not in analysis.axes:
+        if len(sizes) > 1 and name not in analysis.loops:
             continue
         if len(sizes) > 1:
             raise DescriptionError(
@@ -113,9 +113,9 @@ def extents_of(description: Description, analysis: Analysis, bound: Bound) -> di
     return found
 
 
-def depends(span: Interval | None, axis: str) -> bool:
+def depends(span: Interval | None, loop: str) -> bool:
     """Return whether an interval moves with the cut of a loop."""
-    return span is not None and axis in span.names
+    return span is not None and loop in span.names
 
 
 def span_of(span: Interval, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -123,52 +123,54 @@ def span_of(span: Interval, ranges: Mapping[str, tuple[int, int]]) -> tuple[int,
     return evaluate(span.lower, ranges), evaluate(span.upper, ranges) + 1
 
 
-def pieces_of(
-    description: Description, analysis: Analysis, bound: Bound, axis: str, workers: int
-) -> tuple[Piece, ...] | None:
+def worker_ops_of(
+    description: Description, analysis: Analysis, bound: Bound, loop: str, workers: int
+) -> tuple[WorkerOp, ...] | None:
     """Return what each worker does, None if the loop cannot be cut so; see `partition`."""
     extents = extents_of(description, analysis, bound)
-    found = boxes_of(analysis, bound, extents, axis, workers)
+    found = boxes_of(analysis, bound, extents, loop, workers)
     if found is None:
         return None
-    regions, shares, ranges = found
-    pieces: list[Piece] = []
-    has_own = has_own_calls(analysis, axis)
+    regions, results, ranges = found
+    ops: list[WorkerOp] = []
+    has_own = has_own_calls(analysis, loop)
     for w in range(workers):
-        own = [s[w] for s in shares]
-        piece = None if has_own else _alike(pieces, regions[w], own, ranges[w][axis][0])
-        pieces.append(
-            piece or _piece(description, analysis, bound, axis, w, ranges[w], regions[w], own)
+        own = [s[w] for s in results]
+        op = None if has_own else _same_call(ops, regions[w], own, ranges[w][loop][0])
+        ops.append(
+            op or _worker_op(description, analysis, bound, loop, w, ranges[w], regions[w], own)
         )
-    return tuple(pieces) if not description.is_exact or all(map(_is_exact, pieces)) else None
+    return tuple(ops) if not description.is_exact or all(map(_is_exact, ops)) else None
 
 
-def _is_exact(piece: Piece) -> bool:
-    share = next(share for share in piece.shares if share is not None)
-    numbers = {math.prod(lengths(region.box)) for region in piece.regions.values()}
-    return numbers <= {math.prod(lengths(share.box))}
+def _is_exact(op: WorkerOp) -> bool:
+    result = next(result for result in op.results if result is not None)
+    numbers = {math.prod(lengths(region.box)) for region in op.regions.values()}
+    return numbers <= {math.prod(lengths(result.box))}
 
 
-def _alike(
-    pieces: Sequence[Piece],
+def _same_call(
+    ops: Sequence[WorkerOp],
     regions: Mapping[str, Region],
-    shares: Sequence[Share | None],
+    results: Sequence[WorkerResult | None],
     begin: int,
-) -> Piece | None:
+) -> WorkerOp | None:
     """Return a piece whose call is that of the one before, None if it is another."""
-    if not pieces or len(pieces[-1].regions) < len(regions):
+    if not ops or len(ops[-1].regions) < len(regions):
         return None
-    call = pieces[-1].call
+    call = ops[-1].call
     for slot, region in regions.items():
         if call.shapes[slot] != lengths(region.box):
             return None
-    for shape, share in zip(call.outputs, shares, strict=True):
-        if share is not None and lengths(share.box) != shape:
+    for shape, result in zip(call.outputs, results, strict=True):
+        if result is not None and lengths(result.box) != shape:
             return None
-    return Piece(call, regions, tuple(shares), begin)
+    return WorkerOp(call, regions, tuple(results), begin)
 
 
-def own_attributes(analysis: Analysis, part: Part, shown: Part | None = None) -> dict[str, Any]:
+def local_attributes(
+    analysis: Analysis, part: WorkerShapes, shown: WorkerShapes | None = None
+) -> dict[str, Any]:
     """Return the arguments that a worker calls with in place of those of the whole call.
 
     Args:
@@ -183,38 +185,38 @@ def own_attributes(analysis: Analysis, part: Part, shown: Part | None = None) ->
         attributes = {name: value for name, value in given.items() if value is not KEEP}
     if part.worker:
         for write in analysis.writes:
-            if write is not None and part.axis in write.reducers:
+            if write is not None and part.loop in write.reducers:
                 attributes |= write.without
     return attributes
 
 
-def _piece(
+def _worker_op(
     description: Description,
     analysis: Analysis,
     bound: Bound,
-    axis: str,
+    loop: str,
     worker: int,
     ranges: Mapping[str, tuple[int, int]],
     regions: Mapping[str, Region],
-    shares: Sequence[Share | None],
-) -> Piece:
+    results: Sequence[WorkerResult | None],
+) -> WorkerOp:
     inputs = {slot: lengths(region.box) for slot, region in regions.items()}
-    outputs = tuple(None if share is None else lengths(share.box) for share in shares)
-    attributes = own_attributes(analysis, Part(axis, worker, ranges, inputs, outputs))
+    outputs = tuple(None if result is None else lengths(result.box) for result in results)
+    attributes = local_attributes(analysis, WorkerShapes(loop, worker, ranges, inputs, outputs))
     call = replaced(description, bound.call, attributes) if attributes else bound.call
     dropped = {name for name, value in attributes.items() if value is None}
     kept = {slot: region for slot, region in regions.items() if slot not in dropped}
     dtypes = {slot: bound.tensors[slot].dtype for slot in inputs}
     local = Call(call.kind, call.args, call.kwargs, inputs, outputs, dtypes)
-    return Piece(local, kept, tuple(shares), ranges[axis][0])
+    return WorkerOp(local, kept, tuple(results), ranges[loop][0])
 
 
-def partition(call: Call, axis: str, workers: int) -> tuple[Piece, ...] | None:
+def partition(call: Call, loop: str, workers: int) -> tuple[WorkerOp, ...] | None:
     """Work out what each of `workers` does when one loop of a call is cut.
 
     Args:
         call: Any call of a described operator.
-        axis: A loop, as in `Strategy.axis`.
+        loop: A loop, as in `Strategy.loop`.
         workers: At least 1.
 
     Returns:
@@ -231,6 +233,6 @@ def partition(call: Call, axis: str, workers: int) -> tuple[Piece, ...] | None:
             "Describe it with @pardnn.describe to let it be cut."
         )
     analysis, bound = analyse(description, call)
-    if axis not in analysis.axes:
-        raise DescriptionError(f"{shown(call.kind)} has no loop {axis!r} that can be cut")
-    return pieces_of(description, analysis, bound, axis, workers)
+    if loop not in analysis.loops:
+        raise DescriptionError(f"{shown(call.kind)} has no loop {loop!r} that can be cut")
+    return worker_ops_of(description, analysis, bound, loop, workers)
