@@ -34,7 +34,10 @@ FOLDER = Path(__file__).parent
 #: Part of the table -> (module, functions). `run_traced` is called once per pass.
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "steps run": (capturing, ("run_traced",)),
-    "walks, stand-ins": (capturing, ("reach", "put", "changes", "restore")),
+    "walks, placeholders": (
+        capturing,
+        ("walk_objects", "insert_placeholders", "changes", "restore"),
+    ),
     "order, names": (capturing, ("live_calls", "add_order_edges", "name_calls")),
     "comparison": (capturing, ("traces_differ",)),
     "ops written": (capturing, ("graph_of",)),

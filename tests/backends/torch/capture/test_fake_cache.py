@@ -35,7 +35,7 @@ def _described(result: Any, tensors: Any) -> list[Any]:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Has each remembered result compared with the kernel's; the list names what was compared."""
-    real, compared = fake_cache.FakeResults.result, []
+    real, compared = fake_cache.FakeCache.result, []
 
     def result(self: Any, func: Any, args: Any, kwargs: Any, tensors: Any, key: Any) -> Any:
         found = real(self, func, args, kwargs, tensors, key)
@@ -45,7 +45,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             compared.append(str(func))
         return found
 
-    monkeypatch.setattr(fake_cache.FakeResults, "result", result)
+    monkeypatch.setattr(fake_cache.FakeCache, "result", result)
     return compared
 
 
@@ -60,13 +60,15 @@ def odd_step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
     """Aliased and distinct arguments, views of views, lists, complex and negated numbers."""
     h = model(x)
     with torch.no_grad():
-        kept = torch.zeros_like(h)
+        cacheable = torch.zeros_like(h)
         for other in (h, torch.ones_like(h), h):
-            torch.add(h, other, out=kept)
-            kept.mul_(kept)
-            kept.mul_(other)
-            kept.add_(kept.t()[:, :4].t() if kept.shape[0] == kept.shape[1] else other)
-    total = kept.sum()
+            torch.add(h, other, out=cacheable)
+            cacheable.mul_(cacheable)
+            cacheable.mul_(other)
+            cacheable.add_(
+                cacheable.t()[:, :4].t() if cacheable.shape[0] == cacheable.shape[1] else other
+            )
+    total = cacheable.sum()
     for part in (*h.unbind(0), *h.split(2), *h.chunk(2, 1), h.as_strided((2, 2), (1, 2))):
         total = total + part.sum() + part.expand(3, *part.shape).mean()
     for _ in range(2):
@@ -83,7 +85,7 @@ def test_graphs_do_not_depend_on_what_is_remembered(monkeypatch: pytest.MonkeyPa
     model = nn.Linear(3, 4)
     args = (model, torch.optim.Adam(model.parameters()), torch.randn(4, 3))
     remembered = graph_to_json(capture(odd_step, *args))
-    monkeypatch.setattr(fake_cache.FakeResults, "tensor_key", lambda *_: None)
+    monkeypatch.setattr(fake_cache.FakeCache, "tensor_key", lambda *_: None)
     assert graph_to_json(capture(odd_step, *args)) == remembered
 
 

@@ -1,9 +1,9 @@
-"""Which value a tensor is: storages, their versions, and the views over them.
+"""Alias analysis: which value of the trace a tensor is, over storages, versions and views.
 
-Storages are told apart by identity, so whatever shares one is an alias, declared or not. A reader
-of a stale value gets the newest content: the last written value if it lies over the storage in
-the same way, else a view that is made anew from it, so that the reader depends on the write. A
-write that touches no element of a view leaves it as it is: gates cut from one tensor are apart.
+Idea: tensors alias if they share a storage, whether the op's schema says so or not. A consumer of
+a stale value gets the newest content: the last written value if it has the same geometry, else a
+new view of that value, so that the consumer depends on the write. A write that overlaps no element
+of a view leaves the view valid, as for the gates of a recurrent cell, slices of one tensor.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MARK = "_pardnn_value"
 _MAX_CONSTANT_BYTES = 1 << 20
 
 
-class Memory:
+class AliasTracker:
     """The storages of one trace.
 
     Args:
-        calls: The trace, to which views that are made anew and constants are added.
-        locator: Where ops come from.
+        calls: The trace, to which new views and constants are added.
+        locator: Finds the user's line of each op.
     """
 
     def __init__(self, calls: list[Call], locator: Locator) -> None:
@@ -37,11 +37,11 @@ class Memory:
         self._storages: dict[int, Storage] = {}
 
     def mark(self, tensor: torch.Tensor, value: Value) -> None:
-        """Remember which value a tensor is, for as long as the tensor lives."""
+        """Mark a tensor with its value, for as long as the tensor lives."""
         setattr(tensor, _MARK, (self, value))
 
     def write(self, call: Call, tensor: torch.Tensor) -> Value:
-        """Return the new content of a changed tensor."""
+        """Record that `call` writes a tensor in place; return the value of the new version."""
         old = self.current(self.value(tensor))
         storage = old.storage
         assert storage is not None
@@ -57,7 +57,7 @@ class Memory:
         return value
 
     def new_value(self, call: Call, tensor: torch.Tensor) -> Value:
-        """Return the value of a tensor that `call` made: a view or the owner of a storage."""
+        """Return the value of a tensor that `call` returned: a view or the owner of a storage."""
         held = tensor.untyped_storage()
         storage = self._storages.get(held._cdata)
         geometry = geometry_of(tensor)
@@ -76,21 +76,21 @@ class Memory:
         return value
 
     def note_read(self, call: Call, value: Value) -> None:
-        """Note that a call depends on a value's content."""
+        """Record that a call reads a value's content."""
         if value.storage is not None:
             call.reads.append((value.storage, len(value.storage.writes)))
 
     # Which value a tensor is.
 
-    def known(self, tensor: torch.Tensor) -> Value | None:
+    def _marked(self, tensor: torch.Tensor) -> Value | None:
         """Return the value that a tensor was last marked with, if it still is that."""
-        memory, value = getattr(tensor, _MARK, (None, None))
-        if memory is not self or value is None or value.storage is None:
+        tracker, value = getattr(tensor, _MARK, (None, None))
+        if tracker is not self or value is None or value.storage is None:
             return None
         same = value.storage.held._cdata == tensor.untyped_storage()._cdata
         return value if same and value.geometry == geometry_of(tensor) else None
 
-    def value_of(self, tensor: torch.Tensor) -> Value:
+    def fresh_value(self, tensor: torch.Tensor) -> Value:
         """Return the value of a tensor with its newest content."""
         return self.fresh(self.value(tensor))
 
@@ -98,15 +98,15 @@ class Memory:
         """Return the value of a tensor, which may be stale.
 
         Raises:
-            UnsupportedError: E801, if nothing is known of its storage.
+            UnsupportedError: E801, if its storage is unknown.
         """
-        value = self.known(tensor)
+        value = self._marked(tensor)
         if value is not None:
             return value
         storage = self._storages.get(tensor.untyped_storage()._cdata)
         if storage is not None:
             geometry = geometry_of(tensor)
-            value = storage.values.get(geometry) or self._reviewed(
+            value = storage.values.get(geometry) or self._new_view(
                 storage, geometry, storage.newest
             )
             self.mark(tensor, value)
@@ -117,7 +117,7 @@ class Memory:
         return self.constant(constant, tensor)
 
     def current(self, value: Value) -> Value:
-        """Return the newest value of the same geometry, or the stale one."""
+        """Return the value written last if it has the same geometry, else `value` itself."""
         newest = value.storage.newest if value.storage is not None else value
         return newest if newest.geometry == value.geometry else value
 
@@ -129,17 +129,17 @@ class Memory:
         storage, geometry = value.storage, value.geometry
         assert storage is not None
         assert geometry is not None
-        known = storage.values[geometry]
-        write = last_write(known)
-        return known if write is None else self._reviewed(storage, geometry, write)
+        newest = storage.values[geometry]
+        write = last_write(newest)
+        return newest if write is None else self._new_view(storage, geometry, write)
 
-    def _reviewed(self, storage: Storage, geometry: Any, newest: Value) -> Value:
-        """Describe a storage's newest content anew, by a view that depends on the last write."""
+    def _new_view(self, storage: Storage, geometry: Any, newest: Value) -> Value:
+        """Record a view of a storage's newest content, which depends on the last write."""
         shape, strides, offset, dtype = geometry
         base = newest
         cuts = slices(newest.geometry, geometry) if newest.geometry is not None else None
         if cuts:
-            return self._sliced(storage, newest, cuts)
+            return self._sliced_view(storage, newest, cuts)
         call = Call("aten.as_strided.default", view=True)
         call.args = [base, list(shape), list(strides), offset]
         if newest.geometry is not None and newest.geometry[3] != dtype:
@@ -148,10 +148,12 @@ class Memory:
             call.after = storage.writes[-1:]
         call.inputs = [base]
         value = Value(call, geometry, storage, len(storage.writes), base, device=newest.device)
-        return self._viewed(value)
+        return self._record_view(value)
 
-    def _sliced(self, storage: Storage, base: Value, cuts: list[tuple[int, int, int]]) -> Value:
-        """Cut a view out of another one: unlike `as_strided`, it can be spread over devices."""
+    def _sliced_view(
+        self, storage: Storage, base: Value, cuts: list[tuple[int, int, int]]
+    ) -> Value:
+        """Record a view as slices of another one: unlike `as_strided`, slices can be sharded."""
         value = base
         for dim, begin, end in cuts:
             assert value.geometry is not None
@@ -160,22 +162,22 @@ class Memory:
             cut = torch.Size((*shape[:dim], end - begin, *shape[dim + 1 :]))
             geometry = cut, strides, offset + begin * strides[dim], dtype
             value = Value(call, geometry, storage, len(storage.writes), value, device=base.device)
-            self._viewed(value)
+            self._record_view(value)
         return value
 
-    def _viewed(self, value: Value) -> Value:
-        """Record the call that makes a view, and the view as its storage's value of that shape."""
+    def _record_view(self, value: Value) -> Value:
+        """Record a view's call, and the view as the newest value of its geometry."""
         call, storage, geometry = value.call, value.storage, value.geometry
         assert storage is not None
         assert geometry is not None
         call.outputs = call.returns = [value]
-        self.locator.place(call)
+        self.locator.annotate(call)
         self.calls.append(call)
         storage.values[geometry] = value
         return value
 
     def _copy_constant(self, storage: Storage) -> None:
-        """Make a constant that is changed in place a copy of one that never is."""
+        """Turn a constant that is changed in place into a clone of one that never is."""
         copy = storage.owner.call
         constant = Call("constant", arguments=copy.arguments, source=copy.source)
         constant.module = copy.module
@@ -188,7 +190,7 @@ class Memory:
         self.calls.insert(self.calls.index(copy), constant)
 
     def copy_back(self, old: Value, new: Value) -> Call:
-        """Record `old.copy_(new)`: the step put `new` in the place of the source `old`."""
+        """Record `old.copy_(new)`: the step has replaced the source `old` by `new`."""
         current = self.current(old)
         storage = current.storage
         assert storage is not None
@@ -205,7 +207,15 @@ class Memory:
         return call
 
     def constant(self, tensor: torch.Tensor, fake: torch.Tensor) -> Value:
-        """Make a source op of a tensor that is written down in the graph itself."""
+        """Record a constant, whose content is part of the graph.
+
+        Args:
+            tensor: The real tensor.
+            fake: The fake tensor that stands for it in the trace.
+
+        Raises:
+            UnsupportedError: E801, if it is too large.
+        """
         if tensor.nbytes > _MAX_CONSTANT_BYTES:
             raise unsupported.large_constant(
                 tuple(tensor.shape), tensor.nbytes, self.locator.line()
@@ -213,6 +223,6 @@ class Memory:
         with unset_fake_temporarily():
             arguments = encode_constant(tensor.cpu())
         call = Call("constant", arguments=arguments)
-        self.locator.place(call)
+        self.locator.annotate(call)
         self.calls.append(call)
         return self.new_value(call, fake)

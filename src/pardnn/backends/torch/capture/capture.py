@@ -1,13 +1,14 @@
 """Capture: one training step, exactly as the user wrote it, as a graph of ATen calls.
 
-The step runs over fake tensors, so nothing is computed and no tensor data is allocated:
+The step is traced three times over fake tensors, so nothing is computed and no tensor data is
+allocated:
 
-1. Once, so that optimizers create their state and gradients come to life.
-2. Once more under the tracer, with new stand-ins for every source and with symbols for every
-   number that may change: this is the step that is repeated, and it becomes the graph.
-3. Once more, to compare: what differs between two steps would be frozen at one of its values.
+1. To let optimizers create their state and gradients come into being.
+2. With new placeholders for every source and with symbols for every number that may change: this
+   is the step that repeats, and its trace becomes the graph.
+3. To compare: what differs between two traces would be frozen at one of its values.
 
-Then everything is put back: tensors, gradients, optimizer state and its keys, settings, Python
+Then everything is restored: tensors, gradients, optimizer state and its keys, settings, Python
 attributes, the state of the random generators.
 """
 
@@ -21,9 +22,13 @@ import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import initial_state, unsupported
-from pardnn.backends.torch.capture.fake_cache import FakeResults
+from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.loss import loss_of as loss_of
-from pardnn.backends.torch.capture.placeholders import fake_mode_of, put, stand_in
+from pardnn.backends.torch.capture.placeholders import (
+    fake_mode_of,
+    insert_gradient_placeholders,
+    insert_placeholders,
+)
 from pardnn.backends.torch.capture.restore import changes, restore
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.to_graph import (
@@ -34,7 +39,7 @@ from pardnn.backends.torch.capture.to_graph import (
     traces_differ,
 )
 from pardnn.backends.torch.capture.trace_ir import Call, Value
-from pardnn.backends.torch.capture.traced_run import generators_kept, run_traced
+from pardnn.backends.torch.capture.traced_run import generators_restored, run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import (
@@ -59,10 +64,10 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         name: Of the graph; the step's own name by default.
 
     Returns:
-        A graph whose source ops are named as `roots.sources` names them; state that does not
-        exist yet has its first value as `arguments["initial"]`, numbers that are read at every
-        step have "value" and "guard" (None, "nonzero" or "exact": what must stay true of them),
-        and the loss op lists the plain values that the graph takes for granted as "settings".
+        A graph whose source ops have the names of `user_step.sources`. In `arguments`, state that
+        does not exist yet has its first value as "initial", and numbers that are read at every
+        step have "value" and "guard" (None, "nonzero" or "exact": what must stay true of them).
+        The loss op lists the plain values that the graph takes for granted as "settings".
 
     Raises:
         UnsupportedError: E801 to E807, if the step cannot be captured; it names the line.
@@ -76,18 +81,18 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         raise unsupported.scripted(scripted[0])
     batch = batch_indices(args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
-    session = _Session(step, arguments, batch, mode, FakeResults(mode))
-    with generators_kept(), collector_paused():
+    session = _Session(step, arguments, batch, mode, FakeCache(mode))
+    with generators_restored(), collector_paused():
         try:
             return session.graph(name or getattr(step, "__name__", "step"))
         finally:
             restore(original.contents)
 
 
-def _is_replaced_unread(trace: _Trace, name: str) -> bool:
-    """Whether a setting of an optimizer gets another number before the step reads it.
+def _is_overwritten_before_read(trace: _Trace, name: str) -> bool:
+    """Whether the step overwrites a number, such as `group["lr"]`, and never reads its old value.
 
-    So `group["lr"] = lr` is a step like any other: what the last step left there is never seen.
+    Such a change of Python state is harmless: no step sees what the last one left there.
     """
     value = trace.values.get(name)
     if value is None or value.kind is None or value in trace.tracer.guards:
@@ -95,7 +100,7 @@ def _is_replaced_unread(trace: _Trace, name: str) -> bool:
     return not any(value in call.inputs for call in trace.tracer.calls)
 
 
-def _sharing(live: Sequence[Source]) -> dict[str, list[str]]:
+def _shared_sources(live: Sequence[Source]) -> dict[str, list[str]]:
     """Return, for each source that shares its storage with others, the names of all of them."""
     by_storage: dict[int, list[str]] = {}
     for source in live:
@@ -105,8 +110,8 @@ def _sharing(live: Sequence[Source]) -> dict[str, list[str]]:
     return {name: names for names in by_storage.values() for name in names if len(names) > 1}
 
 
-def _check_sharing(trace: _Trace, calls: list[Call], sharing: dict[str, list[str]]) -> None:
-    """Refuse a write to a source when another one that the graph reads shares its storage."""
+def _check_shared_storage(trace: _Trace, calls: list[Call], sharing: dict[str, list[str]]) -> None:
+    """Reject a write to a source when another one that the graph reads shares its storage."""
     used = {value for call in calls for value in call.inputs}
     for name, others in sharing.items():
         value = trace.values.get(name)
@@ -119,12 +124,21 @@ def _check_sharing(trace: _Trace, calls: list[Call], sharing: dict[str, list[str
 
 @dataclass(repr=False)
 class _Trace:
-    """What one traced step left behind."""
+    """What one traced step left behind.
+
+    Attributes:
+        tracer: Holds the calls.
+        values: Values of the trace by source name.
+        sources: Sources by name.
+        changed: Names of plain values that the step changed.
+        settings: Plain values that the graph takes for granted.
+        result: What the step returned.
+        length: Number of calls of the step itself, before copies back were added.
+    """
 
     tracer: Tracer
     values: dict[str, Value]
     sources: dict[str, Source]
-    stand_ins: dict[str, torch.Tensor]
     changed: list[str]
     settings: dict[str, Any]
     result: Any
@@ -133,30 +147,38 @@ class _Trace:
 
 @dataclass(repr=False)
 class _Session:
-    """The step, its arguments (whose items are replaced while tracing), and the fake world."""
+    """One capture.
+
+    Attributes:
+        step: The user's step.
+        args: Its arguments; the items are replaced while tracing.
+        batch: Indices of the arguments that are the batch.
+        mode: Of the fake tensors.
+        fake_cache: Fake results that all traces share.
+    """
 
     step: Callable[..., Any]
     args: list[Any]
     batch: tuple[int, ...]
     mode: fake_tensor.FakeTensorMode
-    fakes: FakeResults
+    fake_cache: FakeCache
 
     def graph(self, name: str) -> Graph:
-        """Run the step three times and write the second run as a graph."""
+        """Trace the step three times and return the second trace as a graph."""
         live = sources_of(walk_objects(self.step, self.args), self.batch)
-        existing, sharing = {source.name for source in live}, _sharing(live)
-        first = self._trace(live_numbers=False, locate=False)
-        initial, odd = self._initial_values(first, existing)
+        existing, sharing = {source.name for source in live}, _shared_sources(live)
+        first = self._trace(symbolic_numbers=False, locate=False)
+        initial, irregular = self._initial_values(first, existing)
         del first
         trace = self._trace(initial=initial)
-        changed = [name for name in trace.changed if not _is_replaced_unread(trace, name)]
+        changed = [name for name in trace.changed if not _is_overwritten_before_read(trace, name)]
         if changed:
             raise unsupported.changed_state(changed)
-        loss = trace.tracer.memory.value_of(loss_of(trace.result))
-        updated = _follow_replaced(trace, odd)
-        calls = _written_out(trace, loss, updated, odd)
-        _check_sharing(trace, calls, sharing)
-        _compare(trace, self._trace(initial=initial, locate=False))
+        loss = trace.tracer.aliases.fresh_value(loss_of(trace.result))
+        updated = _copy_back_replaced(trace, irregular)
+        calls = _ordered_live_calls(trace, loss, updated, irregular)
+        _check_shared_storage(trace, calls, sharing)
+        _check_repeatable(trace, self._trace(initial=initial, locate=False))
         return graph_of(name, calls, loss, trace.settings, self._accelerator(trace))
 
     def _accelerator(self, trace: _Trace) -> str:
@@ -166,29 +188,29 @@ class _Session:
     def _trace(
         self,
         *,
-        live_numbers: bool = True,
+        symbolic_numbers: bool = True,
         initial: dict[str, Any] | None = None,
         locate: bool = True,
     ) -> _Trace:
-        """Run the step once over new stand-ins and record it."""
+        """Run the step once over new placeholders and record it."""
         objects = walk_objects(self.step, self.args)
         found = sources_of(objects, self.batch)
         gradients = _gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
-        numbers = [source for source in found if isinstance(source.get(), float)]
+        numbers = [s for s in found if symbolic_numbers and isinstance(s.get(), float)]
         settings = settings_of(objects, self.batch)
         kept = {source.name: source.get() for source in gradients}
-        stand_ins = put(objects, tensors, self.mode)
+        placeholders = insert_placeholders(objects, tensors, self.mode)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
-        tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fakes)
-        trace = _Trace(tracer, {}, {}, stand_ins, [], settings, None)
+        tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
+        trace = _Trace(tracer, {}, {}, [], settings, None)
         for source in tensors:
-            self._add(trace, source, stand_ins[source.name], initial)
-        stand_ins |= put_gradients(gradients, kept, self.mode)
+            self._add(trace, source, placeholders[source.name], initial)
+        placeholders |= insert_gradient_placeholders(gradients, kept, self.mode)
         for source in gradients:
-            self._add(trace, source, stand_ins[source.name], initial)
-        live = {source.name: source.get() for source in numbers} if live_numbers else {}
-        for source in numbers if live_numbers else ():
+            self._add(trace, source, placeholders[source.name], initial)
+        live = {source.name: source.get() for source in numbers}
+        for source in numbers:
             number = live[source.name]
             symbol = tracer.add_number(number, {"value": number, "guard": None})
             value = symbol.node.value
@@ -201,7 +223,7 @@ class _Session:
             trace.changed = changes(before)
             trace.length = len(tracer.calls)
         finally:
-            for source in numbers if live_numbers else ():
+            for source in numbers:
                 source.set(live[source.name])
         return trace
 
@@ -216,10 +238,15 @@ class _Session:
     def _initial_values(
         self, first: _Trace, existing: set[str]
     ) -> tuple[dict[str, float], dict[str, str]]:
-        """Return what the state that the first step made starts from, and what is odd about it."""
+        """Return the initial value of each state that the first step created.
+
+        Returns:
+            The number that fills each state tensor, by source name; and, for state that does not
+            start from one number, why: that is an error only if the graph reads it.
+        """
         objects = walk_objects(self.step, self.args)
         initial: dict[str, float] = {}
-        odd: dict[str, str] = {}
+        irregular: dict[str, str] = {}
         optimizers = [
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
         ]
@@ -228,7 +255,7 @@ class _Session:
             live = source.get()
             if source.name in existing or not isinstance(live, torch.Tensor):
                 continue
-            value = first.tracer.memory.value_of(live)
+            value = first.tracer.aliases.fresh_value(live)
             number = initial_state.initial_value(value)
             reason: str | None = "is not filled with one number when it is created"
             if number is None and initial_state.is_copied_gradient(value):
@@ -236,13 +263,13 @@ class _Session:
                 reason = _momentum_reason(source, optimizers)
                 number = None if reason else number
             if number is None:
-                odd[source.name] = reason or ""
+                irregular[source.name] = reason or ""
             else:
                 initial[source.name] = number
         for source in _gradients(found):
             if source.name not in first.values:
                 initial[source.name] = 0.0
-        return initial, odd
+        return initial, irregular
 
 
 def _momentum_reason(source: Source, optimizers: list[torch.optim.Optimizer]) -> str | None:
@@ -254,25 +281,18 @@ def _momentum_reason(source: Source, optimizers: list[torch.optim.Optimizer]) ->
 
 
 def _gradients(found: tuple[Source, ...]) -> list[Source]:
-    """Sources of the gradients that parameters hold now."""
+    """Return the sources of the gradients that parameters hold now."""
     parameters = [source for source in found if source.kind == "parameter"]
     held = [gradient_source(source) for source in parameters]
     return [source for source in held if source.get() is not None]
 
 
-def put_gradients(
-    gradients: list[Source], kept: dict[str, torch.Tensor], mode: fake_tensor.FakeTensorMode
-) -> dict[str, torch.Tensor]:
-    """Give each stand-in of a parameter the stand-in of its gradient."""
-    made: dict[str, torch.Tensor] = {}
-    for source in gradients:
-        made[source.name] = stand_in(kept[source.name].detach(), mode)
-        source.set(made[source.name])
-    return made
+def _copy_back_replaced(trace: _Trace, irregular: Collection[str]) -> list[Call]:
+    """Copy a tensor that the step put in a source's place into the source.
 
-
-def _follow_replaced(trace: _Trace, odd: Collection[str]) -> list[Call]:
-    """Copy what the step put in a source's place into the source; return the calls of updates."""
+    Returns:
+        The calls that update sources, these copies among them.
+    """
     calls: list[Call] = []
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
     for name, source in trace.sources.items():
@@ -280,12 +300,12 @@ def _follow_replaced(trace: _Trace, odd: Collection[str]) -> list[Call]:
         if source.kind == "input" or value.storage is None:
             continue
         live = source.get()
-        # What a source holds at the end matters to the next step only if that reads it.
-        kept = _is_registered(source) and name not in odd
+        # What a source holds at the end matters only if the next step reads it.
+        kept = _is_registered(source) and name not in irregular
         matters = source.kind == "parameter" or kept or value.storage in read
         if isinstance(live, torch.Tensor) and not matters:
             continue
-        copies = _copied_back(trace, source, value, live)
+        copies = _copy_back(trace, source, value, live)
         read.update(storage for call in copies for storage, _ in call.reads)
         calls += copies
         calls += value.storage.writes
@@ -299,28 +319,28 @@ def _is_registered(source: Source) -> bool:
     )
 
 
-def _copied_back(trace: _Trace, source: Source, value: Value, live: Any) -> list[Call]:
+def _copy_back(trace: _Trace, source: Source, value: Value, live: Any) -> list[Call]:
     """Record `source.copy_(live)` where `live` is another tensor than the source."""
     if live is None and source.parameter is not None:
         return []
     if not isinstance(live, torch.Tensor):
-        raise unsupported.replaced(source.name, "which is no tensor")
-    new = trace.tracer.memory.value_of(live)
+        raise unsupported.replaced_tensor(source.name, "which is no tensor")
+    new = trace.tracer.aliases.fresh_value(live)
     if new.storage is value.storage:
         return []
     assert new.geometry is not None
     assert value.geometry is not None
     if new.geometry[0] != value.geometry[0] or new.geometry[3] != value.geometry[3]:
-        raise unsupported.replaced(source.name, "of another shape or dtype")
+        raise unsupported.replaced_tensor(source.name, "of another shape or dtype")
     if new.storage is not None and new.storage.source:
-        raise unsupported.replaced(source.name, f"namely {new.storage.owner.call.name!r}")
-    return [trace.tracer.memory.copy_back(value, new)]
+        raise unsupported.replaced_tensor(source.name, f"namely {new.storage.owner.call.name!r}")
+    return [trace.tracer.aliases.copy_back(value, new)]
 
 
-def _written_out(
-    trace: _Trace, loss: Value, updated: list[Call], odd: dict[str, str]
+def _ordered_live_calls(
+    trace: _Trace, loss: Value, updated: list[Call], irregular: dict[str, str]
 ) -> list[Call]:
-    """Return the live calls, ordered and named."""
+    """Return the live calls, ordered and named, sources first."""
     parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
     if not any(value.storage and value.storage.writes for value in parameters):
         raise UsageError(
@@ -336,34 +356,34 @@ def _written_out(
     always = [
         trace.values[n].call
         for n, s in trace.sources.items()
-        if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in odd
+        if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
         and _is_registered(s))
     ]  # fmt: skip
     calls = live_calls(trace.tracer.calls, [loss.call, *updated, *guarded, *always])
     for call in calls:
-        if call.name in odd:
-            raise unsupported.odd_initial_state(call.name, odd[call.name])
-    _refuse_numbers_of_activations(calls, trace.tracer.free_numbers)
+        if call.name in irregular:
+            raise unsupported.irregular_initial_state(call.name, irregular[call.name])
+    _check_item_reads(calls, trace.tracer.permitted_reads)
     sources_first = sorted(calls, key=lambda call: not call.name)
     add_order_edges(sources_first)
     name_calls(sources_first)
     return sources_first
 
 
-def _refuse_numbers_of_activations(calls: list[Call], free: set[Call]) -> None:
-    """Refuse `.item()` of what depends on the batch or the parameters: every rank would wait."""
+def _check_item_reads(calls: list[Call], free: set[Call]) -> None:
+    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait."""
     tainted: set[Value] = set()
     for call in calls:
         touched = call.random or any(value in tainted for value in call.inputs)
         if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
             touched = True
         if touched and call.kind == "aten._local_scalar_dense.default" and call not in free:
-            raise unsupported.decision_by_value(call.source)
+            raise unsupported.data_dependent_branch(call.source)
         if touched:
             tainted.update(call.outputs)
 
 
-def _compare(one: _Trace, other: _Trace) -> None:
+def _check_repeatable(one: _Trace, other: _Trace) -> None:
     index = traces_differ(one.tracer.calls[: one.length], other.tracer.calls)
     if index is None:
         return
@@ -371,4 +391,4 @@ def _compare(one: _Trace, other: _Trace) -> None:
     # Only the first of the two traces knows where its calls come from.
     twin = one.tracer.calls[min(index, one.length - 1)]
     what = f"{calls[index].kind} has other arguments the second time"
-    raise unsupported.changing_constant(what, twin.source)
+    raise unsupported.changing_step(what, twin.source)

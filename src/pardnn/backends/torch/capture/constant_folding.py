@@ -1,11 +1,12 @@
-"""Values that are the same in every step, because they hang on constants alone.
+"""Constant folding: values that depend on constants alone are computed at capture.
 
-A causal mask, an index of all pairs: code makes them of literals and sizes, and may then decide
-something by them. Such a decision is the same in every step, so it is taken at capture: the calls
-behind the value, which the trace has recorded, are run for real. Values that hang on a batch, a
-parameter, a buffer, a state or a random number are never known here.
+Problem: code makes a causal mask, or an index of all pairs, of literals and sizes, and may then
+branch on it or read it. The outcome is the same in every step, so it may be fixed at capture.
 
-Complexity: O(calls of the trace) for each question, plus the work of the calls behind the value.
+Idea: run the calls that produce the value, which the trace has recorded, for real. Values that
+depend on a batch, a parameter, a buffer, a state or a random number are never folded.
+
+Complexity: O(calls of the trace) for each value folded, plus the work of the calls behind it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.ops.codec import constant_value, find_call, flatten_result
 from pardnn.graph.ir import SOURCE_KINDS, Op, Tensor
 
-#: What a fake kernel raises where data decides.
+#: What a fake kernel raises where the result depends on data.
 DEPENDS_ON_DATA = (DataDependentOutputException, DynamicOutputShapeException)
 #: Their second argument is a list of indices and masks.
 INDEXED = frozenset({
@@ -35,12 +36,12 @@ INDEXED = frozenset({
     torch.ops.aten._index_put_impl_.default,
 })  # fmt: skip
 _CTC = frozenset({torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor})
-#: Bytes that the calls behind one value may make: a mask of 4096 x 4096 some times over.
+#: Bytes that the producers of one value may allocate: some masks of 4096 x 4096.
 MAX_BYTES = 1 << 28
 
 
 def constant_content(call: Call) -> torch.Tensor:
-    """Return what a constant of the trace holds."""
+    """Return the tensor that a constant of the trace stands for."""
     (value,) = call.outputs
     assert value.geometry is not None
     shape, _, _, dtype = value.geometry
@@ -54,40 +55,45 @@ def constant_content(call: Call) -> torch.Tensor:
     return constant_value(op)
 
 
-def values_of(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] | None:
+def folded_values(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] | None:
     """Return what values hold in every step.
 
     Args:
-        values: Of the trace.
+        values: Values of the trace.
         calls: The trace so far.
 
     Returns:
         A tensor or number for each; None if one of them may differ from step to step, or takes
-        too much to be computed now.
+        too much memory to compute now.
     """
-    behind = _calls_behind(values)
-    if behind is None:
+    producers = _producers(values)
+    if producers is None:
         return None
-    held: dict[Value, Any] = {}
+    env: dict[Value, Any] = {}
     with _disable_current_modes(), torch.no_grad():
         for call in calls:
-            if call in behind:
+            if call in producers:
                 try:
-                    _run(call, held)
+                    _run_call(call, env)
                 except (RuntimeError, TypeError, ValueError, IndexError):
                     return None  # on a device that is not here, say
-    return [held[value] for value in values]
+    return [env[value] for value in values]
 
 
-def data_of(value: Value, calls: Sequence[Call]) -> Any:
-    """Return what a tensor of the trace holds in every step as numbers, in lists; else None."""
-    same = values_of([value], calls)
+def folded_list(value: Value, calls: Sequence[Call]) -> Any:
+    """Return what a tensor holds in every step as nested lists of numbers; None if it may differ.
+
+    Args:
+        value: The tensor, a value of the trace.
+        calls: The trace so far.
+    """
+    same = folded_values([value], calls)
     with _disable_current_modes():
         return None if same is None else same[0].tolist()
 
 
-def _calls_behind(values: Sequence[Value]) -> set[Call] | None:
-    """Return the calls that make values what they are; None if not constants alone do."""
+def _producers(values: Sequence[Value]) -> set[Call] | None:
+    """Return all calls that values depend on; None if a source or random call is among them."""
     stack: list[Call] = []
 
     def needs(storage: Storage | None, version: int) -> None:
@@ -115,33 +121,33 @@ def _calls_behind(values: Sequence[Value]) -> set[Call] | None:
     return found
 
 
-def _run(call: Call, held: dict[Value, Any]) -> None:
+def _run_call(call: Call, env: dict[Value, Any]) -> None:
     if call.kind == "constant":
-        held[call.outputs[0]] = constant_content(call)
+        env[call.outputs[0]] = constant_content(call)
         return
 
-    kwargs = {key: _filled(item, held) for key, item in call.kwargs.items()}
-    result = find_call(call.kind)(*_filled(call.args, held), **kwargs)
+    kwargs = {key: _substituted(item, env) for key, item in call.kwargs.items()}
+    result = find_call(call.kind)(*_substituted(call.args, env), **kwargs)
     made = zip(call.returns, flatten_result(result), strict=False)
-    held.update((value, tensor) for value, tensor in made if value is not None)
-    changed = [value for value in call.outputs if value not in held]
-    held.update((value, held[value.base]) for value in changed if value.base is not None)
+    env.update((value, tensor) for value, tensor in made if value is not None)
+    changed = [value for value in call.outputs if value not in env]
+    env.update((value, env[value.base]) for value in changed if value.base is not None)
 
 
-def _filled(data: Any, held: dict[Value, Any]) -> Any:
+def _substituted(data: Any, env: dict[Value, Any]) -> Any:
     if isinstance(data, Value):
-        return held[data]
-    return [_filled(item, held) for item in data] if isinstance(data, list | tuple) else data
+        return env[data]
+    return [_substituted(item, env) for item in data] if isinstance(data, list | tuple) else data
 
 
-def result_of(
+def folded_result(
     func: torch._ops.OpOverload,
     args: Sequence[Any],
     values: Sequence[Value],
     calls: Sequence[Call],
     mode: FakeTensorMode,
 ) -> Any:
-    """Return the fake result of a call whose shape depends on data that every step has.
+    """Return the fake result of a call whose shape depends on data that folds to constants.
 
     Args:
         func: The op.
@@ -151,28 +157,30 @@ def result_of(
         mode: Of the fake tensors.
 
     Returns:
-        Fake tensors, or the number that a question is answered with; None if data that may differ
-        from step to step decides.
+        Fake tensors, or the number that a query returns; None if it depends on data that may
+        differ from step to step.
     """
     if func in _CTC:
         return _ctc_result(args, calls)
-    same = values_of(values, calls)
+    same = folded_values(values, calls)
     if same is None:
         return None
-    held = dict(zip(values, same, strict=True))
+    env = dict(zip(values, same, strict=True))
     with _disable_current_modes(), torch.no_grad():
-        return tree_map_only(torch.Tensor, mode.from_tensor, func(*_filled(args, held)))
+        return tree_map_only(torch.Tensor, mode.from_tensor, func(*_substituted(args, env)))
 
 
 def _ctc_result(args: Sequence[Any], calls: Sequence[Call]) -> Any:
-    """Losses, and the table over the longest target, whose length is data for torch."""
-    odds, lengths = args[0], args[3]
-    assert isinstance(odds, Value)
-    assert odds.geometry is not None
+    """Return losses, and the table over the longest target, whose length is data for torch."""
+    log_probs, lengths = args[0], args[3]
+    assert isinstance(log_probs, Value)
+    assert log_probs.geometry is not None
     if isinstance(lengths, Value):
-        lengths = data_of(lengths, calls)
+        lengths = folded_list(lengths, calls)
         if lengths is None:
             return None
-    (steps, batch, _), dtype = odds.geometry[0], odds.geometry[3]
+    (steps, batch, _), dtype = log_probs.geometry[0], log_probs.geometry[3]
     table = (batch, steps, 2 * max(lengths, default=0) + 1)
-    return tuple(torch.empty(shape, dtype=dtype, device=odds.device) for shape in ((batch,), table))
+    return tuple(
+        torch.empty(shape, dtype=dtype, device=log_probs.device) for shape in ((batch,), table)
+    )

@@ -1,15 +1,16 @@
-"""Fake results of calls, each distinct call computed once.
+"""A cache of fake results: the fake kernel of each distinct call runs once.
 
-What a fake kernel returns depends on the op, the geometries of its tensors and its plain
-arguments. A step of a hundred thousand calls has some hundred distinct ones, so what comes out of
-the first is kept as a recipe per output: a new tensor of that geometry, a view of an argument, or
-the argument itself. Measured on torch 2.13: 95 us and more for a call through `FakeTensorMode`,
-7 us for a new tensor by recipe, 10 us for a view.
+Problem: a call through `FakeTensorMode` takes 95 us and more (torch 2.13), and a step may make a
+hundred thousand.
 
-A recipe is kept only if the tensor it makes has been compared with what the fake kernel made.
-Calls whose result depends on more than geometries are never kept: custom ops, tensors that carry
-their value, lazily conjugated or negated ones, ops that resize or look at a whole storage. A
-result whose shape depends on data has no geometry of plain numbers, and the tracer refuses it.
+Idea: the result depends on the op, the geometries of its tensors and its plain arguments, and few
+hundred such keys are distinct. The first result under a key is kept as a recipe per output: a new
+tensor of that geometry (7 us), a view of an argument (10 us), or the argument itself.
+
+A recipe is kept only if the tensor it makes equals what the fake kernel returned. Calls whose
+result depends on more than geometries are never cached: custom ops, tensors that carry their
+value, lazily conjugated or negated ones, ops that resize or depend on a whole storage. A result
+whose shape depends on data has no geometry of plain numbers, and the tracer rejects it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from pardnn.backends.torch.ops.schema import fake_result
 
 _META = torch.device("meta")
 FUSED_RNN = torch.ops.aten.mkldnn_rnn_layer.default
-#: Above this, running a layer to learn its workspace would cost more than a capture may take.
+#: Above this, running a layer to measure its workspace would cost more than a capture may take.
 _MAX_RNN_BYTES = 1 << 30
 #: Workspace and outputs over the bytes of the gates of all time steps; 4 was measured.
 _RNN_BYTES_PER_GATE = 5
-#: An output that is no tensor, or none at all, is made as it was.
+#: An output of these types is part of the recipe itself.
 _PLAIN = (type(None), bool, int, float)
 
 
@@ -58,8 +59,8 @@ class Recipes(NamedTuple):
     outputs: tuple[Recipe, ...]
 
 
-class FakeResults:
-    """Runs fake kernels and remembers what came out.
+class FakeCache:
+    """Runs fake kernels and caches their results.
 
     Args:
         mode: Mode of the fake tensors.
@@ -67,7 +68,7 @@ class FakeResults:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._known: dict[Hashable, Recipes | None] = {}
+        self._recipes_by_key: dict[Hashable, Recipes | None] = {}
         guard = "warn_deprecated" if mode._allow_unsafe_data_ptr_access else "throw"
         self._guard_data = getattr(torch._C, f"_set_{guard}_on_mutable_data_ptr")
 
@@ -86,22 +87,22 @@ class FakeResults:
             args: Its arguments, fake tensors inside.
             kwargs: Its keyword arguments.
             tensors: All tensors among them, in order.
-            key: All else that the result depends on; None if it may depend on more.
+            key: All else that the result depends on; None if it cannot be cached.
         """
         if key is None:
-            return self._asked(func, args, kwargs)
+            return self._run_fake_kernel(func, args, kwargs)
         key = (func, key, torch.get_default_dtype(), torch.is_grad_enabled())
-        recipes = self._known.get(key)
+        recipes = self._recipes_by_key.get(key)
         if recipes is not None:
             if recipes.kind is None:
-                return self._made(recipes.outputs[0], tensors)
-            return recipes.kind(self._made(recipe, tensors) for recipe in recipes.outputs)
-        result = self._asked(func, args, kwargs)
-        if key not in self._known:
-            self._known[key] = self._recipes(result, tensors)
+                return self._make(recipes.outputs[0], tensors)
+            return recipes.kind(self._make(recipe, tensors) for recipe in recipes.outputs)
+        result = self._run_fake_kernel(func, args, kwargs)
+        if key not in self._recipes_by_key:
+            self._recipes_by_key[key] = self._recipes(result, tensors)
         return result
 
-    def _asked(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def _run_fake_kernel(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         result = fake_result(func, args, kwargs)
         if func is not FUSED_RNN:
             return result
@@ -114,11 +115,11 @@ class FakeResults:
 
     def identity(self, func: torch._ops.OpOverload, tensor: FakeTensor) -> Any:
         """Return `func(tensor)` of an op that returns its input as a new tensor."""
-        part = self.tensor_key(tensor, geometry_of(tensor))
-        return self.result(func, (tensor,), {}, (tensor,), part and (part,))
+        key = self.tensor_key(tensor, geometry_of(tensor))
+        return self.result(func, (tensor,), {}, (tensor,), key and (key,))
 
     def tensor_key(self, tensor: Any, geometry: Geometry) -> Hashable:
-        """Return what results depend on of a tensor; None if they may depend on more."""
+        """Return a tensor's part of a cache key; None if results may depend on more than that."""
         if (
             type(tensor) is not FakeTensor
             or tensor.constant is not None
@@ -129,7 +130,7 @@ class FakeResults:
             return None
         return geometry, tensor.fake_device
 
-    def _made(self, recipe: Recipe, tensors: Sequence[FakeTensor]) -> Any:
+    def _make(self, recipe: Recipe, tensors: Sequence[FakeTensor]) -> Any:
         if recipe.geometry is None:
             return recipe.plain if recipe.argument < 0 else tensors[recipe.argument]
         shape, strides, offset, dtype = recipe.geometry
@@ -182,11 +183,11 @@ class FakeResults:
             return Recipe(argument)
         attributes = dict(output.__dict__)
         recipe = Recipe(argument, geometry_of(output), output.fake_device, attributes)
-        return recipe if _alike(output, self._made(recipe, tensors)) else None
+        return recipe if _are_equal_fakes(output, self._make(recipe, tensors)) else None
 
 
 def is_too_large_to_run(args: Sequence[Any]) -> bool:
-    """Whether a fused recurrent layer takes too much to be run once while it is captured."""
+    """Whether a fused recurrent layer takes too much memory to be run once at capture."""
     x, gates = args[0], args[1].shape[0]
     given = sum(t.numel() * t.element_size() for t in args if isinstance(t, torch.Tensor))
     made = _RNN_BYTES_PER_GATE * x.shape[0] * x.shape[1] * gates * x.element_size()
@@ -194,9 +195,9 @@ def is_too_large_to_run(args: Sequence[Any]) -> bool:
 
 
 def _fused_rnn_workspace(args: Sequence[Any]) -> int | None:
-    """Return the bytes that a fused recurrent layer hands to its backward pass; None for none.
+    """Return the bytes that a fused recurrent layer keeps for its backward pass; None for none.
 
-    oneDNN alone knows them, and the fake kernel says 0: the layer is run once on zeros.
+    Only oneDNN can tell, and the fake kernel returns 0: so the layer is run once on zeros.
     """
     with unset_fake_temporarily():
         real = [
@@ -207,7 +208,7 @@ def _fused_rnn_workspace(args: Sequence[Any]) -> int | None:
         return None if workspace is None else workspace.nbytes
 
 
-def _alike(one: FakeTensor, other: FakeTensor) -> bool:
+def _are_equal_fakes(one: FakeTensor, other: FakeTensor) -> bool:
     """Whether two fake tensors differ in nothing but their identity."""
     return (
         one.constant is None

@@ -1,8 +1,8 @@
-"""What optimizer state starts from: found by how the first step created it.
+"""The number that optimizer state starts from, read off the call that creates it.
 
-A rank must create its share of the state without running the optimizer's first step. The first
-traced step shows the call that made each state tensor; if that fills it with one number, the
-number is the state's `initial`.
+A rank must create its shard of the state without running the optimizer's first step. The first
+trace has the call that creates each state tensor; if that fills it with one number, the number is
+the state's `initial`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pardnn.backends.torch.capture.trace_ir import Call, Value
 _FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
           "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}  # fmt: skip
 _FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "scalar_tensor": 0}
-#: What a momentum buffer made as a copy of the first gradient g starts from: -0.0 * momentum + g
-#: is g bit by bit, also where g is -0.0.
+#: Initial value of a momentum buffer that is created as a copy of the first gradient g:
+#: -0.0 * momentum + g is g bit by bit, also where g is -0.0.
 MOMENTUM_INITIAL = -0.0
 
 
 def initial_value(value: Value) -> float | None:
-    """Return the number a tensor of the first step was filled with; None if there is none."""
+    """Return the number that a tensor of the first trace was filled with; None if there is none."""
     storage = value.storage
     assert storage is not None
     number = _fill(storage.owner.call)
@@ -54,13 +54,13 @@ def _uniform(call: Call) -> float | None:
 
 
 def is_copied_gradient(value: Value) -> bool:
-    """Whether a tensor was made as a copy of another one, as SGD makes its momentum."""
+    """Whether a tensor was created as a copy of another one, as SGD creates its momentum."""
     assert value.storage is not None
     return value.storage.owner.call.kind == "aten.clone.default"
 
 
 def momentum_reason(optimizer: Any, parameter: torch.Tensor) -> str | None:
-    """Return why zero cannot stand for SGD's missing momentum; None if it can."""
+    """Return why SGD's momentum cannot start from zero; None if it can."""
     if not isinstance(optimizer, torch.optim.SGD):
         return "is created as a copy of another tensor"
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Which tensor of what a step returned is its loss."""
+"""The loss: which tensor of what a step returned it is."""
 
 from __future__ import annotations
 

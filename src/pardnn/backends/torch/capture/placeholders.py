@@ -1,12 +1,12 @@
-"""Stand-ins: fake tensors in the place of the live ones, for as long as a step is traced.
+"""Placeholders: fake tensors in the place of the live ones, for as long as a step is traced.
 
-Each source gets a new fake of its own geometry, without content and without history, put into
-every place that holds the live one. `reach.restore` puts the live ones back.
+Each source gets a new fake tensor of its own geometry, without content and without history, in
+every slot that holds the live one. `restore.restore` puts the live ones back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,8 +32,12 @@ def fake_mode_of(tensors: Iterable[torch.Tensor]) -> FakeTensorMode:
     return next(iter(modes.values())) if modes else FakeTensorMode()
 
 
-def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
-    """Return a new fake of a tensor's geometry, of its class and with its Python attributes."""
+def placeholder(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
+    """Return a new fake of a tensor's geometry, of its class and with its Python attributes.
+
+    Raises:
+        UnsupportedError: E801, if the tensor is sparse or quantized.
+    """
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsupportedError(
             f"a source of the step is a {tensor.layout} tensor of shape {list(tensor.shape)};\n"
@@ -56,7 +60,7 @@ def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
 
 
 def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
-    """Let the user's hooks on a parameter see the stand-in's gradient."""
+    """Let the user's hooks on a parameter see the placeholder's gradient."""
     if tensor._backward_hooks:
         for hook in tensor._backward_hooks.values():
             fake.register_hook(hook)
@@ -65,22 +69,27 @@ def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
         fake.register_post_accumulate_grad_hook(hook)
 
 
-def put(
+def insert_placeholders(
     objects: ObjectGraph, sources: Iterable[Source], mode: FakeTensorMode
 ) -> dict[str, FakeTensor]:
-    """Put a stand-in in the place of every tensor source.
+    """Put a placeholder in every slot of every tensor source, and where it is a dictionary's key.
+
+    Args:
+        objects: The object graph of the step.
+        sources: Its sources; those that hold no tensor are left alone.
+        mode: Of the fake tensors.
 
     Returns:
-        The stand-ins by source name.
+        The placeholders by source name.
     """
     made: dict[str, FakeTensor] = {}
     by_id: dict[int, FakeTensor] = {}
     for source in sources:
         live = source.get()
         if isinstance(live, torch.Tensor):
-            fake = made[source.name] = stand_in(live, mode)
+            fake = made[source.name] = placeholder(live, mode)
             by_id.setdefault(id(live), fake)
-    # All are made before any is put: a tuple is rebuilt around what it holds now.
+    # All are made before any is inserted: a tuple is rebuilt around what it holds now.
     for source in sources:
         if source.name in made:
             for slot in source.slots:
@@ -91,8 +100,28 @@ def put(
     return made
 
 
+def insert_gradient_placeholders(
+    gradients: Iterable[Source], kept: Mapping[str, torch.Tensor], mode: FakeTensorMode
+) -> dict[str, FakeTensor]:
+    """Give each placeholder of a parameter a placeholder of its gradient.
+
+    Args:
+        gradients: Sources of the gradients.
+        kept: The gradients themselves, by source name.
+        mode: Of the fake tensors.
+
+    Returns:
+        The placeholders by source name.
+    """
+    made: dict[str, FakeTensor] = {}
+    for source in gradients:
+        made[source.name] = placeholder(kept[source.name].detach(), mode)
+        source.set(made[source.name])
+    return made
+
+
 def _rekey(holder: dict[Any, Any], by_id: dict[int, FakeTensor]) -> None:
-    """Put stand-ins in the place of tensors that are keys, as in an optimizer's state."""
+    """Put placeholders in the place of tensors that are keys, as in an optimizer's state."""
     if any(isinstance(key, torch.Tensor) for key in holder):
         items = [(by_id.get(id(key), key), value) for key, value in holder.items()]
         holder.clear()

@@ -1,4 +1,4 @@
-"""Putting back what a walk has met, and naming what a step has changed."""
+"""Restoring what the objects of a step held, and finding what the step has changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from pardnn.backends.torch.user_step.object_graph import PLAIN, GlobalName, dott
 
 
 def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
-    """Put back what every container and object held; what did not change is left alone."""
+    """Restore what every container and object held; what did not change is left alone.
+
+    Args:
+        contents: `ObjectGraph.contents` of the walk before the step.
+    """
     for _, holder, content in contents:
         if _content(holder) is not None and _same(_content(holder), content):
             continue
@@ -49,10 +53,13 @@ def _same(now: Any, then: Any) -> bool:
 
 
 def changes(contents: Sequence[tuple[str, Any, Any]]) -> list[str]:
-    """Names of plain values and sizes of containers that differ from what was held before.
+    """Return the names of plain values, and of containers by their size, that have changed.
 
-    Tensors are compared elsewhere; objects that were replaced by others do not count, since steps
-    keep results of their own in attributes.
+    Tensors are compared elsewhere. Objects that were replaced by others do not count, since steps
+    keep results in attributes.
+
+    Args:
+        contents: `ObjectGraph.contents` of the walk before the step.
     """
     return [name for entry in contents for name in _changes_of(*entry)]
 

@@ -4,11 +4,11 @@ Problem: `torch.optim.RAdam` rectifies its rate only where the step count has ma
 tractable (`rho_t > 5`, from the sixth step on with the usual `beta2`), and one graph must hold for
 every step.
 
-Idea: compute both updates and choose. The numbers on the host that only one side can compute (a
-square root of what is negative in the other case) get 1.0 as their operand there.
+Idea: compute both updates and select one. Where a host number is defined on one side only (the
+square root of what is negative on the other), its operand on the other side is 1.0.
 
-Source: Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, ICLR 2020; the order
-of operations is that of `torch.optim.radam`, so that the bits are its own.
+Source: Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, ICLR 2020, Alg. 2. The
+order of operations is that of `torch.optim.radam`, so that results are equal bit by bit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ _TRACTABLE = 5.0
 Tensors = list[torch.Tensor]
 
 
-def one_by_one(_tracer: Any, real: Callable[..., None], *lists: Tensors, **settings: Any) -> None:
-    """Update as `_single_tensor_radam` does.
+def single_tensor(
+    _tracer: Any, real: Callable[..., None], *lists: Tensors, **settings: Any
+) -> None:
+    """Update as `torch.optim.radam._single_tensor_radam` does.
 
     Args:
-        real: The function itself, for what has no branch.
+        _tracer: Of the step.
+        real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, both averages, step counts.
         **settings: Hyperparameters.
     """
@@ -40,17 +43,18 @@ def one_by_one(_tracer: Any, real: Callable[..., None], *lists: Tensors, **setti
         update = mean / (1 - beta1**step) * lr
         is_rectified, rect, _ = _rectification(beta2, step)
         adaptive = (correction2**0.5) / square.sqrt().add_(settings["eps"])
-        # As a number of 0 or 1: a truth on the host cannot become a tensor.
-        mark = torch.full((), choose(is_rectified, 1.0, 0.0), device=param.device)
-        param.add_(torch.where(mark != 0, update * adaptive * rect, update), alpha=-1.0)
+        # As a number of 0 or 1: a bool on the host cannot become a tensor.
+        is_adaptive = torch.full((), choose(is_rectified, 1.0, 0.0), device=param.device)
+        param.add_(torch.where(is_adaptive != 0, update * adaptive * rect, update), alpha=-1.0)
     return None
 
 
-def all_together(_tracer: Any, real: Callable[..., None], *lists: Tensors, **settings: Any) -> None:
-    """Update as `_multi_tensor_radam` does, which orders its operations in another way.
+def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **settings: Any) -> None:
+    """Update as `_multi_tensor_radam` does, whose order of operations differs.
 
     Args:
-        real: The function itself, for what has no branch.
+        _tracer: Of the step.
+        real: The function itself, which is called where it has no branch.
         *lists: Parameters, gradients, both averages, step counts.
         **settings: Hyperparameters.
     """
@@ -75,7 +79,7 @@ def _number(rate: Any) -> Any:
 def _averaged(
     lists: tuple[Tensors, ...], lr: Any, settings: dict[str, Any]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, Any]]:
-    """Yield each parameter with both averages, the gradient taken in, and its number of steps."""
+    """Update both averages by the gradient; yield parameter, averages and number of steps."""
     beta1, beta2 = settings["beta1"], settings["beta2"]
     for each in zip(*lists, strict=True):
         param, grad, mean, square, count = _as_real(each, settings)
@@ -108,7 +112,7 @@ def _decayed(
 
 
 def _rectification(beta2: Any, step: Any) -> tuple[Any, Any, Any]:
-    """Return whether to rectify, by how much (1.0 where not), and 0.0 if so, else 1.0."""
+    """Return whether to rectify, the factor (1.0 where not), and 0.0 if rectified, else 1.0."""
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * step * (beta2**step) / (1 - beta2**step)
     is_rectified = length > _TRACTABLE

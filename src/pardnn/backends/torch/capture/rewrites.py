@@ -1,17 +1,22 @@
-"""Steps of torch's own that branch on data, written without the branch while they are traced.
+"""Parts of torch that branch on data, rewritten without the branch while a step is traced.
 
-One graph must hold for every step, so `if` on a tensor is refused in a user's code. In torch's code
-the user cannot rewrite it; here it is written as a choice between two results, bit by bit what the
-branch gives:
+Problem: one graph must hold for every step, so `if` on a tensor is an error in a user's code. In
+torch's own code the user cannot rewrite it.
 
-- RAdam leaves out its rectification in the first steps: `radam.py`.
+Idea: compute both sides and select, bit by bit what the branch gives:
+
+- RAdam leaves out its rectification in the first steps: `rewrite_radam`.
 - `GradScaler` leaves out the optimizer's step where a gradient is not finite: the step is taken,
-  and what it changed is put back. One tensor at a time, so it takes the memory of one.
+  and undone by a selection between the old and the new content of each tensor it wrote
+  (`undone_where`). Each selection is moved up to where its tensor was last used, so that only one
+  old copy is alive at a time.
 - `AveragedModel` copies the model the first time and averages from then on: it does both.
-- A distribution raises where its arguments or values are wrong: here it does not look.
+- A distribution raises where its arguments or values are wrong: it does not check.
 - Adafactor clips numbers by Python's `min` and `max`, and reads norms of parameters as numbers.
+- Fused optimizers take Python floats, which would be frozen: they get sentinels instead.
+- CTC's loss takes lengths as lists, too: it gets tensors.
 
-Complexity: what the branch takes, and one copy of what it changes.
+Complexity: the time of both sides, and one copy of what the branch changes.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ from pardnn.backends.torch.capture.trace_ir import Call, Storage
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import choose
 
-#: Their schemas take Python floats only, and would bake in the hyperparameters.
+#: Their schemas take Python floats only, so hyperparameters would be frozen in the graph.
 _FUSED = ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
 _CHECK = "_amp_foreach_non_finite_check_and_unscale_"
 _ADAFACTOR = "torch.optim._adafactor"
@@ -39,56 +44,56 @@ _ADAFACTOR = "torch.optim._adafactor"
 
 @contextlib.contextmanager
 def rewritten(tracer: Tracer) -> Iterator[None]:
-    """While it is open, torch's branches on data are choices, and fused optimizers keep numbers.
+    """Patch torch as the module says, for as long as the context is open.
 
     Args:
-        tracer: Of the step that runs inside.
+        tracer: Of the step that runs in it.
     """
     with contextlib.ExitStack() as stack:
 
-        def put(owner: Any, name: str, new: Callable[..., Any]) -> None:
-            patch = functools.partial(new, tracer, getattr(owner, name, None))
-            stack.enter_context(mock.patch.object(owner, name, _bound(patch), create=True))
+        def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
+            call = functools.partial(new, tracer, getattr(owner, name, None))
+            stack.enter_context(mock.patch.object(owner, name, _as_function(call), create=True))
 
         for name in _FUSED:
-            put(torch, name, _with_live_numbers)
-        put(torch, "ctc_loss", _with_length_tensors)
-        put(torch, _CHECK, _checked_one_by_one)
-        put(torch.amp.GradScaler, "_maybe_opt_step", _maybe_step)
-        put(torch.amp.GradScaler, "update", _update_scale)
-        put(swa_utils.AveragedModel, "update_parameters", _update_average)
+            patch(torch, name, _fused_update)
+        patch(torch, "ctc_loss", _ctc_loss)
+        patch(torch, _CHECK, _unscale_each)
+        patch(torch.amp.GradScaler, "_maybe_opt_step", _step_unless_skipped)
+        patch(torch.amp.GradScaler, "update", _update_scale)
+        patch(swa_utils.AveragedModel, "update_parameters", _update_average)
         adafactor = sys.modules[_ADAFACTOR]
-        put(adafactor, "min", _smaller)
-        put(adafactor, "max", _larger)
-        put(adafactor, "adafactor", _with_numbers)
+        patch(adafactor, "min", _min)
+        patch(adafactor, "max", _max)
+        patch(adafactor, "adafactor", _adafactor)
         unchecked = mock.patch.object(torch.distributions.Distribution, "_validate_args", False)
         stack.enter_context(unchecked)
         optimizer = sys.modules["torch.optim.radam"]
-        put(optimizer, "_single_tensor_radam", rewrite_radam.one_by_one)
-        put(optimizer, "_multi_tensor_radam", rewrite_radam.all_together)
+        patch(optimizer, "_single_tensor_radam", rewrite_radam.single_tensor)
+        patch(optimizer, "_multi_tensor_radam", rewrite_radam.multi_tensor)
         yield
 
 
-def _bound(patch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function, which a class binds to its instances; a partial would not be bound."""
-    return lambda *args, **kwargs: patch(*args, **kwargs)
+def _as_function(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function: a class binds it to its instances, as it would not bind a partial."""
+    return lambda *args, **kwargs: call(*args, **kwargs)
 
 
-def _with_length_tensors(
-    _tracer: Tracer, real: Any, odds: Any, targets: Any, steps: Any, lengths: Any, *args: Any
+def _ctc_loss(
+    _tracer: Tracer, real: Any, log_probs: Any, targets: Any, steps: Any, lengths: Any, *args: Any
 ) -> Any:
-    """Let CTC's mean read lengths that are a list as a tensor: the same bits, of fake ones too."""
+    """Pass lengths that are lists as tensors, which fake tensors need; the bits are the same."""
     made = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (steps, lengths)]
-    return real(odds, targets, *made, *args)
+    return real(log_probs, targets, *made, *args)
 
 
-def _with_live_numbers(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
-    live = {key: tracer.disguise(value) for key, value in kwargs.items()}
-    return real(*(tracer.disguise(arg) for arg in args), **live)
+def _fused_update(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
+    live = {key: tracer.sentinel(value) for key, value in kwargs.items()}
+    return real(*(tracer.sentinel(arg) for arg in args), **live)
 
 
-def _with_numbers(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let torch's own optimizer read numbers from parameters: they feed arithmetic alone."""
+def _adafactor(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let torch's own optimizer call `.item()` on parameters: it only computes with the numbers."""
     tracer.may_read_numbers = True
     try:
         return real(*args, **kwargs)
@@ -96,28 +101,28 @@ def _with_numbers(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
         tracer.may_read_numbers = False
 
 
-def _smaller(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
+def _min(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
     return choose(b < a, b, a)
 
 
-def _larger(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
+def _max(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
     return choose(b > a, b, a)
 
 
-def _checked_one_by_one(
+def _unscale_each(
     _tracer: Tracer, real: Any, grads: list[torch.Tensor], found: torch.Tensor, inv: torch.Tensor
 ) -> None:
-    """Unscale each gradient by itself: one call on all of them would tie them to one device."""
-    marks = []
+    """Unscale each gradient by its own call: one on all of them would tie them to one device."""
+    overflows = []
     for grad in grads:
-        mark = torch.zeros_like(found)
-        real([grad], mark, inv)
-        marks.append(mark)
-    if marks:
-        found.copy_(torch.maximum(found, torch.stack(marks).amax(0)))
+        overflow = torch.zeros_like(found)
+        real([grad], overflow, inv)
+        overflows.append(overflow)
+    if overflows:
+        found.copy_(torch.maximum(found, torch.stack(overflows).amax(0)))
 
 
-def _maybe_step(
+def _step_unless_skipped(
     tracer: Tracer,
     _real: Any,
     _scaler: torch.amp.GradScaler,
@@ -126,60 +131,63 @@ def _maybe_step(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    marks = list(optimizer_state["found_inf_per_device"].values())
-    skipped = torch.stack([mark.to(marks[0].device) for mark in marks]).sum() != 0
+    overflows = list(optimizer_state["found_inf_per_device"].values())
+    is_skipped = torch.stack([flag.to(overflows[0].device) for flag in overflows]).sum() != 0
     held = [p for group in optimizer.param_groups for p in group["params"]]
     held += [t for state in optimizer.state.values() for t in state.values()]
-    with keep_unless(tracer, skipped, [t for t in held if isinstance(t, torch.Tensor)]):
+    with undone_where(tracer, is_skipped, [t for t in held if isinstance(t, torch.Tensor)]):
         return optimizer.step(*args, **kwargs)
 
 
 def _update_scale(
     _tracer: Tracer, real: Any, scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any
 ) -> None:
-    """Forget the step's own notes where they stand: a new dictionary looks like changed state."""
+    """Clear the scaler's states in place: a new dictionary would look like changed state."""
     if not scaler.is_enabled():
         return real(scaler, *args, **kwargs)
-    notes = scaler._per_optimizer_states
+    states = scaler._per_optimizer_states
     real(scaler, *args, **kwargs)
-    if notes is not scaler._per_optimizer_states:
-        notes.clear()
-        scaler._per_optimizer_states = notes
+    if states is not scaler._per_optimizer_states:
+        states.clear()
+        scaler._per_optimizer_states = states
     return None
 
 
 def _update_average(
     tracer: Tracer, real: Any, average: swa_utils.AveragedModel, model: torch.nn.Module
 ) -> None:
-    """Average as always, and put the model itself in the place of the first average."""
+    """Compute the running average, and select the model itself the first time."""
     is_first = average.n_averaged == 0
-    inside = [*average.module.parameters()]
-    outside = [*model.parameters()]
+    averages = [*average.module.parameters()]
+    originals = [*model.parameters()]
     if average.use_buffers:
-        inside, outside = [*inside, *average.module.buffers()], [*outside, *model.buffers()]
-    tracer.answers = [False, True]  # is this the first one; is there one to go on from
+        averages, originals = [*averages, *average.module.buffers()], [*originals, *model.buffers()]
+    # Whether this is the first average, and whether there is one to update.
+    tracer.forced_decisions = [False, True]
     try:
         real(average, model)
     finally:
-        tracer.answers = []
+        tracer.forced_decisions = []
     with torch.no_grad():
-        for mine, theirs in zip(inside, outside, strict=True):
-            mine.copy_(torch.where(is_first.to(mine.device), theirs.to(mine.device), mine))
+        for averaged, original in zip(averages, originals, strict=True):
+            averaged.copy_(
+                torch.where(is_first.to(averaged.device), original.to(averaged.device), averaged)
+            )
 
 
 @contextlib.contextmanager
-def keep_unless(
-    tracer: Tracer, skipped: torch.Tensor, tensors: Sequence[torch.Tensor]
+def undone_where(
+    tracer: Tracer, is_skipped: torch.Tensor, tensors: Sequence[torch.Tensor]
 ) -> Iterator[None]:
-    """Undo what happens inside to `tensors` where `skipped` is true, bit by bit.
+    """Undo what the context writes to `tensors` where `is_skipped` is true, bit by bit.
 
     Args:
-        tracer: Of the step that is running.
-        skipped: A truth of no dimensions, computed before.
-        tensors: What may be written in place inside; what is not written costs nothing.
+        tracer: Of the step.
+        is_skipped: A boolean tensor of no dimensions, computed before.
+        tensors: What may be written in place; what is not written costs nothing.
 
     Raises:
-        UnsupportedError: E802, if one of them gets another storage inside.
+        UnsupportedError: E802, if one of them gets another storage meanwhile.
     """
     start = len(tracer.calls)
     by_storage = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
@@ -198,18 +206,24 @@ def keep_unless(
     blocks: list[tuple[Storage, int]] = []
     for key, old in kept.items():
         tensor = by_storage[key]
-        storage = tracer.memory.value(tensor).storage
+        storage = tracer.aliases.value(tensor).storage
         if storage is None or tensor.untyped_storage()._cdata != key:
-            raise unsupported.decision_by_value(tracer.locator.line())
+            raise unsupported.data_dependent_branch(tracer.locator.line())
         blocks.append((storage, len(tracer.calls)))
         with torch.no_grad():
-            tensor.copy_(torch.where(skipped.to(tensor.device), old, tensor))
+            tensor.copy_(torch.where(is_skipped.to(tensor.device), old, tensor))
     if blocks:
-        _move_up(tracer.calls, start, blocks)
+        _move_up_selections(tracer.calls, start, blocks)
 
 
-def _move_up(calls: list[Call], start: int, blocks: list[tuple[Storage, int]]) -> None:
-    """Move each block of calls to where its storage has been touched for the last time."""
+def _move_up_selections(calls: list[Call], start: int, blocks: list[tuple[Storage, int]]) -> None:
+    """Move each block of calls to just after the last use of its storage.
+
+    Args:
+        calls: The trace, reordered in place.
+        start: Index of the first call of the context.
+        blocks: For each storage, the index of its first call; the blocks are the end of the trace.
+    """
     first = blocks[0][1]
     last: dict[Storage, int] = {}
     for i in range(start, first):

@@ -1,13 +1,15 @@
-"""Which random calls of a step draw numbers that an earlier call has drawn already.
+"""RNG replays: random calls of a step that draw the numbers of a predecessor once more.
 
-`torch.utils.checkpoint` computes its forward pass a second time from the generator state that the
-first began with, so that dropout drops the same elements; `fork_rng` and `set_rng_state` do as
-much by hand. While a step is traced nothing is drawn, so every random call moves the real
-generator by one number instead: the states that this makes tell calls apart, whoever put one back
-and however. A call that begins in a known state is a redraw of the call that began there. It must
-be the same call on tensors of the same shapes, else nobody can tell which numbers come out.
+Problem: `torch.utils.checkpoint` computes its forward pass a second time from the generator state
+that the first began with, so that dropout drops the same elements; `fork_rng` and `set_rng_state`
+do the same by hand. The graph must say so, or the ranks would draw new numbers.
 
-Ranks make a redraw from the state in which its original begins; see `draws.py`.
+Idea: while a step is traced nothing is drawn, so every random call advances the real generator by
+one number instead. The state then identifies the position in the sequence of random calls, however
+it was restored. A call that begins in a known state replays the call that began there. It must be
+the same call on tensors of the same shapes, else the numbers that come out are unknown.
+
+Ranks run a replay from the state in which its original begins: `runtime.random_ops`.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from pardnn.backends.torch.rng.generator import default_generator, read_state
 _CPU = torch.device("cpu")
 
 
-class Redraws:
-    """The random calls of one trace, and where the generators stand.
+class RngReplays:
+    """The random calls of one trace, and the states of the generators between them.
 
-    Use one per trace, made before the step runs. O(1) for a call, and 5 KB of state compared.
+    Use one per trace, created before the step runs. O(1) for a call, and 5 KB of state compared.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class Redraws:
             self._streams["cuda"] = _Stream(default_generator(torch.device("cuda")))
 
     def note(self, call: Call, device: str, where: str | None) -> None:
-        """Note a random call; set its `redraws` if its numbers have been drawn before.
+        """Take note of a random call; set `replays` if its numbers have been drawn before.
 
         Args:
             call: With its arguments, before it is recorded.
@@ -46,16 +48,16 @@ class Redraws:
             UnsupportedError: E801, if the generator's state tells nothing about the numbers.
         """
         stream = self._streams.get(device) or self._streams["cpu"]
-        place = stream.place()
-        if place is None:
+        position = stream.position()
+        if position is None:
             raise unsupported.reseeded(where)
-        if place == len(stream.calls):
+        if position == len(stream.calls):
             stream.calls.append(call)
-        elif _is_same(stream.calls[place], call):
-            call.redraws = stream.calls[place]
+        elif _is_same(stream.calls[position], call):
+            call.replays = stream.calls[position]
         else:
             raise unsupported.reseeded(where)
-        stream.move(place + 1)
+        stream.advance(position + 1)
 
     def finish(self) -> None:
         """Check that the step leaves the generators after its last number.
@@ -64,25 +66,25 @@ class Redraws:
             UnsupportedError: E801, if it leaves them elsewhere: the next step would begin there.
         """
         for stream in self._streams.values():
-            if stream.calls and stream.place() != len(stream.calls):
+            if stream.calls and stream.position() != len(stream.calls):
                 raise unsupported.reseeded(None)
 
 
 class _Stream:
-    """One generator: its states by the number of calls that have drawn before."""
+    """One generator, and the position in its random calls that each of its states belongs to."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.calls: list[Call] = []
         self._generator = generator
-        self._places = {read_state(generator): 0}
+        self._positions = {read_state(generator): 0}
 
-    def place(self) -> int | None:
-        return self._places.get(read_state(self._generator))
+    def position(self) -> int | None:
+        return self._positions.get(read_state(self._generator))
 
-    def move(self, place: int) -> None:
+    def advance(self, position: int) -> None:
         with torch.utils._python_dispatch._disable_current_modes():
             torch.rand(1, generator=self._generator, device=self._generator.device)
-        self._places.setdefault(read_state(self._generator), place)
+        self._positions.setdefault(read_state(self._generator), position)
 
 
 def _is_same(one: Call, other: Call) -> bool:
@@ -92,7 +94,7 @@ def _is_same(one: Call, other: Call) -> bool:
 
 
 def _shapes(data: Any) -> Any:
-    """Return arguments with tensors replaced by how they lie in memory."""
+    """Return arguments with tensors replaced by their shapes, strides and dtypes."""
     if isinstance(data, Value):
         if data.geometry is None:
             return "number", id(data)

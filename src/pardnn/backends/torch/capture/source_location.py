@@ -1,8 +1,8 @@
-"""Where in the user's code an op comes from: file and line, module path, forward op.
+"""Source locations: file and line, module path and forward op of each call of a trace.
 
 The innermost Python frame outside torch and pardnn gives the line. An op of a backward pass has
-no such frame; it gets that of the forward op whose autograd node is running, found by the node's
-sequence number. Measured: 3 us an op.
+no such frame; it gets the line of the forward op whose autograd node is running, found by the
+node's sequence number. Measured: 3 us an op.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def _is_internal(module: str, filename: str) -> bool:
 
 
 def shown_path(filename: str, module: str) -> str:
-    """Return a path that means something elsewhere: no home directory, no machine.
+    """Return a path that is valid on other machines, without a home directory.
 
     Inside an installed package it starts at the package; inside the working directory it is
-    relative; elsewhere it is the file's name.
+    relative; elsewhere it is the module's path.
     """
     path = Path(filename)
     parts = path.parts
@@ -47,78 +47,78 @@ def shown_path(filename: str, module: str) -> str:
 
 
 class Locator:
-    """Answers where the op that is being recorded comes from.
+    """Finds where the op that is being recorded comes from.
 
     Args:
         modules: Names of modules by id.
-        is_silent: Whether to leave out where ops come from; errors name their line all the same.
+        is_silent: Whether to leave calls without a location; errors name their line all the same.
     """
 
     def __init__(self, modules: dict[int, str], *, is_silent: bool = False) -> None:
         self._modules = modules
         self._is_silent = is_silent
-        self._stack: list[str | None] = []
-        self._shown: dict[CodeType, str | None] = {}
-        self._forward: dict[int, Call] = {}
+        self._modules_entered: list[str | None] = []
+        self._path_of_code: dict[CodeType, str | None] = {}
+        self._forward_by_node: dict[int, Call] = {}
 
     def line(self, frame: FrameType | None = None) -> str | None:
-        """Return "file.py:line" of the innermost frame of the user's; None if there is none."""
+        """Return "file.py:line" of the user's innermost frame; None if there is none."""
         frame = frame or sys._getframe(1)
         while frame is not None:
-            shown = self._path(frame)
+            shown = self._users_path(frame)
             if shown is not None:
                 return f"{shown}:{frame.f_lineno}"
             frame = frame.f_back
         return None
 
     def line_of(self, error: BaseException) -> str | None:
-        """Return "file.py:line" of the innermost frame of the user's that an error came through."""
+        """Return "file.py:line" of the user's innermost frame that an error came through."""
         found: str | None = None
         trace: TracebackType | None = error.__traceback__
         while trace is not None:
-            shown = self._path(trace.tb_frame)
+            shown = self._users_path(trace.tb_frame)
             if shown is not None:
                 found = f"{shown}:{trace.tb_lineno}"
             trace = trace.tb_next
         return found
 
-    def _path(self, frame: FrameType) -> str | None:
+    def _users_path(self, frame: FrameType) -> str | None:
         code = frame.f_code
-        if code not in self._shown:
+        if code not in self._path_of_code:
             module = frame.f_globals.get("__name__") or ""
             internal = _is_internal(module, code.co_filename)
-            self._shown[code] = None if internal else shown_path(code.co_filename, module)
-        return self._shown[code]
+            self._path_of_code[code] = None if internal else shown_path(code.co_filename, module)
+        return self._path_of_code[code]
 
-    def place(self, call: Call) -> None:
-        """Fill in a call's source, module and forward op."""
+    def annotate(self, call: Call) -> None:
+        """Set a call's source, module and forward op."""
         if self._is_silent:
             return
         node = torch._C._current_autograd_node()
-        # A module is entered during a backward pass only where it recomputes a forward pass.
-        if node is not None and not self._stack:
-            forward = self._forward.get(node._sequence_nr())
+        # A module runs during a backward pass only where a forward pass is recomputed.
+        if node is not None and not self._modules_entered:
+            forward = self._forward_by_node.get(node._sequence_nr())
             if forward is not None:
                 call.source, call.module = forward.source, forward.module
                 call.backward_of = forward
                 return
         call.source = self.line(sys._getframe(1))
-        call.module = self._stack[-1] if self._stack else None
-        if node is None or self._stack:
-            # The node of this op, if it got one, is the last that was made.
-            self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, call)
+        call.module = self._modules_entered[-1] if self._modules_entered else None
+        if node is None or self._modules_entered:
+            # The node of this op, if it has one, is the newest.
+            self._forward_by_node.setdefault(torch.autograd._get_sequence_nr() - 1, call)
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follow which module is running."""
+    def tracking_modules(self) -> Iterator[None]:
+        """Track which module is running, for as long as the context is open."""
         hooks = torch.nn.modules.module
 
         def enter(module: torch.nn.Module, _inputs: Any) -> None:
-            self._stack.append(self._modules.get(id(module)))
+            self._modules_entered.append(self._modules.get(id(module)))
 
         def leave(_module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-            if self._stack:
-                self._stack.pop()
+            if self._modules_entered:
+                self._modules_entered.pop()
 
         before = hooks.register_module_forward_pre_hook(enter)
         after = hooks.register_module_forward_hook(leave, always_call=True)
@@ -127,4 +127,4 @@ class Locator:
         finally:
             before.remove()
             after.remove()
-            self._stack.clear()
+            self._modules_entered.clear()

@@ -1,8 +1,9 @@
-"""From a trace to a graph: what is needed, in which order, under which names.
+"""From a trace to a graph: dead code elimination, order edges and names.
 
 Dead calls are dropped, except random ones: they advance the generator as in the eager step.
-A write in place comes after every reader of the old content; such order edges are left out where
-the data already gives the order. O(calls x readers of written storages / 64) for that test.
+A write in place comes after every reader of the old content (an anti-dependence). Such an edge is
+left out where data already gives the order: O(calls x readers of written storages / 64), as the
+ancestors of a call are a bit set.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor
 _HOST_BYTES = 8
 
 
-def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
-    """Return the calls that `roots` and random numbers need, in the order of the trace."""
-    stack = [*roots, *(call for call in calls if call.random and not call.redraws)]
+def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:
+    """Return the calls that `outputs` and random calls depend on, in the order of the trace."""
+    stack = [*outputs, *(call for call in calls if call.random and not call.replays)]
     live: set[Call] = set()
     while stack:
         call = stack.pop()
@@ -32,7 +33,7 @@ def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
         live.add(call)
         stack.extend(value.call for value in call.inputs)
         stack.extend(call.after)
-        stack.extend([call.redraws] if call.redraws else [])
+        stack.extend([call.replays] if call.replays else [])
         for storage, version in call.reads:
             stack.extend(storage.writes[:version])
     return [call for call in calls if call in live]
@@ -41,60 +42,61 @@ def live_calls(calls: Sequence[Call], roots: Iterable[Call]) -> list[Call]:
 def add_order_edges(calls: Sequence[Call]) -> None:
     """Extend `after` so that each write follows the readers and the write before it.
 
-    A reader follows the write before it, too, also where that leaves its own elements alone.
-    `calls` are in an order that is correct; ancestors are kept as bit sets over the readers of
-    written storages only.
+    A reader follows the write before it, too, even one of other elements.
+
+    Args:
+        calls: Live calls in a correct order.
     """
     kept = set(calls)
-    written = {storage for call in calls for storage in _written(call)}
-    bit: dict[Call, int] = {}
+    written = {storage for call in calls for storage in _mutated_storages(call)}
+    bits: dict[Call, int] = {}
     for call in calls:
         if any(storage in written for storage, _ in call.reads):
-            bit[call] = 1 << len(bit)
-    ancestors: dict[Call, int] = {}
-    waiting: dict[Storage, list[Call]] = {storage: [] for storage in written}
-    last: dict[Storage, Call] = {}
+            bits[call] = 1 << len(bits)
+    ancestor_bits: dict[Call, int] = {}
+    readers: dict[Storage, list[Call]] = {storage: [] for storage in written}
+    last_write: dict[Storage, Call] = {}
     for call in calls:
         before = 0
-        for earlier in [*(value.call for value in call.inputs), *call.after]:
-            if earlier in kept:
-                before |= ancestors.get(earlier, 0) | bit.get(earlier, 0)
-        writes = [last[s] for s in dict.fromkeys(s for s, _ in call.reads) if s in last]
-        changed = _written(call)
-        for earlier in [*writes, *(c for s in changed for c in reversed(waiting[s]))]:
-            if earlier is not call and not before & bit[earlier]:
-                call.after.append(earlier)
-                before |= ancestors[earlier] | bit[earlier]
+        for predecessor in [*(value.call for value in call.inputs), *call.after]:
+            if predecessor in kept:
+                before |= ancestor_bits.get(predecessor, 0) | bits.get(predecessor, 0)
+        writes = [last_write[s] for s in dict.fromkeys(s for s, _ in call.reads) if s in last_write]
+        changed = _mutated_storages(call)
+        for predecessor in [*writes, *(c for s in changed for c in reversed(readers[s]))]:
+            if predecessor is not call and not before & bits[predecessor]:
+                call.after.append(predecessor)
+                before |= ancestor_bits[predecessor] | bits[predecessor]
         for storage in changed:
-            waiting[storage], last[storage] = [], call
+            readers[storage], last_write[storage] = [], call
         for storage, _ in call.reads:
             if storage in written:
-                waiting[storage].append(call)
-        ancestors[call] = before
+                readers[storage].append(call)
+        ancestor_bits[call] = before
     for call in calls:
         call.after = [other for other in dict.fromkeys(call.after) if other in kept]
 
 
-def _written(call: Call) -> list[Storage]:
+def _mutated_storages(call: Call) -> list[Storage]:
     storages = (value.storage for value in call.mutated)
     return [storage for storage in dict.fromkeys(storages) if storage is not None]
 
 
 def name_calls(calls: Sequence[Call]) -> None:
-    """Name calls and values: "addmm", "addmm_1", ...; sources have theirs already."""
+    """Name calls and values "addmm", "addmm_1", ...; sources have their names already."""
     taken = {call.name for call in calls if call.kind in SOURCE_KINDS}
     counts: dict[str, int] = {}
     for call in calls:
         if not call.name:
             base = base_name(call.kind)
-            call.name = _free(base, counts, taken)
+            call.name = _unused_name(base, counts, taken)
         single = len(call.outputs) == 1
         for i, value in enumerate(call.outputs):
             value.name = call.name if single else f"{call.name}.{i}"
 
 
 def base_name(kind: str) -> str:
-    """Return the readable part of a kind: "aten.native_layer_norm.default" is the middle of it."""
+    """Return the op's name within its kind: "mm" of "aten.mm.default"."""
     if kind.startswith("scalar."):
         return kind.replace(".", "_")
     if kind == "aten._local_scalar_dense.default":
@@ -103,7 +105,7 @@ def base_name(kind: str) -> str:
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
-def _free(base: str, counts: dict[str, int], taken: set[str]) -> str:
+def _unused_name(base: str, counts: dict[str, int], taken: set[str]) -> str:
     while True:
         count = counts.get(base, 0)
         counts[base] = count + 1
@@ -115,12 +117,12 @@ def _free(base: str, counts: dict[str, int], taken: set[str]) -> str:
 def graph_of(
     name: str, calls: Sequence[Call], loss: Value, settings: dict[str, Any], accelerator: str
 ) -> Graph:
-    """Write named calls as a checked graph.
+    """Return named calls as a checked graph.
 
     Args:
         name: Of the graph.
         calls: Live, ordered and named.
-        loss: What the step returns.
+        loss: The value that is the loss.
         settings: Plain values that the graph takes for granted.
         accelerator: Device type of the model.
     """
@@ -132,8 +134,11 @@ def graph_of(
 
 
 def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
-    """Name the group of each written storage; those that one call makes or writes share theirs."""
-    mutated = {storage for call in calls for storage in _written(call)}
+    """Name the group of each written storage; storages that one call allocates or writes share it.
+
+    O(calls), by union-find.
+    """
+    mutated = {storage for call in calls for storage in _mutated_storages(call)}
     leader: dict[Storage, Storage] = {}
 
     def find(storage: Storage) -> Storage:
@@ -174,7 +179,7 @@ def _memory(call: Call) -> Any:
 
 
 def tensor_of(value: Value) -> Tensor:
-    """Describe a value as the graph does."""
+    """Return a value as a tensor of the graph."""
     if value.geometry is None:
         assert value.kind is not None
         return Tensor(
@@ -217,8 +222,8 @@ def _arguments(call: Call, accelerator: str) -> dict[str, Any] | None:
     arguments: dict[str, Any] = {"args": encode(call.args, name_of, accelerator)}
     if kwargs:
         arguments["kwargs"] = kwargs
-    if call.redraws is not None:
-        arguments["redraws"] = call.redraws.name
+    if call.replays is not None:
+        arguments["redraws"] = call.replays.name
     returned = [None if value is None else value.name for value in call.returns]
     if returned != [value.name for value in call.outputs]:
         arguments["returns"] = returned
@@ -234,29 +239,32 @@ def _is_in_place(call: Call) -> bool:
 
 
 def traces_differ(one: Sequence[Call], other: Sequence[Call]) -> int | None:
-    """Return the index of the first call that is not the same in both; None if there is none."""
-    numbers: dict[Value, int] = {}
-    twins: dict[Value, int] = {}
+    """Return the index of the first call that differs between two traces; None if none does."""
+    positions: dict[Value, int] = {}
+    other_positions: dict[Value, int] = {}
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         for value in a.outputs:
-            numbers[value] = len(numbers)
+            positions[value] = len(positions)
         for value in b.outputs:
-            twins[value] = len(twins)
-        if _shape_of_call(a, numbers) != _shape_of_call(b, twins):
+            other_positions[value] = len(other_positions)
+        if _comparable(a, positions) != _comparable(b, other_positions):
             return index
     return min(len(one), len(other)) if len(one) != len(other) else None
 
 
-def _shape_of_call(call: Call, numbers: dict[Value, int]) -> Any:
-    arguments = _numbered(call.args, numbers), _numbered(list(call.kwargs.items()), numbers)
+def _comparable(call: Call, positions: dict[Value, int]) -> Any:
+    arguments = (
+        _with_positions(call.args, positions),
+        _with_positions(list(call.kwargs.items()), positions),
+    )
     content = call.arguments if call.kind == "constant" else None
     return call.kind, arguments, [value.geometry for value in call.outputs], content
 
 
-def _numbered(data: Any, numbers: dict[Value, int]) -> Any:
-    """Return data that is equal for equal arguments of two traces."""
+def _with_positions(data: Any, positions: dict[Value, int]) -> Any:
+    """Return arguments with values replaced by their positions, to compare across traces."""
     if isinstance(data, Value):
-        return ("value", numbers.get(data, -1))
+        return ("value", positions.get(data, -1))
     if isinstance(data, list | tuple):
-        return [_numbered(item, numbers) for item in data]
+        return [_with_positions(item, positions) for item in data]
     return repr(data)  # nan is the same twice, and 1 is not True

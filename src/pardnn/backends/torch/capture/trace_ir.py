@@ -1,8 +1,8 @@
-"""What a trace records: calls, the values between them, and the storages behind the values.
+"""The trace IR: calls, the values between them, and the storages behind the values.
 
 A tensor is a `Value`: one geometry over one `Storage`, as of one version. A write in place gives
 the storage a new version and makes a new value of the same geometry. A value that a write since its
-version may have changed is stale: who reads its content needs the newest one.
+version may have changed is stale: a call that reads its content takes the newest value instead.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Storage:
     """The memory behind one or more values.
 
     Attributes:
-        held: torch's storage, held so that its address names it.
+        held: torch's storage, kept alive so that its address identifies it.
         owner: The value that allocated it.
         newest: The value written last; at first the owner.
         writes: The calls that changed it in place, in order; their number is the version.
-        written: The values that these made, in order.
-        values: One value per geometry, the newest of each.
+        written: The values that these calls produced, in order.
+        values: The newest value of each geometry.
         source: Whether it exists before the step.
     """
 
@@ -43,7 +43,7 @@ class Value:
     """One output of a call: a tensor or a host scalar.
 
     Attributes:
-        call: What makes it.
+        call: Its producer.
         geometry: Shape, strides, storage offset and dtype; None for a host scalar.
         storage: None for a host scalar.
         version: Version of the storage whose content it is.
@@ -51,7 +51,7 @@ class Value:
         kind: float, int or bool of a host scalar.
         device: Device type of a tensor.
         name: In the graph; given at the end.
-        untouched: Number of its storage's written values that are known not to touch it.
+        untouched: How many of its storage's written values are known not to overlap it.
     """
 
     call: Call
@@ -74,18 +74,19 @@ class Call:
         args: Positional arguments, values of the trace inside.
         kwargs: Keyword arguments.
         inputs: The values among the arguments, each once.
-        outputs: What it makes, new contents of changed inputs last.
+        outputs: The values that it produces, new versions of changed inputs last.
         returns: For each tensor the call returns, the output; None where it is no output.
         mutated: Inputs that it changes in place.
         reads: Storages whose content it reads, with the version.
         random: Whether it draws random numbers.
-        view: Whether it only describes its input's storage anew.
-        after: Calls that must come before it without a data dependence.
+        view: Whether it returns a view of its input.
+        after: Predecessors without a data dependence.
         source: "file.py:line".
         module: Module path.
         backward_of: The forward call whose gradient it computes.
-        redraws: The earlier call whose random numbers it draws once more.
+        replays: The predecessor whose random numbers it draws once more.
         arguments: The `arguments` of a source op, which has no call.
+        name: In the graph; given at the end, to sources at once.
     """
 
     kind: str
@@ -102,32 +103,32 @@ class Call:
     source: str | None = None
     module: str | None = None
     backward_of: Call | None = None
-    redraws: Call | None = None
+    replays: Call | None = None
     arguments: dict[str, Any] | None = None
     name: str = ""
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """Return how a tensor lies over its storage."""
+    """Return shape, strides, storage offset (elements) and dtype of a tensor."""
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
-class Met:
-    """What the arguments of one call are made of, in order.
+class CallArguments:
+    """What is collected from the arguments of one call, in order.
 
     Attributes:
-        key: What the fake result depends on, as far as `is_kept`.
+        key: Cache key of the fake result; complete if `is_cacheable`.
         tensors: The fake tensors.
         values: The values of the trace.
-        is_kept: Whether the fake result may be remembered under `key`.
+        is_cacheable: Whether the fake result may be cached under `key`.
         is_view: Whether the call reads no content.
         is_sized: Whether its numbers decide a shape.
     """
 
-    __slots__ = ("is_kept", "is_sized", "is_view", "key", "tensors", "values")
+    __slots__ = ("is_cacheable", "is_sized", "is_view", "key", "tensors", "values")
 
-    def __init__(self, is_kept: bool, is_view: bool, is_sized: bool) -> None:
-        self.is_kept, self.is_view, self.is_sized = is_kept, is_view, is_sized
+    def __init__(self, is_cacheable: bool, is_view: bool, is_sized: bool) -> None:
+        self.is_cacheable, self.is_view, self.is_sized = is_cacheable, is_view, is_sized
         self.key: list[Any] = []
         self.tensors: list[Any] = []
         self.values: list[Value] = []

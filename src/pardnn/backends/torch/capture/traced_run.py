@@ -1,4 +1,8 @@
-"""One run of the user's step under the tracer, and whose fault it is if it raises."""
+"""One run of the user's step under the tracer, and what an exception in it means.
+
+An error of this package passes; one that torch raises because a fake tensor or a symbol has no
+data becomes an `UnsupportedError`; any other is the user's.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,12 @@ def run_traced(
 ) -> Any:
     """Call `step(*args)` under the tracer and return its result.
 
+    Args:
+        step: The user's step.
+        args: Its arguments, with placeholders in them.
+        tracer: Records the calls.
+        mode: Of the fake tensors.
+
     Raises:
         UnsupportedError: E801 to E804, if the step cannot be captured.
         UserCodeError: E110, if the step itself raises.
@@ -32,10 +42,10 @@ def run_traced(
     try:
         # stdout is for results alone, and a step is traced more than once.
         quiet = contextlib.redirect_stdout(sys.stderr)
-        traced = tracer.locator.watching(), rewritten(tracer)
+        traced = tracer.locator.tracking_modules(), rewritten(tracer)
         with mode, tracer, traced[0], traced[1], torch.enable_grad(), quiet:
             result = step(*args)
-        tracer.redraws.finish()
+        tracer.rng_replays.finish()
     except PardnnError:
         raise
     except (
@@ -43,12 +53,12 @@ def run_traced(
         fake_tensor.DynamicOutputShapeException,
         fake_tensor.UnsupportedOperatorException,
     ) as error:
-        raise _refused(error, tracer.locator.line_of(error)) from error
+        raise _as_unsupported(error, tracer.locator.line_of(error)) from error
     except (Exception, SystemExit) as error:
         where = tracer.locator.line_of(error)
-        refusal = _refused_by_text(str(error), where)
-        if refusal is not None:
-            raise refusal from error
+        unsupported_error = _unsupported_by_message(str(error), where)
+        if unsupported_error is not None:
+            raise unsupported_error from error
         if _is_ours(error):
             raise
         raise UserCodeError(
@@ -64,7 +74,7 @@ def run_traced(
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether this package raised: no code of the user's, nor of torch on its behalf."""
+    """Whether this package raised, and not the user's code or torch below it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -73,25 +83,25 @@ def _is_ours(error: BaseException) -> bool:
     return name.partition(".")[0] == "pardnn" and name != __name__
 
 
-def _refused(error: Exception, where: str | None) -> UnsupportedError:
+def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:
     op = str(getattr(error, "func", None) or error.args[0])
     if isinstance(error, fake_tensor.DataDependentOutputException):
-        return unsupported.decision_by_value(where)
+        return unsupported.data_dependent_branch(where)
     if isinstance(error, fake_tensor.DynamicOutputShapeException):
-        return unsupported.dynamic_shape(op, where)
+        return unsupported.data_dependent_shape(op, where)
     return unsupported.untraceable(op, where)
 
 
-#: What is said where data is needed; a number that is printed asks its symbol for text.
+#: Parts of messages that mean that data is needed; "__format__": a symbol is printed.
 _NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data is not allocated")
 
 
-def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
-    """Recognise what torch says where a fake tensor or a symbol cannot stand for a real one."""
-    if any(said in text for said in _NEEDS_DATA):
-        return unsupported.decision_by_value(where)
+def _unsupported_by_message(text: str, where: str | None) -> UnsupportedError | None:
+    """Return the error that torch's message stands for; None if it is another."""
+    if any(part in text for part in _NEEDS_DATA):
+        return unsupported.data_dependent_branch(where)
     if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
-        return unsupported.decides_shape(where)
+        return unsupported.data_dependent_size(where)
     if "Sparse" in text:
         return unsupported.sparse(where)
     missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
@@ -99,8 +109,8 @@ def _refused_by_text(text: str, where: str | None) -> UnsupportedError | None:
 
 
 @contextlib.contextmanager
-def generators_kept() -> Iterator[None]:
-    """Put back the state of every random generator that the step may have moved."""
+def generators_restored() -> Iterator[None]:
+    """Restore the state of every random generator that the step may have moved."""
     host, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
     state = torch.get_rng_state()
     devices = torch.cuda.is_available() and torch.cuda.is_initialized()

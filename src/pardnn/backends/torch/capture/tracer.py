@@ -1,15 +1,15 @@
 """The tracer: every ATen call of a step, recorded over fake tensors.
 
-A dispatch mode above `FakeTensorMode`. It sees what autograd, autocast and composite ops have
-become: the calls that allocate and compute. For each it notes the values among the arguments,
-runs the fake kernel to learn what comes out, and names what came out: new storages, views of
-known ones, new contents of changed ones.
+A dispatch mode above `FakeTensorMode`. It sees the calls that allocate and compute, below
+autograd, autocast and the decomposition of composite ops. For each it records the values among the
+arguments, runs the fake kernel to learn the results, and makes values of them: owners of new
+storages, views of known ones, new versions of changed ones.
 
-Host scalars never reach the fake kernels: those get a number of the same type, which cannot
+Host scalars never reach the fake kernels: these get a placeholder of the same type, which cannot
 change the shape or dtype of a result.
 
-The tracer holds storages, never tensors: autograd hands a gradient over without a copy only
-where nobody else refers to it, and the trace must show what an eager step does.
+The tracer holds storages, never tensors: autograd moves a gradient without a copy only where
+nothing else refers to it, and the trace must show what an eager step does.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardnn.backends.torch.capture import constant_folding, unsupported
-from pardnn.backends.torch.capture.aliasing import Memory
-from pardnn.backends.torch.capture.fake_cache import FakeResults, is_too_large_to_run
-from pardnn.backends.torch.capture.rng_replays import Redraws
+from pardnn.backends.torch.capture.aliasing import AliasTracker
+from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_run
+from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
-from pardnn.backends.torch.capture.trace_ir import Call, Met, Value, geometry_of
-from pardnn.backends.torch.ops.codec import flatten_result
+from pardnn.backends.torch.capture.trace_ir import Call, CallArguments, Value, geometry_of
+from pardnn.backends.torch.ops.codec import flatten_result, instances
 from pardnn.backends.torch.ops.host_scalars import (
     HostNode,
-    inputs_behind,
+    inputs_of_node,
+    is_nonzero_test,
     node_of,
     symbol,
-    tests_zero,
 )
 from pardnn.backends.torch.ops.schema import (
     Signature,
-    leaves,
-    parts,
     signature,
+    split_call,
     written_names,
     written_tensors,
 )
@@ -53,8 +52,8 @@ _DEVICE = torch.ops.prim.device.default
 _NONZERO, _UNBIND = torch.ops.aten.nonzero.default, torch.ops.aten.unbind.int
 _SIZES = ("List[int]", "Optional[List[int]]")
 _SMALLEST_FLOAT = 5e-324
-_FIRST_DISGUISE = 0x5EED0000
-_STAND_INS = {float: 1.0, int: 1, bool: True}
+_FIRST_SENTINEL = 0x5EED0000
+_PLACEHOLDER_NUMBERS = {float: 1.0, int: 1, bool: True}
 
 
 class Tracer(TorchDispatchMode):
@@ -62,50 +61,51 @@ class Tracer(TorchDispatchMode):
 
     Args:
         fake_mode: Mode of the fake tensors that the step computes with.
-        locator: Where ops come from.
-        fakes: Fake results known from earlier steps under the same mode.
+        locator: Finds the user's line of each op.
+        fake_cache: Fake results of earlier traces under the same mode.
 
     Attributes:
         calls: In the order of execution, sources first.
-        guards: Host scalar inputs that a decision depended on: "nonzero" or "exact".
-        redraws: The random calls and the generators.
-        before_write: Called with each tensor that the next call writes; None for nothing.
-        may_read_numbers: Whether numbers may be read from activations now.
-        free_numbers: The calls that read one while they might.
-        answers: What the next decisions on data get, instead of being refused.
+        guards: Host scalar inputs that a branch depended on: "nonzero" or "exact".
+        aliases: Which value each tensor is.
+        rng_replays: Finds the random calls that replay the numbers of an earlier one.
+        before_write: Called with each tensor before a call that writes it; None for nothing.
+        may_read_numbers: Whether `.item()` of activations is allowed now.
+        permitted_reads: The `.item()` calls made while it was.
+        forced_decisions: Outcomes of the next branches on data, which are errors otherwise.
     """
 
     def __init__(
-        self, fake_mode: FakeTensorMode, locator: Locator, fakes: FakeResults | None = None
+        self, fake_mode: FakeTensorMode, locator: Locator, fake_cache: FakeCache | None = None
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.guards: dict[Value, str] = {}
         self.locator = locator
-        self.memory = Memory(self.calls, locator)
+        self.aliases = AliasTracker(self.calls, locator)
         self._fake_mode = fake_mode
-        self._fakes = fakes or FakeResults(fake_mode)
+        self._fake_cache = fake_cache or FakeCache(fake_mode)
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
-        self.redraws = Redraws()
+        self.rng_replays = RngReplays()
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.may_read_numbers = False
-        self.free_numbers: set[Call] = set()
-        self.answers: list[bool] = []
-        self._disguised: dict[float, HostNode] = {}
+        self.permitted_reads: set[Call] = set()
+        self.forced_decisions: list[bool] = []
+        self._sentinels: dict[float, HostNode] = {}
 
-    # What exists before the step.
+    # Sources.
 
     def add_source(self, kind: str, fake: FakeTensor, arguments: dict[str, Any] | None) -> Value:
         """Make `fake` the value of a new source op."""
         call = Call(kind=kind, arguments=arguments)
         self.calls.append(call)
-        value = self.memory.new_value(call, fake)
+        value = self.aliases.new_value(call, fake)
         assert value.storage is not None
         value.storage.source = True
         return value
 
     def add_number(self, number: float, arguments: dict[str, Any]) -> Any:
-        """Make a new source op of a host scalar; return the symbol that stands for it."""
+        """Make a new source op of a host scalar; return its symbol."""
         call = Call(kind="input", arguments=arguments)
         self.calls.append(call)
         value = Value(call, kind=type(number))
@@ -115,55 +115,65 @@ class Tracer(TorchDispatchMode):
     # Host scalars.
 
     def scalar_call(self, function: str, operands: list[Any], kind: type) -> Value:
-        """Record host arithmetic; see `ScalarRecorder`."""
+        """Record a call of host arithmetic and return its value.
+
+        Args:
+            function: Its name in `host_scalars.SCALAR_FUNCTIONS`.
+            operands: Values of the trace and literals.
+            kind: float, int or bool: the type of the result.
+        """
         call = Call(kind=f"scalar.{function}", args=operands)
-        call.inputs = list(dict.fromkeys(leaves(operands, Value)))
+        call.inputs = list(dict.fromkeys(instances(operands, Value)))
         return self._finish_scalar(call, kind)
 
     def _finish_scalar(self, call: Call, kind: type) -> Value:
         value = Value(call, kind=kind)
         call.outputs = call.returns = [value]
-        self.locator.place(call)
+        self.locator.annotate(call)
         self.calls.append(call)
         return value
 
-    def disguise(self, number: Any) -> Any:
+    def sentinel(self, number: Any) -> Any:
         """Return a plain float that stands for a symbol, where an op's schema takes no other.
 
-        It is a subnormal number that nobody computes with; `_argument` knows it again.
+        It is a subnormal number that no program computes with; `_argument` maps it back.
         """
         node = node_of(number)
         if node is None or node.kind is not float:
             return number
-        mark = (_FIRST_DISGUISE + len(self._disguised)) * _SMALLEST_FLOAT
-        self._disguised[mark] = node
-        return mark
+        sentinel = (_FIRST_SENTINEL + len(self._sentinels)) * _SMALLEST_FLOAT
+        self._sentinels[sentinel] = node
+        return sentinel
 
-    def scalar_decides(self, node: HostNode) -> Any:
-        """Note the inputs that a decision depends on, or refuse it; see `ScalarRecorder`."""
-        if node.hint is None and self.answers:
-            return self.answers.pop(0)
+    def guard_scalar(self, node: HostNode) -> Any:
+        """Return the number behind a node and guard the inputs that it was computed from.
+
+        Raises:
+            UnsupportedError: E802, if only a run knows it.
+        """
+        if node.hint is None and self.forced_decisions:
+            return self.forced_decisions.pop(0)
         if node.hint is None:
-            raise unsupported.decision_by_value(self.locator.line())
-        weak = tests_zero(node)
-        for value in inputs_behind(node):
+            raise unsupported.data_dependent_branch(self.locator.line())
+        weak = is_nonzero_test(node)
+        for value in inputs_of_node(node):
             if self.guards.get(value) != "exact":
                 self.guards[value] = "nonzero" if weak else "exact"
         return node.hint
 
     def _item(self, tensor: torch.Tensor) -> Any:
-        value = self.memory.value_of(tensor)
+        value = self.aliases.fresh_value(tensor)
         constant = getattr(tensor, "constant", None)
         if constant is not None and value.call.kind == "constant":
             with unset_fake_temporarily():
                 return constant.item()  # a literal of the user's own code
-        same = constant_folding.data_of(value, self.calls)
+        same = constant_folding.folded_list(value, self.calls)
         if same is not None:
             return same
         call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
-        self.memory.note_read(call, value)
+        self.aliases.note_read(call, value)
         if self.may_read_numbers:
-            self.free_numbers.add(call)
+            self.permitted_reads.add(call)
         kind = bool if tensor.dtype == torch.bool else float
         if kind is float and not tensor.dtype.is_floating_point:
             kind = int
@@ -180,7 +190,7 @@ class Tracer(TorchDispatchMode):
     ) -> Any:
         """Record one call and return its fake result."""
         kwargs = kwargs or {}
-        if func is _DEVICE:  # asked by autograd, as often as all else together
+        if func is _DEVICE:  # autograd makes it as often as all other calls together
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._item(args[0])
@@ -189,14 +199,14 @@ class Tracer(TorchDispatchMode):
         sig = signature(func)
         if sig.role is None:
             return self._call(func, sig, args, kwargs)
-        if sig.role == "question":
+        if sig.role == "query":
             return func(*args, **kwargs)
         if sig.role == "no effect":
             return None
         if sig.role == "fused rnn" and not is_too_large_to_run(args):
             return self._call(func, sig, args, kwargs)
-        if sig.role in ("hidden size", "fused rnn"):
-            raise unsupported.hidden_size(func._schema.name, self.locator.line())
+        if sig.role in ("unknown workspace", "fused rnn"):
+            raise unsupported.unknown_workspace(func._schema.name, self.locator.line())
         if sig.role == "identity":
             return self._identity(func, args[0])
         return self._view_in_place(func, sig, args, kwargs)
@@ -210,44 +220,47 @@ class Tracer(TorchDispatchMode):
                 self.before_write(tensor)
         if func in constant_folding.INDEXED:
             args = (args[0], self._unmasked(args[1]), *args[2:])
-        met = Met(sig.kept, sig.view, sig.sized)
+        arguments = CallArguments(sig.cacheable, sig.view, sig.sized)
         fake_args, fake_kwargs = [], {}
         traced_args, traced_kwargs = [], {}
         for name, kind, arg in zip(sig.names, sig.types, args, strict=False):
-            fake, traced = self._argument(arg, kind, name in writes, met)
+            fake, traced = self._argument(arg, kind, name in writes, arguments)
             fake_args.append(fake)
             traced_args.append(traced)
         for name, arg in kwargs.items():
-            met.key.append(name)
+            arguments.key.append(name)
             kind = sig.types[sig.names.index(name)]
-            fake, traced = self._argument(arg, kind, name in writes, met)
+            fake, traced = self._argument(arg, kind, name in writes, arguments)
             fake_kwargs[name], traced_kwargs[name] = fake, traced
-        key = tuple(met.key) if met.is_kept else None
+        key = tuple(arguments.key) if arguments.is_cacheable else None
         try:
-            result = self._fakes.result(func, fake_args, fake_kwargs, met.tensors, key)
+            result = self._fake_cache.result(func, fake_args, fake_kwargs, arguments.tensors, key)
         except constant_folding.DEPENDS_ON_DATA:
-            result = constant_folding.result_of(
-                func, traced_args, met.values, self.calls, self._fake_mode
+            result = constant_folding.folded_result(
+                func, traced_args, arguments.values, self.calls, self._fake_mode
             )
             if result is None:
                 raise
         results = [r if isinstance(r, torch.Tensor) else None for r in flatten_result(result)]
         if not writes and not sig.split and not any(r is not None for r in results):
-            return result  # a question, such as is_same_size
+            return result  # a query, such as is_same_size
         written = written_tensors(sig, writes, fake_args, fake_kwargs) if writes else []
         if sig.split:
-            self._record_parts(sig, (traced_args, traced_kwargs), results, written)
+            self._record_split(sig, (traced_args, traced_kwargs), results, written)
         else:
-            call = Call(sig.kind, traced_args, traced_kwargs, list(dict.fromkeys(met.values)))
+            call = Call(sig.kind, traced_args, traced_kwargs, list(dict.fromkeys(arguments.values)))
             self._record(call, results, written, sig)
         return result
 
     def _unmasked(self, indices: Sequence[Any]) -> list[Any]:
-        """Return indices with numbers in the place of masks that are the same in every step."""
+        """Return indices with numbers in the place of masks that fold to constants."""
         found: list[Any] = []
         for index in indices:
             is_mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool
-            if is_mask and constant_folding.values_of([self._value(index)], self.calls) is not None:
+            if (
+                is_mask
+                and constant_folding.folded_values([self._value(index)], self.calls) is not None
+            ):
                 found += self.recorded(_UNBIND, self.recorded(_NONZERO, index), 1)
             else:
                 found.append(index)
@@ -255,63 +268,65 @@ class Tracer(TorchDispatchMode):
 
     def _value(self, tensor: torch.Tensor) -> Value:
         fake = tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
-        return self.memory.value_of(fake)
+        return self.aliases.fresh_value(fake)
 
-    def _argument(self, arg: Any, kind: str, is_written: bool, met: Met) -> tuple[Any, Any]:
-        """Return an argument as the fake kernel and as the trace see it."""
+    def _argument(
+        self, arg: Any, kind: str, is_written: bool, arguments: CallArguments
+    ) -> tuple[Any, Any]:
+        """Return an argument for the fake kernel and for the trace."""
         if isinstance(arg, torch.Tensor):
-            return self._tensor_argument(arg, is_written, met)
+            return self._tensor_argument(arg, is_written, arguments)
         if isinstance(arg, list | tuple):
-            met.key.append(len(arg))
+            arguments.key.append(len(arg))
             if kind in _SIZES and all(type(item) is int for item in arg):
-                met.key.extend(arg)
+                arguments.key.extend(arg)
                 return arg, list(arg)
-            pairs = [self._argument(item, kind, is_written, met) for item in arg]
+            pairs = [self._argument(item, kind, is_written, arguments) for item in arg]
             return [fake for fake, _ in pairs], [traced for _, traced in pairs]
         fake = traced = arg
         if isinstance(arg, _SYMBOLS):
             node = node_of(arg)
-            if node is None or "int" in kind or met.is_sized:
-                raise unsupported.decides_shape(self.locator.line())
-            fake = _STAND_INS[node.kind] if node.hint is None else node.hint
+            if node is None or "int" in kind or arguments.is_sized:
+                raise unsupported.data_dependent_size(self.locator.line())
+            fake = _PLACEHOLDER_NUMBERS[node.kind] if node.hint is None else node.hint
             traced = node.operand
-        elif self._disguised and isinstance(arg, float) and arg in self._disguised:
-            node = self._disguised[arg]
-            fake = _STAND_INS[float] if node.hint is None else node.hint
+        elif self._sentinels and isinstance(arg, float) and arg in self._sentinels:
+            node = self._sentinels[arg]
+            fake = _PLACEHOLDER_NUMBERS[float] if node.hint is None else node.hint
             traced = node.operand
         elif isinstance(arg, torch.Generator):
             if arg is not torch.default_generator:
-                raise unsupported.own_generator(self.locator.line())
+                raise unsupported.custom_generator(self.locator.line())
             return arg, None
         if isinstance(traced, Value):
-            met.values.append(traced)
-        met.key += (fake.__class__, fake)  # True == 1 == 1.0
+            arguments.values.append(traced)
+        arguments.key += (fake.__class__, fake)  # True == 1 == 1.0
         return fake, traced
 
     def _tensor_argument(
-        self, tensor: torch.Tensor, is_written: bool, met: Met
+        self, tensor: torch.Tensor, is_written: bool, arguments: CallArguments
     ) -> tuple[FakeTensor, Value]:
         fake = tensor if isinstance(tensor, FakeTensor) else self._constant(tensor)
-        value = self.memory.value(fake)
-        if met.is_view or is_written:
-            value = self.memory.current(value)
+        value = self.aliases.value(fake)
+        if arguments.is_view or is_written:
+            value = self.aliases.current(value)
         else:
-            value = self.memory.fresh(value)
-        met.tensors.append(fake)
-        met.values.append(value)
-        if met.is_kept:
+            value = self.aliases.fresh(value)
+        arguments.tensors.append(fake)
+        arguments.values.append(value)
+        if arguments.is_cacheable:
             assert value.geometry is not None
-            part = self._fakes.tensor_key(fake, value.geometry)
-            met.is_kept = part is not None
-            met.key.append(part)
+            key = self._fake_cache.tensor_key(fake, value.geometry)
+            arguments.is_cacheable = key is not None
+            arguments.key.append(key)
         return fake, value
 
     def _identity(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, FakeTensor):
             return self._literal(func, tensor)
-        value = self.memory.value(tensor)
-        result = self._fakes.identity(func, tensor)
-        self.memory.mark(result, value)
+        value = self.aliases.value(tensor)
+        result = self._fake_cache.identity(func, tensor)
+        self.aliases.mark(result, value)
         return result
 
     def _view_in_place(
@@ -321,17 +336,17 @@ class Tracer(TorchDispatchMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Record that a tensor describes its storage anew as a view of what it was."""
-        old = self.memory.value(args[0])
+        """Record an in-place change of geometry, such as `t_`, as a view of the old value."""
+        old = self.aliases.value(args[0])
         result = func(*args, **kwargs)
-        call = Call(sig.twin_kind, [old, *args[1:]], kwargs, [old], view=True)
-        self.locator.place(call)
+        call = Call(sig.view_kind, [old, *args[1:]], kwargs, [old], view=True)
+        self.locator.annotate(call)
         self.calls.append(call)
-        call.returns = [self.memory.new_value(call, args[0])]
+        call.returns = [self.aliases.new_value(call, args[0])]
         return result
 
     def recorded(self, func: torch._ops.OpOverload, *args: Any) -> Any:
-        """Record a call and return its fake result; also from inside of a call."""
+        """Record a call and return its fake result, also while another is being recorded."""
         return self._call(func, signature(func), args, {})
 
     # Recording.
@@ -345,62 +360,61 @@ class Tracer(TorchDispatchMode):
     ) -> None:
         call.random, call.view = sig.random, sig.view
         if sig.random:
-            met = [t for t in (*results, *written) if t is not None]
-            device = met[0].device.type if met else "cpu"
-            self.redraws.note(call, device, self.locator.line())
-        memory = self.memory
+            tensors = [t for t in (*results, *written) if t is not None]
+            device = tensors[0].device.type if tensors else "cpu"
+            self.rng_replays.note(call, device, self.locator.line())
+        aliases = self.aliases
         if written:
-            call.mutated = list(dict.fromkeys(memory.current(memory.value(t)) for t in written))
+            call.mutated = list(dict.fromkeys(aliases.current(aliases.value(t)) for t in written))
         if not sig.view:
             for value in call.inputs:
-                memory.note_read(call, value)
-        self.locator.place(call)
+                aliases.note_read(call, value)
+        self.locator.annotate(call)
         self.calls.append(call)
         if not written:
-            call.returns = [None if t is None else memory.new_value(call, t) for t in results]
+            call.returns = [None if t is None else aliases.new_value(call, t) for t in results]
             return
-        changed = {id(tensor): memory.write(call, tensor) for tensor in written}
+        changed = {id(tensor): aliases.write(call, tensor) for tensor in written}
         for tensor in results:
-            known = changed.get(id(tensor))
-            if known is None and tensor is not None:
-                known = memory.new_value(call, tensor)
-            call.returns.append(known)
+            value = changed.get(id(tensor))
+            if value is None and tensor is not None:
+                value = aliases.new_value(call, tensor)
+            call.returns.append(value)
         returned = dict.fromkeys(value for value in call.returns if value is not None)
         call.outputs = list(returned | dict.fromkeys([*call.outputs, *changed.values()]))
 
-    def _record_parts(
+    def _record_split(
         self,
         sig: Signature,
         traced: tuple[list[Any], dict[str, Any]],
         results: list[torch.Tensor | None],
         written: list[FakeTensor],
     ) -> None:
-        split = parts(sig, *traced)
-        if split is None:
+        calls = split_call(sig, *traced)
+        if calls is None:
             raise unsupported.untraceable(sig.kind, self.locator.line())
-        by_value = {self.memory.current(self.memory.value(tensor)): tensor for tensor in written}
-        for i, (args, kwargs) in enumerate(split):
-            # Fresh again: an earlier part may have changed what this one reads.
-            values = list(dict.fromkeys(leaves([args, list(kwargs.values())], Value)))
+        by_value = {self.aliases.current(self.aliases.value(tensor)): tensor for tensor in written}
+        for i, (args, kwargs) in enumerate(calls):
+            values = list(dict.fromkeys(instances([args, list(kwargs.values())], Value)))
             mine = [by_value[value] for value in values if value in by_value]
-            outputs = results[i :: len(split)] if results else []
+            outputs = results[i :: len(calls)] if results else []
             self._record(Call(sig.kind, args, kwargs, values), outputs, mine, sig)
 
-    # Tensors that are no sources.
+    # Constants.
 
     def _literal(self, func: torch._ops.OpOverload, tensor: torch.Tensor) -> FakeTensor:
-        """Return the fake of a tensor that the user's code wrote down."""
+        """Return the fake of a literal in the user's code, as in `torch.tensor(1.0)`."""
         result = func(tensor)
-        self.memory.constant(tensor, result)
+        self.aliases.constant(tensor, result)
         return result
 
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
-        """Return the fake of a real tensor that the step met outside of all sources."""
+        """Return the fake of a real tensor that the step uses and that is no source."""
         key = (tensor.untyped_storage()._cdata, *geometry_of(tensor))
         if key not in self._constants:
             if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
-                raise unsupported.hidden_parameter(tuple(tensor.shape), self.locator.line())
+                raise unsupported.unreachable_parameter(tuple(tensor.shape), self.locator.line())
             fake = self._fake_mode.from_tensor(tensor)
-            self.memory.constant(tensor, fake)
+            self.aliases.constant(tensor, fake)
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]

@@ -1,4 +1,7 @@
-"""What cannot be captured, said with the user's line and the usual rewrite."""
+"""The errors of capture: what is not supported, with the user's line and the usual rewrite.
+
+Each function returns one error. `where` is "file.py:line" of the user's code; None if unknown.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ def _at(where: str | None) -> str:
     return f" ({where})" if where else ""
 
 
-def _refuse(message: str, where: str | None, code: str = "E801") -> UnsupportedError:
+def _error(message: str, where: str | None, code: str = "E801") -> UnsupportedError:
     details = {"source": where} if where else {}
     return UnsupportedError(message, code=code, details=details)
 
 
-def decision_by_value(where: str | None) -> UnsupportedError:
-    """Python branches, loops or prints by a number that only a run knows."""
-    return _refuse(
+def data_dependent_branch(where: str | None) -> UnsupportedError:
+    """Return E802: Python branches, loops or prints by a number that only a run knows."""
+    return _error(
         f"the step needs the value of a tensor while it is captured{_at(where)}: it branches on\n"
         "it, or turns it into a Python number. One graph must hold for every step.\n"
         "Keep it a tensor: torch.where(condition, a, b) for `if`, a mask for a filter,\n"
@@ -30,9 +33,9 @@ def decision_by_value(where: str | None) -> UnsupportedError:
     )
 
 
-def decides_shape(where: str | None) -> UnsupportedError:
-    """A number that only a run knows becomes a size or an index."""
-    return _refuse(
+def data_dependent_size(where: str | None) -> UnsupportedError:
+    """Return E803: a number that only a run knows becomes a size or an index."""
+    return _error(
         f"a value read from a tensor decides a shape or an index{_at(where)}. Memory is planned\n"
         "before the step, so shapes must not depend on data.\n"
         "Use torch.index_select or gather for an index, a mask of fixed size for a length.",
@@ -41,10 +44,10 @@ def decides_shape(where: str | None) -> UnsupportedError:
     )
 
 
-def dynamic_shape(op: str, where: str | None) -> UnsupportedError:
-    """The shape of an op's result depends on data."""
+def data_dependent_shape(op: str, where: str | None) -> UnsupportedError:
+    """Return E803: the shape of an op's result depends on data."""
     if "_ctc_loss" in op:
-        return _refuse(
+        return _error(
             f"CTC takes a table as wide as the longest target, and the lengths of the targets are"
             f" data{_at(where)}.\n"
             "Write the lengths down in the step where they are all the same: torch.full((batch,), "
@@ -52,7 +55,7 @@ def dynamic_shape(op: str, where: str | None) -> UnsupportedError:
             where,
             "E803",
         )
-    return _refuse(
+    return _error(
         f"the shape of the result of {op} depends on data{_at(where)}. Memory is planned before\n"
         "the step, so shapes must not.\n"
         "Use torch.where(mask, x, 0) or multiply by the mask instead of selecting by it.",
@@ -62,18 +65,18 @@ def dynamic_shape(op: str, where: str | None) -> UnsupportedError:
 
 
 def untraceable(op: str, where: str | None) -> UnsupportedError:
-    """An op that cannot be recorded as a call."""
-    return _refuse(
+    """Return E801: an op cannot be recorded as a call."""
+    return _error(
         f"op {op} cannot be captured{_at(where)}: it is no call on tensors of known shape.\n"
         "A user-defined op needs a fake implementation: torch.library.register_fake.",
         where,
     )
 
 
-def hidden_size(op: str, where: str | None) -> UnsupportedError:
-    """A fused recurrent kernel whose memory is not known before it runs."""
+def unknown_workspace(op: str, where: str | None) -> UnsupportedError:
+    """Return E801: a fused recurrent kernel, whose memory is not known before it runs."""
     flags = "cudnn" if "cudnn" in op else "mkldnn"
-    return _refuse(
+    return _error(
         f"the fused recurrent kernel {op} takes memory that is not known before"
         f" it runs{_at(where)}.\n"
         f"Run the layer unfused: `with torch.backends.{flags}.flags(enabled=False):` around it,\n"
@@ -83,18 +86,18 @@ def hidden_size(op: str, where: str | None) -> UnsupportedError:
 
 
 def scripted(name: str) -> UnsupportedError:
-    """A module whose code is no Python any more."""
+    """Return E801: a module that TorchScript has compiled."""
     return UnsupportedError(
         f"{name!r} is made by torch.jit.script or torch.jit.trace: its parameters live outside of\n"
-        "Python, where no stand-in can take their place.\n"
+        "Python, where no placeholder can take their place.\n"
         "Pass the module that it was made of; torch.compile(module) is accepted, too.",
         details={"module": name},
     )
 
 
 def sparse(where: str | None) -> UnsupportedError:
-    """A sparse tensor: what it holds decides how large it is."""
-    return _refuse(
+    """Return E803: a sparse tensor, whose content decides its size."""
+    return _error(
         f"the step makes a sparse tensor{_at(where)}, whose size depends on data.\n"
         "Make the embedding with sparse=False.",
         where,
@@ -102,9 +105,9 @@ def sparse(where: str | None) -> UnsupportedError:
     )
 
 
-def own_generator(where: str | None) -> UnsupportedError:
-    """Random numbers from a generator of the user's own."""
-    return _refuse(
+def custom_generator(where: str | None) -> UnsupportedError:
+    """Return E801: random numbers from a generator of the user's own."""
+    return _error(
         f"the step draws from a torch.Generator of its own{_at(where)}; ranks can only follow\n"
         "the default one. Leave out `generator=` and seed with torch.manual_seed before the step.",
         where,
@@ -112,8 +115,8 @@ def own_generator(where: str | None) -> UnsupportedError:
 
 
 def reseeded(where: str | None) -> UnsupportedError:
-    """Random numbers after the step has set the generator's state."""
-    return _refuse(
+    """Return E801: random numbers after the step has set the generator's state."""
+    return _error(
         f"the step sets the state of the random generator and then draws from it{_at(where)},\n"
         "so the graph cannot tell which numbers come out: only the very calls that drew from\n"
         "that state before may come after it, as torch.utils.checkpoint has it.\n"
@@ -123,8 +126,8 @@ def reseeded(where: str | None) -> UnsupportedError:
 
 
 def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
-    """A tensor whose origin the trace does not know."""
-    return _refuse(
+    """Return E801: a tensor whose origin the trace does not know."""
+    return _error(
         f"the step uses a tensor of shape {list(shape)} that it keeps from an earlier step\n"
         f"{_at(where).strip()} in a place that capture does not reach.\n"
         "Keep it in a module's buffer or attribute.",
@@ -132,9 +135,9 @@ def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
     )
 
 
-def hidden_parameter(shape: Sequence[int], where: str | None) -> UnsupportedError:
-    """A trainable tensor that no walk has found."""
-    return _refuse(
+def unreachable_parameter(shape: Sequence[int], where: str | None) -> UnsupportedError:
+    """Return E801: a trainable tensor outside of the step's object graph."""
+    return _error(
         f"the step uses a trainable tensor of shape {list(shape)} that belongs to no model or\n"
         f"optimizer it can be seen to reach{_at(where)}. Pass its model as an argument.",
         where,
@@ -142,8 +145,8 @@ def hidden_parameter(shape: Sequence[int], where: str | None) -> UnsupportedErro
 
 
 def shared_storage(names: Sequence[str]) -> UnsupportedError:
-    """Two sources over one storage, one of which the step writes."""
-    return _refuse(
+    """Return E801: two sources over one storage, one of which the step writes."""
+    return _error(
         f"the step writes {names[0]!r}, which shares its memory with {', '.join(names[1:])},\n"
         "though they are tensors of their own; on several ranks they would drift apart.\n"
         "Tie them by assigning the same Parameter, or clone one of them.",
@@ -152,8 +155,8 @@ def shared_storage(names: Sequence[str]) -> UnsupportedError:
 
 
 def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> UnsupportedError:
-    """A constant too large to travel in a graph file."""
-    return _refuse(
+    """Return E801: a constant too large for a graph file."""
+    return _error(
         f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is no argument,\n"
         f"parameter or buffer{_at(where)}. Up to 1 MiB would travel in the graph as a constant.\n"
         "Pass it to the step as an argument, or register it: module.register_buffer(name, tensor).",
@@ -162,7 +165,7 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
 
 
 def changed_state(names: Sequence[str]) -> UnsupportedError:
-    """Python's own state differs after the step."""
+    """Return E804: Python state that differs after the step."""
     first = names[0]
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
     return UnsupportedError(
@@ -175,7 +178,7 @@ def changed_state(names: Sequence[str]) -> UnsupportedError:
 
 
 def host_randomness(library: str) -> UnsupportedError:
-    """Random numbers drawn on the host become constants."""
+    """Return E804: random numbers drawn on the host, which would become constants."""
     return UnsupportedError(
         f"the step draws from {library}, whose numbers would be frozen in the graph.\n"
         "Draw with torch (torch.rand), or before the step and pass the numbers as tensors.",
@@ -183,9 +186,9 @@ def host_randomness(library: str) -> UnsupportedError:
     )
 
 
-def changing_constant(what: str, where: str | None) -> UnsupportedError:
-    """Two traces of the same step differ."""
-    return _refuse(
+def changing_step(what: str, where: str | None) -> UnsupportedError:
+    """Return E804: two traces of the step differ."""
+    return _error(
         f"the step is not the same twice: {what}{_at(where)}. A number or tensor that\n"
         "Python makes anew in each step (a clock, an iterator) would be frozen in the graph.\n"
         "Pass it to the step as an argument.",
@@ -195,7 +198,7 @@ def changing_constant(what: str, where: str | None) -> UnsupportedError:
 
 
 def no_loss(returned: str) -> UnsupportedError:
-    """The step returns nothing that could be its loss."""
+    """Return E805: the step returns nothing that could be its loss."""
     return UnsupportedError(
         f"the step returned {returned}, and no scalar floating-point tensor in it.\n"
         "Return the loss: a tensor with one element, or a tuple, dict or object that holds it\n"
@@ -205,8 +208,8 @@ def no_loss(returned: str) -> UnsupportedError:
     )
 
 
-def odd_initial_state(name: str, reason: str) -> UnsupportedError:
-    """Optimizer state that does not start from a constant."""
+def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
+    """Return E806: optimizer state that does not start from a constant."""
     return UnsupportedError(
         f"optimizer state {name!r} {reason}, so no rank can create its share of it.\n"
         "Run one step of your own before capturing, so that the state exists, or use an\n"
@@ -216,8 +219,8 @@ def odd_initial_state(name: str, reason: str) -> UnsupportedError:
     )
 
 
-def replaced(name: str, reason: str) -> UnsupportedError:
-    """A tensor attribute that cannot be followed from step to step."""
+def replaced_tensor(name: str, reason: str) -> UnsupportedError:
+    """Return E807: a tensor attribute that cannot be followed from step to step."""
     return UnsupportedError(
         f"the step puts another tensor in the place of {name!r}, {reason}.\n"
         "Change it in place instead: tensor.copy_(new).",

@@ -1,8 +1,9 @@
-"""How views of one storage lie: apart, or one made of slices of the other.
+"""Overlap of two views of one storage: whether they are disjoint, or one is slices of the other.
 
-Idea: an address is written in digits over the strides of both views, largest first. Where no sum of
-lower digits reaches the next stride, an address has one such form, each view is a box of digits,
-and boxes are apart where one digit is. Anything else counts as common: windows, other dtypes.
+Idea: write an address in digits over the strides of both views, largest first. Where no sum of
+lower digits reaches the next stride, this form is unique, each view is a box of digits, and boxes
+are disjoint where one digit's ranges are. Everything else counts as overlapping: sliding windows,
+views of another dtype.
 """
 
 from __future__ import annotations
@@ -31,37 +32,37 @@ def are_disjoint(one: Geometry, other: Geometry) -> bool:
         return False
     strides = sorted({1, *_strides(one), *_strides(other)}, reverse=True)
     boxes = _box(one, strides), _box(other, strides)
-    reach = 0
+    extent = 0
     for stride, *digits in reversed(list(zip(strides, *boxes, strict=True))):
-        if reach >= stride:
+        if extent >= stride:
             return False
-        reach += stride * (max(end for _, end in digits) - 1)
+        extent += stride * (max(end for _, end in digits) - 1)
     return any(a[1] <= b[0] or b[1] <= a[0] for a, b in zip(*boxes, strict=True))
 
 
-def slices(base: Geometry, part: Geometry) -> list[tuple[int, int, int]] | None:
-    """Return dim, begin and end of each slice that makes a part of a view; None if none do.
+def slices(base: Geometry, view: Geometry) -> list[tuple[int, int, int]] | None:
+    """Return dim, begin and end of each slice that makes `view` of `base`; None if none do.
 
     Args:
-        base: Shape, strides, storage offset (elements) and dtype of the view.
-        part: Likewise, of what is to be cut out of it.
+        base: Shape, strides, storage offset (elements) and dtype of the larger view.
+        view: Likewise, of the view to be sliced out of it.
     """
-    if base[1] != part[1] or base[3] != part[3]:
+    if base[1] != view[1] or base[3] != view[3]:
         return None
-    rest, found = part[2] - base[2], list[tuple[int, int, int]]()
+    rest, found = view[2] - base[2], list[tuple[int, int, int]]()
     for dim in sorted(range(len(base[0])), key=lambda d: -base[1][d]):
         begin, rest = divmod(rest, base[1][dim]) if base[1][dim] else (0, rest)
-        if begin < 0 or begin + part[0][dim] > base[0][dim]:
+        if begin < 0 or begin + view[0][dim] > base[0][dim]:
             return None
-        if part[0][dim] != base[0][dim]:
-            found.append((dim, begin, begin + part[0][dim]))
+        if view[0][dim] != base[0][dim]:
+            found.append((dim, begin, begin + view[0][dim]))
     return sorted(found) if rest == 0 else None
 
 
 def last_write(value: Value) -> Value | None:
-    """Return the content written last that a value may share elements with; None if it is current.
+    """Return the value written last that may overlap `value`; None if `value` is current.
 
-    A write is compared once with a value, whoever asks.
+    Amortised O(1): each write is compared once with a value.
     """
     storage, geometry = value.storage, value.geometry
     if storage is None or geometry is None:
@@ -87,7 +88,7 @@ def _last(geometry: Geometry) -> int:
 
 
 def _box(geometry: Geometry, strides: Sequence[int]) -> list[tuple[int, int]]:
-    """Return first and last digit, the last exclusive, of a view's addresses per stride."""
+    """Return first and last digit, the last exclusive, of a view's addresses for each stride."""
     shape, own, rest, _ = geometry
     found: list[tuple[int, int]] = []
     for stride in strides:

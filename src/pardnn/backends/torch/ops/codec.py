@@ -169,18 +169,21 @@ def _fill(data: Any, env: Environment) -> Any:
     return data
 
 
-def _holds_reference(data: Any) -> bool:
-    if isinstance(data, list):
-        return any(_holds_reference(item) for item in data)
-    return isinstance(data, Reference)
+def instances(data: Any, kind: type | tuple[type, ...]) -> list[Any]:
+    """Return the instances of `kind` inside nested lists and tuples, in order."""
+    if isinstance(data, kind):
+        return [data]
+    if isinstance(data, list | tuple):
+        return [found for item in data for found in instances(item, kind)]
+    return []
 
 
 def _caller(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
     """Return `env -> result` with everything resolved that does not depend on `env`."""
     direct = all(isinstance(arg, Reference) for arg in args)
-    live = {key: value for key, value in kwargs.items() if _holds_reference(value)}
+    live = {key: value for key, value in kwargs.items() if instances(value, Reference)}
     if live:
-        slots = [(i, arg) for i, arg in enumerate(args) if _holds_reference(arg)]
+        slots = [(i, arg) for i, arg in enumerate(args) if instances(arg, Reference)]
 
         def with_keywords(env: Environment) -> Any:
             filled = args.copy()
@@ -196,7 +199,7 @@ def _caller(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
         first, second = args
         return lambda env: function(env[first], env[second], **kwargs)
     flat = [(i, arg) for i, arg in enumerate(args) if isinstance(arg, Reference)]
-    nested = [(i, a) for i, a in enumerate(args) if isinstance(a, list) and _holds_reference(a)]
+    nested = [(i, a) for i, a in enumerate(args) if isinstance(a, list) and instances(a, Reference)]
 
     def positional(env: Environment) -> Any:
         filled = args.copy()
@@ -276,7 +279,7 @@ def bind(op: Op, device: torch.device | str) -> Call:
         kind, arguments, boxes = _drawn(op, arguments, ones)
     args = [decode(item, device) for item in arguments.get("args", [])]
     kwargs = {key: decode(item, device) for key, item in arguments.get("kwargs", {}).items()}
-    unknown = set(_references([args, *kwargs.values()])) - {*op.inputs, *ones}
+    unknown = set(instances([args, *kwargs.values()], Reference)) - {*op.inputs, *ones}
     if unknown:
         raise FileError(f"op {op.name!r:.80} refers to {min(unknown)!r:.80}, not among its inputs")
     if kind.startswith("pardnn."):
@@ -310,12 +313,6 @@ def _drawn(
         return kind, arguments | {"args": with_ones(args, ones), "kwargs": named}, boxes
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"draw {op.name!r:.80} has no arguments of one: {error}") from error
-
-
-def _references(data: Any) -> list[Reference]:
-    if isinstance(data, list):
-        return [name for item in data for name in _references(item)]
-    return [data] if isinstance(data, Reference) else []
 
 
 def encode_constant(tensor: torch.Tensor) -> dict[str, Any]:

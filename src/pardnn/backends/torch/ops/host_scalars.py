@@ -79,7 +79,7 @@ class ScalarRecorder(Protocol):
     def scalar_call(self, function: str, operands: list[Any], kind: type) -> Any:
         """Record a call of host arithmetic and return its value."""
 
-    def scalar_decides(self, node: HostNode) -> Any:
+    def guard_scalar(self, node: HostNode) -> Any:
         """Note or refuse that Python needs the number behind `node`; return it."""
 
 
@@ -187,23 +187,23 @@ class HostNode:
 
     def guard_float(self, file: str, line: int) -> float:
         """Return the number, if the tracer allows it to be used."""
-        return float(self.recorder.scalar_decides(self))
+        return float(self.recorder.guard_scalar(self))
 
     def guard_int(self, file: str, line: int) -> int:
         """Return the number, if the tracer allows it to be used."""
-        return int(self.recorder.scalar_decides(self))
+        return int(self.recorder.guard_scalar(self))
 
     def guard_bool(self, file: str, line: int) -> bool:
         """Return the truth, if the tracer allows it to be used."""
-        return bool(self.recorder.scalar_decides(self))
+        return bool(self.recorder.guard_scalar(self))
 
     def bool_(self) -> bool:
         """Return the truth, if the tracer allows it to be used."""
-        return bool(self.recorder.scalar_decides(self))
+        return bool(self.recorder.guard_scalar(self))
 
     def int_(self) -> int:
         """Return the number, if the tracer allows it to be used."""
-        return int(self.recorder.scalar_decides(self))
+        return int(self.recorder.guard_scalar(self))
 
     def sym_ite(self, then: HostNode, otherwise: HostNode) -> HostNode:
         """Choose now, if the tracer allows the condition to be used."""
@@ -269,7 +269,7 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
     return symbol(node._call("where", *chosen))
 
 
-def tests_zero(node: HostNode) -> bool:
+def is_nonzero_test(node: HostNode) -> bool:
     """Whether a decision asks only if one input is zero, and it is not."""
     if node.function is None:
         return bool(node.hint)
@@ -279,7 +279,7 @@ def tests_zero(node: HostNode) -> bool:
     return asks and len(direct) == 1 and bool(direct[0].hint)
 
 
-def inputs_behind(node: HostNode) -> Iterator[Any]:
+def inputs_of_node(node: HostNode) -> Iterator[Any]:
     """Yield the trace's values of the inputs that a number was computed from."""
     stack = [node]
     while stack:
