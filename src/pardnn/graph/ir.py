@@ -72,7 +72,7 @@ class Op:
         group: Ops of one group share a device.
         source: The user's "file.py:line".
         module: Path of the module it belongs to, such as "blocks.0.mlp".
-        arguments: The call's argument structure, see `backends/torch/ops.py`.
+        arguments: The call's argument structure, see `backends/torch/ops/codec.py`.
         backward_of: The forward op whose gradient this op computes.
         step: Index of the unrolled time step.
     """

@@ -8,7 +8,7 @@ import sys
 #: A step that counts how often it is compiled; in a process of its own, as `run_reference` is.
 CODE = """
 import types, torch
-from pardnn.backends.torch.launch import worker
+from pardnn.backends.torch.launch import reference
 compiled = []
 def backend(module, example):
     compiled.append(1)
@@ -20,9 +20,9 @@ def training():
     def step(model, x):
         return model(x).sum()
     return step, (model, torch.ones(3, 2))
-worker.load_factory = lambda target, batch_size: training
+reference.load_factory = lambda target, batch_size: training
 job = types.SimpleNamespace(threads=1, seed=0, target="", batch_size=None, steps=2)
-print(len(worker.run_reference(job)["losses"]), len(compiled))
+print(len(reference.run_reference(job)["losses"]), len(compiled))
 """
 
 

@@ -217,7 +217,14 @@ def test_a_script_reads_its_parts_and_the_whole() -> None:
 
 def test_ranks_load_no_search_and_no_compiler() -> None:
     """What a rank imports to run a sharded plan."""
-    rooms = ("launch.worker", "runtime", "make_step", "parallelize")
+    rooms = (
+        "launch.worker",
+        "launch.rank",
+        "launch.reference",
+        "runtime",
+        "make_step",
+        "parallelize",
+    )
     folder = Path(runtime.__file__).parent
     names = [*rooms, *(f"runtime.{path.stem}" for path in folder.glob("[a-z]*.py"))]
     text = "import sys\n" + "".join(f"import pardnn.backends.torch.{name}\n" for name in names)

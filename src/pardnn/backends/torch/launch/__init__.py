@@ -1,1 +1,1 @@
-"""`pardnn run`: the launcher, and the process of each rank."""
+"""`pardnn run`: the launcher, the processes of ranks and reference, what they pass each other."""

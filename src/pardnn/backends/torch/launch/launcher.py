@@ -1,4 +1,4 @@
-"""`pardnn run`: start the ranks of a plan on this machine, and collect what they did.
+"""The launcher: start the ranks of a plan on this machine, collect their results, find root causes.
 
 The ranks are ordinary workers of torchrun's launcher. Each writes one result file in a private
 directory; the first failing rank is named by what the ranks wrote, and by its exit status only if
@@ -7,7 +7,6 @@ they could write nothing. No rank outlives this process.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -21,13 +20,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pardnn.backends.torch.launch.worker import (
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from pardnn.backends.torch.comm.world import rank_device
+from pardnn.backends.torch.devices import this_device
+from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,
     PLAN_FILE,
+    REFERENCE,
     Job,
-    result_path,
+    read_result,
     write_job,
 )
+from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
 from pardnn.errors import (
     MismatchError,
     PardnnError,
@@ -43,7 +50,7 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 
 WORKER = "pardnn.backends.torch.launch.worker"
-#: A wait this much longer than twice the usual one is worth a note.
+#: A wait this much longer than twice the median one is worth a note, seconds.
 STRAGGLER_S = 0.5
 Progress = Callable[[str], None]
 
@@ -53,13 +60,13 @@ class LaunchResult:
     """What a run measured and what was predicted. Lists of bytes are per device.
 
     Attributes:
-        losses: Of each step.
-        reference_losses: Of the user's own step on one device, if it was asked for.
+        losses: One per step.
+        reference_losses: Those of the user's own step on one device, if it was asked for.
         step_s: Seconds of each step on the slowest rank.
         peak_bytes_predicted: Peak of each device, from the plan.
-        peak_bytes_measured: Largest number of tensor storage bytes that each rank held.
-        limit_bytes: What was enforced on each rank; None without limit.
-        allowance_bytes: What each limit leaves for what is not tensors.
+        peak_bytes_measured: Peak of live tensor bytes on each rank.
+        limit_bytes: Enforced limit of each rank; None without limit.
+        allowance_bytes: Bytes that each limit leaves for what is not tensors.
         notes: What a person should know about this run.
     """
 
@@ -100,7 +107,7 @@ def run_plan(
         limits: Bytes that each rank may hold, enforced; None for no limit.
         batch_size: Given to FUNCTION, if not None.
         device: "cpu" or "cuda"; None takes what is here.
-        progress: Told what happens next, in a few words.
+        progress: Called with what happens next, in a few words.
 
     Raises:
         RankError: E6xx, naming the rank that failed first.
@@ -109,8 +116,9 @@ def run_plan(
         UserCodeError: E110, if the user's own code raised.
     """
     check_fingerprint(plan, graph)
-    device = device or _device()
-    _check_devices(device, plan.num_devices)
+    device = device or this_device()
+    for local_rank in range(plan.num_devices if device == "cuda" else 0):
+        rank_device(device, local_rank)
     limits = tuple(limits) if limits is not None else (None,) * plan.num_devices
     tell = progress or _silent
     with tempfile.TemporaryDirectory(prefix="pardnn-") as name:
@@ -139,21 +147,7 @@ def run_plan(
 
 
 def _silent(_text: str) -> None:
-    """Tell nobody."""
-
-
-def _device() -> str:
-    from pardnn.backends.torch.devices import this_device
-
-    return this_device()
-
-
-def _check_devices(device: str, num_devices: int) -> None:
-    if device == "cuda":
-        from pardnn.backends.torch.comm.world import rank_device
-
-        for local_rank in range(num_devices):
-            rank_device(device, local_rank)
+    """Report no progress."""
 
 
 def _result(
@@ -163,8 +157,6 @@ def _result(
     reference: tuple[float, ...] | None,
     limits: tuple[int | None, ...],
 ) -> LaunchResult:
-    from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
-
     planned = planned_graph(graph, plan)
     for rank, each in enumerate(found):
         if repr(each["losses"]) != repr(found[0]["losses"]):
@@ -189,7 +181,11 @@ def _result(
 
 
 def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Name a rank that kept another one waiting in one step for much longer than in most steps."""
+    """Yield a note for each rank that made another one wait much longer than in the median step.
+
+    Args:
+        found: Results of all ranks, in order of rank.
+    """
     for rank in range(len(found)):
         waits = [
             max(each["waits_s"][step][rank] for each in found if each["waits_s"])
@@ -209,7 +205,7 @@ def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
-    """Keep the launcher's own account of failures from standing beside ours."""
+    """Silence torchrun's own report of failures, and restore our signal handlers."""
     logger = logging.getLogger("torch.distributed.elastic")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -226,11 +222,11 @@ def _quiet_launcher() -> Iterator[None]:
 
 
 def _run_ranks(directory: Path, num_ranks: int) -> list[dict[str, Any]]:
-    """Run all ranks to their end; return their results in order of rank."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    """Run all ranks to their end; return their results in order of rank.
 
+    Raises:
+        PardnnError: The root cause, if a rank failed.
+    """
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex,
         rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
@@ -244,21 +240,16 @@ def _run_ranks(directory: Path, num_ranks: int) -> list[dict[str, Any]]:
             failed = error
         except SignalException as error:
             raise KeyboardInterrupt from error
-    results = [_read(directory, rank) for rank in range(num_ranks)]
+    results = [read_result(directory, rank) for rank in range(num_ranks)]
     if failed is None and all(each is not None and "losses" in each for each in results):
         return [each for each in results if each is not None]
     raise _root_cause(results, failed)
 
 
-def _read(directory: Path, rank: int | str) -> dict[str, Any] | None:
-    path = result_path(directory, rank)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
 def _run_reference(directory: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", WORKER, str(directory), "--reference"]
     done = subprocess.run(command, check=False)
-    result = _read(directory, "reference")
+    result = read_result(directory, REFERENCE)
     if result is None or "error" in result:
         said = result["error"]["traceback"] if result else f"it ended with {done.returncode}"
         raise UserCodeError(f"while running your own step on one device:\n{said}")
@@ -267,15 +258,20 @@ def _run_reference(directory: Path) -> dict[str, Any]:
 
 # What went wrong.
 
-#: Failures that are the fault of code: the traceback tells more than the message.
+#: Errors of code, the user's or ours: the traceback says more than the message.
 _TRACED_CODES = frozenset({"E101", "E110", "E601"})
-#: A rank waited before the first step for one that is not there.
+#: Timeouts of a rank that waits, before the first step, for one that is not there.
 _MISSED_CODES = frozenset({"E605", "E702"})
 _KINDS = {1: UserCodeError, 5: MismatchError, 6: RankError, 7: StuckError, 8: UnsupportedError}
 
 
 def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> PardnnError:
-    """Return the error of the rank that failed first, the others in one line each."""
+    """Return the error of the rank that failed first, with a line for each other one.
+
+    Args:
+        results: By rank; None of a rank that wrote nothing.
+        failed: What torchrun raised; None if all ranks ended with status 0.
+    """
     errors = {rank: each["error"] for rank, each in enumerate(results) if each and "error" in each}
     silent = [rank for rank, each in enumerate(results) if each is None]
     if not errors:
@@ -285,7 +281,7 @@ def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> Pardnn
     missed = root["code"] in _MISSED_CODES and silent
     lines = [root["message"]]
     if missed:
-        # Who waited tells of its own wait; who is missing left no account at all.
+        # The rank that timed out is not the cause: the one that wrote nothing is.
         first = silent[0]
         lines.insert(0, f"rank {first} ended before its work was done, and left no account.")
     lines += _exit_line(first, failed)
@@ -302,7 +298,7 @@ def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> Pardnn
 
 
 def _first(errors: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Return the account of the first failure: its own rank's, or what that rank told others."""
+    """Return the error of the rank that failed first: its own, or the report that others got."""
     for rank, each in errors.items():
         details = each["details"]
         if "report" not in details and details.get("rank", rank) == rank:

@@ -1,1 +1,1 @@
-"""Measured costs: ops, ops in their context, links."""
+"""Measured costs: of ops alone, of ops in their context, of messages between ranks."""

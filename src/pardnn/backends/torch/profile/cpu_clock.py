@@ -1,4 +1,4 @@
-"""Time that a thread takes, without what it waits for a core while others compute.
+"""A clock of a thread that leaves out its waits for a core while others compute.
 
 Linux counts how long a thread was ready to run and did not (`/proc/thread-self/schedstat`). A call
 of 5 ms on a machine with other work to do is timed as on an idle one; a call that sleeps, or waits
@@ -41,7 +41,7 @@ def undisturbed() -> Iterator[Callable[[Callable[[], object]], float]]:
 
 
 def _waited(number: int) -> int:
-    """Nanoseconds that this thread was ready and had no core."""
+    """Return the nanoseconds that this thread was ready to run and had no core, so far."""
     return int(os.pread(number, 64, 0).split()[1])
 
 

@@ -1,14 +1,15 @@
-"""What calls take in their places: the whole graph is run a few times on made-up values, timed.
+"""In-context profiling: the whole graph runs a few times on synthetic values, each call timed.
 
-A call that is repeated alone finds its code and its inputs in the fastest caches, or, if they are
-swept before each repetition, in none of them. In a step it is neither: a small call after other
-small calls is warm, a view after a large product is cold, and a call finds warm what the call
-before it made. Sweeping makes small calls twice as slow as they are, and not sweeping makes views
-three times as fast. So where a graph fits this machine, its calls are timed where they stand.
+Problem: a call that is repeated alone finds its code and its inputs in the fastest caches, or, if
+caches are flushed before each repetition, in none. In a step it is neither: a small call after
+other small calls is warm, a view after a large product is cold, and a call finds warm what the call
+before it made. Flushing makes small calls twice as slow as they are, not flushing makes views three
+times as fast.
 
-Values are made up like those of a single call (`synthetic.py`), but only the sources'; all others
-are computed. Parameters are small, so that values stay finite; where they do not, that changes no
-time. A call that refuses them gives made-up results and is left to be timed alone.
+Idea: where a graph fits this machine, its calls are timed in the context of the step. Only sources
+have synthetic values (`synthetic_inputs.py`); all others are computed. Parameters are small, so
+that values stay finite; where they do not, that changes no time. Of a call that raises on them the
+results are synthetic too, and it is left to be timed alone.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _HOST_FLOAT = 1e-3
 
 
 class _Item(NamedTuple):
-    """One op of the run: what calls it, what is dropped after it."""
+    """One op of the run: its call, None of a source or free op, and the values that end after it."""
 
     op: Op
     call: Callable[[dict[str, Any]], None] | None
@@ -55,16 +56,16 @@ class _Item(NamedTuple):
 def profile_in_context(
     graph: Graph, tensors: Mapping[str, Tensor], end: float | None
 ) -> Mapping[str, Entry]:
-    """Run the graph on this CPU and return what its calls took, by signature.
+    """Time the calls of a graph in context, on this CPU.
 
     Args:
         graph: A captured or partitioned graph.
         tensors: Its tensors by name.
-        end: `time.perf_counter` after which one run must do; None for no end.
+        end: `time.perf_counter` after which no further run starts; None for no limit.
 
     Returns:
-        For each call that ran the mean over its places of the median over the runs; for each kind
-        of view, all views and host arithmetic likewise. Nothing if the graph does not fit.
+        By signature, the median over the runs, averaged over the places of a call; likewise for
+        each kind of view, for all views and for host arithmetic. Empty if the graph does not fit.
     """
     if not _fits(graph):
         return {}
@@ -90,7 +91,7 @@ def _fits(graph: Graph) -> bool:
 
 
 def _items(graph: Graph) -> Iterator[_Item]:
-    """Yield the ops in an order that can run, each with the storages that end after it."""
+    """Yield the ops in topological order, each with the values whose storages end after it."""
     order = topological_order(op_edges(graph.arrays), len(graph.ops)).tolist()
     ops, owners = [graph.ops[i] for i in order], storage_owners(graph.ops)
     sharing: dict[str | None, list[str]] = defaultdict(list)
@@ -111,7 +112,7 @@ def _items(graph: Graph) -> Iterator[_Item]:
 
 
 def _sources(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return a value for each source, in the range that keeps a step's values finite."""
+    """Return a synthetic value for each source, small enough that a step's values stay finite."""
     generator = torch.Generator("cpu").manual_seed(0)
     bounds = index_bounds(graph, tensors)
     env: dict[str, Any] = {}
@@ -128,7 +129,7 @@ def _sources(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _small(value: torch.Tensor) -> torch.Tensor:
-    """Centre a weight around zero, and shrink it as if by the width of its layer."""
+    """Centre a weight around zero and scale it by the fan-in of its layer."""
     if value.dim() > 1 and value.is_floating_point():
         return value.sub_(0.75).mul_(4 / math.sqrt(max(1, math.prod(value.shape[1:]))))
     return value
@@ -172,7 +173,7 @@ def _entries(
 
 
 def _texts(op: Op, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield what an op's time counts for."""
+    """Yield the signatures that an op's time counts for."""
     if is_view(op):
         yield from (VIEW_SIGNATURE, view_signature(op))
     elif op.kind.startswith("scalar."):

@@ -1,15 +1,15 @@
-"""Costs from measurement: every distinct call of a graph is timed on the real device.
+"""Measured op times: every distinct call of a graph is timed on the real device.
 
 A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). On a CPU
-that a graph fits, they are timed where they stand, in runs of the whole graph on made-up values
-(`rehearsal.py`). Elsewhere each is made alone on made-up inputs, so a model that is too large for
-the device is still measured op by op.
+that a graph fits, they are timed in the context of the step (`in_context.py`). Elsewhere each is
+made alone on synthetic inputs, so a model that is too large for the device is still measured op by
+op.
 
 What was measured is kept in the user's cache; a second run measures nothing.
 
 Alone, a call finds its inputs in the fastest caches; in a step the ops between have displaced
-them. So on a CPU 4 MiB are written before each repetition, which leaves the inputs in the last
-cache at most. Sum of op times over the time of eager steps (processor time, one thread, 1 MiB of
+them. So on a CPU 4 MiB are written before each repetition, which leaves the inputs in the
+last-level cache at most. Sum of op times over the time of eager steps (processor time, one thread, 1 MiB of
 second-level and 36 MiB of third-level cache), by MiB written:
 
                             0     2     4     8    12
@@ -50,13 +50,13 @@ MAX_REPETITIONS = 25
 MIN_REPETITIONS = 3
 CALL_SECONDS = 0.05
 
-#: A call that takes longer is timed twice, its first run included.
+#: A call that takes longer, in seconds, is timed twice, its first run included.
 SLOW_SECONDS = 0.3
 
 #: Bytes written before each repetition on a CPU.
 SWEEP_BYTES = 4 << 20
 
-#: Seconds after which a profile hurries: each remaining call is timed once.
+#: Seconds after which each remaining call is timed once only.
 BUDGET_SECONDS = 60.0
 
 Progress = Callable[[int, int], None]
@@ -64,14 +64,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ProfileStats:
-    """What a profile did.
+    """How many calls a profile measured.
 
     Attributes:
-        measured: Calls timed now.
-        cached: Calls that the cache knew.
-        estimated: (op name, kind, reason) of calls that could not be run and were estimated with
-            a roofline instead; among neither of the above.
-        seconds: That it took.
+        measured: Number of calls timed now.
+        cached: Number of calls that the cache knew.
+        estimated: (op name, kind, reason) of each call that could not be run and was estimated
+            by a roofline instead; counted in neither of the above.
+        seconds: Duration of the profile.
     """
 
     measured: int
@@ -89,7 +89,7 @@ class _Case:
 
 
 def machine_of(device: torch.device) -> Machine:
-    """Return what costs measured on this device now belong to.
+    """Return the key of the cost cache for this device, library and number of threads.
 
     The setting of float32 products counts as part of the library: TF32 changes their speed.
     """
@@ -152,7 +152,7 @@ def profile_graph(
 def cached_table(
     device: torch.device | str = "cpu", *, threads: int | None = None, folder: Path | None = None
 ) -> CostTable:
-    """Return what the cache knows of a device; for the arguments see `profile_graph`."""
+    """Return the cached costs of a device; for the arguments see `profile_graph`."""
     device = torch.device(device)
     with _quiet(device, threads):
         return load_table(machine_of(device), folder or cache_folder())
@@ -195,13 +195,13 @@ def _measure_all(
     end = time.perf_counter() + budget_seconds
     if not {VIEW_SIGNATURE, HOST_SIGNATURE} <= set(cached.entries):
         found |= _overheads(device)
-    in_place: Mapping[str, Entry] = {}
+    in_context: Mapping[str, Entry] = {}
     if missing and device.type == "cpu":
-        in_place = profile_in_context(graph, tensors, end)
-        found |= {text: each for text, each in in_place.items() if text not in cached.entries}
+        in_context = profile_in_context(graph, tensors, end)
+        found |= {text: each for text, each in in_context.items() if text not in cached.entries}
     for done, case in enumerate(missing):
         try:
-            if case.text not in in_place:
+            if case.text not in in_context:
                 hurry = time.perf_counter() > end
                 found[case.text] = _measure(case.op, tensors, device, hurry=hurry)
         except (RuntimeError, TypeError, ValueError, IndexError, UnsupportedError) as error:
@@ -224,7 +224,7 @@ def _estimator(device: torch.device) -> DeviceModel:
 
 
 def _measure(op: Op, tensors: Mapping[str, Tensor], device: torch.device, hurry: bool) -> Entry:
-    """Time one op on made-up inputs.
+    """Time one op on synthetic inputs.
 
     Raises:
         RuntimeError: Whatever the op raises on them, or that it does not fit the device.
@@ -281,9 +281,9 @@ def _entry(seconds: list[float]) -> Entry:
 
 
 def _time_cuda(once: Callable[[], None], hurry: bool) -> Entry:
-    """Time back-to-back calls with events, and take the memory that a call held beside its result.
+    """Time back-to-back calls with events, and measure the workspace of a call in bytes.
 
-    Back to back, the host's share of a short op shows as it does in a step: the device waits.
+    Back to back, the launch overhead of a short op shows as it does in a step: the device waits.
     """
     once()
     torch.cuda.synchronize()
@@ -303,7 +303,7 @@ def _time_cuda(once: Callable[[], None], hurry: bool) -> Entry:
 
 
 def _overheads(device: torch.device) -> dict[str, Entry]:
-    """Cost of a view and of host arithmetic: what a call from Python takes.
+    """Return the overheads of a call from Python: of a view, and of host arithmetic.
 
     With a GPU views cost nothing: the host makes them while the device works.
     """

@@ -1,4 +1,4 @@
-"""Made-up inputs of a call: right shapes, dtypes and strides, and values that it accepts.
+"""Synthetic inputs of a call: right shapes, dtypes and strides, and values that it accepts.
 
 Floats lie in [0.5, 1): no op meets a logarithm of zero, a probability above one, or, after dozens
 of in-place repetitions, a denormal number, each of which would change the time. Integers are
@@ -23,7 +23,7 @@ _HOST_VALUES: Mapping[str, Any] = {"host.int": 1, "host.float": 0.5, "host.bool"
 
 
 def _rows(position: int, dim: int) -> Callable[[Call], int | None]:
-    """Bound of indices into a dim of the tensor argument at that position."""
+    """Return what bounds indices into a dim of the tensor argument at that position."""
 
     def bound(call: Call) -> int | None:
         tensor = call.tensor(position)
@@ -83,6 +83,11 @@ _DIVISIONS = frozenset({"div", "div_", "floor_divide", "remainder", "fmod"})
 def synthetic_inputs(op: Op, tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Any]:
     """Return a value for each input of the op, under its name.
 
+    Args:
+        op: The op.
+        tensors: The graph's tensors by name.
+        device: Of the values.
+
     Raises:
         UnsupportedError: E801, if an input's shape or dtype is unknown.
     """
@@ -97,14 +102,14 @@ def synthetic_inputs(op: Op, tensors: Mapping[str, Tensor], device: torch.device
 
 
 def index_bounds(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return what the integers of each tensor must stay below, by the calls that it goes into.
+    """Return the upper bound of the integers of each tensor that calls use as indices.
 
     Args:
         graph: The graph.
         tensors: Its tensors by name.
 
     Returns:
-        By the name of the tensor that owns the storage: views of indices are indices. Tensors
+        The bound, exclusive, by the owner of the storage: views of indices are indices. Tensors
         that no call is known to bound are absent.
     """
     owners = storage_owners(graph.ops)
@@ -122,7 +127,12 @@ def index_bounds(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def made_up(tensor: Tensor, integers: range, generator: torch.Generator) -> Any:
-    """Return a value of a tensor's form, integers in the given range.
+    """Return a value with a tensor's shape, dtype and strides.
+
+    Args:
+        tensor: Of the graph.
+        integers: Range of the values, if they are integers.
+        generator: That the values are drawn from; its device is that of the result.
 
     Raises:
         UnsupportedError: E801, if its shape or dtype is unknown.
@@ -139,7 +149,7 @@ def made_up(tensor: Tensor, integers: range, generator: torch.Generator) -> Any:
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor, in elements."""
+    """Return the strides of a contiguous tensor, in elements."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 

@@ -1,0 +1,78 @@
+"""What the launcher and its processes pass each other: a job, and one result file per process.
+
+All files lie in one private directory: the job, the graph, the plan, the results.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
+#: Stands for a rank in the name of the reference's result file.
+REFERENCE = "reference"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What all ranks of one run are to do.
+
+    Attributes:
+        target: `FILE.py:FUNCTION`.
+        steps: Number of training steps.
+        threads: Threads of each rank.
+        timeout_s: Longest wait for one message, seconds.
+        device: "cpu" or "cuda".
+        limits: Bytes that each rank may hold; None without limit.
+        batch_size: Given to FUNCTION, if not None.
+        seed: Of random numbers that FUNCTION does not seed.
+        parent: Id of the process that started the run.
+    """
+
+    target: str
+    steps: int
+    threads: int
+    timeout_s: float
+    device: str
+    limits: tuple[int | None, ...]
+    batch_size: int | None
+    seed: int
+    parent: int
+
+
+def write_job(directory: Path, job: Job) -> None:
+    """Write the job's file."""
+    (directory / JOB_FILE).write_text(json.dumps(asdict(job)), encoding="utf-8")
+
+
+def read_job(directory: Path) -> Job:
+    """Read the job's file."""
+    data = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
+    return Job(**data | {"limits": tuple(data["limits"])})
+
+
+def result_path(directory: Path, rank: int | str) -> Path:
+    """Return the result file of a rank, or of the reference."""
+    return directory / f"result-{rank}.json"
+
+
+def write_result(directory: Path, rank: int | str, result: dict[str, Any]) -> None:
+    """Write a result file in one piece.
+
+    Args:
+        directory: Of the run.
+        rank: Whose result it is; `REFERENCE` for the reference's.
+        result: JSON types; `{"error": ...}` of a process that failed.
+    """
+    path = result_path(directory, rank)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_result(directory: Path, rank: int | str) -> dict[str, Any] | None:
+    """Return the result of a rank, or of the reference; None if it wrote none."""
+    path = result_path(directory, rank)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -1,0 +1,102 @@
+"""One rank of `pardnn run`: it builds its shard of the step and trains it under its limit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardnn.backends.entry_point import load_factory
+from pardnn.backends.torch.comm.world import join, leave, rank_device
+from pardnn.backends.torch.launch.job import (
+    GRAPH_FILE,
+    PLAN_FILE,
+    Job,
+    result_path,
+    write_result,
+)
+from pardnn.backends.torch.launch.reference import seed_generators
+from pardnn.backends.torch.make_step import make_step
+from pardnn.backends.torch.runtime import memory_limits
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.graph.file import read_graph
+from pardnn.plan.file import read_plan
+
+#: How long a rank may take to end by itself once another one has failed, seconds.
+GRACE_S = 6.0
+
+
+def run_rank(directory: Path, job: Job, rank: int) -> dict[str, Any]:
+    """Run one rank and return its result; its memory limit is lifted again, also after an error.
+
+    Args:
+        directory: Of the run, with graph and plan.
+        job: What to do.
+        rank: This rank.
+
+    Raises:
+        PardnnError: As `start` and `Executor.step` do.
+    """
+    try:
+        return _trained(directory, job, rank)
+    finally:
+        memory_limits.lift_limit()
+
+
+def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
+    limit, device = job.limits[rank], _warm_device(job)
+    program = Program(read_graph(directory / GRAPH_FILE), read_plan(directory / PLAN_FILE))
+    seed_generators(job.seed)
+    step, args, recording = make_step(load_factory(job.target, job.batch_size))
+    binding = Binding(step, args, program.whole, device)
+    notes = [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
+    world = join(device, timeout_s=job.timeout_s)
+    example: dict[str, Any] = {}
+
+    def residents() -> dict[str, Any]:
+        if limit is not None:
+            notes.append(memory_limits.set_limit(limit, device))
+        batch = [op for op in program.inputs() if op.name in binding.example_values()]
+        values = binding.replayed([*program.residents(rank), *batch], recording)
+        example.update((op.name, values.pop(op.name)) for op in batch)
+        return values
+
+    executor = start(program, world, residents, on_failure=_abandon(directory, rank))
+    executor.limit_bytes = limit
+    losses = [executor.step(binding.inputs(example, {})).item() for _ in range(job.steps)]
+    memory_limits.lift_limit()
+    leave([world])
+    return {
+        "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
+        "waits_s": executor.waits_s, "notes": notes,
+    }  # fmt: skip
+
+
+def _warm_device(job: Job) -> torch.device:
+    """Return this rank's device, with everything loaded that torch loads late."""
+    memory_limits.pin_allocator()
+    torch.set_num_threads(job.threads)
+    device = rank_device(job.device, int(os.environ.get("LOCAL_RANK", "0")))
+    memory_limits.warm_up(device)
+    return device
+
+
+def _abandon(directory: Path, rank: int) -> Callable[[dict[str, Any]], None]:
+    def abandon(failure: dict[str, Any]) -> None:
+        """End a rank that waits, computes or sleeps on after another one has failed."""
+        time.sleep(GRACE_S)
+        if not result_path(directory, rank).exists():
+            first = failure.get("first_failing_rank", failure["rank"])
+            details = {"rank": rank, "first_failing_rank": first}
+            message = f"rank {rank} stopped: rank {first} failed first"
+            write_result(directory, rank, {"error": {
+                "code": failure["code"], "message": message, "details": details}})  # fmt: skip
+        os._exit(6)
+
+    return abandon

@@ -1,0 +1,45 @@
+"""The guards of a process of `run`, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pardnn.backends.torch.launch.job import Job, read_result, write_job
+
+FAILING = """
+import sys
+from pathlib import Path
+sys.modules["torch"] = None  # an import of it raises
+from pardnn.backends.torch.launch.worker import main
+sys.exit(main(Path(sys.argv[1]), 1))
+"""
+REFERENCE = """
+import sys
+import pardnn.backends.torch.launch.reference
+rooms = tuple(f"pardnn.backends.torch.{name}" for name in ("comm", "runtime", "deferred_init"))
+print([name for name in sys.modules if name.startswith(rooms)])
+"""
+
+
+def test_a_failed_import_is_reported_as_the_ranks_own_error(tmp_path: Path) -> None:
+    write_job(tmp_path, Job(target="x.py:f", steps=1, threads=1, timeout_s=1.0, device="cpu",
+                            limits=(None, None), batch_size=None, seed=0, parent=os.getpid()))  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    result = read_result(tmp_path, 1)
+    assert result is not None, done.stderr
+    assert done.returncode == 1
+    assert result["error"]["code"] == "E101"
+    assert result["error"]["details"]["first_failing_rank"] == 1
+    assert "import torch" in result["error"]["traceback"]
+
+
+def test_the_reference_loads_nothing_that_only_ranks_need() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REFERENCE], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
