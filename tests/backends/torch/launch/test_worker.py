@@ -25,8 +25,11 @@ print([name for name in sys.modules if name.startswith(rooms)])
 
 
 def test_a_failed_import_is_reported_as_the_ranks_own_error(tmp_path: Path) -> None:
-    write_job(tmp_path, Job(target="x.py:f", steps=1, threads=1, timeout_s=1.0, device="cpu",
-                            limits=(None, None), batch_size=None, seed=0, parent=os.getpid()))  # fmt: skip
+    job = Job(
+        target="x.py:f", steps=1, threads=1, timeout_s=1.0, device="cpu", limits=(None, None),
+        batch_size=None, seed=0, parent=os.getpid(),
+    )  # fmt: skip
+    write_job(tmp_path, job)
     done = subprocess.run(
         [sys.executable, "-c", FAILING, str(tmp_path)], capture_output=True, text=True, timeout=60
     )

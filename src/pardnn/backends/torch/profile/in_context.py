@@ -46,7 +46,7 @@ _HOST_FLOAT = 1e-3
 
 
 class _Item(NamedTuple):
-    """One op of the run: its call, None of a source or free op, and the values that end after it."""
+    """One op of the run, its call (None: nothing to run), and the values that end after it."""
 
     op: Op
     call: Callable[[dict[str, Any]], None] | None

@@ -1,9 +1,8 @@
 """Measured op times: every distinct call of a graph is timed on the real device.
 
 A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). On a CPU
-that a graph fits, they are timed in the context of the step (`in_context.py`). Elsewhere each is
-made alone on synthetic inputs, so a model that is too large for the device is still measured op by
-op.
+that a graph fits, they are timed in the context of the step (`in_context.py`). Elsewhere each is made
+alone on synthetic inputs, so a model that is too large for the device is still measured op by op.
 
 What was measured is kept in the user's cache; a second run measures nothing.
 
