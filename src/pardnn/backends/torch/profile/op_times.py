@@ -1,15 +1,16 @@
 """Measured op times: every distinct call of a graph is timed on the real device.
 
 A step of thousands of ops has some hundred distinct calls (`pardnn.cost.call.signature`). On a CPU
-that a graph fits, they are timed in the context of the step (`in_context.py`). Elsewhere each is made
-alone on synthetic inputs, so a model that is too large for the device is still measured op by op.
+that a graph fits, they are timed in the context of the step (`in_context.py`). Elsewhere each is
+made alone on synthetic inputs, so a model that is too large for the device is still measured op by
+op.
 
 What was measured is kept in the user's cache; a second run measures nothing.
 
 Alone, a call finds its inputs in the fastest caches; in a step the ops between have displaced
 them. So on a CPU 4 MiB are written before each repetition, which leaves the inputs in the
-last-level cache at most. Sum of op times over the time of eager steps (processor time, one thread, 1 MiB of
-second-level and 36 MiB of third-level cache), by MiB written:
+last-level cache at most. Sum of op times over the time of eager steps (processor time, one thread,
+1 MiB of second-level and 36 MiB of third-level cache), by MiB written:
 
                             0     2     4     8    12
     six linear layers    0.56  0.65  0.78  0.79  0.97
