@@ -66,7 +66,7 @@ def _short_plans() -> None:
     from pardnn.place.polish import polish
     from pardnn.planner import algorithms
 
-    algorithms.RIVALS.clear()
+    algorithms.AUTO_SOLVERS.clear()
     polish.WORK = 2_000_000
 
 

@@ -9,14 +9,18 @@ import time
 from pathlib import Path
 
 from pardnn.api.advice import planned
+from pardnn.api.capture import captured
 from pardnn.api.draw import draw_plan
+from pardnn.api.profile import profiled_links
 from pardnn.api.run import run_checked
-from pardnn.api.targets import PlanOptions, captured, profiled_links
+from pardnn.backends.entry_point import load_entry_point
 from pardnn.cluster import Cluster
 from pardnn.plan.file import write_plan
 from pardnn.plan.plan import plan_arrays
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import estimate, memory_by_device
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from pardnn.report.text import bytes_text, console, memory_table, plan_text, result_text
 
 TARGET = str(Path(__file__).with_name("gpt2.py")) + ":training"
@@ -27,13 +31,13 @@ def main() -> None:
     """Estimate, plan, run, compare."""
     started, say = time.perf_counter(), console().print
     say("1. Capture: one training step of a 51-million-parameter GPT-2, nothing allocated")
-    graph, figures = captured(TARGET)
+    graph, figures = captured(load_entry_point(TARGET))
     say(result_text(figures))
 
     say(f"\n2. Does it fit one device of {MEMORY}?")
     one = Cluster.uniform(1, memory=MEMORY)
     costs = costs_for(graph, one)  # times every distinct op once; cached afterwards
-    alone = estimate(graph, one, costs)
+    alone = estimate(Problem(graph, one, costs))
     say(result_text(alone))
 
     say(f"\n3. The plan for {DEVICES} devices of {MEMORY}")

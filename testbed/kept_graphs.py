@@ -75,11 +75,12 @@ def load(name: str) -> Graph:
 
 def capture(name: str) -> Graph:
     """Capture a graph of `GRAPHS` as it is now. Allocates no tensor data; needs torch."""
-    from pardnn.api.targets import captured
+    from pardnn.api.capture import captured
+    from pardnn.backends.entry_point import load_entry_point
 
     kept = GRAPHS[name]
     file = ZOO / f"{kept.model}.py"
-    return captured(f"{file}:{kept.function}", kept.batch_size)[0]
+    return captured(load_entry_point(f"{file}:{kept.function}"), kept.batch_size)[0]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -41,7 +41,9 @@ from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
 from pardnn.planner.algorithms import ALGORITHMS, algorithms_to_try
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide, decide_best
+from pardnn.planner.problem import Problem
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import machine_of
@@ -77,7 +79,10 @@ def measure(graph: Graph, num_devices: int, names: tuple[str, ...], seed: int) -
     row["by"] = {}
     for name in names:
         try:
-            _, result = make_plan(graph, cluster, costs, algorithm=name, reserve=0.0, seed=seed)
+            problem = Problem(
+                graph, cluster, costs, PlanOptions(algorithm=name, reserve=0.0, seed=seed)
+            )
+            _, result = make_plan(problem)
         except PardnnError as error:
             row["by"][name] = {"error": str(error)}
             continue
@@ -136,10 +141,10 @@ def large(options: argparse.Namespace) -> list[dict[str, Any]]:
         graph = family_graph(family, ops, ccr=ccr, seed=options.seed)
         cluster, costs = Cluster.uniform(k), graph_costs(graph)
         bound = lower_bound_seconds(graph.arrays, machine_of(costs, cluster))
-        given = {"objective": "seconds", "reserve": 0.0, "seed": options.seed}
-        heft = decide(graph, cluster, costs, algorithm="heft", **given)
+        problem = Problem(graph, cluster, costs, PlanOptions(reserve=0.0, seed=options.seed))
+        heft = decide(problem, "heft")
         names = algorithms_to_try("auto", len(graph.ops))
-        auto = decide_best(graph, cluster, costs, names=names, improve=True, **given)
+        auto = decide_best(problem, names, polish=True)
         rows.append({
             "graph": graph.name, "ops": len(graph.ops), "devices": k, "lower_bound_s": bound,
             "family": family, "wished_ccr": ccr,
@@ -173,7 +178,10 @@ def scale_curve(sizes: list[int], seed: int) -> list[dict[str, Any]]:
         for _ in range(5):
             bottom_levels(graph.arrays, machine)
         one_pass = (time.perf_counter() - started) / 5
-        _, result = make_plan(graph, cluster, costs, algorithm="pardnn", reserve=0.0, seed=seed)
+        problem = Problem(
+            graph, cluster, costs, PlanOptions(algorithm="pardnn", reserve=0.0, seed=seed)
+        )
+        _, result = make_plan(problem)
         rows.append({"ops": size, "planning_s": result.planning_s, "bottom_level_pass_s": one_pass})
     return rows
 

@@ -22,6 +22,8 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.colocation import closed_arrays, residual_bytes
 from pardnn.plan.check import plan_problems
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from testbed.families import training_step
 
 #: Captured steps that are planned beside the random graphs.
@@ -129,7 +131,10 @@ def packs(sizes: np.ndarray, room: int, devices: int) -> bool:
 def feasibility(case: Case, turn: int, algorithm: str = "pardnn") -> dict[str, Any]:
     """Plan one graph under two of `LIMITS` limits, in turn; return what was and had to be found."""
     graph, costs, k = case.graph, case.costs, case.devices
-    alone, single = make_plan(graph, Cluster.uniform(1), costs, algorithm="single", reserve=0.0)
+    problem = Problem(
+        graph, Cluster.uniform(1), costs, PlanOptions(algorithm="single", reserve=0.0)
+    )
+    alone, single = make_plan(problem)
     del alone
     peak = single.peak_bytes[0]
     groups = residual_bytes(closed_arrays(graph))
@@ -141,7 +146,8 @@ def feasibility(case: Case, turn: int, algorithm: str = "pardnn") -> dict[str, A
         cluster = Cluster.uniform(k, memory=limit)
         must = packs(groups, limit - transient, k)
         try:
-            plan, result = make_plan(graph, cluster, costs, algorithm=algorithm, reserve=0.0)
+            problem = Problem(graph, cluster, costs, PlanOptions(algorithm=algorithm, reserve=0.0))
+            plan, result = make_plan(problem)
         except InfeasibleError as error:
             row["infeasible"] += 1
             row["missed"] += must

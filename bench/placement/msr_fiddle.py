@@ -34,7 +34,10 @@ from pardnn.errors import PardnnError
 from pardnn.graph.build import build_graph
 from pardnn.graph.interchange import HOST_BANDWIDTH, MsrMachine, graph_from_msr
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.planner.make_plan import ALGORITHMS, make_plan
+from pardnn.planner.algorithms import ALGORITHMS
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from testbed import DATA
 
 #: How many times smaller messages are.
@@ -43,7 +46,7 @@ LIGHTER = 1024
 FOLDER = DATA / "msr-fiddle"
 
 
-class Problem(NamedTuple):
+class Instance(NamedTuple):
     """An input, by node.
 
     Attributes:
@@ -63,7 +66,7 @@ class Problem(NamedTuple):
     send: list[float]
 
 
-def read(path: Path, *, with_colors: bool = True, with_copies: bool = False) -> Problem:
+def read(path: Path, *, with_colors: bool = True, with_copies: bool = False) -> Instance:
     """Read an input, with its co-location classes or without, copies weighing something or not."""
     graph, machine = graph_from_msr(files.read_bytes(path), str(path), path.name.split(".")[0])
     sent = [op.outputs[0].bytes for op in graph.ops]
@@ -76,7 +79,7 @@ def read(path: Path, *, with_colors: bool = True, with_copies: bool = False) -> 
     index = {op.name: i for i, op in enumerate(graph.ops)}
     reads = [[index[name.rpartition(":")[0]] for name in op.inputs] for op in graph.ops]
     read_by_any = {i for row in reads for i in row}
-    return Problem(
+    return Instance(
         graph,
         machine,
         reads,
@@ -99,7 +102,7 @@ def _with_light_message(op: Op) -> Op:
     return dataclasses.replace(op, outputs=(light, Tensor(name=f"{op.name}:rest", bytes=held)))
 
 
-def cluster_of(problem: Problem, *, with_copies: bool = False) -> Cluster:
+def cluster_of(problem: Instance, *, with_copies: bool = False) -> Cluster:
     """Return the input's accelerators, with the links that go with its messages."""
     cluster = msr_cluster(dataclasses.replace(problem.machine, cpus=0))
     rate = Rate(bandwidth=HOST_BANDWIDTH / 2 / (1 if with_copies else LIGHTER))
@@ -122,7 +125,7 @@ def topological(reads: Sequence[Iterable[int]]) -> list[int]:
     return order
 
 
-def pieces(problem: Problem, place: Sequence[int]) -> list[tuple[int, int]]:
+def pieces(problem: Instance, place: Sequence[int]) -> list[tuple[int, int]]:
     """Return (device, number of the piece on it) of each node.
 
     A node is in piece p if p is the largest number of times that a path to it has left its device
@@ -141,7 +144,7 @@ def pieces(problem: Problem, place: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def latency(problem: Problem, place: Sequence[int]) -> float | None:
+def latency(problem: Instance, place: Sequence[int]) -> float | None:
     """Return that project's latency in seconds; None if pieces wait for each other in a circle."""
     of = pieces(problem, place)
     names = sorted(set(of))
@@ -173,7 +176,7 @@ def latency(problem: Problem, place: Sequence[int]) -> float | None:
     return max(finish) if len(order) == len(names) else None
 
 
-def load(problem: Problem, place: Sequence[int]) -> float:
+def load(problem: Instance, place: Sequence[int]) -> float:
     """Return the largest load of a device, seconds."""
     loads = [0.0] * (max(place) + 1)
     crossing: set[tuple[int, int]] = set()  # (node, a device that its output leaves or enters)
@@ -196,9 +199,13 @@ def rows(
     for algorithm in algorithms:
         start = f"| {problem.graph.name} | {cluster.num_devices} | {algorithm} |"
         try:
-            plan, result = make_plan(
-                problem.graph, cluster, graph_costs(problem.graph), algorithm=algorithm, reserve=0.0
+            given = Problem(
+                problem.graph,
+                cluster,
+                graph_costs(problem.graph),
+                PlanOptions(algorithm=algorithm, reserve=0.0),
             )
+            plan, result = make_plan(given)
         except PardnnError as error:
             yield f"{start} {error.code} | | | |"
             continue

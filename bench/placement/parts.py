@@ -27,7 +27,10 @@ from pardnn.place.pardnn.problem import problem_of
 from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated
-from pardnn.planner.make_plan import decide, make_plan
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import decide
+from pardnn.planner.problem import Problem
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.machine import machine_of
 from testbed.families import family_graph, training_step
@@ -74,7 +77,10 @@ def ablation(graphs: list[Graph], devices: list[int], seed: int) -> Rows:
                     break
                 steps["+ switches"] = min(steps["+ switches"], emulated(problem, place).makespan)
             for label, name in WHOLE:
-                _, result = make_plan(graph, cluster, costs, algorithm=name, reserve=0.0, seed=seed)
+                given = Problem(
+                    graph, cluster, costs, PlanOptions(algorithm=name, reserve=0.0, seed=seed)
+                )
+                _, result = make_plan(given)
                 steps[label] = result.makespan_s
             bound = lower_bound_seconds(graph.arrays, machine)
             rows.append({"graph": graph.name, "devices": k, "bound_s": bound, "steps": steps})
@@ -91,7 +97,8 @@ def gaps(count: int, seed: int) -> Rows | None:
         costs, arrays = graph_costs(graph), closed_arrays(graph)
         machine, k = machine_of(costs, cluster), cluster.num_devices
         best = optimum(arrays, machine, [None] * k, first_overwrites(graph), seconds=SOLVER_SECONDS)
-        _, result = make_plan(graph, cluster, costs, algorithm="auto", reserve=0.0)
+        given = Problem(graph, cluster, costs, PlanOptions(algorithm="auto", reserve=0.0))
+        _, result = make_plan(given)
         if best is None or not best.is_proven:
             rows.append({"graph": graph.name, "devices": k, "proven": False})
             continue
@@ -113,16 +120,19 @@ def memory_sweep(graphs: int, num_ops: int, steps: int, seed: int) -> Rows:
     for number in range(graphs):
         graph = training_step(num_ops, seed=seed * 1009 + number)
         k, costs = 2 + number % 3, graph_costs(graph)
-        alone = decide(graph, Cluster.uniform(1), costs, algorithm="single", reserve=0.0, seed=0)
-        _, single = make_plan(
-            graph, Cluster.uniform(1), costs, algorithm=alone.algorithm, reserve=0.0
+        given = Problem(graph, Cluster.uniform(1), costs, PlanOptions(reserve=0.0))
+        alone = decide(given, "single")
+        given = Problem(
+            graph, Cluster.uniform(1), costs, PlanOptions(algorithm=alone.algorithm, reserve=0.0)
         )
+        _, single = make_plan(given)
         peak = single.peak_bytes[0]
         row: dict[str, Any] = {"graph": graph.name, "devices": k, "peak_of_one": peak, "tried": []}
         for limit in np.geomspace(0.9 * peak / k, 1.1 * peak, steps).astype(int).tolist():
             cluster = Cluster.uniform(k, memory=limit)
             try:
-                _, result = make_plan(graph, cluster, costs, algorithm="auto", reserve=0.0)
+                given = Problem(graph, cluster, costs, PlanOptions(algorithm="auto", reserve=0.0))
+                _, result = make_plan(given)
             except InfeasibleError:
                 row["tried"].append({"limit": limit, "makespan_s": None})
                 continue
@@ -199,7 +209,8 @@ def topologies(num_ops: int, names: list[str], seed: int) -> Rows:
             for name in names:
                 begin = time.perf_counter()
                 try:
-                    _, result = make_plan(graph, cluster, costs, algorithm=name, reserve=0.0)
+                    given = Problem(graph, cluster, costs, PlanOptions(algorithm=name, reserve=0.0))
+                    _, result = make_plan(given)
                 except PardnnError as error:
                     row["by"][name] = {"error": str(error)}
                     continue

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from bench.common.forked import forked, world_of
-from pardnn.api import plan as make_plan
+from pardnn.api.planning import plan as make_plan
 from pardnn.backends.torch.capture.capture import capture, loss_of
 from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
 from pardnn.backends.torch.runtime.binding import Binding

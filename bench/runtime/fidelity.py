@@ -45,6 +45,8 @@ from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.sim.shared_cores import Host, simulated_step
@@ -76,7 +78,10 @@ def planned(names: Sequence[str], ranks: Sequence[int], algorithms: Sequence[str
             cluster = Cluster.uniform(k, bandwidth=2e9, latency=140e-6)
             costs = preset_costs(graph, "cpu", ["accelerator"], threads=1)
             for algorithm in algorithms if k > 1 else ("single",):
-                plan, _ = make_plan(graph, cluster, costs, algorithm=algorithm, reserve=0.0)
+                problem = Problem(
+                    graph, cluster, costs, PlanOptions(algorithm=algorithm, reserve=0.0)
+                )
+                plan, _ = make_plan(problem)
                 jobs.append(Job(name, k, algorithm, graph, plan, planned_graph(graph, plan)))
         print(f"planned: {name}, {len(graph.ops)} ops", flush=True)
     return jobs

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.common.forked import forked, process_group
-from pardnn.api import plan as make_plan
+from pardnn.api.planning import plan as make_plan
 from pardnn.backends.torch.capture.capture import capture, loss_of
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.cluster import Cluster

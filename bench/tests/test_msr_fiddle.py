@@ -7,7 +7,7 @@ import pytest
 from bench.placement.msr_fiddle import (
     FOLDER,
     LIGHTER,
-    Problem,
+    Instance,
     cluster_of,
     latency,
     load,
@@ -20,10 +20,10 @@ from pardnn.graph.interchange import MsrMachine
 from pardnn.graph.ir import Op
 
 
-def problem(reads: list[list[int]], seconds: list[float], send: list[float]) -> Problem:
+def problem(reads: list[list[int]], seconds: list[float], send: list[float]) -> Instance:
     machine = MsrMachine(accelerators=3, accelerator_bytes=1, cpus=0)
     graph = build_graph("g", [Op(name=f"n{i}", kind="op") for i in range(len(reads))])
-    return Problem(graph, machine, reads, topological(reads), seconds, send)
+    return Instance(graph, machine, reads, topological(reads), seconds, send)
 
 
 CHAIN = problem([[], [0], [1], [2]], [1.0, 2.0, 4.0, 8.0], [0.1, 0.2, 0.4, 0.0])

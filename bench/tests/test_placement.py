@@ -10,6 +10,8 @@ from bench.placement.page import _large, _limits
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from testbed.small_graphs import FAMILIES, MOST_OPS, small_case
 
 
@@ -65,10 +67,13 @@ def test_what_is_found_is_counted() -> None:
 
 def test_a_planner_that_gives_up_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     case = memory_case(1, 0)
-    single = make_plan(case.graph, Cluster.uniform(1), case.costs, algorithm="single", reserve=0.0)
+    given = Problem(
+        case.graph, Cluster.uniform(1), case.costs, PlanOptions(algorithm="single", reserve=0.0)
+    )
+    single = make_plan(given)
 
-    def gives_up(*_: object, algorithm: str, **__: object) -> object:
-        if algorithm == "single":
+    def gives_up(problem: Problem) -> object:
+        if problem.options.algorithm == "single":
             return single
         raise InfeasibleError("it says nothing of what it saw")
 

@@ -106,7 +106,8 @@ def _check(family: Family, batch_size: int, third: Graph) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Capture the named graphs at other batch sizes and write their rules. Needs torch."""
-    from pardnn.api.targets import captured as capture
+    from pardnn.api.capture import captured
+    from pardnn.backends.entry_point import load_entry_point
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+", metavar="NAME")
@@ -114,11 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for name in options.names:
         kept = GRAPHS[name]
-        target = f"{ZOO / kept.model}.py:{kept.function}"
+        entry = load_entry_point(f"{ZOO / kept.model}.py:{kept.function}")
         low, size = load(name), kept.batch_size
-        family = made_family(low, size, capture(target, 2 * size)[0], 2 * size)
+        family = made_family(low, size, captured(entry, 2 * size)[0], 2 * size)
         if options.check:
-            _check(family, size + size // 2, capture(target, size + size // 2)[0])
+            _check(family, size + size // 2, captured(entry, size + size // 2)[0])
         path = RULES / f"{name}.json.gz"
         write_rule(family, path)
         print(f"{name}: {path.stat().st_size} bytes", flush=True)

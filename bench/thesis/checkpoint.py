@@ -61,17 +61,18 @@ def trn_checkpointed(batch_size=1):
 
 def main(names):
     """Capture the named graphs, or all, at two batch sizes each."""
-    from pardnn.api.targets import captured
+    from pardnn.api.capture import captured
+    from pardnn.backends.entry_point import load_entry_point
     from pardnn.graph.file import write_graph
 
     for name in names or GRAPHS:
         function, size, more = GRAPHS[name]
-        target = f"{Path(__file__).resolve()}:{function}"
-        low = captured(target, size)[0]
+        entry = load_entry_point(f"{Path(__file__).resolve()}:{function}")
+        low = captured(entry, size)[0]
         graph, rule = again_paths(name)
         graph.parent.mkdir(exist_ok=True)
         write_graph(low, graph)
-        high = captured(target, size + more)[0]
+        high = captured(entry, size + more)[0]
         write_rule(made_family(low, size, high, size + more), rule)
         print(f"{name}: {len(low.ops)} ops", flush=True)
 

@@ -13,6 +13,8 @@ from bench.thesis.batch import model
 from bench.thesis.search import RESERVE, cluster_of, timed_plan
 from pardnn.errors import InfeasibleError
 from pardnn.plan.check import capacities
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import decide_sharded
 from pardnn.sim.machine import machine_of
 from pardnn.sim.peak import peaks
@@ -29,9 +31,8 @@ def cut_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
     }  # fmt: skip
     begin = time.process_time()
     try:
-        cut = decide_sharded(
-            graph, cluster, costs, algorithm="tofu", objective="seconds", reserve=RESERVE
-        )
+        problem = Problem(graph, cluster, costs, PlanOptions(objective="seconds", reserve=RESERVE))
+        cut = decide_sharded(problem, "tofu")
     except InfeasibleError as error:
         return row | {"error": error.message}
     return row | {

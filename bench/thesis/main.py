@@ -28,7 +28,7 @@ from bench.thesis.rivals import rivals_row
 from bench.thesis.search import given_row, search_row
 from bench.thesis.steps import shape_row, steps_row
 from bench.thesis.unroll import unrolled_row
-from pardnn.planner.make_plan import warm_up
+from pardnn.planner.warm_up import warm_up
 
 #: One row of a part: its key and how to measure it.
 Row = tuple[str, Callable[[], dict[str, Any]]]

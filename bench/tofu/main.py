@@ -37,8 +37,11 @@ from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
-from pardnn.planner.make_plan import decide, warm_up
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import decide
+from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import decide_sharded
+from pardnn.planner.warm_up import warm_up
 from pardnn.shard.partition.interning import forget
 from pardnn.shard.search.tofu import find_sharding
 from pardnn.sim.engine import simulate
@@ -91,14 +94,13 @@ def _tried(label: str, way: Callable[..., dict[str, Any]], *given: Any) -> dict[
 
 
 def _sharded(graph: Graph, costs: Costs, algorithm: str, objective: str) -> dict[str, Any]:
-    spread = decide_sharded(
-        graph, k80s(), costs, algorithm=algorithm, objective=objective, reserve=0.0
-    )
+    problem = Problem(graph, k80s(), costs, PlanOptions(objective=objective, reserve=0.0))
+    spread = decide_sharded(problem, algorithm)
     return _judged(spread.graph, spread.costs, spread.arrays) | {"planning_s": spread.planning_s}
 
 
 def _placed(graph: Graph, costs: Costs, algorithm: str) -> dict[str, Any]:
-    found = decide(graph, k80s(), costs, algorithm=algorithm, reserve=0.0, seed=0)
+    found = decide(Problem(graph, k80s(), costs, PlanOptions(reserve=0.0)), algorithm)
     return _judged(graph, costs, found.plan) | {"planning_s": found.planning_s}
 
 

@@ -26,7 +26,9 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
-from pardnn.planner.make_plan import decide
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import decide
+from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import decide_sharded
 from pardnn.sim.peak import one_device_peak
 
@@ -91,20 +93,21 @@ def _largest(
 
 def _small(graph: Graph, costs: Costs) -> float:
     cluster = Cluster.preset(PRESET, 1)
-    decide(graph, cluster, costs, algorithm="single", reserve=0.0, seed=0)
+    decide(Problem(graph, cluster, costs, PlanOptions(reserve=0.0)), "single")
     return _seconds(graph, costs)
 
 
 def _placed(graph: Graph, costs: Costs) -> float:
     cluster = Cluster.preset(PRESET)
-    found = decide(graph, cluster, costs, algorithm="layer-round-robin", reserve=0.0, seed=0)
+    found = decide(Problem(graph, cluster, costs, PlanOptions(reserve=0.0)), "layer-round-robin")
     return found.makespan_s
 
 
 def _tofu(graph: Graph, costs: Costs) -> float:
-    found = decide_sharded(
-        graph, Cluster.preset(PRESET), costs, algorithm="tofu", objective="bytes", reserve=0.0
+    problem = Problem(
+        graph, Cluster.preset(PRESET), costs, PlanOptions(objective="bytes", reserve=0.0)
     )
+    found = decide_sharded(problem, "tofu")
     return found.makespan_s
 
 

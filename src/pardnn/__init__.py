@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from pardnn.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pardnn.api import capture, estimate, parallelize, plan, simulate
+    from pardnn.api.capture import capture
+    from pardnn.api.parallelize import parallelize
+    from pardnn.api.planning import estimate, plan
+    from pardnn.api.simulate import simulate
     from pardnn.api.verify import verify
     from pardnn.cluster import Cluster
     from pardnn.errors import PardnnError
@@ -49,14 +52,14 @@ _HOME = {
     "Graph": "pardnn.graph.ir",
     "PardnnError": "pardnn.errors",
     "Plan": "pardnn.plan.plan",
-    "capture": "pardnn.api",
+    "capture": "pardnn.api.capture",
     "check_plan": "pardnn.plan.check",
     "describe": "pardnn.shard.tdl.registry",
-    "estimate": "pardnn.api",
-    "parallelize": "pardnn.api",
+    "estimate": "pardnn.api.planning",
+    "parallelize": "pardnn.api.parallelize",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",
-    "simulate": "pardnn.api",
+    "simulate": "pardnn.api.simulate",
     "verify": "pardnn.api.verify",
     "write_graph": "pardnn.graph.file",
     "write_plan": "pardnn.plan.file",
@@ -76,15 +79,15 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """`pardnn.plan` is the function, though the room `pardnn.plan` is a package of that name.
+    """`pardnn.plan` is the function, though there is a package of that name.
 
-    Importing a room sets it as an attribute of its parent; here that has no effect, and
+    Importing the package sets it as an attribute of its parent; here that has no effect, and
     `from pardnn.plan.check import check_plan` works as ever.
     """
 
     @property
     def plan(self) -> Any:
-        return importlib.import_module("pardnn.api").plan
+        return importlib.import_module("pardnn.api.planning").plan
 
     @plan.setter
     def plan(self, value: Any) -> None:

@@ -19,6 +19,7 @@ from pardnn.errors import FileError, MismatchError, UsageError
 from pardnn.graph.file import read_graph
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import read_plan
+from pardnn.planner.options import PlanOptions
 from testbed import DATA
 
 INPUT = DATA / "msr-fiddle" / "layer_bert24_inference.json.gz"
@@ -59,7 +60,7 @@ def test_a_graph_goes_back(read: tuple[Path, Cluster], tmp_path: Path) -> None:
 def test_splits_plans_and_placements(read: tuple[Path, Cluster], tmp_path: Path) -> None:
     """split -> plan -> placement -> split gives the first split."""
     graph, cluster = read
-    options = ConvertOptions(graph_file=graph, cluster=cluster, reserve=0.0)
+    options = ConvertOptions(graph_file=graph, cluster=cluster, planning=PlanOptions(reserve=0.0))
     ids = [op.name for op in read_graph(graph).ops]
     nodes = [int(name[1:]) for name in ids]
     # As many bytes as fit one accelerator after another, in order.

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from pardnn.api import max_batch
 from pardnn.api.batch_scaling import costs_at, family_of, graph_at
-from pardnn.api.targets import PlanOptions
+from pardnn.backends.entry_point import EntryPoint
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError, UserCodeError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 
 
 def tensor(name: str, *shape: int, **settings: Any) -> Tensor:
@@ -112,20 +114,21 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         def __call__(
             self, make: Make, memory: int | None, *, start: int = 4, devices: int = 1
         ) -> Any:
-            def entry(batch_size: int = start) -> None:
+            def training(batch_size: int = start) -> None:
                 raise AssertionError(batch_size)
 
-            def captured(_target: str, batch_size: int) -> tuple[Graph, None]:
+            def captured(_entry: EntryPoint, batch_size: int) -> tuple[Graph, None]:
                 self.sizes.append(batch_size)
                 return make(batch_size), None
 
             self.sizes = []
-            monkeypatch.setattr(max_batch, "load_factory", lambda _target, _size=None: entry)
             monkeypatch.setattr(max_batch, "captured", captured)
             monkeypatch.setattr(max_batch, "warm_up", lambda _names: None)
             cluster = Cluster.uniform(devices, memory=memory)
             return max_batch.max_batch(
-                "x.py:f", cluster, PlanOptions(algorithm="single", reserve=0.0)
+                EntryPoint("x.py:training", training),
+                cluster,
+                PlanOptions(algorithm="single", reserve=0.0),
             )
 
     return Search()
@@ -134,7 +137,10 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def fits(graph: Graph, memory: int) -> bool:
     cluster = Cluster.uniform(1, memory=memory)
     try:
-        make_plan(graph, cluster, costs_for(graph, cluster), algorithm="single", reserve=0.0)
+        problem = Problem(
+            graph, cluster, costs_for(graph, cluster), PlanOptions(algorithm="single", reserve=0.0)
+        )
+        make_plan(problem)
     except InfeasibleError:
         return False
     return True

@@ -12,7 +12,9 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.place.pardnn import pardnn
 from pardnn.place.polish import polish, search
-from pardnn.planner import make_plan, portfolio, warm_up
+from pardnn.planner import portfolio, warm_up
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 
 pytestmark = pytest.mark.jit
 
@@ -27,9 +29,9 @@ def test_the_warm_up_reaches_the_memory_step(monkeypatch: pytest.MonkeyPatch) ->
         return decision
 
     monkeypatch.setattr(pardnn, "fit_memory", seen)
-    make_plan.warm_up(["pardnn"], limited=False)
+    warm_up.warm_up(["pardnn"], limited=False)
     assert found == []
-    make_plan.warm_up(["pardnn"])
+    warm_up.warm_up(["pardnn"])
     assert found == [True]
 
 
@@ -37,9 +39,9 @@ def test_the_warm_up_loads_the_kernels_of_polish(monkeypatch: pytest.MonkeyPatch
     called: list[object] = []
     for name in ("search_kernel", "fill_kernel"):
         monkeypatch.setattr(polish, name, lambda *arguments: called.append(arguments))
-    make_plan.warm_up([], limited=False)
+    warm_up.warm_up([], limited=False)
     assert called == []
-    make_plan.warm_up([], limited=False, polished=True)
+    warm_up.warm_up([], limited=False, polished=True)
     assert len(called) == 2
 
 
@@ -74,11 +76,11 @@ def test_a_cold_cache_is_filled_by_several_processes(monkeypatch: pytest.MonkeyP
     warm_up.warm_up(["heft", "m-etf"], limited=False)
     assert started == []
     warm_up.warm_up(["pardnn", "m-etf"], limited=False)
-    assert [child.share for child in started] == [["plan", "judge"]]
+    assert [child.share for child in started] == [["plan", "simulate"]]
     started.clear()
     warm_up.warm_up(["pardnn"], polished=True)
     assert [child.share for child in started] == [
-        ["plan", "overflow", "judge"],
+        ["plan", "overflow", "simulate"],
         ["memory"],
         ["polish"],
     ]
@@ -99,9 +101,9 @@ def test_a_cache_is_cold_until_its_kernel_is_there(
     kernel = search.search_kernel
     stats = kernel.stats._replace(cache_path=str(tmp_path))
     monkeypatch.setattr(type(kernel), "stats", property(lambda _: stats))
-    assert warm_up._is_cold("pardnn.place.polish.search.search_kernel")
+    assert warm_up._is_cold(kernel)
     (tmp_path / "search.search_kernel-1.py311.nbi").touch()
-    assert not warm_up._is_cold("pardnn.place.polish.search.search_kernel")
+    assert not warm_up._is_cold(kernel)
 
 
 #: Prints the kernels that are compiled, or loaded, although all should be there already.
@@ -159,23 +161,14 @@ def test_what_the_lower_bound_leaves_no_room_is_not_polished(
     graph, cluster = warm_up._warm_up_graph(), Cluster.uniform(2)
     asked: list[str] = []
     monkeypatch.setattr(
-        portfolio, "_polished", lambda *found: asked.append("polish") or found[3][0]
+        portfolio, "_polished", lambda *found: asked.append("polish") or found[1][0]
     )
-    monkeypatch.setattr(
-        portfolio, "_better_of", lambda best, name, *_, **__: asked.append(name) or best
-    )
+    monkeypatch.setattr(portfolio, "_better_of", lambda best, _, name: asked.append(name) or best)
+
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(reserve=0.0))
 
     def planned() -> None:
-        options = {"objective": "seconds", "reserve": 0.0, "seed": 0}
-        portfolio.decide_best(
-            graph,
-            cluster,
-            graph_costs(graph),
-            names=["heft"],
-            improve=True,
-            rivals=["metis"],
-            **options,
-        )
+        portfolio.decide_best(problem, ["heft"], polish=True, solvers=["metis"])
 
     monkeypatch.setattr(portfolio, "_bound", lambda *_: 1.0)  # all that is planned is faster
     planned()

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pardnn import api
+import pardnn
 from pardnn.api.convert import ConvertOptions, convert
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError
@@ -42,11 +42,11 @@ def chain(batch: int = 64, width: int = 64, layers: int = 3) -> Graph:
 @pytest.mark.parametrize("algorithm", SHARDED)
 def test_every_algorithm_gives_a_checked_plan(algorithm: str) -> None:
     graph = chain()
-    plan = api.plan(graph, Cluster.uniform(4), algorithm, "bytes", costs="k80")
+    plan = pardnn.plan(graph, Cluster.uniform(4), algorithm, "bytes", costs="k80")
     assert plan_problems(graph, plan) == []
     assert plan.algorithm == algorithm
     assert plan.partition is not None
-    found = api.simulate(graph, plan, costs="k80")
+    found = pardnn.simulate(graph, plan, costs="k80")
     assert plan.predicted is not None
     assert found.makespan_s == plan.predicted.makespan_s
     assert found.peak_bytes == plan.predicted.peak_bytes
@@ -57,41 +57,41 @@ def test_every_algorithm_gives_a_checked_plan(algorithm: str) -> None:
 
 def test_auto_cuts_ops_where_that_is_faster() -> None:
     large = chain(batch=8192, width=4096)
-    plan = api.plan(large, Cluster.uniform(4), costs="k80")
+    plan = pardnn.plan(large, Cluster.uniform(4), costs="k80")
     assert plan.algorithm == "tofu"
-    alone = api.plan(large, Cluster.uniform(4), "single", costs="k80")
+    alone = pardnn.plan(large, Cluster.uniform(4), "single", costs="k80")
     assert plan.predicted is not None
     assert alone.predicted is not None
     assert plan.predicted.makespan_s < 0.5 * alone.predicted.makespan_s
-    slow = api.plan(large, Cluster.uniform(4, bandwidth=1e6, latency=1.0), costs="k80")
+    slow = pardnn.plan(large, Cluster.uniform(4, bandwidth=1e6, latency=1.0), costs="k80")
     assert slow.predicted is not None
     assert slow.predicted.transfer_bytes == 0  # by rows: every device has all weights
 
 
 def test_auto_whole_cuts_no_op() -> None:
     large = chain(batch=8192, width=4096)
-    plan = api.plan(large, Cluster.uniform(4), "auto-whole", costs="k80")
+    plan = pardnn.plan(large, Cluster.uniform(4), "auto-whole", costs="k80")
     assert plan.partition is None
     assert set(plan.placement) == {op.name for op in large.ops}
 
 
 def test_the_same_seed_gives_the_same_plan() -> None:
-    plans = [api.plan(chain(), Cluster.uniform(4), "tofu", costs="k80") for _ in range(2)]
+    plans = [pardnn.plan(chain(), Cluster.uniform(4), "tofu", costs="k80") for _ in range(2)]
     assert plans[0] == plans[1]
 
 
 def test_a_limit_that_nothing_meets_names_device_op_and_bytes() -> None:
     cluster = Cluster.uniform(2, memory=4096)
     with pytest.raises(InfeasibleError, match=r"cut over 2 devices, device [01] holds \d+ bytes"):
-        api.plan(chain(), cluster, "tofu", costs="k80")
+        pardnn.plan(chain(), cluster, "tofu", costs="k80")
 
 
 def test_a_limit_is_kept() -> None:
     graph = chain(batch=256, width=256, layers=4)
-    free = api.plan(graph, Cluster.uniform(4), "tofu", "bytes", costs="k80")
+    free = pardnn.plan(graph, Cluster.uniform(4), "tofu", "bytes", costs="k80")
     assert free.predicted is not None
     limit = max(free.predicted.peak_bytes)
-    plan = api.plan(graph, Cluster.uniform(4, memory=limit), "tofu", reserve=0.0, costs="k80")
+    plan = pardnn.plan(graph, Cluster.uniform(4, memory=limit), "tofu", reserve=0.0, costs="k80")
     assert plan.predicted is not None
     assert max(plan.predicted.peak_bytes) <= limit
 
@@ -101,7 +101,7 @@ def test_a_graph_without_calls_cannot_be_cut() -> None:
     bare = build_graph("bare", [dataclasses.replace(op, arguments=None) for op in graph.ops])
     assert not may_shard(bare, Cluster.uniform(2))
     with pytest.raises(UsageError, match="no `arguments`"):
-        api.plan(bare, Cluster.uniform(2), "tofu", costs="k80")
+        pardnn.plan(bare, Cluster.uniform(2), "tofu", costs="k80")
 
 
 def test_stated_seconds_are_shared_out() -> None:
@@ -110,14 +110,14 @@ def test_stated_seconds_are_shared_out() -> None:
         for op in chain().ops
     ]
     graph = build_graph("stated", stated)
-    plan = api.plan(graph, Cluster.uniform(4), "tofu", "bytes")
+    plan = pardnn.plan(graph, Cluster.uniform(4), "tofu", "bytes")
     assert plan.predicted is not None
     assert 0.75 <= plan.predicted.makespan_s < 0.76  # three ops of a second, a quarter each
 
 
 def test_a_cut_plan_is_no_placement(tmp_path) -> None:
     graph = chain()
-    plan = api.plan(graph, Cluster.uniform(2), "tofu", "bytes", costs="k80")
+    plan = pardnn.plan(graph, Cluster.uniform(2), "tofu", "bytes", costs="k80")
     write_graph(graph, tmp_path / "g.json")
     write_plan(plan, tmp_path / "p.json")
     options = ConvertOptions(graph_file=tmp_path / "g.json")

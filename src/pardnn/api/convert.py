@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from pardnn.errors import FileError, MismatchError, UsageError, shown
 from pardnn.graph import interchange
 from pardnn.graph.file import graph_from_json, read_graph, write_graph
 from pardnn.graph.ir import Graph
-from pardnn.plan.check import capacities
+from pardnn.place.decision import fitted
 from pardnn.plan.file import (
     check_fingerprint,
     placement_from_text,
@@ -24,8 +24,12 @@ from pardnn.plan.file import (
 )
 from pardnn.plan.plan import Plan
 from pardnn.planner.costs import costs_for
-from pardnn.planner.make_plan import Outcome, check_reserve, finished
+from pardnn.planner.make_plan import finished
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import Outcome
+from pardnn.planner.problem import Problem
 from pardnn.report.results import ConvertResult
+from pardnn.sim.engine import simulate
 
 GRAPH, PLAN, PLACEMENT = "pardnn.graph/1", "pardnn.plan/1", "placement"
 MSR_INPUT, MSR_SPLIT = "msr-fiddle-input", "msr-fiddle-split"
@@ -50,20 +54,23 @@ class ConvertOptions:
         graph_file: The graph that a plan, placement or split is for.
         cluster: What a plan is made for; whose devices a split numbers.
         cluster_file: Where to write the cluster of an msr-fiddle input.
-        reserve: As for `plan`.
-        costs: As for `plan`.
+        planning: Reserve and costs of a plan that is made.
     """
 
     to: str | None = None
     graph_file: Path | None = None
     cluster: Cluster | None = None
     cluster_file: Path | None = None
-    reserve: float = 0.1
-    costs: str | None = None
+    planning: PlanOptions = field(default_factory=PlanOptions)
 
 
 def convert(source: Path, output: Path, options: ConvertOptions) -> ConvertResult:
     """Write what `source` holds in another format; formats are told by their content.
+
+    Args:
+        source: The file to read.
+        output: The file to write.
+        options: The format, and what it may need.
 
     Raises:
         UsageError: E214, if there is no such conversion; E215, if it lacks a graph or a cluster.
@@ -134,28 +141,23 @@ def msr_cluster(machine: interchange.MsrMachine) -> Cluster:
 
 
 def placement_to_plan(
-    graph: Graph,
-    placement: Mapping[str, int],
-    cluster: Cluster,
-    *,
-    reserve: float = 0.1,
-    costs: str | None = None,
+    graph: Graph, placement: Mapping[str, int], cluster: Cluster, options: PlanOptions
 ) -> Plan:
     """Complete a placement to a checked plan.
+
+    Args:
+        graph: The graph.
+        placement: Device of each op.
+        cluster: What the plan is made for.
+        options: Of these, reserve and costs.
 
     Raises:
         InfeasibleError: E301, if it fits in no order that was tried.
     """
-    check_reserve(reserve)
-    from pardnn.place.decision import fitted
-    from pardnn.sim.engine import simulate
-    from pardnn.sim.machine import machine_of
-
-    chosen = costs_for(graph, cluster, costs)
-    machine = machine_of(chosen, cluster)
+    problem = Problem(graph, cluster, costs_for(graph, cluster, options.costs), options)
     place = np.array([placement[op.name] for op in graph.ops], dtype=np.int64)
-    decision = fitted(graph, machine, place, capacities(cluster, reserve))
-    timeline = simulate(graph, machine, decision.plan)
+    decision = fitted(graph, problem.machine, place, problem.capacities)
+    timeline = simulate(graph, problem.machine, decision.plan)
     outcome = Outcome(
         algorithm="placement-file",
         plan=decision.plan,
@@ -164,7 +166,7 @@ def placement_to_plan(
         transfer_bytes=timeline.transfer_bytes(graph),
         planning_s=0.0,
     )
-    return finished(graph, cluster, chosen, outcome, reserve=reserve)[0]
+    return finished(problem, outcome)[0]
 
 
 def _from_input(
@@ -217,10 +219,7 @@ def _placed(content: bytes, source: Path, to: str, output: Path, options: Conver
         files.write_bytes(output, interchange.split_to_json(graph, placement, types))
     else:
         machine = _cluster(options, "a plan is made for a cluster")
-        plan = placement_to_plan(
-            graph, placement, machine, reserve=options.reserve, costs=options.costs
-        )
-        write_plan(plan, output)
+        write_plan(placement_to_plan(graph, placement, machine, options.planning), output)
     return len(placement)
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 
+from pardnn import backends
 from pardnn.cost.table import cache_folder
 from pardnn.report.results import DoctorResult
 from pardnn.version import __version__
@@ -41,9 +42,7 @@ def _torch(problems: list[str]) -> tuple[str | None, list[str]]:
             "install pardnn[torch]"
         )
         return None, []
-    from pardnn.backends.torch.devices import visible_devices
-
     version = importlib.metadata.version("torch")
     if not version.startswith(TESTED_TORCH):
         problems.append(f"torch {version} was never tested; {', '.join(TESTED_TORCH)} was")
-    return version, visible_devices()
+    return version, backends.visible_devices()

@@ -8,6 +8,9 @@ from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
 from pardnn.planner.costs import part_costs
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
+from pardnn.sim.curve import memory_curve
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import machine_of
 
 
 def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
@@ -18,10 +21,6 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
         plan: A valid plan that names its cluster.
         costs: Durations of the graph's ops.
     """
-    from pardnn.sim.curve import memory_curve
-    from pardnn.sim.engine import simulate
-    from pardnn.sim.machine import machine_of
-
     assert plan.cluster is not None
     if plan.partition is not None:
         graph = planned_graph(graph, plan)

@@ -1,30 +1,33 @@
 """The largest batch size that fits.
 
 A capture and a measurement for each size tried would take minutes, so the search runs over graphs
-that two captures predict (`scaling`), and each of them only has to fit: the first algorithm that
-finds a plan ends the question. Its answer is then planned from a capture of its own, as is the
+that two captures predict (`batch_scaling`), and each of them only has to fit: the first algorithm
+that finds a plan ends the question. Its answer is then planned from a capture of its own, as is the
 next larger size, which must not fit; where the prediction was wrong, captures go on from there.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from dataclasses import dataclass, field
 
 from pardnn.api.batch_scaling import Family, costs_at, family_of, graph_at
-from pardnn.api.targets import PlanOptions, captured, progress_bar, status
-from pardnn.backends.entry_point import load_factory
+from pardnn.api.capture import captured
+from pardnn.backends.entry_point import EntryPoint
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, UsageError, UserCodeError
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities
 from pardnn.plan.memory import peak_bytes
-from pardnn.planner.algorithms import SHARDED, algorithms_to_try, check_algorithm
+from pardnn.planner.algorithms import SHARDED, algorithms_to_try
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import least_bytes
-from pardnn.planner.make_plan import check_reserve, decide, make_plan, warm_up
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import decide
+from pardnn.planner.problem import Problem
+from pardnn.planner.warm_up import warm_up
+from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import MaxBatchResult, PlanResult, TriedBatch
 
 #: Where the search starts if FUNCTION names no default for its `batch_size`.
@@ -34,13 +37,13 @@ PRECISION = 0.01
 _MAX_BATCH_SIZE = 1 << 40
 
 
-def max_batch(target: str, cluster: Cluster, options: PlanOptions) -> MaxBatchResult:
+def max_batch(entry: EntryPoint, cluster: Cluster, options: PlanOptions) -> MaxBatchResult:
     """Return the largest batch size of an entry point whose step fits a cluster.
 
     Args:
-        target: `FILE.py:FUNCTION`, where FUNCTION takes a keyword `batch_size`.
+        entry: Its function takes a keyword `batch_size`.
         cluster: Devices, with limits.
-        options: As for planning.
+        options: How to plan.
 
     Raises:
         InfeasibleError: E301, if nothing fits at the smallest batch size.
@@ -48,15 +51,13 @@ def max_batch(target: str, cluster: Cluster, options: PlanOptions) -> MaxBatchRe
         UnsupportedError: E8xx, if the step cannot be captured.
         UserCodeError: The user's own code raised.
     """
-    check_algorithm(options.algorithm)
-    check_reserve(options.reserve)
     if any(limit is None for limit in capacities(cluster, options.reserve)):
         raise UsageError(
             "a device without a memory limit takes any batch size.\n"
             "Give each a limit: --max-memory 16GiB, or a cluster whose devices have one.",
             code="E216",
         )
-    search = _Search(target, cluster, options, start=_start(target))
+    search = _Search(entry, cluster, options, start=_start(entry))
     best = search.confirmed(search.predicted_largest())
     result = search.plans[best]
     return MaxBatchResult(
@@ -70,37 +71,23 @@ def max_batch(target: str, cluster: Cluster, options: PlanOptions) -> MaxBatchRe
     )
 
 
-def takes_batch_size(target: str) -> bool:
-    """Whether the function of an entry point takes a keyword `batch_size`."""
-    return "batch_size" in inspect.signature(load_factory(target)).parameters
-
-
-def smaller_batch(
-    target: str,
-    cluster: Cluster,
-    options: PlanOptions,
-    graph: Graph,
-    costs: Costs,
-    batch_size: int | None = None,
-) -> int | None:
+def smaller_batch(problem: Problem, entry: EntryPoint, batch_size: int | None = None) -> int | None:
     """Return a batch size that was planned from a capture and fits; None if none was found.
 
     Predictions from the given graph and a capture at half its batch lead there; the answer is near
     the largest, which `max_batch` finds.
 
     Args:
-        target: An entry point that takes `batch_size`.
-        cluster: Devices, with limits.
-        options: As for planning.
-        graph: Its graph, which does not fit.
-        costs: Of that graph; guesses use them at every size.
+        problem: A graph that does not fit; guesses use its costs at every size.
+        entry: Where it was captured; its function takes `batch_size`.
         batch_size: Of that graph; None: the entry point's own.
 
     Raises:
         PardnnError: The entry point cannot be captured at a smaller size.
     """
-    size = batch_size or _start(target)
-    search = _Search(target, cluster, options, start=size)
+    size = batch_size or _start(entry)
+    graph, costs, options = problem.graph, problem.costs, problem.options
+    search = _Search(entry, problem.cluster, options, start=size)
     search.graphs[size] = graph
     if size < 2 or search.captured(size // 2) is None:
         return None
@@ -115,12 +102,16 @@ def smaller_batch(
     return None
 
 
-def _start(target: str) -> int:
-    """Return FUNCTION's own batch size."""
-    found = inspect.signature(load_factory(target)).parameters.get("batch_size")
-    if found is None:
-        load_factory(target, DEFAULT_START)  # raises, saying how to write it
-    default = found.default if found is not None else None
+def _start(entry: EntryPoint) -> int:
+    """Return FUNCTION's own batch size.
+
+    Raises:
+        UsageError: E222, if it needs arguments; E223, if it takes no `batch_size`.
+    """
+    entry.factory()  # raises if it has no default for one of its arguments
+    if "batch_size" not in entry.parameters:
+        entry.factory(DEFAULT_START)  # raises, saying how to write it
+    default = entry.parameters["batch_size"].default
     if isinstance(default, int) and not isinstance(default, bool) and default > 0:
         return default
     return DEFAULT_START
@@ -131,9 +122,9 @@ class _Search:
     """What is known so far of which batch sizes fit.
 
     Attributes:
-        target: The entry point.
+        entry: The entry point.
         cluster: With limits.
-        options: As for planning.
+        options: How to plan.
         start: A batch size that the entry point is known to take.
         multiple: Batch sizes are multiples of it.
         graphs: Captured, by batch size.
@@ -144,7 +135,7 @@ class _Search:
         tried: All that was tried, in order.
     """
 
-    target: str
+    entry: EntryPoint
     cluster: Cluster
     options: PlanOptions
     start: int
@@ -203,16 +194,14 @@ class _Search:
         family, low, high = self.anchors
         graph = graph_at(family, batch_size)
         costs = costs_at(family, low, high, batch_size)
-        reserve, seed = self.options.reserve, self.options.seed
-        limits = [limit for limit in capacities(self.cluster, reserve) if limit is not None]
+        problem = Problem(graph, self.cluster, costs, self.options)
+        limits = [limit for limit in problem.capacities if limit is not None]
         names = algorithms_to_try(self.options.algorithm, len(graph.ops))
         if least_bytes(graph, self.cluster.num_devices) > max(limits):
             names = ()
         for name in names:
             try:
-                found = decide(
-                    graph, self.cluster, costs, algorithm=name, reserve=reserve, seed=seed
-                )
+                found = decide(problem, name)
             except InfeasibleError:
                 continue
             self._note(batch_size, tuple(peak_bytes(graph, found.plan)), is_captured=False)
@@ -295,7 +284,7 @@ class _Search:
         if size not in self.graphs:
             try:
                 with status(f"capturing at batch size {size}"):
-                    self.graphs[size] = captured(self.target, size)[0]
+                    self.graphs[size] = captured(self.entry, size)[0]
             except UserCodeError:
                 if size % self.start == 0:
                     raise
@@ -307,12 +296,10 @@ class _Search:
         if size not in self.plans and size not in self.misfits:
             graph = self.captured(size)
             assert graph is not None  # `_takes` has seen to that
-            options = dataclasses.asdict(self.options)
-            del options["threads"], options["costs"]
-            costs = self._costs(size)
+            problem = Problem(graph, self.cluster, self._costs(size), self.options)
             try:
                 with status(f"planning at batch size {size}"):
-                    self.plans[size] = make_plan(graph, self.cluster, costs, **options)[1]
+                    self.plans[size] = make_plan(problem)[1]
             except InfeasibleError as error:
                 self.misfits[size] = error
             found = self.plans.get(size)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pardnn.api.advice import PlanOptions, planned
-from pardnn.api.targets import captured
-from pardnn.backends.entry_point import load_factory
+from pardnn import backends
+from pardnn.api.advice import planned
+from pardnn.api.capture import captured
+from pardnn.backends.entry_point import load_entry_point
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import LOSS_KIND, Graph
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint, read_plan
-from pardnn.plan.plan import Plan
+from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner.costs import known_costs
+from pardnn.planner.options import PlanOptions
 from pardnn.report.results import RunResult
 from pardnn.report.text import bytes_text
+from pardnn.sim.shared_cores import Host, simulated_step
 
-Tell = Callable[[str], None]
-
-#: By the dtype of the loss: what spreading sums over devices may change of it, relative.
+#: By the dtype of the loss: what sharding a sum may change of it, relative.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 #: In every other dtype (half precision).
 LOW_TOLERANCE = 1e-2
@@ -38,32 +40,31 @@ def run_target(
     timeout: float = 60.0,
     verify: bool = False,
     batch_size: int | None = None,
-    tell: Tell | None = None,
 ) -> RunResult:
     """Capture, plan or read a plan, and train for some steps on K ranks.
 
     Args:
         target: `FILE.py:FUNCTION`.
         cluster: What to plan for. With `plan_file`: the limits to enforce instead of the plan's.
-        options: Of the planner.
+        options: How to plan; its threads are those of a rank, too.
         plan_file: A plan made before.
         steps: Number of training steps.
         timeout: Longest wait for one message, seconds.
         verify: Run the user's own step on one device too.
         batch_size: Given to FUNCTION, if not None.
-        tell: Told what happens next, in a few words.
 
     Raises:
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
     """
     if timeout <= 0:
         raise UsageError(f"timeout is {timeout} seconds; it must be above 0")
-    load_factory(target, batch_size)  # a wrong name is told before anything is read
+    entry = load_entry_point(target)
+    entry.factory(batch_size)  # wrong arguments are told before anything is read
     plan = None if plan_file is None else read_plan(plan_file)
-    graph, _ = captured(target, batch_size)
+    graph, _ = captured(entry, batch_size)
     if plan is None:
         assert cluster is not None
-        plan, _ = planned(graph, cluster, options, target, batch_size)
+        plan, _ = planned(graph, cluster, options, entry, batch_size)
     else:
         check_fingerprint(plan, graph)
         check_plan(graph, plan)
@@ -77,7 +78,6 @@ def run_target(
         timeout=timeout,
         verify=verify,
         batch_size=batch_size,
-        tell=tell,
     )
 
 
@@ -92,15 +92,23 @@ def run_checked(
     timeout: float = 60.0,
     verify: bool = False,
     batch_size: int | None = None,
-    tell: Tell | None = None,
 ) -> RunResult:
-    """Run a valid plan under the limits of a cluster; see `run_target`.
+    """Run a valid plan under the limits of a cluster.
+
+    Args:
+        target: `FILE.py:FUNCTION`, which every rank executes.
+        graph: Captured from it.
+        plan: Valid for that graph.
+        cluster: The limits to enforce; None: no limits.
+        steps: Number of training steps.
+        threads: Of each rank.
+        timeout: Longest wait for one message, seconds.
+        verify: Run the user's own step on one device too.
+        batch_size: Given to FUNCTION, if not None.
 
     Raises:
         MismatchError: E501, if plan and cluster have different numbers of devices.
     """
-    from pardnn.backends.torch.launch.launcher import run_plan
-
     if cluster is not None and cluster.num_devices != plan.num_devices:
         raise MismatchError(
             f"the plan is for {plan.num_devices} devices, the cluster has {cluster.num_devices}.\n"
@@ -110,7 +118,7 @@ def run_checked(
     limits = [None] * plan.num_devices
     if cluster is not None:
         limits = [device.memory for device in cluster.devices]
-    found = run_plan(
+    found = backends.run_plan(
         target,
         graph,
         plan,
@@ -120,7 +128,6 @@ def run_checked(
         verify=verify,
         limits=limits,
         batch_size=batch_size,
-        progress=tell,
     )
     shared = shared_cores_seconds(graph, plan, threads=threads)
     return RunResult(
@@ -151,14 +158,8 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
         Seconds; None where ranks have devices of their own, or where calls of the plan or messages
         between ranks (`pardnn profile --links`) were not measured here.
     """
-    from pardnn.backends.torch.devices import this_device
-    from pardnn.backends.torch.profile.link_times import cached_links
-    from pardnn.plan.plan import planned_graph
-    from pardnn.planner.costs import known_costs
-    from pardnn.sim.shared_cores import Host, simulated_step
-
-    links = cached_links()
-    if links is None or this_device() != "cpu":
+    links = backends.cached_links()
+    if links is None or backends.this_device() != "cpu":
         return None
     parts = planned_graph(graph, plan)
     costs = known_costs(parts, threads=threads)
@@ -175,9 +176,7 @@ def _sharing(plan: Plan, predicted: float | None) -> list[str]:
         plan: What was run.
         predicted: Seconds, of `shared_cores_seconds`.
     """
-    from pardnn.backends.torch.devices import this_device
-
-    if predicted is not None or plan.num_devices <= _cores() or this_device() != "cpu":
+    if predicted is not None or plan.num_devices <= _cores() or backends.this_device() != "cpu":
         return []
     shared = f"{plan.num_devices} ranks shared {_cores()} cores"
     return [f"{shared}; measured costs and `pardnn profile --links` predict the step for them, too"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
@@ -33,6 +35,4 @@ _VALUES: dict[str, type] = {
 
 def json_schemas() -> dict[str, Any]:
     """Return the schemas by format name or command."""
-    from pydantic import TypeAdapter
-
     return {name: TypeAdapter(kind).json_schema() for name, kind in _VALUES.items()}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pardnn import backends
 from pardnn.errors import UsageError
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.partition.analysis import analyse
@@ -51,10 +52,10 @@ def verify(
         UsageError: E201, if the operator has no description.
         DescriptionError: E220, if its description cannot be analysed.
     """
-    from pardnn.backends.torch.ops.verify_description import call_with_values, in_double
-
-    kind, encoded, keywords, values = call_with_values(op, args, kwargs)
-    return verify_call(kind, encoded, keywords, in_double(values) if double else values, workers)
+    kind, encoded, keywords, values = backends.call_with_values(op, args, kwargs)
+    if double:
+        values = backends.in_double(values)
+    return verify_call(kind, encoded, keywords, values, workers)
 
 
 def verify_call(
@@ -73,8 +74,6 @@ def verify_call(
         values: Tensors and host scalars by name.
         workers: Numbers of workers to cut among.
     """
-    from pardnn.backends.torch.ops.verify_description import run_call, verify_worker_ops
-
     description = description_of(kind)
     if description is None:
         raise UsageError(f"{kind!r:.80} has no description; write one with @pardnn.describe")
@@ -84,7 +83,7 @@ def verify_call(
         for name, value in values.items()
     }
     bare = Call(kind, tuple(args), dict(kwargs), shapes, (), dtypes)
-    whole = run_call(bare, values)
+    whole = backends.run_call(bare, values)
     outputs = tuple(tuple(r.shape) if hasattr(r, "shape") else None for r in whole)
     call = Call(kind, bare.args, bare.kwargs, shapes, outputs, dtypes)
     by_slot = {slot: values[name] for slot, name in bind_call(description, call).names.items()}
@@ -102,7 +101,7 @@ def verify_call(
             if ops is None:
                 skipped.append((loop, count))
                 continue
-            problem = verify_worker_ops(whole, ops, by_slot, description.is_random)
+            problem = backends.verify_worker_ops(whole, ops, by_slot, description.is_random)
             if problem:
                 problems.append((loop, count, problem))
             else:

@@ -1,1 +1,65 @@
-"""Frameworks that capture a step and run a plan."""
+"""The wall between planning and frameworks.
+
+What planning needs of a framework is named here and loaded when it is first used, so that
+`from pardnn import backends` loads none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pardnn.backends.torch.capture.capture import capture
+    from pardnn.backends.torch.devices import this_device, visible_devices
+    from pardnn.backends.torch.launch.launcher import run_plan
+    from pardnn.backends.torch.make_step import capture_factory
+    from pardnn.backends.torch.ops.verify_description import (
+        call_with_values,
+        in_double,
+        run_call,
+        verify_worker_ops,
+    )
+    from pardnn.backends.torch.parallelize import parallelize
+    from pardnn.backends.torch.profile.link_times import cached_links, measure_links
+    from pardnn.backends.torch.profile.op_times import cached_table, profile_graph
+
+_HOME = {
+    "cached_links": "profile.link_times",
+    "cached_table": "profile.op_times",
+    "call_with_values": "ops.verify_description",
+    "capture": "capture.capture",
+    "capture_factory": "make_step",
+    "in_double": "ops.verify_description",
+    "measure_links": "profile.link_times",
+    "parallelize": "parallelize",
+    "profile_graph": "profile.op_times",
+    "run_call": "ops.verify_description",
+    "run_plan": "launch.launcher",
+    "this_device": "devices",
+    "verify_worker_ops": "ops.verify_description",
+    "visible_devices": "devices",
+}
+
+__all__ = [
+    "cached_links",
+    "cached_table",
+    "call_with_values",
+    "capture",
+    "capture_factory",
+    "in_double",
+    "measure_links",
+    "parallelize",
+    "profile_graph",
+    "run_call",
+    "run_plan",
+    "this_device",
+    "verify_worker_ops",
+    "visible_devices",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pardnn.backends' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"pardnn.backends.torch.{_HOME[name]}"), name)

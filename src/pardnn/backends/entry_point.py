@@ -7,7 +7,8 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,76 @@ def is_entry_point(target: str) -> bool:
     return bool(colon) and path.endswith(".py") and function.isidentifier()
 
 
+@dataclass(frozen=True)
+class EntryPoint:
+    """A function of the user's that returns `(step, args)`; its file has been executed, once.
+
+    Attributes:
+        target: `FILE.py:FUNCTION`, as the user wrote it.
+        function: FUNCTION.
+    """
+
+    target: str
+    function: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """The target without folder and suffix, which names its graph."""
+        path, _, function = self.target.rpartition(":")
+        return f"{Path(path).stem}:{function}"
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """What the function can be called with."""
+        return inspect.signature(self.function).parameters
+
+    def factory(self, batch_size: int | None = None) -> Callable[[], Any]:
+        """Return a function without arguments that calls the entry point.
+
+        Args:
+            batch_size: Passed as the keyword `batch_size`, which FUNCTION must then take.
+
+        Raises:
+            UsageError: E222 (it needs arguments), E223 (it takes no `batch_size`).
+        """
+        path, _, function = self.target.rpartition(":")
+        given = {"batch_size"} if batch_size is not None else set()
+        _check_arguments(self.function, path, function, given)
+        if batch_size is None:
+            return _without_exit(self.function)
+        if "batch_size" not in self.parameters:
+            raise UsageError(
+                f"{function} in {path} takes no keyword `batch_size`, so --batch-size cannot be "
+                f"used.\nWrite `def {function}(batch_size=8): ...`.",
+                code="E223",
+            )
+        return _without_exit(functools.partial(self.function, batch_size=batch_size))
+
+
+def load_entry_point(target: str) -> EntryPoint:
+    """Execute the file of an entry point.
+
+    Raises:
+        UsageError: E220 (form), E221 (file), E222 (function).
+        UserCodeError: The file itself raised.
+    """
+    if not is_entry_point(target):
+        raise UsageError(
+            f"{target!r:.120} is no entry point: write FILE.py:FUNCTION, where FUNCTION returns "
+            "(step, args)",
+            code="E220",
+        )
+    path, _, function = target.rpartition(":")
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path!r}", code="E221")
+    found = getattr(_load(Path(path)), function, None)
+    if not callable(found):
+        raise UsageError(f"{path} has no function {function!r}", code="E222")
+    return EntryPoint(target, found)
+
+
 def load_factory(target: str, batch_size: int | None = None) -> Callable[[], Any]:
-    """Return a function without arguments that calls the entry point.
+    """Execute the file of an entry point; return a function that calls it without arguments.
 
     Args:
         target: `FILE.py:FUNCTION`.
@@ -31,29 +100,7 @@ def load_factory(target: str, batch_size: int | None = None) -> Callable[[], Any
         UsageError: E220 (form), E221 (file), E222 (function), E223 (batch_size).
         UserCodeError: The file itself raised.
     """
-    if not is_entry_point(target):
-        raise UsageError(
-            f"{target!r:.120} is no entry point: write FILE.py:FUNCTION, where FUNCTION returns "
-            "(step, args)",
-            code="E220",
-        )
-    name, _, function = target.rpartition(":")
-    path = Path(name)
-    if not path.is_file():
-        raise UsageError(f"there is no file {name!r}", code="E221")
-    found = getattr(_load(path), function, None)
-    if not callable(found):
-        raise UsageError(f"{name} has no function {function!r}", code="E222")
-    _check_arguments(found, name, function, {"batch_size"} if batch_size is not None else set())
-    if batch_size is None:
-        return _without_exit(found)
-    if "batch_size" not in inspect.signature(found).parameters:
-        raise UsageError(
-            f"{function} in {name} takes no keyword `batch_size`, so --batch-size cannot be used.\n"
-            f"Write `def {function}(batch_size=8): ...`.",
-            code="E223",
-        )
-    return _without_exit(functools.partial(found, batch_size=batch_size))
+    return load_entry_point(target).factory(batch_size)
 
 
 def _check_arguments(found: Callable[..., Any], name: str, function: str, given: set[str]) -> None:

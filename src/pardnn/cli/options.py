@@ -1,24 +1,28 @@
-"""Options that several commands share, and how they become values."""
+"""Options that several commands share, and how they become values.
+
+`pardnn --help` loads this and should answer at once: numpy and pydantic come with a command.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster
 from pardnn.errors import FileError, UsageError
-from pardnn.files import check_writable
 from pardnn.version import __version__
 
 if TYPE_CHECKING:
-    from pardnn.graph.ir import Graph
+    from pardnn.cluster import Cluster
+    from pardnn.planner.options import PlanOptions
 
 
 def _writable(path: Path | None) -> Path | None:
     """Refuse a place that cannot be written before any work is done for it."""
     if path is not None:
+        from pardnn.files import check_writable
+
         check_writable(path)
     return path
 
@@ -131,6 +135,8 @@ def cluster_from_options(
             "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
             code="E205",
         )
+    from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster
+
     sizes = None if max_memory is None else max_memory.split(",")
     return Cluster.uniform(
         devices,
@@ -142,7 +148,7 @@ def cluster_from_options(
 
 
 def _named_cluster(text: str) -> Cluster:
-    from pardnn.cluster import PRESETS
+    from pardnn.cluster import PRESETS, Cluster
 
     name, _, count = text.partition(":")
     if name not in PRESETS and not Path(text).exists():
@@ -158,8 +164,12 @@ def _named_cluster(text: str) -> Cluster:
     return Cluster.preset(name, int(count) if count else None)
 
 
-def graph_of(target: str, batch_size: int | None) -> Graph:
-    """Return the graph of a graph file or an entry point."""
-    from pardnn.api.targets import graph_of as graph_of_target
+def plan_options(**chosen: Any) -> PlanOptions:
+    """Return the options of planning, checked; those that a command does not have by default.
 
-    return graph_of_target(target, batch_size)
+    Raises:
+        UsageError: E2xx, if one has a value that cannot be used.
+    """
+    from pardnn.planner.options import PlanOptions
+
+    return PlanOptions(**chosen)

@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Mapping
 
 from pardnn.errors import UsageError
+from pardnn.place.baselines.contiguous import place_contiguous
+from pardnn.place.baselines.exact import place_exact
+from pardnn.place.baselines.heft import place_heft
+from pardnn.place.baselines.layer_round_robin import place_layer_round_robin
+from pardnn.place.baselines.linear_clustering import place_linear_clustering
+from pardnn.place.baselines.m_etf import place_m_etf
+from pardnn.place.baselines.m_sct import place_m_sct
+from pardnn.place.baselines.m_topo import place_m_topo
+from pardnn.place.baselines.metis import place_metis
+from pardnn.place.baselines.round_robin import place_round_robin
+from pardnn.place.baselines.single import place_single
+from pardnn.place.decision import Decision
+from pardnn.place.pardnn import place_pardnn
+from pardnn.shard.search import baselines, tofu
+from pardnn.shard.sharding import Sharding
 
-#: Name of each algorithm: (module, function); imported when it is first used.
-ALGORITHMS: dict[str, tuple[str, str]] = {
-    "pardnn": ("pardnn.place.pardnn", "place_pardnn"),
-    "single": ("pardnn.place.baselines.single", "place_single"),
-    "round-robin": ("pardnn.place.baselines.round_robin", "place_round_robin"),
-    "heft": ("pardnn.place.baselines.heft", "place_heft"),
-    "layer-round-robin": ("pardnn.place.baselines.layer_round_robin", "place_layer_round_robin"),
-    "contiguous": ("pardnn.place.baselines.contiguous", "place_contiguous"),
-    "linear-clustering": ("pardnn.place.baselines.linear_clustering", "place_linear_clustering"),
-    "m-topo": ("pardnn.place.baselines.m_topo", "place_m_topo"),
-    "m-etf": ("pardnn.place.baselines.m_etf", "place_m_etf"),
-    "m-sct": ("pardnn.place.baselines.m_sct", "place_m_sct"),
-    "metis": ("pardnn.place.baselines.metis", "place_metis"),
-    "exact": ("pardnn.place.baselines.exact", "place_exact"),
+#: Those that give each op one device: called with a graph, a machine, capacities and a seed.
+ALGORITHMS: Mapping[str, Callable[..., Decision]] = {
+    "pardnn": place_pardnn,
+    "single": place_single,
+    "round-robin": place_round_robin,
+    "heft": place_heft,
+    "layer-round-robin": place_layer_round_robin,
+    "contiguous": place_contiguous,
+    "linear-clustering": place_linear_clustering,
+    "m-topo": place_m_topo,
+    "m-etf": place_m_etf,
+    "m-sct": place_m_sct,
+    "metis": place_metis,
+    "exact": place_exact,
 }
 
-#: Those that cut every op over all devices, on captured graphs: (module, function).
-SHARDED: dict[str, tuple[str, str]] = {
-    "tofu": ("pardnn.shard.search.tofu", "search"),
-    "allrow-greedy": ("pardnn.shard.search.baselines", "allrow_greedy"),
-    "spartan": ("pardnn.shard.search.baselines", "spartan"),
-    "equal-chop": ("pardnn.shard.search.baselines", "equal_chop"),
-    "icml18": ("pardnn.shard.search.baselines", "icml18"),
-    "data-parallel": ("pardnn.shard.search.baselines", "data_parallel"),
+#: Those that shard every op over all devices: called with a captured graph and a cluster.
+SHARDED: Mapping[str, Callable[..., Sharding]] = {
+    "tofu": tofu.search,
+    "allrow-greedy": baselines.allrow_greedy,
+    "spartan": baselines.spartan,
+    "equal-chop": baselines.equal_chop,
+    "icml18": baselines.icml18,
+    "data-parallel": baselines.data_parallel,
 }
 
-#: Those that ask a solver in a child process, which may not be installed.
-SOLVED = frozenset({"m-sct", "metis", "exact"})
+#: Those that run a solver in a child process, which may not be installed.
+SOLVER_BASED = frozenset({"m-sct", "metis", "exact"})
 
-#: Names for the best of many. `auto` also considers cutting every op (`tofu`), which adds sums up
-#: in another order; with `auto-whole` each op runs on one device and losses keep every bit.
+#: Names for the best of a portfolio. `auto` also considers sharding every op (`tofu`), which adds
+#: sums up in another order; with `auto-whole` each op runs on one device and losses keep every bit.
 BEST, BEST_WHOLE = "auto", "auto-whole"
 
 #: What `auto` tries, the most promising first: all that need no solver, the last five only where
@@ -45,9 +61,10 @@ AUTO = ("pardnn", "heft", "contiguous", "single")
 AUTO_SMALL = (*AUTO, "m-etf", "linear-clustering", "round-robin", "m-topo", "layer-round-robin")
 #: Ops up to which `auto` tries `AUTO_SMALL` and polishes the best two plans.
 SMALL_OPS = 50_000
-#: Solvers that `auto` asks last, where they are installed: up to so many ops, by which module.
-#: Their plans are not polished: what is installed makes a difference only where they are best.
-RIVALS = {"metis": (SMALL_OPS, "pymetis"), "m-sct": (5_000, "highspy")}
+#: Solver-based algorithms that `auto` tries last, where the solver is installed: up to how many
+#: ops, and the solver's module. Their plans are not polished: what is installed makes a difference
+#: only where they are best.
+AUTO_SOLVERS = {"metis": (SMALL_OPS, "pymetis"), "m-sct": (5_000, "highspy")}
 
 
 def check_algorithm(name: str) -> None:
@@ -68,14 +85,14 @@ def algorithms_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
     return AUTO_SMALL if num_ops <= SMALL_OPS else AUTO
 
 
-def rivals_to_ask(algorithm: str, num_ops: int) -> tuple[str, ...]:
-    """Return which solvers are asked once the best plans are polished."""
+def solvers_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
+    """Return which solver-based algorithms are tried once the best plans are polished."""
     if algorithm not in (BEST, BEST_WHOLE):
         return ()
     return tuple(
         name
-        for name, (most_ops, module) in RIVALS.items()
-        if num_ops <= most_ops and importlib.util.find_spec(module) is not None
+        for name, (max_ops, module) in AUTO_SOLVERS.items()
+        if num_ops <= max_ops and importlib.util.find_spec(module) is not None
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pardnn import backends
 from pardnn.cluster import Cluster
 from pardnn.cost.call import tensors_by_name
 from pardnn.cost.costs import Costs, graph_costs, measured_costs, preset_costs
@@ -47,12 +48,10 @@ def costs_for(
         return graph_costs(graph)
     types = list(dict.fromkeys(device.type for device in cluster.devices))
     if choice in (None, "measured"):
-        from pardnn.backends.torch.devices import this_device
-        from pardnn.backends.torch.profile.op_times import profile_graph
-
-        devices = {kind: "cpu" if kind == "cpu" else this_device() for kind in types}
+        here = backends.this_device()
+        devices = {kind: "cpu" if kind == "cpu" else here for kind in types}
         tables = {
-            kind: profile_graph(graph, device, progress, threads=threads)[0]
+            kind: backends.profile_graph(graph, device, progress, threads=threads)[0]
             for kind, device in devices.items()
         }
         return measured_costs(graph, tables)
@@ -62,16 +61,15 @@ def costs_for(
 
 def known_costs(graph: Graph, *, threads: int = 1) -> Costs | None:
     """Return what was measured of a graph's calls on this machine's CPU; None if any was not."""
-    from pardnn.backends.torch.profile.op_times import cached_table
-
     try:
-        return measured_costs(graph, {"accelerator": cached_table("cpu", threads=threads)})
+        table = backends.cached_table("cpu", threads=threads)
+        return measured_costs(graph, {"accelerator": table})
     except UsageError:
         return None
 
 
 def part_costs(parts: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1) -> Costs:
-    """Return the costs of a partitioned graph, made the way those of the graph were.
+    """Return the costs of a partitioned graph, from the same source as those of the graph.
 
     Args:
         parts: The partitioned graph.
@@ -88,12 +86,12 @@ def part_costs(parts: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1
 def scaled_costs(graph: Graph, costs: Costs, parts: Graph) -> Costs:
     """Return an estimate of the costs of a partitioned graph, without measuring.
 
-    A part takes of its op's time the share that a roofline gives it, at most all of it.
+    A local op takes of its op's time the share that a roofline gives it, at most all of it.
 
     Args:
         graph: The graph.
         costs: Of its ops.
-        parts: Its partitioned graph; op "h@0" is a part of op "h".
+        parts: Its partitioned graph; "h@0" is the local op of "h" on device 0.
     """
     model = device_model("a100")
     tensors, local = tensors_by_name(graph), tensors_by_name(parts)

@@ -5,88 +5,75 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pardnn.cluster import Cluster
-from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph, writes
-from pardnn.plan.check import capacities
 from pardnn.plan.memory import device_storages, memory_curves, peak_bytes
 from pardnn.plan.plan import PlanArrays, order_rows
-from pardnn.planner.make_plan import decide_best, warm_up
+from pardnn.planner.portfolio import decide_best
+from pardnn.planner.problem import Problem
+from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import EstimateResult, LargestOp, MemoryByKind
 
 #: The smallest limit is searched until it is known to this fraction.
 PRECISION = 0.005
 
-_KINDS = ("single", "pardnn")
+#: Algorithms that tell whether a step fits.
+ALGORITHMS_TRIED = ("single", "pardnn")
 
 
-def estimate(
-    graph: Graph, cluster: Cluster, costs: Costs, *, reserve: float = 0.1, seed: int = 0
-) -> EstimateResult:
+def estimate(problem: Problem) -> EstimateResult:
     """Tell whether a step fits a cluster, and what takes the memory.
 
     Args:
-        graph: The graph.
-        cluster: With its limits.
-        costs: Durations of the graph's ops.
-        reserve: Fraction of each device's memory to leave unused.
-        seed: Of the planner.
+        problem: The step and the cluster with its limits; of the options, reserve and seed count.
     """
-    warm_up(_KINDS)
-    plan = _plan(graph, cluster, costs, reserve, seed)
+    warm_up(ALGORITHMS_TRIED)
+    graph = problem.graph
+    plan = _fitting_plan(problem)
+    minimum, smallest = minimum_limit(problem)
     fits = plan is not None
-    minimum, smallest = minimum_limit(graph, cluster, costs, reserve=reserve, seed=seed)
     plan = smallest if plan is None else plan
     return EstimateResult(
         fits=fits,
         peak_bytes=tuple(peak_bytes(graph, plan)),
-        capacity_bytes=tuple(capacities(cluster, reserve)),
+        capacity_bytes=tuple(problem.capacities),
         by_kind=memory_by_kind(graph, plan),
         minimum_bytes=minimum,
         largest_op=largest_op(graph),
     )
 
 
-def _plan(
-    graph: Graph, cluster: Cluster, costs: Costs, reserve: float, seed: int
-) -> PlanArrays | None:
+def _fitting_plan(problem: Problem) -> PlanArrays | None:
+    """Return a plan that fits; None if none was found."""
+    names = ALGORITHMS_TRIED if problem.cluster.num_devices > 1 else ALGORITHMS_TRIED[:1]
     try:
-        return decide_best(
-            graph,
-            cluster,
-            costs,
-            names=_KINDS if cluster.num_devices > 1 else _KINDS[:1],
-            objective="seconds",
-            reserve=reserve,
-            seed=seed,
-        ).plan
+        return decide_best(problem.with_options(objective="seconds", time_limit=None), names).plan
     except InfeasibleError:
         return None
 
 
-def _limited(cluster: Cluster, limit: int | None) -> Cluster:
-    return dataclasses.replace(
-        cluster,
-        devices=tuple(dataclasses.replace(device, memory=limit) for device in cluster.devices),
-    )
+def _limited(problem: Problem, limit: int | None) -> Problem:
+    """Return the problem with this limit in bytes for each device, all of it usable."""
+    devices = (dataclasses.replace(each, memory=limit) for each in problem.cluster.devices)
+    cluster = dataclasses.replace(problem.cluster, devices=tuple(devices))
+    return dataclasses.replace(problem, cluster=cluster).with_options(reserve=0.0)
 
 
-def minimum_limit(
-    graph: Graph, cluster: Cluster, costs: Costs, *, reserve: float = 0.1, seed: int = 0
-) -> tuple[int, PlanArrays]:
+def minimum_limit(problem: Problem) -> tuple[int, PlanArrays]:
     """Return the smallest equal limit in bytes per device found to fit, and a plan for it.
 
     Bisection over the limit, each one tried by planning: an upper bound of the true minimum. It
     starts below from what no plan can avoid and above from the largest peak without limits.
     """
-    plan = _plan(graph, _limited(cluster, None), costs, reserve, seed)
+    graph, reserve = problem.graph, problem.options.reserve
+    plan = _fitting_plan(_limited(problem, None))
     assert plan is not None  # without limits everything fits
-    high, low = max(peak_bytes(graph, plan)), least_bytes(graph, cluster.num_devices) - 1
+    high = max(peak_bytes(graph, plan))
+    low = least_bytes(graph, problem.cluster.num_devices) - 1
     while high - low > max(1, PRECISION * high):
         middle = (low + high) // 2
-        tried = _plan(graph, _limited(cluster, middle), costs, 0.0, seed)
+        tried = _fitting_plan(_limited(problem, middle))
         if tried is None:
             low = middle
         else:
@@ -126,23 +113,25 @@ def largest_op(graph: Graph) -> LargestOp:
     return LargestOp(name=op.name, bytes=needs(number), source=op.source)
 
 
-def _gradients(graph: Graph) -> set[str]:
-    """Tensors of the backward pass that an in-place update of a residual storage reads."""
-    residual = {t.name for op in graph.ops if op.memory == "residual" for t in op.outputs}
-    parent = {t.name: t.alias_of for op in graph.ops for t in op.outputs if t.alias_of}
-    producer = {t.name: op for op in graph.ops for t in op.outputs}
+def _gradients(graph: Graph) -> frozenset[int]:
+    """Return the tensors of the backward pass that an update of a residual storage reads.
 
-    def owner(name: str) -> str:
-        while name in parent:
-            name = parent[name]
-        return name
-
-    found: set[str] = set()
+    An update writes the storage in place; the tensors are owners of storages.
+    """
+    a = graph.arrays
+    number = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
+    owners, producer = a.tensor_owner.tolist(), a.tensor_op.tolist()
+    is_residual = (a.memory[a.tensor_op] == RESIDUAL).tolist()
+    found: set[int] = set()
     for op in graph.ops:
-        if any(owner(name) in residual for name in writes(op)):
-            read = {owner(name) for name in op.inputs} - residual
-            found |= {name for name in read if producer[name].backward_of is not None}
-    return found
+        if any(is_residual[owners[number[name]]] for name in writes(op)):
+            read = {owners[number[name]] for name in op.inputs}
+            found |= {
+                owner
+                for owner in read
+                if not is_residual[owner] and graph.ops[producer[owner]].backward_of is not None
+            }
+    return frozenset(found)
 
 
 def memory_by_kind(graph: Graph, plan: PlanArrays) -> MemoryByKind:
@@ -166,7 +155,6 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
     kinds = {"parameter": "parameters", "buffer": "parameters", "constant": "parameters"}
     kinds["state"] = "optimizer"
     gradients = _gradients(graph)
-    names = [tensor.name for op in graph.ops for tensor in op.outputs]
     producer = graph.arrays.tensor_op.tolist()
     held: dict[str, int] = {field.name: 0 for field in dataclasses.fields(MemoryByKind)}
     for storage in device_storages(graph, plan)[device]:
@@ -176,28 +164,25 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
         kind = kinds.get(graph.ops[producer[storage.tensor]].kind, "activations")
         if storage.message >= 0:
             kind = "transfers"
-        elif kind == "activations" and names[storage.tensor] in gradients:
+        elif kind == "activations" and storage.tensor in gradients:
             kind = "gradients"
         held[kind] += storage.bytes
     held["workspace"] = int(graph.arrays.workspace[order_rows(plan)[device][at]])
     return MemoryByKind(**held)
 
 
-def suggestions(
-    graph: Graph, cluster: Cluster, costs: Costs, *, reserve: float, seed: int
-) -> list[str]:
+def suggestions(problem: Problem) -> list[str]:
     """Return options that were tried and fit: a larger limit, or more devices of this kind."""
-    limit, _ = minimum_limit(graph, cluster, costs, reserve=reserve, seed=seed)
+    cluster = problem.cluster
+    limit, _ = minimum_limit(problem)
     tried = [f"--max-memory {_rounded_up(limit)}"]
     device = cluster.devices[0]
     alike = all(d.memory == device.memory and d.type == device.type for d in cluster.devices)
     if alike and cluster.default_link is not None and not cluster.links:
         for count in (cluster.num_devices * 2, cluster.num_devices * 4):
-            more = dataclasses.replace(
-                cluster,
-                devices=tuple(dataclasses.replace(device, name=f"gpu:{i}") for i in range(count)),
-            )
-            if _plan(graph, more, costs, reserve, seed) is not None:
+            devices = (dataclasses.replace(device, name=f"gpu:{i}") for i in range(count))
+            more = dataclasses.replace(cluster, devices=tuple(devices))
+            if _fitting_plan(dataclasses.replace(problem, cluster=more)) is not None:
                 tried.append(f"--devices {count}")
                 break
     return tried

@@ -1,4 +1,4 @@
-"""From an algorithm's name to a complete, checked plan and what it says of itself."""
+"""From a problem to a complete, checked plan and what it says of itself."""
 
 from __future__ import annotations
 
@@ -13,141 +13,69 @@ from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, StuckError, UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.csr import GraphArrays
-from pardnn.graph.ir import Graph
-from pardnn.plan.check import capacities, check_plan
+from pardnn.plan.check import check_plan
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, Predicted, plan_from_arrays
-from pardnn.planner.algorithms import (
-    ALGORITHMS,
-    BEST,
-    algorithms_to_try,
-    check_algorithm,
-    is_polished,
-    rivals_to_ask,
-)
-from pardnn.planner.portfolio import Objective, Outcome, decide, decide_best
+from pardnn.planner.algorithms import BEST, algorithms_to_try, is_polished, solvers_to_try
+from pardnn.planner.portfolio import Outcome, decide_best
+from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import may_shard
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import CompareRow, PlanResult
+from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
+from pardnn.sim.engine import simulate
+from pardnn.sim.levels import slowest_link
+from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
+from pardnn.sim.peak import peaks
 from pardnn.version import __version__
 
-__all__ = [
-    "ALGORITHMS",
-    "Objective",
-    "Outcome",
-    "check_algorithm",
-    "check_reserve",
-    "communication_ratio",
-    "compare",
-    "decide",
-    "decide_best",
-    "finished",
-    "make_plan",
-    "warm_up",
-]
 
-
-def check_reserve(reserve: float) -> None:
-    """Raise unless the reserve is a fraction of the memory.
-
-    Raises:
-        UsageError: E211.
-    """
-    if not 0 <= reserve < 1:
-        raise UsageError(f"reserve is {reserve}; it is a fraction from 0 to below 1", code="E211")
-
-
-def make_plan(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    *,
-    algorithm: str = "auto",
-    objective: Objective = "seconds",
-    reserve: float = 0.1,
-    seed: int = 0,
-    time_limit: float | None = None,
-) -> tuple[Plan, PlanResult]:
+def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     """Decide, complete, check.
-
-    Args:
-        graph: The graph.
-        cluster: What it runs on; memory limits are hard.
-        costs: Durations of the graph's ops.
-        algorithm: A key of `ALGORITHMS`, or "auto" for the best of `AUTO` and `tofu`, or
-            "auto-whole" for the best of `AUTO` alone.
-        objective: "seconds" minimises the makespan, "bytes" the bytes sent.
-        reserve: Fraction of each device's memory to leave unused.
-        seed: Of the algorithm.
-        time_limit: Seconds after which `auto` tries nothing more.
 
     Raises:
         InfeasibleError: E301, if nothing fits.
         InvalidPlanError: E410, if an algorithm broke a rule (an error of ours).
     """
-    check_algorithm(algorithm)
-    check_reserve(reserve)
-    if objective not in ("seconds", "bytes"):
-        raise UsageError(f"objective is {objective!r:.40}; it can be seconds or bytes")
-    names = algorithms_to_try(algorithm, len(graph.ops))
-    if algorithm == BEST and may_shard(graph, cluster):
+    graph, cluster, options = problem.graph, problem.cluster, problem.options
+    num_ops = len(graph.ops)
+    names = algorithms_to_try(options.algorithm, num_ops)
+    if options.algorithm == BEST and may_shard(graph, cluster):
         names = (*names, "tofu")
-    improve = objective == "seconds" and is_polished(algorithm, len(graph.ops))
+    polish = options.objective == "seconds" and is_polished(options.algorithm, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)
     started = time.perf_counter()
-    warm_up(names, limited=limited, polished=improve)
+    warm_up(names, limited=limited, polished=polish)
     compile_s = time.perf_counter() - started
-    best = decide_best(
-        graph,
-        cluster,
-        costs,
-        names=names,
-        objective=objective,
-        reserve=reserve,
-        seed=seed,
-        time_limit=time_limit,
-        improve=improve,
-        rivals=rivals_to_ask(algorithm, len(graph.ops)) if improve else (),
-    )
-    return finished(
-        graph,
-        cluster,
-        costs,
-        best,
-        objective=objective,
-        reserve=reserve,
-        seed=seed,
-        compile_s=compile_s,
-    )
+    solvers = solvers_to_try(options.algorithm, num_ops) if polish else ()
+    best = decide_best(problem, names, polish=polish, solvers=solvers)
+    return finished(problem, best, compile_s=compile_s)
 
 
 @collector_paused()
 def finished(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    outcome: Outcome,
-    *,
-    objective: Objective = "seconds",
-    reserve: float = 0.0,
-    seed: int = 0,
-    compile_s: float = 0.0,
+    problem: Problem, outcome: Outcome, *, compile_s: float = 0.0
 ) -> tuple[Plan, PlanResult]:
     """Return the checked plan of an outcome, with all that it says of itself.
+
+    Args:
+        problem: What was planned.
+        outcome: What an algorithm decided.
+        compile_s: Seconds spent loading or compiling kernels.
 
     Raises:
         InvalidPlanError: E410, if it breaks a rule.
     """
-    result = _measure(graph, cluster, costs, outcome, reserve, compile_s)
-    spread = outcome.spread
+    result = _measure(problem, outcome, compile_s)
+    graph, options, sharded = problem.graph, problem.options, outcome.sharded
     plan = dataclasses.replace(
-        plan_from_arrays(graph, outcome.plan) if spread is None else spread.plan,
+        plan_from_arrays(graph, outcome.plan) if sharded is None else sharded.plan,
         versions={"pardnn": __version__},
-        cluster=cluster,
+        cluster=problem.cluster,
         algorithm=outcome.algorithm,
-        objective=objective,
-        seed=seed,
-        reserve=reserve,
+        objective=options.objective,
+        seed=options.seed,
+        reserve=options.reserve,
         predicted=Predicted(
             makespan_s=result.makespan_s,
             peak_bytes=result.peak_bytes,
@@ -156,34 +84,24 @@ def finished(
         notes=result.notes,
     )
     plan = stamped(plan, graph)
-    check_plan(graph, plan, cluster)
+    check_plan(graph, plan, problem.cluster)
     return plan, result
 
 
-def _measure(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    outcome: Outcome,
-    reserve: float,
-    compile_s: float,
-) -> PlanResult:
-    from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
-    from pardnn.sim.engine import simulate
-    from pardnn.sim.machine import machine_of, serial_seconds
-    from pardnn.sim.peak import peaks
-
-    machine = machine_of(costs, cluster)
+def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult:
+    """Return the figures of an outcome: of the partitioned graph, where ops are sharded."""
+    graph, cluster, costs = problem.graph, problem.cluster, problem.costs
+    machine, sharded = problem.machine, outcome.sharded
     serial = serial_seconds(machine)
-    if outcome.spread is None:
-        bound = lower_bound_seconds(graph.arrays, machine, capacities(cluster, reserve))
-    else:  # a cut op may take a k-th part of its time
+    if sharded is None:
+        bound = lower_bound_seconds(graph.arrays, machine, problem.capacities)
+    else:  # a sharded op may take a k-th part of its time
         bound = serial / cluster.num_devices
-        graph, costs = outcome.spread.graph, outcome.spread.costs
+        graph, costs = sharded.graph, sharded.costs
         machine = machine_of(costs, cluster)
     timeline = simulate(graph, machine, outcome.plan)
     idle = [device for device, row in enumerate(np.diff(outcome.plan.order_ptr)) if row == 0]
-    notes = [*outcome.notes, *(outcome.spread.plan.notes if outcome.spread else ())]
+    notes = [*outcome.notes, *(sharded.plan.notes if sharded else ())]
     notes += [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
     return PlanResult(
         algorithm=outcome.algorithm,
@@ -193,7 +111,7 @@ def _measure(
         gap=outcome.makespan_s / bound - 1 if bound > 0 else 0.0,
         serial_s=serial if np.isfinite(serial) else None,
         peak_bytes=tuple(peaks(graph.arrays, outcome.plan).tolist()),
-        capacity_bytes=tuple(capacities(cluster, reserve)),
+        capacity_bytes=tuple(problem.capacities),
         busy_s=tuple(timeline.busy(outcome.plan.place, cluster.num_devices).tolist()),
         transfer_bytes=outcome.transfer_bytes,
         planning_s=outcome.planning_s,
@@ -207,10 +125,13 @@ def _measure(
 
 
 def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> float:
-    """Return total communication / total computation: every data edge over the slowest link."""
-    from pardnn.sim.levels import slowest_link
-    from pardnn.sim.machine import fastest_seconds, machine_of
+    """Return total communication / total computation: every data edge over the slowest link.
 
+    Args:
+        arrays: Of the graph.
+        costs: Of its ops, each counted on its fastest device.
+        cluster: Its slowest link is taken.
+    """
     machine = machine_of(costs, cluster)
     latency, per_byte = slowest_link(machine)
     work = float(fastest_seconds(machine).sum())
@@ -219,20 +140,12 @@ def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> 
     return communication / work if work > 0 else 0.0
 
 
-def compare(
-    graph: Graph,
-    cluster: Cluster,
-    costs: Costs,
-    *,
-    names: Iterable[str],
-    reserve: float = 0.1,
-    seed: int = 0,
-) -> tuple[CompareRow, ...]:
-    """Plan with several algorithms under one judge; a failure is a row, not an error."""
+def compare(problem: Problem, names: Iterable[str]) -> tuple[CompareRow, ...]:
+    """Plan with each of these algorithms, under one simulator; a failure is a row, no error."""
     rows: list[CompareRow] = []
     for name in names:
         try:
-            _, result = make_plan(graph, cluster, costs, algorithm=name, reserve=reserve, seed=seed)
+            _, result = make_plan(problem.with_options(algorithm=name))
         except (InfeasibleError, StuckError, UsageError) as error:
             rows.append(_compared(name, None, str(error)))
         else:

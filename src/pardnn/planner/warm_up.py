@@ -1,23 +1,22 @@
 """Load kernels before planning is timed; where the cache is empty, compile them side by side.
 
-Kernels are compiled when they are first called, so each is called on a tiny graph. What comes of it
-is kept in numba's cache, where processes find what others have compiled: on a cold cache, some
-*steps* of planning are left to child processes, which call their kernels directly, while this one
-runs the algorithms. Each step was chosen to need little of what others compile at the same time;
-the small ones come first, so that who needs them later finds them.
+Kernels are compiled when they are first called, so each is called on a tiny graph. The machine code
+goes to numba's cache, where processes find what others have compiled: on a cold cache, some *steps*
+of planning are left to child processes, which call their kernels directly, while this one runs the
+algorithms. Each step was chosen to need little of what others compile at the same time; the small
+ones come first, so that processes that need them later find them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,10 +26,23 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.planner.algorithms import ALGORITHMS, SOLVED
-
-if TYPE_CHECKING:
-    from pardnn.sim.machine import Machine
+from pardnn.place.colocation import closed_arrays
+from pardnn.place.ordering import memory_bounded, schedule
+from pardnn.place.ordering.low_memory_orders import eager_free_rank, file_rank
+from pardnn.place.pardnn import overflow
+from pardnn.place.pardnn.memory_tracking import curves_of
+from pardnn.place.pardnn.problem import problem_of
+from pardnn.place.polish.polish import load_kernels
+from pardnn.place.polish.search import search_kernel
+from pardnn.planner.algorithms import ALGORITHMS, SOLVER_BASED
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import decide
+from pardnn.planner.problem import Problem
+from pardnn.sim import engine
+from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
+from pardnn.sim.dynamic import emulate
+from pardnn.sim.machine import Machine, machine_of
+from pardnn.sim.peak import peaks
 
 #: A tiny step whose plan overflows two devices of this many bytes each, and yet fits.
 _WARM_UP_BYTES = 80
@@ -58,35 +70,31 @@ def warm_up(names: Iterable[str], *, limited: bool = True, polished: bool = Fals
     Args:
         names: Of algorithms.
         limited: Also those that resolve overflows.
-        polished: Also those of `polish`.
+        polished: Also those of local search.
     """
-    wanted = [name for name in names if name not in SOLVED and name in ALGORITHMS]
+    wanted = [name for name in names if name not in SOLVER_BASED and name in ALGORITHMS]
     searched = "pardnn" in wanted
-    judging = ["plan", *["overflow"] * (limited and searched), "judge"]
+    simulating = ["plan", *["overflow"] * (limited and searched), "simulate"]
     # What only ParDNN compiles takes so long that plans can be made when they are needed here.
-    apart = [*[judging] * searched, *[["memory"]] * limited, *[["polish"]] * polished]
+    apart = [*[simulating] * searched, *[["memory"]] * limited, *[["polish"]] * polished]
     with _compiling(steps for steps in apart if _is_cold(_STEPS[steps[0]].largest)):
         _load(wanted, limited=False)
-    for steps in (judging, *apart):
+    for steps in (simulating, *apart):
         _load_steps(steps)
     if limited:
         _load(wanted, limited=True)
 
 
 def _load(names: Sequence[str], *, limited: bool) -> None:
-    from pardnn.planner.portfolio import decide
-
     graph = _warm_up_graph()
     cluster = Cluster.uniform(2, memory=_WARM_UP_BYTES if limited else None)
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(reserve=0.0))
     for name in names:
         with contextlib.suppress(InfeasibleError):
-            decide(graph, cluster, graph_costs(graph), algorithm=name, reserve=0.0, seed=0)
+            decide(problem, name)
 
 
 def _load_steps(steps: Iterable[str]) -> None:
-    from pardnn.place.colocation import closed_arrays
-    from pardnn.sim.machine import machine_of
-
     graph = _warm_up_graph()
     arrays, machine = closed_arrays(graph), machine_of(graph_costs(graph), Cluster.uniform(2))
     for step in steps:
@@ -95,56 +103,33 @@ def _load_steps(steps: Iterable[str]) -> None:
 
 def _load_plan(arrays: GraphArrays, machine: Machine) -> None:
     """What counts the bytes that a plan holds, and what makes one."""
-    from pardnn.place.ordering.low_memory_orders import file_rank
-    from pardnn.place.ordering.schedule import free_plan, ordered_plan
-    from pardnn.sim.dynamic import emulate
-    from pardnn.sim.peak import peaks
-
     place = np.arange(arrays.num_ops) % 2
-    peaks(arrays, free_plan(arrays, 2, place, file_rank(arrays)))
-    ordered_plan(arrays, 2, place, emulate(arrays, machine, place), _nothing_written())
+    peaks(arrays, schedule.free_plan(arrays, 2, place, file_rank(arrays)))
+    schedule.ordered_plan(arrays, 2, place, emulate(arrays, machine, place), _nothing_written())
 
 
-def _load_judge(arrays: GraphArrays, machine: Machine) -> None:
+def _load_simulate(arrays: GraphArrays, machine: Machine) -> None:
     """What tells how long a plan takes, and how long any plan takes at least."""
-    from pardnn.place.ordering.low_memory_orders import file_rank
-    from pardnn.place.ordering.schedule import free_plan
-    from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
-    from pardnn.sim.engine import run_lists
-
     place = np.arange(arrays.num_ops) % 2
-    run_lists(arrays, machine, free_plan(arrays, 2, place, file_rank(arrays)))
+    engine.run_lists(arrays, machine, schedule.free_plan(arrays, 2, place, file_rank(arrays)))
     lower_bound_seconds(arrays, machine, [None, None])
     degree_of_parallelism(arrays, machine)
 
 
 def _load_memory(arrays: GraphArrays, machine: Machine) -> None:
     """Orders that need little memory, and plans that spend what is left."""
-    from pardnn.place.ordering.low_memory_orders import eager_free_rank
-    from pardnn.place.ordering.memory_bounded import squeezed_plan
-
-    place, limits = np.arange(arrays.num_ops) % 2, [_WARM_UP_BYTES, _WARM_UP_BYTES]
-    rank = eager_free_rank(arrays)
-    squeezed_plan(arrays, machine, place, rank, limits, _nothing_written())
+    place, rank = np.arange(arrays.num_ops) % 2, eager_free_rank(arrays)
+    memory_bounded.squeezed_plan(
+        arrays, machine, place, rank, [_WARM_UP_BYTES] * 2, _nothing_written()
+    )
 
 
 def _load_overflow(arrays: GraphArrays, machine: Machine) -> None:
     """What moves ops off a device that holds too much: here off the first, which holds all."""
-    from pardnn.place.ordering.low_memory_orders import file_rank
-    from pardnn.place.ordering.memory_bounded import limits
-    from pardnn.place.pardnn.memory_tracking import curves_of
-    from pardnn.place.pardnn.overflow import resolve_overflow
-    from pardnn.place.pardnn.problem import problem_of
-
-    place, most = np.zeros(arrays.num_ops, dtype=np.int64), limits([_WARM_UP_BYTES, None])
-    curves = curves_of(arrays, place, file_rank(arrays), most)
-    resolve_overflow(problem_of(arrays, machine), curves)
-
-
-def _load_polish(arrays: GraphArrays, machine: Machine) -> None:
-    from pardnn.place.polish.polish import load_kernels
-
-    load_kernels(arrays, machine)
+    place = np.zeros(arrays.num_ops, dtype=np.int64)
+    capacity = memory_bounded.limits([_WARM_UP_BYTES, None])
+    curves = curves_of(arrays, place, file_rank(arrays), capacity)
+    overflow.resolve_overflow(problem_of(arrays, machine), curves)
 
 
 def _nothing_written() -> np.ndarray:
@@ -155,27 +140,24 @@ class _Step(NamedTuple):
     """A part of planning, and its largest kernel."""
 
     load: Callable[[GraphArrays, Machine], None]
-    largest: str
+    largest: Callable[..., Any]
 
 
 _STEPS = {
-    "plan": _Step(_load_plan, "pardnn.place.ordering.schedule._hold_and_post_kernel"),
-    "judge": _Step(_load_judge, "pardnn.sim.engine._order_kernel"),
-    "memory": _Step(_load_memory, "pardnn.place.ordering.memory_bounded._hold_kernel"),
-    "overflow": _Step(_load_overflow, "pardnn.place.pardnn.overflow._resolve_kernel"),
-    "polish": _Step(_load_polish, "pardnn.place.polish.search.search_kernel"),
+    "plan": _Step(_load_plan, schedule._hold_and_post_kernel),
+    "simulate": _Step(_load_simulate, engine._order_kernel),
+    "memory": _Step(_load_memory, memory_bounded._hold_kernel),
+    "overflow": _Step(_load_overflow, overflow._resolve_kernel),
+    "polish": _Step(load_kernels, search_kernel),
 }
 
 
-def _is_cold(name: str) -> bool:
+def _is_cold(kernel: Any) -> bool:
     """Whether a kernel is not in the cache, or older than its source."""
-    module, _, function = name.rpartition(".")
-    room = importlib.import_module(module)
-    kernel = getattr(room, function)
     if not hasattr(kernel, "stats") or (os.cpu_count() or 1) < 2:  # kernels run as plain Python
         return False
-    source = Path(str(room.__file__))
-    kept = Path(kernel.stats.cache_path).glob(f"{source.stem}.{function}-*.nbi")
+    source = Path(kernel.py_func.__code__.co_filename)
+    kept = Path(kernel.stats.cache_path).glob(f"{source.stem}.{kernel.__name__}-*.nbi")
     try:
         return max((path.stat().st_mtime for path in kept), default=0.0) < source.stat().st_mtime
     except OSError:

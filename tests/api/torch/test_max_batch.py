@@ -13,6 +13,8 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from tests.backends.torch import entry_points, models
 
 ENTRY = str(Path(entry_points.__file__).resolve())
@@ -30,7 +32,7 @@ def _fits(batch_size: int, memory: str) -> bool:
     cluster = Cluster.uniform(2, memory=memory)
     costs = costs_for(graph, cluster, "v100")
     try:
-        make_plan(graph, cluster, costs, algorithm="pardnn", reserve=0.0)
+        make_plan(Problem(graph, cluster, costs, PlanOptions(algorithm="pardnn", reserve=0.0)))
     except InfeasibleError:
         return False
     return True

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,7 +25,7 @@ from pardnn.place.colocation import closed_arrays, speed_shares
 from pardnn.place.decision import Decision
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
-from pardnn.planner.algorithms import ALGORITHMS, SOLVED
+from pardnn.planner.algorithms import ALGORITHMS, SOLVER_BASED
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.levels import bottom_levels, slowest_link
@@ -43,12 +44,11 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{module} is not installed")
 
 
-BASELINES = sorted(ALGORITHMS.keys() - SOLVED - {"pardnn"})
+BASELINES = sorted(ALGORITHMS.keys() - SOLVER_BASED - {"pardnn"})
 
 
 def place(name: str, graph: Graph, machine: Machine, capacities: list[int | None]) -> Decision:
-    module, function = ALGORITHMS[name]
-    return getattr(importlib.import_module(module), function)(graph, machine, capacities, seed=0)
+    return ALGORITHMS[name](graph, machine, capacities, seed=0)
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -375,7 +375,7 @@ def test_answers_of_solvers_are_not_trusted(monkeypatch: pytest.MonkeyPatch) -> 
         ("metis", {"part": [0]}),
         ("metis", {"part": [7] * 20}),
     ]:
-        module = importlib.import_module(ALGORITHMS[name][0])
+        module = sys.modules[ALGORITHMS[name].__module__]
         monkeypatch.setattr(module, "ask", lambda *_, answer=wrong, **__: answer)
         with pytest.raises(PardnnError, match="wrong answer"):
             place(name, graph, machine, [None] * 2)

@@ -16,6 +16,8 @@ from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
@@ -106,7 +108,10 @@ def test_auto_is_near_the_optimum() -> None:
         best = optimum(arrays, machine, [None] * cluster.num_devices, nothing)
         assert best is not None
         assert best.is_proven
-        _, result = make_plan(graph, cluster, graph_costs(graph), algorithm="auto", reserve=0.0)
+        problem = Problem(
+            graph, cluster, graph_costs(graph), PlanOptions(algorithm="auto", reserve=0.0)
+        )
+        _, result = make_plan(problem)
         assert result.makespan_s >= best.lower_bound_s
         assert result.lower_bound_s <= best.lower_bound_s + 1e-9
         found.append(result.makespan_s / best.lower_bound_s - 1)
@@ -158,7 +163,8 @@ def test_what_is_called_optimal_is_not_beaten() -> None:
     graph, cluster = small_case(86, 0)
     costs, arrays = graph_costs(graph), closed_arrays(graph)
     found = optimum(arrays, machine_of(costs, cluster), [None] * 2, first_overwrites(graph))
-    _, result = make_plan(graph, cluster, costs, algorithm="exact", reserve=0.0)
+    problem = Problem(graph, cluster, costs, PlanOptions(algorithm="exact", reserve=0.0))
+    _, result = make_plan(problem)
     assert found is not None
     assert found.is_proven
     assert found.lower_bound_s <= result.makespan_s < 7.46499e-3

@@ -1,7 +1,6 @@
 """Polish: never worse, valid, within the limit, the same twice; its search against a naive run."""
 
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +23,11 @@ from pardnn.place.polish.search import search_kernel
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner import algorithms
-from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVED
-from pardnn.planner.make_plan import compare, decide, decide_best, make_plan
+from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, SOLVER_BASED
+from pardnn.planner.make_plan import compare, make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import decide, decide_best
+from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine
 from tests.place.machines import cluster_of, clusters, limited, machine_for
@@ -188,34 +190,34 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 def test_auto_is_never_worse_than_what_it_ran(family: str) -> None:
     graph = random_graph(4, 40, family)
     cluster, costs = cluster_of(3), graph_costs(graph)
-    _, result = make_plan(graph, cluster, costs, algorithm="auto", reserve=0.0)
+    problem = Problem(graph, cluster, costs, PlanOptions(algorithm="auto", reserve=0.0))
+    _, result = make_plan(problem)
     for name in AUTO_SMALL:
-        found = decide(graph, cluster, costs, algorithm=name, reserve=0.0, seed=0)
+        found = decide(problem, name)
         assert result.makespan_s <= found.makespan_s
 
 
 @pytest.mark.jit
 def test_auto_asks_the_solvers_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(name for name in ("metis", "m-sct") if find_spec(MODULES[name]))
-    monkeypatch.setattr(
-        algorithms, "RIVALS", {name: (100, MODULES[name]) for name in MODULES} | {"none": (9, "no")}
-    )
-    assert algorithms.rivals_to_ask("auto", 40) == names
-    assert algorithms.rivals_to_ask("auto", 101) == ()
-    assert algorithms.rivals_to_ask("heft", 40) == ()
+    known = {name: (100, MODULES[name]) for name in MODULES} | {"none": (9, "no")}
+    monkeypatch.setattr(algorithms, "AUTO_SOLVERS", known)
+    assert algorithms.solvers_to_try("auto", 40) == names
+    assert algorithms.solvers_to_try("auto", 101) == ()
+    assert algorithms.solvers_to_try("heft", 40) == ()
     graph = random_graph(4, 40, "in-tree")
     cluster, costs = cluster_of(3), graph_costs(graph)
-    options: dict[str, Any] = {"objective": "seconds", "reserve": 0.0, "seed": 0}
-    worst = decide_best(graph, cluster, costs, names=["single"], **options)
-    best = decide_best(graph, cluster, costs, names=["single"], rivals=names, **options)
-    others = [decide(graph, cluster, costs, algorithm=n, reserve=0.0, seed=0) for n in names]
+    problem = Problem(graph, cluster, costs, PlanOptions(reserve=0.0))
+    worst = decide_best(problem, ["single"])
+    best = decide_best(problem, ["single"], solvers=names)
+    others = [decide(problem, name) for name in names]
     assert best.makespan_s == min(o.makespan_s for o in (worst, *others))
     assert not names or best.makespan_s < worst.makespan_s
 
 
 def test_compare_has_a_row_for_what_cannot_run() -> None:
     graph = random_graph(4, 40, "layered")
-    rows = compare(graph, cluster_of(2), graph_costs(graph), names=["exact", "heft"])
+    rows = compare(Problem(graph, cluster_of(2), graph_costs(graph)), ["exact", "heft"])
     assert [row.fits for row in rows] == [False, True]
     assert "refuses more than 30" in (rows[0].error or "")
     assert "exact" in ALGORITHMS
@@ -234,7 +236,7 @@ def test_the_best_of_two_starts() -> None:
 
 
 def test_auto_runs_every_algorithm_that_needs_no_solver() -> None:
-    assert set(AUTO_SMALL) == ALGORITHMS.keys() - SOLVED
+    assert set(AUTO_SMALL) == ALGORITHMS.keys() - SOLVER_BASED
 
 
 @pytest.mark.jit

@@ -20,6 +20,8 @@ from pardnn.cost.table import CostCacheWarning
 from pardnn.errors import StuckError
 from pardnn.graph.build import build_graph
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from tests.backends.torch import models
 from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
 
@@ -253,8 +255,9 @@ def test_a_step_on_shared_cores_is_predicted_once_messages_and_calls_are_measure
     monkeypatch.setattr("pardnn.backends.torch.devices.this_device", lambda: "cpu")
     step, args = models.small()
     graph = capture(step, *args)
-    plan, _ = make_plan(graph, Cluster.uniform(2), preset_costs(graph, "cpu", ["accelerator"]),
-                        algorithm="round-robin")  # fmt: skip
+    costs = preset_costs(graph, "cpu", ["accelerator"])
+    options = PlanOptions(algorithm="round-robin")
+    plan, _ = make_plan(Problem(graph, Cluster.uniform(2), costs, options))
     assert plan.messages
     assert shared_cores_seconds(graph, plan) is None  # neither is known
     fit = LinkFit(latency=1.0, bandwidth=1e9, error=0.0)  # long, to be seen

@@ -1,0 +1,76 @@
+"""`pardnn.plan` and `pardnn.estimate`."""
+
+from __future__ import annotations
+
+from pardnn.cluster import Cluster
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from pardnn.planner.costs import costs_for
+from pardnn.planner.estimate import estimate as estimate_problem
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import Objective, PlanOptions
+from pardnn.planner.problem import Problem
+from pardnn.report.results import EstimateResult
+
+
+def plan(
+    graph: Graph,
+    cluster: Cluster,
+    algorithm: str = "auto",
+    objective: Objective = "seconds",
+    reserve: float = 0.1,
+    seed: int = 0,
+    *,
+    costs: str | None = None,
+    time_limit: float | None = None,
+) -> Plan:
+    """Decide where and in which order every op runs; the plan returned is checked.
+
+    Args:
+        graph: The graph.
+        cluster: Devices with hard memory limits, and links.
+        algorithm: "auto" takes the best, "auto-whole" the best that cuts no op; else a key of
+            `ALGORITHMS` or `SHARDED` in `planner.algorithms`.
+        objective: "seconds" minimises the makespan, "bytes" the bytes sent.
+        reserve: Fraction of each device's memory to leave unused.
+        seed: The same input, options and seed give the same bytes of plan.
+        costs: None: the ops' own `seconds` if they state them, else "measured"; or a preset.
+        time_limit: Seconds after which nothing more is tried; may break reproducibility.
+
+    Raises:
+        InfeasibleError: E301 with a witness, if no plan fits.
+        UsageError: E2xx.
+    """
+    options = PlanOptions(
+        algorithm=algorithm,
+        objective=objective,
+        reserve=reserve,
+        seed=seed,
+        time_limit=time_limit,
+        costs=costs,
+    )
+    return make_plan(Problem(graph, cluster, costs_for(graph, cluster, costs), options))[0]
+
+
+def estimate(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    reserve: float = 0.1,
+    seed: int = 0,
+    costs: str | None = None,
+) -> EstimateResult:
+    """Tell whether the step fits the cluster, where its memory goes, and what limit would do.
+
+    Args:
+        graph: The graph.
+        cluster: With its limits.
+        reserve: As for `plan`.
+        seed: As for `plan`.
+        costs: As for `plan`.
+
+    Raises:
+        UsageError: E2xx.
+    """
+    options = PlanOptions(reserve=reserve, seed=seed, costs=costs)
+    return estimate_problem(Problem(graph, cluster, costs_for(graph, cluster, costs), options))

@@ -1,0 +1,107 @@
+"""The commands about files: formats of others, layouts, schemas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pardnn.cli import options as opt
+from pardnn.cli.output import print_text, show
+from pardnn.errors import UsageError
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Graph, plan or placement.")],
+    output: Annotated[Path | None, typer.Argument(metavar="OUT", help="File to write.")] = None,
+    output_option: opt.OptionalOutput = None,
+    graph_file: Annotated[
+        Path | None, typer.Option("--graph", help="Graph file of a plan, placement or split.")
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            help="Format, where IN can become several: pardnn.plan/1, placement, msr-fiddle-split.",
+        ),
+    ] = None,
+    cluster_file: Annotated[
+        Path | None,
+        typer.Option("--write-cluster", help="Where to write an msr-fiddle input's cluster."),
+    ] = None,
+    devices: opt.Devices = None,
+    max_memory: opt.MaxMemory = None,
+    bandwidth: opt.Bandwidth = None,
+    latency: opt.Latency = None,
+    links: opt.Links = None,
+    cluster: opt.ClusterChoice = None,
+    reserve: opt.Reserve = 0.1,
+    costs: opt.CostChoice = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Read and write graphs, plans and placements in the formats of others."""
+    from pardnn.api.convert import ConvertOptions
+    from pardnn.api.convert import convert as convert_file
+
+    if (output is None) == (output_option is None):
+        raise UsageError("name one file to write: pardnn convert IN OUT")
+    machine = None
+    if cluster is not None or devices is not None:
+        machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    options = ConvertOptions(
+        to=to,
+        graph_file=graph_file,
+        cluster=machine,
+        cluster_file=cluster_file,
+        planning=opt.plan_options(reserve=reserve, costs=costs),
+    )
+    target = output or output_option
+    assert target is not None
+    show(convert_file(source, target, options), as_json, None)
+
+
+def layout(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    output: opt.OptionalOutput = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Show how a plan that cuts ops lays out every weight and activation; -o draws it (SVG)."""
+    from pardnn import files
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.check import check_plan
+    from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.report.layout import layout_result, layout_svg, layout_text
+
+    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    check_fingerprint(plan, graph)
+    if plan.partition is None:
+        raise UsageError(
+            f"plan {str(plan_file)!r} by {plan.algorithm} places whole ops, so no tensor is cut.\n"
+            "Make one that cuts them: pardnn plan TARGET --devices K --algorithm tofu.",
+            code="E217",
+        )
+    check_plan(graph, plan)
+    result = layout_result(graph, plan)
+    if output is not None:
+        title = f"{graph.name} by {plan.algorithm} on {plan.num_devices} devices"
+        files.write_bytes(output, layout_svg(title, result).encode())
+    if not as_json:
+        print_text(layout_text(result))
+    show(result, as_json, f"picture written to {output}" if output else None, shown=True)
+
+
+def schema(
+    name: Annotated[str | None, typer.Argument(help="Of one format or command; all if absent.")] = (
+        None
+    ),
+) -> None:
+    """Print the JSON Schema of the files and of every --json object."""
+    from pardnn.api.schemas import json_schemas
+
+    found = json_schemas()
+    if name is not None and name not in found:
+        raise UsageError(f"no schema {name!r:.40}; there are {', '.join(found)}")
+    typer.echo(json.dumps(found if name is None else found[name], indent=1))

@@ -1,0 +1,215 @@
+"""The commands that decide, check and compare: nothing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from pardnn.cli import options as opt
+from pardnn.cli.output import print_text, show
+
+
+def capture(
+    target: opt.EntryPoint,
+    output: opt.Output,
+    batch_size: opt.BatchSize = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Write the graph of one training step. Allocates no tensor data."""
+    from pardnn.api.capture import captured
+    from pardnn.backends.entry_point import load_entry_point
+    from pardnn.graph.file import write_graph
+
+    graph, result = captured(load_entry_point(target), batch_size)
+    write_graph(graph, output)
+    show(result, as_json, f"graph written to {output}")
+
+
+def plan(
+    target: opt.Target,
+    output: opt.OptionalOutput = None,
+    devices: opt.Devices = None,
+    max_memory: opt.MaxMemory = None,
+    bandwidth: opt.Bandwidth = None,
+    latency: opt.Latency = None,
+    links: opt.Links = None,
+    cluster: opt.ClusterChoice = None,
+    algorithm: opt.Algorithm = "auto",
+    objective: opt.Objective = "seconds",
+    reserve: opt.Reserve = 0.1,
+    seed: opt.Seed = 0,
+    time_limit: opt.TimeLimit = None,
+    costs: opt.CostChoice = None,
+    threads: opt.Threads = 1,
+    batch_size: opt.BatchSize = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Decide where and in which order every op runs; check the plan; write it."""
+    from pardnn.api.advice import planned
+    from pardnn.api.capture import graph_of, opened
+    from pardnn.backends.entry_point import EntryPoint
+    from pardnn.plan.file import write_plan
+    from pardnn.report.text import plan_text
+
+    options = opt.plan_options(
+        algorithm=algorithm,
+        objective=objective,
+        reserve=reserve,
+        seed=seed,
+        time_limit=time_limit,
+        costs=costs,
+        threads=threads,
+    )
+    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    source = opened(target)
+    graph = graph_of(source, batch_size)
+    entry = source if isinstance(source, EntryPoint) else None
+    found, result = planned(graph, machine, options, entry, batch_size)
+    if output is not None:
+        write_plan(found, output)
+    if not as_json:
+        print_text(plan_text(graph, found, result))
+    show(result, as_json, f"plan written to {output}" if output else None, shown=True)
+
+
+def check(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    as_json: opt.Json = False,
+) -> None:
+    """Verify a plan independently of how it was made: exit 0 if valid, 4 if not."""
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.check import plan_problems
+    from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.report.results import CheckResult
+
+    graph, found = read_graph(graph_file), read_plan(plan_file)
+    check_fingerprint(found, graph)
+    problems = tuple(plan_problems(graph, found))
+    show(CheckResult(valid=not problems, problems=problems), as_json, None)
+    if problems:
+        raise typer.Exit(4)
+
+
+def simulate(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    policy: Annotated[str, typer.Option("--policy", help="order, fifo or priority.")] = "order",
+    devices: opt.Devices = None,
+    max_memory: opt.MaxMemory = None,
+    bandwidth: opt.Bandwidth = None,
+    latency: opt.Latency = None,
+    links: opt.Links = None,
+    cluster: opt.ClusterChoice = None,
+    costs: opt.CostChoice = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Simulate a plan: its time, and peak memory from the order alone."""
+    from pardnn.api.simulate import simulate as simulate_plan
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import read_plan
+
+    graph, found = read_graph(graph_file), read_plan(plan_file)
+    if cluster is not None or devices is not None:
+        machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+        found = dataclasses.replace(found, cluster=machine)
+    show(simulate_plan(graph, found, policy=policy, costs=costs), as_json, None)
+
+
+def compare(
+    target: opt.Target,
+    devices: opt.Devices = None,
+    max_memory: opt.MaxMemory = None,
+    bandwidth: opt.Bandwidth = None,
+    latency: opt.Latency = None,
+    links: opt.Links = None,
+    cluster: opt.ClusterChoice = None,
+    algorithms: Annotated[
+        str | None, typer.Option("--algorithms", help="Names, separated by commas.")
+    ] = None,
+    reserve: opt.Reserve = 0.1,
+    seed: opt.Seed = 0,
+    costs: opt.CostChoice = None,
+    threads: opt.Threads = 1,
+    batch_size: opt.BatchSize = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Plan with several algorithms, side by side under one simulator."""
+    from pardnn.api.capture import graph_of, opened
+    from pardnn.planner.algorithms import ALGORITHMS, SHARDED, check_algorithm
+    from pardnn.planner.costs import costs_for
+    from pardnn.planner.make_plan import compare as compare_algorithms
+    from pardnn.planner.problem import Problem
+    from pardnn.report.results import CompareResult
+
+    names = [*ALGORITHMS, *SHARDED] if algorithms is None else algorithms.split(",")
+    for name in names:
+        check_algorithm(name)
+    options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
+    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    graph = graph_of(opened(target), batch_size)
+    chosen = costs_for(graph, machine, costs, threads=threads)
+    rows = compare_algorithms(Problem(graph, machine, chosen, options), names)
+    show(CompareResult(rows=rows), as_json, None)
+
+
+def estimate(
+    target: opt.Target,
+    devices: opt.Devices = None,
+    max_memory: opt.MaxMemory = None,
+    bandwidth: opt.Bandwidth = None,
+    latency: opt.Latency = None,
+    links: opt.Links = None,
+    cluster: opt.ClusterChoice = None,
+    reserve: opt.Reserve = 0.1,
+    seed: opt.Seed = 0,
+    costs: opt.CostChoice = None,
+    threads: opt.Threads = 1,
+    batch_size: opt.BatchSize = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Tell whether the step fits, where the memory goes, and which limit would do."""
+    from pardnn.api.capture import graph_of, opened
+    from pardnn.planner.costs import costs_for
+    from pardnn.planner.estimate import estimate as estimate_problem
+    from pardnn.planner.problem import Problem
+
+    options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
+    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    graph = graph_of(opened(target), batch_size)
+    chosen = costs_for(graph, machine, costs, threads=threads)
+    show(estimate_problem(Problem(graph, machine, chosen, options)), as_json, None)
+
+
+def max_batch(
+    target: opt.EntryPoint,
+    devices: opt.Devices = None,
+    max_memory: opt.MaxMemory = None,
+    bandwidth: opt.Bandwidth = None,
+    latency: opt.Latency = None,
+    links: opt.Links = None,
+    cluster: opt.ClusterChoice = None,
+    algorithm: opt.Algorithm = "auto",
+    objective: opt.Objective = "seconds",
+    reserve: opt.Reserve = 0.1,
+    seed: opt.Seed = 0,
+    costs: opt.CostChoice = None,
+    threads: opt.Threads = 1,
+    as_json: opt.Json = False,
+) -> None:
+    """Find the largest batch size that fits; FUNCTION takes a keyword batch_size."""
+    from pardnn.api.max_batch import max_batch as find_max_batch
+    from pardnn.backends.entry_point import load_entry_point
+
+    machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    options = opt.plan_options(
+        algorithm=algorithm,
+        objective=objective,
+        reserve=reserve,
+        seed=seed,
+        costs=costs,
+        threads=threads,
+    )
+    show(find_max_batch(load_entry_point(target), machine, options), as_json, None)

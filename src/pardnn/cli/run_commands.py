@@ -1,0 +1,99 @@
+"""The commands that run on this machine: a step, its ops, and what the machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pardnn.cli import options as opt
+from pardnn.cli.output import show
+from pardnn.errors import UsageError
+
+
+def run(
+    target: opt.EntryPoint,
+    devices: opt.Devices = None,
+    max_memory: opt.MaxMemory = None,
+    bandwidth: opt.Bandwidth = None,
+    latency: opt.Latency = None,
+    links: opt.Links = None,
+    cluster: opt.ClusterChoice = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", help="Run this plan instead of making one.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")] = 5,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds that a wait for a rank may last.")
+    ] = 60.0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run the step on one device too and compare.")
+    ] = False,
+    algorithm: opt.Algorithm = "auto-whole",
+    objective: opt.Objective = "seconds",
+    reserve: opt.Reserve = 0.1,
+    seed: opt.Seed = 0,
+    time_limit: opt.TimeLimit = None,
+    costs: opt.CostChoice = None,
+    threads: opt.Threads = 1,
+    batch_size: opt.BatchSize = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Train for some steps on K ranks of this machine, under hard memory limits."""
+    from pardnn.api.run import run_target
+
+    machine = None
+    if plan_file is None or cluster is not None or devices is not None:
+        machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    options = opt.plan_options(
+        algorithm=algorithm,
+        objective=objective,
+        reserve=reserve,
+        seed=seed,
+        time_limit=time_limit,
+        costs=costs,
+        threads=threads,
+    )
+    result = run_target(
+        target,
+        machine,
+        options,
+        plan_file=plan_file,
+        steps=steps,
+        timeout=timeout,
+        verify=verify,
+        batch_size=batch_size,
+    )
+    show(result, as_json, None)
+    if result.verified is False:
+        raise typer.Exit(5)
+
+
+def profile(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[FILE.py:FUNCTION]", help="Graph to profile.")
+    ] = None,
+    links: Annotated[bool, typer.Option("--links", help="Measure the links instead.")] = False,
+    threads: opt.Threads = 1,
+    batch_size: opt.BatchSize = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Measure op costs, or links between local ranks, into the cache."""
+    from pardnn.api.capture import graph_of, opened
+    from pardnn.api.profile import profiled, profiled_links
+
+    if links == (target is not None):
+        raise UsageError("give either FILE.py:FUNCTION or --links")
+    if target is None:
+        show(profiled_links(), as_json, None)
+    else:
+        graph = graph_of(opened(target), batch_size)
+        show(profiled(graph, threads), as_json, None)
+
+
+def doctor(as_json: opt.Json = False) -> None:
+    """Tell what this machine has and what will work on it."""
+    from pardnn.api.doctor import examine
+
+    show(examine(), as_json, None)

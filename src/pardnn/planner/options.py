@@ -1,0 +1,47 @@
+"""The options of planning: one value, checked once, from the command line to the algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from pardnn.errors import UsageError
+from pardnn.planner.algorithms import check_algorithm
+
+Objective = Literal["seconds", "bytes"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How to plan.
+
+    Attributes:
+        algorithm: A key of `ALGORITHMS` or `SHARDED`; "auto" for the best of `AUTO` and `tofu`;
+            or "auto-whole" for the best of `AUTO` alone.
+        objective: "seconds" minimises the makespan, "bytes" the bytes sent.
+        reserve: Fraction of each device's memory to leave unused.
+        seed: Of the algorithm. The same input, options and seed give the same bytes of plan.
+        time_limit: Seconds after which `auto` tries nothing more; may break reproducibility.
+        costs: None: the ops' own `seconds` if they state them, else "measured"; or a preset.
+        threads: That an op may use on a CPU.
+
+    Raises:
+        UsageError: E210 (algorithm), E211 (reserve), E201 (objective).
+    """
+
+    algorithm: str = "auto"
+    objective: Objective = "seconds"
+    reserve: float = 0.1
+    seed: int = 0
+    time_limit: float | None = None
+    costs: str | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        check_algorithm(self.algorithm)
+        if not 0 <= self.reserve < 1:
+            raise UsageError(
+                f"reserve is {self.reserve}; it is a fraction from 0 to below 1", code="E211"
+            )
+        if self.objective not in get_args(Objective):
+            raise UsageError(f"objective is {self.objective!r:.40}; it can be seconds or bytes")

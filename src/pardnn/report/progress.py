@@ -1,0 +1,37 @@
+"""What goes on, shown on a terminal's stderr; elsewhere nothing is written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show a line with a spinner while something lasts."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with Console(stderr=True, markup=False).status(text):
+        yield
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function of what is done and what there is in all, which draws a bar; or None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task: TaskID | None = None
+
+        def update(done: int, total: int) -> None:
+            nonlocal task
+            task = bar.add_task(title, total=total) if task is None else task
+            bar.update(task, completed=done, total=total)
+
+        yield update
