@@ -16,8 +16,8 @@ from pardnn.cost.costs import preset_costs
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh, placements
+from pardnn.shard.cache import forget
 from pardnn.shard.mesh_of_cluster import mesh_of
-from pardnn.shard.partition.interning import forget
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.cost_tables import CostTables
 from pardnn.shard.search.exact import exact_state

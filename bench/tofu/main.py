@@ -42,7 +42,7 @@ from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import decide_sharded
 from pardnn.planner.warm_up import warm_up
-from pardnn.shard.partition.interning import forget
+from pardnn.shard.cache import forget
 from pardnn.shard.search.tofu import find_sharding
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of

@@ -26,8 +26,8 @@ from pardnn.errors import PardnnError
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
+from pardnn.shard.cache import forget
 from pardnn.shard.mesh_of_cluster import prime_factors
-from pardnn.shard.partition.interning import forget
 from pardnn.shard.search.baselines import BASELINES
 from pardnn.shard.search.coarsening import NEEDED
 from pardnn.shard.search.communication_bytes import total_bytes

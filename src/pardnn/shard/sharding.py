@@ -1,4 +1,4 @@
-"""The decision of operator partitioning, as data: what `search` finds and `spread` carries out."""
+"""The decision of operator partitioning, as data: `search` finds it, `spmd` carries it out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pardnn.plan.mesh import Layout, Mesh
-from pardnn.shard.partition.per_device import AxisLoops
+
+AxisLoops = tuple[str | None, ...]
+"""Per mesh axis the loop of an op that is cut, None if every device along it does the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 import pytest
 
 from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.cache import forget
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.axis_strategies import axis_strategies_of
 from pardnn.shard.partition.interning import (
-    KEPT,
+    classified,
     cuttable_loops,
-    forget,
     intern_call,
     interned_call,
 )
@@ -61,7 +61,7 @@ def test_loop_cuts_give_the_local_ops(graph, num_workers):
 
 
 def assert_boxes(axis_strategies, loop, op, row):
-    for slot, dims in axis_strategies.dim_slices.slots.items():
+    for slot, dims in axis_strategies.dim_slices.inputs.items():
         region = op.regions.get(slot)
         none = [[0, 0]] * (dims.stop - dims.start)
         assert row[dims] == (none if region is None else [list(ends) for ends in region.box])
@@ -77,8 +77,8 @@ def test_a_piece_is_a_row_of_the_family_until_a_size_is_one():
     halves = axis_strategies_of(number, 2).calls("i")
     quarters = axis_strategies_of(number, 4).calls("i")
     assert len({halves[0], halves[1]}) == len(set(quarters)) == 1
-    assert KEPT.calls[halves[0]][0] is KEPT.calls[number][0]
-    assert KEPT.calls[quarters[0]][0] is not KEPT.calls[number][0]
+    assert classified(halves[0])[0] is classified(number)[0]
+    assert classified(quarters[0])[0] is not classified(number)[0]
     assert interned_call(quarters[0]).outputs == ((1, 7),)
 
 
@@ -86,13 +86,13 @@ def test_arguments_of_pieces_are_kept_where_they_follow_from_the_loop_alone():
     forget()
     graph = _padded()
     numbers = {call.op.name: call.number for call in op_calls(graph)}
-    shape_class, row = KEPT.calls[numbers["y"]]
+    shape_class, row = classified(numbers["y"])
     axis_strategies_of(numbers["y"], 2)
     loops = loop_nest_of(shape_class, row)
     assert loops is not None
     assert loops.attributes["x0"] == ({"padding": [0]}, {"padding": [0]})
     assert loops.attributes["ci"] == ({}, {"bias": None})
-    view, shape = KEPT.calls[numbers["z"]]
+    view, shape = classified(numbers["z"])
     axis_strategies_of(numbers["z"], 2)
     views = loop_nest_of(view, shape)
     assert views is not None

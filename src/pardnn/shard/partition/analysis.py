@@ -1,12 +1,15 @@
-"""From a description to the loops of an operator and what each index of them reads and writes.
+"""From a description to the loops of an operator, and what each index of them reads and writes.
 
 Problem: find every variable along which an operator can be cut, whatever its sizes.
-Idea: run the lambdas on symbolic indices; a variable may be cut if it stands for a position of an
-output or belongs to a reduction that nothing but sums and terms surrounds. Variables inside of
-an opaque result, or of a reduction whose result goes on into another function, may not.
-Complexity: O(size of the description); results are kept per ranks and attributes, so that equal
+Idea: run the lambdas on symbolic indices. A variable may be cut if it stands for a position of an
+output (case 1) or belongs to a reduction that nothing but sums and factors surrounds (case 2).
+Variables inside of an opaque result, or of a reduction whose result goes on into another function,
+may not.
+Complexity: O(size of the description); results are cached by ranks and attributes, so that equal
 layers of different width are analysed once.
 Reference: Tofu (EuroSys 2019), section 4.2, cases 1 and 2.
+Deviations: bounds are affine in the first and last value of each loop, so one run serves any number
+of workers where the paper makes two runs per loop; several outputs share loops by name.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 from pardnn.errors import shown
+from pardnn.shard.cache import cached
 from pardnn.shard.partition.call import Bound, Call, bind_call
 from pardnn.shard.tdl.interval import (
     Affine,
@@ -70,7 +74,7 @@ class Write:
         names: Variables that it depends on.
         reducers: Variables that partial results arise from, with what combines them.
         overlap: What combines values that meet at one place; None: they must not meet.
-        without: What all workers but the first call with, if partial results are cut.
+        without: What all workers but the first call with, if the results are partial.
     """
 
     place: tuple[Interval | None, ...]
@@ -82,7 +86,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Analysis:
-    """All that the strategies of an operator follow from, affine in the ends of its variables.
+    """The loops of an operator with what each reads and writes, affine in the ends of the loops.
 
     Attributes:
         loops: Variables that can be cut, in order of appearance.
@@ -123,17 +127,17 @@ def _reduces(node: Node) -> bool:
 
 
 class _Roles:
-    """What variables of one output may do: collected by one walk from the top."""
+    """What each variable of one output is: a position, part of a reduction, or not cuttable."""
 
     def __init__(self, value: Node) -> None:
         self.reducers: dict[str, Reducer] = {}
-        self.pinned: set[str] = set()
+        self.uncuttable: set[str] = set()
         self.without: dict[str, Any] = {}
         self._top(value, None)
         for node in _nodes(value):
             if isinstance(node, Apply):
                 for index in node.at:
-                    self.pinned |= variables(index)
+                    self.uncuttable |= variables(index)
 
     def _top(self, node: Node, outer: Reducer | None) -> None:
         if isinstance(node, Reduction) and outer in (None, node.reducer):
@@ -143,7 +147,7 @@ class _Roles:
             self._top(node.value, outer)
         elif isinstance(node, Once):
             self.without |= node.without
-            self._pin(node.value)
+            self._forbid(node.value)
         elif isinstance(node, Apply):
             self._apply(node, outer)
 
@@ -159,12 +163,12 @@ class _Roles:
                 self._top(operand, outer)
         else:
             for operand in node.operands:
-                self._pin(operand)
+                self._forbid(operand)
 
-    def _pin(self, node: Node) -> None:
+    def _forbid(self, node: Node) -> None:
         for inner in _nodes(node):
             if isinstance(inner, Reduction):
-                self.pinned |= set(inner.names)
+                self.uncuttable |= set(inner.names)
 
 
 def _is_linear(node: Node) -> bool:
@@ -194,7 +198,7 @@ def _traced(function: Any, shape: tuple[int, ...] | None) -> Output | None:
 
 def _write(output: Output, roles: _Roles) -> Write:
     names = set(output.names) | set(roles.reducers)
-    reducers = {name: r for name, r in roles.reducers.items() if name not in roles.pinned}
+    reducers = {name: r for name, r in roles.reducers.items() if name not in roles.uncuttable}
     around = output.value.reducer if isinstance(output.value, Reduction) else None
     overlap = None if output.bare else around
     place = tuple(map(_span, output.place))
@@ -246,10 +250,10 @@ def _multiples(divided: Sequence[Affine], name: str) -> frozenset[int]:
 def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Analysis:
     roles = [None if output is None else _Roles(output.value) for output in outputs]
     pairs = [(o, r) for o, r in zip(outputs, roles, strict=True) if o is not None and r is not None]
-    pinned = {name for _, role in pairs for name in role.pinned}
+    uncuttable = {name for _, role in pairs for name in role.uncuttable}
     ordered = [name for output, role in pairs for name in (*output.names, *role.reducers)]
     extents = _extents(outputs)
-    unknown = [name for name in ordered if name not in extents and name not in pinned]
+    unknown = [name for name in ordered if name not in extents and name not in uncuttable]
     if unknown:
         raise DescriptionError(
             f"nothing says how far variable {unknown[0]!r} runs.\n"
@@ -258,7 +262,7 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
     reads = [read for output, _ in pairs for read in _reads(output)]
     divided = _divided(outputs, reads)
     return Analysis(
-        tuple(name for name in dict.fromkeys(ordered) if name not in pinned),
+        tuple(name for name in dict.fromkeys(ordered) if name not in uncuttable),
         extents,
         {name: _multiples(divided, name) for name in extents},
         tuple(
@@ -273,7 +277,8 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
     )
 
 
-_KEPT: dict[Any, Analysis] = {}
+#: By description, arguments and ranks, or sizes where the description reads them.
+_ANALYSES: dict[Any, Analysis] = cached({})
 
 
 def _signature(description: Description, bound: Bound, with_sizes: bool) -> Any:
@@ -298,16 +303,16 @@ def analyse(description: Description, call: Call) -> tuple[Analysis, Bound]:
     """
     bound = bind_call(description, call)
     for with_sizes in (False, True):
-        kept = _KEPT.get(_signature(description, bound, with_sizes))
+        kept = _ANALYSES.get(_signature(description, bound, with_sizes))
         if kept is not None:
             return kept, bound
     found = analysis_of(description, bound)
-    _KEPT[_signature(description, bound, found.reads_sizes)] = found
+    _ANALYSES[_signature(description, bound, found.reads_sizes)] = found
     return found, bound
 
 
 def analysis_of(description: Description, bound: Bound) -> Analysis:
-    """Return the analysis of a call that was bound just now: who looks at sizes is noted there.
+    """Analyse the description of a call that was bound just now: reads of sizes are noted there.
 
     Raises:
         DescriptionError: E220, naming the operator, if the description cannot be analysed.

@@ -1,7 +1,8 @@
-"""All ways in which the devices along one mesh axis can split one call, as one array.
+"""Sharding strategies of one call along one mesh axis, as one array: one for each loop.
 
-Idea: the stencil of each loop says what moves; all else is the call's own row.
+Idea: the cut of each loop (`loop_cut`) says which dims are cut where; all others are whole.
 Complexity: O(loops x workers x dims) per distinct call.
+Reference: Tofu (EuroSys 2019), section 4.2, for any number of workers.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import PardnnError
+from pardnn.shard.cache import cached
 from pardnn.shard.partition.call import DimSlices
 from pardnn.shard.partition.interning import (
     EXCHANGED,
-    KEPT,
     are_exact,
+    classified,
     intern_local_call,
     local_dim_sizes,
 )
@@ -36,19 +38,22 @@ from pardnn.shard.partition.worker_ops import ObservedShapes, WorkerShapes, loca
 
 Attributes = Mapping[str, Any]
 
+#: By number of a call and of workers.
+_FOUND: dict[tuple[int, int], AxisStrategies] = cached({})
+
 
 @final
 @dataclass(eq=False, slots=True)
 class AxisStrategies:
-    """What the workers among whom one call is split do, for each loop that they can cut.
+    """The strategies of one call along one mesh axis: one for each loop that can be cut.
 
     Attributes:
         number: Of the call.
-        dim_slices: Of the call.
+        dim_slices: Which dims of boxes belong to which tensor.
         places: Position of each loop among `boxes`; that of None, all workers alike, is the last.
-        boxes: What each worker needs of the inputs, which may stick out of them, and what its
-            results are of the whole ones.
-        out_of_bounds: Whether something sticks out.
+        boxes: By loop and worker, what it needs of the inputs, which may be out of bounds, and
+            what its results are of the whole ones.
+        out_of_bounds: Whether some box is.
         contents: By loop, by slot whether values are read.
         flags: By loop and output, whether the workers' results are partial.
         strategies: By loop, how it is cut.
@@ -71,7 +76,7 @@ class AxisStrategies:
             if loop is None:
                 found = (self.number,) * self.boxes.shape[1]
             else:
-                shape_class, _ = KEPT.calls[self.number]
+                shape_class, _ = classified(self.number)
                 strategy = self.strategies[loop]
                 pairs = zip(strategy.attributes, strategy.local_sizes, strict=True)
                 found = tuple(
@@ -87,50 +92,48 @@ class _Strategy:
     """How one loop is cut.
 
     Attributes:
-        loop_cut: What moves.
-        local_sizes: Of the pieces, in the family of the call.
-        attributes: Arguments of each piece in place of those of the whole call.
-        dropped: By worker, inputs that the pieces do not take.
+        cut: The dims that it cuts.
+        local_sizes: By worker, sizes of its call in the shape class of the whole one.
+        attributes: By worker, arguments in place of those of the whole call.
+        dropped: By worker, inputs that its call does not take.
     """
 
-    loop_cut: LoopCut
+    cut: LoopCut
     local_sizes: Sequence[DimSizes]
     attributes: Sequence[Attributes]
     dropped: Sequence[tuple[str, ...]]
 
 
 def axis_strategies_of(number: int, num_workers: int) -> AxisStrategies:
-    """Return what each of some workers does of an interned call, whichever loop is cut."""
-    key = ("split", number, num_workers)
-    if key not in KEPT.others:
-        KEPT.others[key] = _axis_strategies(number, num_workers)
-    return KEPT.others[key]
+    """Return the strategies of an interned call along one mesh axis of some workers."""
+    key = (number, num_workers)
+    if key not in _FOUND:
+        _FOUND[key] = _axis_strategies(number, num_workers)
+    return _FOUND[key]
 
 
 def _axis_strategies(number: int, num_workers: int) -> AxisStrategies:
-    shape_class, dim_sizes = KEPT.calls[number]
-    loop_nest = loop_nest_of(shape_class, dim_sizes)
-    strategies = (
-        {} if loop_nest is None else _strategies(shape_class, loop_nest, dim_sizes, num_workers)
-    )
+    shape_class, dim_sizes = classified(number)
+    nest = loop_nest_of(shape_class, dim_sizes)
+    strategies = {} if nest is None else _strategies(shape_class, nest, dim_sizes, num_workers)
     whole = [(0, size) for size in dim_sizes]
     blank = list(whole)
-    for column in loop_nest.unread if loop_nest is not None else ():
+    for column in nest.unread if nest is not None else ():
         blank[column] = (0, 0)
     boxes: list[list[list[tuple[int, int]]]] = []
     out_of_bounds = False
     for strategy in strategies.values():
-        columns = strategy.loop_cut.columns
+        columns = strategy.cut.columns
         each: list[list[tuple[int, int]]] = []
-        for moved, dropped in zip(strategy.loop_cut.moved, strategy.dropped, strict=True):
+        for moved, dropped in zip(strategy.cut.moved, strategy.dropped, strict=True):
             line = list(blank)
             for column, ends in zip(columns, moved, strict=True):
                 line[column] = ends
             for slot in dropped:
-                dims = shape_class.dim_slices.slots[slot]
+                dims = shape_class.dim_slices.inputs[slot]
                 line[dims] = [(0, 0)] * (dims.stop - dims.start)
             each.append(line)
-        out_of_bounds = out_of_bounds or strategy.loop_cut.out_of_bounds
+        out_of_bounds = out_of_bounds or strategy.cut.out_of_bounds
         boxes.append(each)
     boxes.append([whole] * num_workers)
     none = (False,) * len(shape_class.dim_slices.outputs)
@@ -140,41 +143,37 @@ def _axis_strategies(number: int, num_workers: int) -> AxisStrategies:
         {loop: place for place, loop in enumerate((*strategies, None))},
         np.array(boxes, dtype=np.int64).reshape(len(boxes), num_workers, len(dim_sizes), 2),
         out_of_bounds,
-        {loop: _contents(loop_nest, strategy) for loop, strategy in strategies.items() if loop_nest}
+        {loop: _contents(nest, strategy) for loop, strategy in strategies.items() if nest}
         | {None: {}},
-        {loop: strategy.loop_cut.flags for loop, strategy in strategies.items()} | {None: none},
+        {loop: strategy.cut.flags for loop, strategy in strategies.items()} | {None: none},
         strategies,
     )
 
 
-def _contents(loop_nest: LoopNest, strategy: _Strategy) -> Mapping[str, bool]:
+def _contents(nest: LoopNest, strategy: _Strategy) -> Mapping[str, bool]:
     nowhere = set(strategy.dropped[0]).intersection(*strategy.dropped)
-    return (
-        loop_nest.contents
-        if not nowhere
-        else {**loop_nest.contents, **dict.fromkeys(nowhere, False)}
-    )
+    return nest.contents if not nowhere else {**nest.contents, **dict.fromkeys(nowhere, False)}
 
 
 def _strategies(
-    shape_class: ShapeClass, loop_nest: LoopNest, dim_sizes: DimSizes, num_workers: int
+    shape_class: ShapeClass, nest: LoopNest, dim_sizes: DimSizes, num_workers: int
 ) -> dict[str, _Strategy]:
     """Return how each loop of a call is cut that can be; those that fail are left out."""
     try:
-        extents = extents_in(loop_nest, dim_sizes)
+        extents = extents_in(nest, dim_sizes)
     except PardnnError:
         return {}
     found: dict[str, _Strategy] = {}
-    for loop in loop_nest.analysis.loops:
+    for loop in nest.analysis.loops:
         try:
-            loop_cut = loop_cut_of(shape_class, loop_nest, dim_sizes, extents, loop, num_workers)
+            cut = loop_cut_of(shape_class, nest, dim_sizes, extents, loop, num_workers)
             if (
-                loop_cut is None
-                or any(r is not None and r not in EXCHANGED for r in loop_cut.reducers)
-                or not are_exact(shape_class, loop_nest, dim_sizes, loop_cut)
+                cut is None
+                or any(r is not None and r not in EXCHANGED for r in cut.reducers)
+                or not are_exact(shape_class, nest, dim_sizes, cut)
             ):
                 continue
-            found[loop] = _strategy(shape_class, loop_nest, dim_sizes, extents, loop, loop_cut)
+            found[loop] = _strategy(shape_class, nest, dim_sizes, extents, loop, cut)
         except PardnnError:
             continue
     return found
@@ -182,36 +181,36 @@ def _strategies(
 
 def _strategy(
     shape_class: ShapeClass,
-    loop_nest: LoopNest,
+    nest: LoopNest,
     dim_sizes: DimSizes,
     extents: Mapping[str, int],
     loop: str,
-    loop_cut: LoopCut,
+    cut: LoopCut,
 ) -> _Strategy:
-    local_sizes = local_dim_sizes(loop_nest, dim_sizes, loop_cut)
+    local_sizes = local_dim_sizes(nest, dim_sizes, cut)
     count = len(local_sizes)
-    if not loop_nest.has_attributes:
-        return _Strategy(loop_cut, local_sizes, ({},) * count, ((),) * count)
-    own = _attributes(shape_class, loop_nest, extents, loop, loop_cut, local_sizes)
+    if not nest.has_attributes:
+        return _Strategy(cut, local_sizes, ({},) * count, ((),) * count)
+    own = _attributes(shape_class, nest, extents, loop, cut, local_sizes)
     dropped = [
         tuple(
             [
                 name
                 for name, value in each.items()
-                if value is None and name in shape_class.dim_slices.slots
+                if value is None and name in shape_class.dim_slices.inputs
             ]
         )
         for each in own
     ]
-    return _Strategy(loop_cut, local_sizes, own, dropped)
+    return _Strategy(cut, local_sizes, own, dropped)
 
 
 def _attributes(
     shape_class: ShapeClass,
-    loop_nest: LoopNest,
+    nest: LoopNest,
     extents: Mapping[str, int],
     loop: str,
-    loop_cut: LoopCut,
+    cut: LoopCut,
     local_sizes: Sequence[DimSizes],
 ) -> Sequence[Attributes]:
     """Return the arguments that each worker calls with in place of those of the whole call.
@@ -219,21 +218,21 @@ def _attributes(
     Where they follow from the loop alone, those of the first worker and those of all others are
     kept.
     """
-    first, others = loop_nest.attributes.get(loop, (None, None))
+    first, others = nest.attributes.get(loop, (None, None))
     if first is not None and others is not None:
         return [first, *[others] * (len(local_sizes) - 1)]
     full = {name: (0, size - 1) for name, size in extents.items()}
     rest = [
         (loop, worker, {**full, loop: ends}, *shapes_in(shape_class, local))
-        for worker, (ends, local) in enumerate(zip(loop_cut.ranges, local_sizes, strict=True))
+        for worker, (ends, local) in enumerate(zip(cut.ranges, local_sizes, strict=True))
     ]
-    if loop in loop_nest.attributes or len(rest) == 1:
-        return [local_attributes(loop_nest.analysis, WorkerShapes(*each)) for each in rest]
+    if loop in nest.attributes or len(rest) == 1:
+        return [local_attributes(nest.analysis, WorkerShapes(*each)) for each in rest]
     shown = [ObservedShapes(*each) for each in rest]
     found = [
-        local_attributes(loop_nest.analysis, WorkerShapes(*each), part)
-        for each, part in zip(rest, shown, strict=True)
+        local_attributes(nest.analysis, WorkerShapes(*each), shapes)
+        for each, shapes in zip(rest, shown, strict=True)
     ]
-    is_known = not any(part.was_asked for part in shown)
-    loop_nest.attributes[loop] = (found[0], found[1]) if is_known else (None, None)
+    is_known = not any(shapes.was_asked for shapes in shown)
+    nest.attributes[loop] = (found[0], found[1]) if is_known else (None, None)
     return found

@@ -1,4 +1,9 @@
-"""One call of an operator with the shapes around it: what a description is applied to."""
+"""One call of an operator with the shapes around it, in the forms that cutting it needs.
+
+A `Call` is data, as in the graph. `Bound` matches its tensors with the parameters of a description,
+which name them by *slot*. A `Skeleton` is what equal calls on other tensors share, the key under
+which results are cached. `DimSlices` lays the dims of all its tensors side by side.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +81,7 @@ def call_of(op: Op, tensors: Mapping[str, GraphTensor]) -> Call:
 
 
 class Skeleton(NamedTuple):
-    """The arguments of a call without its tensors.
+    """The arguments of a call without its tensors: what repeated layers have in common.
 
     Attributes:
         structure: Kind and arguments; equal structures are equal but for the tensors.
@@ -106,7 +111,7 @@ def skeleton_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sk
 
 
 def _plain(value: Any, names: list[str]) -> Any:
-    """Return what of an argument is the same for all tensors, and note their names."""
+    """Return an argument without the names of its tensors, which are noted."""
     of = type(value)
     if of is dict:
         if len(value) == 1 and "tensor" in value:
@@ -125,7 +130,13 @@ def fingerprint(call: Call) -> Any:
 
 
 def walk(value: Any, slot: str, visit: Callable[[str, str], Any]) -> Any:
-    """Return an argument with `visit(name, slot)` in the place of every tensor."""
+    """Replace the tensors of an argument.
+
+    Args:
+        value: The argument, `{"tensor": name}` for tensors.
+        slot: Its parameter; items of a list are "slot.0", "slot.1" and so on.
+        visit: Takes the name and slot of a tensor; what it returns takes the tensor's place.
+    """
     if isinstance(value, list | tuple):
         return [walk(item, f"{slot}.{n}", visit) for n, item in enumerate(value)]
     if isinstance(value, dict) and set(value) == {"tensor"}:
@@ -166,7 +177,7 @@ def _plain_defaults(function: Callable[..., Any]) -> dict[str, Any] | None:
 
 
 def bind_call(description: Description, call: Call) -> Bound:
-    """Match the arguments of a call with the parameters of a description.
+    """Match the arguments of a call with the parameters of its description.
 
     Raises:
         DescriptionError: E220, if the description does not take what the op takes.
@@ -218,7 +229,13 @@ def _positional_slots(function: Callable[..., Any], count: int) -> tuple[str, ..
 
 
 def replaced(description: Description, call: Call, attributes: Mapping[str, Any]) -> Call:
-    """Return the call with some arguments changed, by parameter of the description."""
+    """Return a call with some arguments changed.
+
+    Args:
+        description: Of the operator.
+        call: The call.
+        attributes: New values, by parameter of the description.
+    """
     slots = _positional_slots(description.function, len(call.args))
     args, kwargs = list(call.args), dict(call.kwargs)
     for name, value in attributes.items():
@@ -231,17 +248,19 @@ def replaced(description: Description, call: Call, attributes: Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DimSlices:
-    """Where the boxes of a call's tensors are among all dims, side by side.
+    """Which dims belong to which tensor where those of all tensors of a call lie side by side.
+
+    So the boxes of a call are one array, with one row per dim, whatever its tensors are.
 
     Attributes:
-        slots: Dims of each input.
+        inputs: Dims of each input, by slot.
         outputs: Dims of each output, None for what is not computed.
-        width: Number of all dims.
+        num_dims: Of all tensors together.
     """
 
-    slots: Mapping[str, slice]
+    inputs: Mapping[str, slice]
     outputs: tuple[slice | None, ...]
-    width: int
+    num_dims: int
 
 
 @lru_cache(maxsize=4096)
@@ -256,7 +275,7 @@ def _dim_slices(slots: tuple[tuple[str, int], ...], outputs: tuple[int | None, .
 
 
 def dim_slices_of(shapes: Mapping[str, Shape], outputs: Sequence[Shape | None]) -> DimSlices:
-    """Return the form of calls whose tensors have these ranks: always the same object."""
+    """Return the slices for tensors of these ranks: always the same object for the same ranks."""
     return _dim_slices(
         tuple((slot, len(shape)) for slot, shape in shapes.items()),
         tuple(None if shape is None else len(shape) for shape in outputs),

@@ -1,9 +1,12 @@
-"""Where the boxes of a call lie when one loop is cut, once for all calls that agree in it.
+"""One loop of a call split among workers, with halo: computed once for all calls that agree in it.
 
-Idea: the cut of a loop moves a few dims of a few tensors, and all others stay whole. Where they
-move to depends on the sizes of those dims and on how far the loops run that they are made of: a
-*stencil*. A call that agrees in them, however large its other dims, needs no analysis of its own.
-Complexity: O(tensors) per call, O(accesses x dims) per stencil and worker.
+Problem: every worker's boxes, for thousands of calls and each of their loops.
+Idea: splitting a loop cuts a few dims of a few tensors, and all others stay whole. Where the cuts
+are depends on the sizes of those dims and on how far the loops run that index them (a halo is where
+the ranges of neighbours overlap). A call that agrees in these few numbers, however large its other
+dims, needs no analysis of its own.
+Complexity: O(tensors) per call, O(accesses x dims) per distinct cut and worker.
+Reference: Tofu (EuroSys 2019), section 4.2, cases 1 and 2; "halo exchange" there.
 """
 
 from __future__ import annotations
@@ -27,16 +30,16 @@ _Spans = tuple[tuple[int, _End, _End], ...]
 
 
 class LoopCut(NamedTuple):
-    """The dims that the cut of a loop moves.
+    """One loop cut among workers, and the dims that it cuts, halos included.
 
     Attributes:
-        columns: Which they are, in a row of the call.
-        moved: First and last index on each worker, the last exclusive.
-        sizes: Of these dims on each worker.
-        ranges: First and last value of the loop on each worker, inclusive.
-        reducers: By output, what combines the workers' results; None if they are no partial ones.
-        flags: By output, whether they are partial.
-        out_of_bounds: Whether something lies outside of its tensor.
+        columns: Positions of these dims among the `DimSizes` of the call.
+        moved: By worker, first and last index in each of them, the last exclusive.
+        sizes: By worker, the size of each of them.
+        ranges: By worker, first and last value of the loop, inclusive.
+        reducers: By output, what combines the workers' results; None if they are not partial.
+        flags: By output, whether the results are partial.
+        out_of_bounds: Whether some access lies outside of its tensor.
     """
 
     columns: tuple[int, ...]
@@ -48,19 +51,19 @@ class LoopCut(NamedTuple):
     out_of_bounds: bool
 
 
-class _Plan(NamedTuple):
-    """What the stencils of a loop of an analysis depend on.
+class _Rule(NamedTuple):
+    """What the cuts of a loop depend on, whatever the sizes.
 
     Attributes:
-        names: Loops that moved dims are made of.
-        columns: Dims that move.
-        reads: Of each input that moves: how each access treats what lies outside, and its spans,
-            by position among the columns.
-        writes: Of each output that moves: its number and its spans.
-        reducers: Of the outputs that do not move; None if one of them says that it cannot be.
-        overlaps: Of the outputs that move, what combines values that meet, and whether they
+        names: Loops that the bounds of these dims depend on.
+        columns: The dims that the loop cuts, by position among `DimSizes`.
+        reads: Of each input that is cut: how each access treats what is out of bounds, and its
+            spans, by position among `columns`.
+        writes: Of each output that is cut: its number and its spans.
+        reducers: Of the outputs that are not cut, what combines partial results.
+        overlaps: Of the outputs that are cut, what combines values that meet, and whether they
             depend on the loop at all.
-        multiple: Number that cuts keep to.
+        multiple: Number whose multiples cuts keep to.
     """
 
     names: tuple[str, ...]
@@ -74,41 +77,41 @@ class _Plan(NamedTuple):
 
 def loop_cut_of(
     shape_class: ShapeClass,
-    loop_nest: LoopNest,
+    nest: LoopNest,
     dim_sizes: DimSizes,
     extents: Mapping[str, int],
     loop: str,
     workers: int,
 ) -> LoopCut | None:
-    """Return the stencil of a loop, None if it cannot be cut so.
+    """Return how a loop is cut among workers, None if it cannot be.
 
     Args:
         shape_class: Of the call.
-        loop_nest: Of the call.
-        dim_sizes: The call.
+        nest: Of the call.
+        dim_sizes: Of the call.
         extents: How far its loops run.
-        loop: A loop.
-        workers: Number of parts.
+        loop: The one that is cut.
+        workers: Their number.
 
     Raises:
         DescriptionError: E220, if the description does not fit the call.
     """
-    kept = loop_nest.loop_cuts
+    kept = nest.loop_cuts
     if loop not in kept:
-        kept[loop] = _plan(shape_class, loop_nest.analysis, loop)
-    plan: _Plan | None = kept[loop]
-    if plan is None or loop not in extents:
+        kept[loop] = _rule(shape_class, nest.analysis, loop)
+    rule: _Rule | None = kept[loop]
+    if rule is None or loop not in extents:
         return None
-    sizes = tuple([dim_sizes[column] for column in plan.columns])
-    runs = tuple([extents.get(name) for name in plan.names])
+    sizes = tuple([dim_sizes[column] for column in rule.columns])
+    runs = tuple([extents.get(name) for name in rule.names])
     key = (loop, workers, runs, sizes)
     if key not in kept:
-        kept[key] = _found(plan, sizes, extents, loop, workers)
+        kept[key] = _found(rule, sizes, extents, loop, workers)
     return kept[key]
 
 
-def _plan(shape_class: ShapeClass, analysis: Analysis, loop: str) -> _Plan | None:
-    """Return what decides on a cut, None if no number of workers can make it."""
+def _rule(shape_class: ShapeClass, analysis: Analysis, loop: str) -> _Rule | None:
+    """Return the rule by which a loop is cut, None if no number of workers can cut it."""
     affected = affected_by(analysis, loop)
     outputs = shape_class.dim_slices.outputs
     if affected.has_conflict:
@@ -117,7 +120,7 @@ def _plan(shape_class: ShapeClass, analysis: Analysis, loop: str) -> _Plan | Non
     names = {loop}
     reads: list[tuple[str, tuple[tuple[Outside, _Spans], ...]]] = []
     for slot, accesses in affected.reads:
-        start = shape_class.dim_slices.slots[slot].start
+        start = shape_class.dim_slices.inputs[slot].start
         spans = [_spans(start, moving, columns, names) for _, moving in accesses]
         if any(spans):
             outside: list[Outside] = [access.outside for access, _ in accesses]
@@ -138,7 +141,7 @@ def _plan(shape_class: ShapeClass, analysis: Analysis, loop: str) -> _Plan | Non
             reducers[number] = write.reducers[loop].name
     moved, multiple = tuple(columns), math.lcm(*analysis.multiples[loop])
     fixed = tuple(reducers)
-    return _Plan(
+    return _Rule(
         tuple(sorted(names)), moved, tuple(reads), tuple(writes), fixed, overlaps, multiple
     )
 
@@ -164,9 +167,9 @@ def _end(bound: Affine) -> _End:
 
 
 def _found(
-    plan: _Plan, sizes: tuple[int, ...], extents: Mapping[str, int], loop: str, workers: int
+    rule: _Rule, sizes: tuple[int, ...], extents: Mapping[str, int], loop: str, workers: int
 ) -> LoopCut | None:
-    points = cut_points(extents[loop], workers, plan.multiple)
+    points = cut_points(extents[loop], workers, rule.multiple)
     if points is None:
         return None
     ranges: dict[str, tuple[int, int]] = {name: (0, size - 1) for name, size in extents.items()}
@@ -175,17 +178,17 @@ def _found(
     for each in ends:
         ranges[loop] = each
         dim_sizes: list[Ends] = [(0, 0)] * len(sizes)
-        for slot, accesses in plan.reads:
+        for slot, accesses in rule.reads:
             _read(slot, accesses, ranges, sizes, dim_sizes)
-        for _, spans in plan.writes:
+        for _, spans in rule.writes:
             for n, low, high in spans:
                 dim_sizes[n] = low(ranges), high(ranges) + 1
         rows.append(dim_sizes)
-    reducers = _reducers(plan, sizes, rows)
+    reducers = _reducers(rule, sizes, rows)
     if reducers is None:
         return None
     return LoopCut(
-        plan.columns,
+        rule.columns,
         tuple(map(tuple, rows)),
         tuple([tuple([b - a for a, b in dim_sizes]) for dim_sizes in rows]),
         ends,
@@ -204,7 +207,7 @@ def _read(
     sizes: Sequence[int],
     dim_sizes: list[Ends],
 ) -> None:
-    """Put the hull of what all accesses of an input need into a row."""
+    """Put the hull of what all accesses of an input need into the moved dims of a worker."""
     for number, (outside, spans) in enumerate(accesses):
         for n, low, high in spans:
             first, last, size = low(ranges), high(ranges) + 1, sizes[n]
@@ -218,14 +221,14 @@ def _read(
 
 
 def _reducers(
-    plan: _Plan, sizes: Sequence[int], rows: Sequence[Sequence[Ends]]
+    rule: _Rule, sizes: Sequence[int], rows: Sequence[Sequence[Ends]]
 ) -> tuple[str | None, ...] | None:
-    """Return what combines each output, None if the shares of one do not make up the whole."""
-    if not plan.writes:
-        return plan.reducers
-    found = list(plan.reducers)
-    for number, spans in plan.writes:
-        reducer, depends = plan.overlaps[number]
+    """Return what combines each output, None if the results of one do not tile the whole."""
+    if not rule.writes:
+        return rule.reducers
+    found = list(rule.reducers)
+    for number, spans in rule.writes:
+        reducer, depends = rule.overlaps[number]
         shape = tuple([sizes[n] for n, _, _ in spans])
         if depends and not tile(
             [tuple([dim_sizes[n] for n, _, _ in spans]) for dim_sizes in rows], shape

@@ -15,42 +15,45 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.plan.mesh import Mesh
+from pardnn.shard.cache import cached
 from pardnn.shard.partition.axis_strategies import AxisStrategies, axis_strategies_of
 from pardnn.shard.partition.call import Call, DimSlices
-from pardnn.shard.partition.interning import KEPT, intern_call
-from pardnn.shard.partition.per_device import AxisLoops
+from pardnn.shard.partition.interning import classified, intern_call
+from pardnn.shard.sharding import AxisLoops
 
 Flags = tuple[bool, ...]
+"""Per mesh axis whether results along it are partial."""
 Contents = Mapping[str, bool]
+"""By slot whether values are read."""
 
 
 @dataclass(frozen=True, eq=False)
 class MeshStrategies:
-    """Ways in which n devices compute one call.
+    """Strategies by which n devices compute one call.
 
     Attributes:
-        axes: Of each way, the loop that is cut at each mesh axis.
-        dim_slices: Which dims of boxes are whose.
+        axes: By strategy, the loop that is cut at each mesh axis.
+        dim_slices: Which dims of boxes belong to which tensor.
         sizes: Of all dims of all tensors, side by side.
-        unclipped: What each device needs of the inputs, which may stick out of them, and what its
-            results are of the whole ones.
-        out_of_bounds: Whether something sticks out.
-        contents: Of each way, by slot whether values are read.
-        reduced: Of each way, by output, for each mesh axis, whether results along it are partial.
-        origins: Of each way, what its calls follow from.
+        unclipped: By strategy and device, what it needs of the inputs, which may be out of bounds,
+            and what its results are of the whole ones.
+        out_of_bounds: Whether some box is.
+        contents: By strategy, by slot whether values are read.
+        reduced: By strategy, by output, for each mesh axis, whether results along it are partial.
+        origins: By strategy, what its local calls follow from.
     """
 
     axes: Sequence[AxisLoops]
     dim_slices: DimSlices
     sizes: Int64[ndarray, " dims"]
-    unclipped: Int64[ndarray, "a n dims 2"]
+    unclipped: Int64[ndarray, "s n dims 2"]
     out_of_bounds: bool
     contents: Sequence[Contents]
     reduced: Sequence[tuple[Flags, ...]]
@@ -62,31 +65,31 @@ class MeshStrategies:
 
     @cached_property
     def calls(self) -> list[tuple[int, ...]]:
-        """Number of each device's local call, of each way."""
+        """By strategy, the number of each device's local call."""
         return [_calls(*origin) for origin in self.origins]
 
     @cached_property
-    def boxes(self) -> Int64[ndarray, "a n dims 2"]:
-        """What devices need and make, without what sticks out of the tensors."""
+    def boxes(self) -> Int64[ndarray, "s n dims 2"]:
+        """What devices need and make, clipped to the tensors."""
         if not self.out_of_bounds:
             return self.unclipped
         return np.minimum(np.maximum(self.unclipped, 0), self.sizes[:, None])
 
-    def region(self, slot: str) -> Int64[ndarray, "a n rank 2"]:
+    def region(self, slot: str) -> Int64[ndarray, "s n rank 2"]:
         """Return what devices need of an input."""
-        return self.boxes[:, :, self.dim_slices.slots[slot]]
+        return self.boxes[:, :, self.dim_slices.inputs[slot]]
 
-    def result(self, output: int) -> Int64[ndarray, "a n rank 2"] | None:
+    def result(self, output: int) -> Int64[ndarray, "s n rank 2"] | None:
         """Return what the devices' results are of the whole; None: not computed."""
         dims = self.dim_slices.outputs[output]
         return None if dims is None else self.boxes[:, :, dims]
 
     def read(self, slot: str) -> list[bool]:
-        """Return for each way whether values of an input are read."""
+        """Return for each strategy whether values of an input are read."""
         return [contents.get(slot, False) for contents in self.contents]
 
     def subset(self, chosen: Sequence[int]) -> MeshStrategies:
-        """Return some of the ways."""
+        """Return some of the strategies, by position."""
         return MeshStrategies(
             [self.axes[i] for i in chosen],
             self.dim_slices,
@@ -99,17 +102,23 @@ class MeshStrategies:
         )
 
 
+#: By number of a call; by numbers of devices' calls, slices and workers; by arguments.
+_UNCUT: dict[int, MeshStrategies] = cached({})
+_EXTENSIONS: dict[Any, _Extension] = cached({})
+_OWNED: dict[Any, Int64[ndarray, "n rank 2"] | None] = cached({})
+
+
 class _Extension(NamedTuple):
     """What devices do if one of their loops is cut, for each loop that all of them can cut.
 
     Attributes:
-        by_call: By number of a call.
-        calls: Number of each device.
+        by_call: Strategies along the new axis, by number of a local call.
+        calls: Number of each device's local call.
         places: Position of each loop among `boxes`; that of None, all workers alike, is the last.
-        boxes: Of pieces, in indices of each device's call; one device if all are alike.
+        boxes: In indices of each device's local call; one device if all are alike.
         contents: By loop, by slot whether any device reads values.
         flags: By loop and output, whether results are partial.
-        out_of_bounds: Whether something sticks out.
+        out_of_bounds: Whether some box is.
     """
 
     by_call: Mapping[int, AxisStrategies]
@@ -122,64 +131,60 @@ class _Extension(NamedTuple):
 
 
 class _Origin(NamedTuple):
-    """A cut of calls."""
+    """The last cut of a strategy: what was cut, the calls before it, and the loop."""
 
-    next: _Extension | None
+    extension: _Extension | None
     calls: tuple[int, ...]
     loop: str | None
 
 
 def _calls(
-    following: _Extension | None, calls: tuple[int, ...], loop: str | None
+    extension: _Extension | None, calls: tuple[int, ...], loop: str | None
 ) -> tuple[int, ...]:
-    """Return the number of each device's call after a cut."""
-    if following is None:
+    """Return the number of each device's local call after a cut."""
+    if extension is None:
         return calls
-    found = {
-        number: axis_strategies.calls(loop) for number, axis_strategies in following.by_call.items()
-    }
+    found = {number: each.calls(loop) for number, each in extension.by_call.items()}
     return tuple([local for number in calls for local in found[number]])
 
 
-def whole(number: int) -> MeshStrategies:
+def uncut(number: int) -> MeshStrategies:
     """Return what the only device of an empty mesh does: all of it, tensors named by slot."""
-    key = ("whole", number)
-    if key not in KEPT.others:
-        shape_class, row = KEPT.calls[number]
+    if number not in _UNCUT:
+        shape_class, dim_sizes = classified(number)
         dim_slices = shape_class.dim_slices
-        unclipped = np.zeros((1, 1, dim_slices.width, 2), dtype=np.int64)
-        unclipped[0, 0, :, 1] = row
-        contents = dict.fromkeys(dim_slices.slots, True)
+        unclipped = np.zeros((1, 1, dim_slices.num_dims, 2), dtype=np.int64)
+        unclipped[0, 0, :, 1] = dim_sizes
+        contents = dict.fromkeys(dim_slices.inputs, True)
         reduced: tuple[Flags, ...] = ((),) * len(dim_slices.outputs)
         origin = _Origin(None, (number,), None)
         sizes = unclipped[0, 0, :, 1]
-        KEPT.others[key] = MeshStrategies(
+        _UNCUT[number] = MeshStrategies(
             [()], dim_slices, sizes, unclipped, False, [contents], [reduced], [origin]
         )
-    return KEPT.others[key]
+    return _UNCUT[number]
 
 
 def extend(
-    strategies: MeshStrategies, choices: Sequence[str | None], axis_sizes: int
+    strategies: MeshStrategies, choices: Sequence[str | None], num_workers: int
 ) -> MeshStrategies:
-    """Return ways over one more mesh axis, along which one loop is cut, or none.
+    """Return strategies over one more mesh axis, along which one loop is cut, or none.
 
     Args:
         strategies: Over the axes before.
         choices: Loops; None: all devices along the new axis do the same.
-        axis_sizes: Devices along the new axis.
+        num_workers: Devices along the new axis.
 
     Returns:
-        Each way with each loop that can be cut so on every device.
+        Each strategy with each loop that can be cut so on every device.
     """
-    following = [_extension(calls, strategies.dim_slices, axis_sizes) for calls in strategies.calls]
-    taken = [[loop for loop in choices if loop in each.places] for each in following]
+    dim_slices = strategies.dim_slices
+    extensions = [_extension(calls, dim_slices, num_workers) for calls in strategies.calls]
+    taken = [[loop for loop in choices if loop in each.places] for each in extensions]
     count, devices = sum(map(len, taken)), strategies.unclipped.shape[1]
-    unclipped = np.empty(
-        (count, devices, axis_sizes, strategies.dim_slices.width, 2), dtype=np.int64
-    )
+    unclipped = np.empty((count, devices, num_workers, dim_slices.num_dims, 2), dtype=np.int64)
     begin = 0
-    for each, loops, outer in zip(following, taken, strategies.unclipped, strict=True):
+    for each, loops, outer in zip(extensions, taken, strategies.unclipped, strict=True):
         places = [each.places[loop] for loop in loops]
         is_row = places == list(range(len(places)))
         boxes = each.boxes[: len(places)] if is_row else each.boxes[places]
@@ -187,15 +192,15 @@ def extend(
         begin += len(places)
     rows = [
         (n, each, loop)
-        for n, (each, loops) in enumerate(zip(following, taken, strict=True))
+        for n, (each, loops) in enumerate(zip(extensions, taken, strict=True))
         for loop in loops
     ]
     return MeshStrategies(
         [(*strategies.axes[n], loop) for n, _, loop in rows],
-        strategies.dim_slices,
+        dim_slices,
         strategies.sizes,
-        unclipped.reshape(count, devices * axis_sizes, strategies.dim_slices.width, 2),
-        strategies.out_of_bounds or any(each.out_of_bounds for each in following),
+        unclipped.reshape(count, devices * num_workers, dim_slices.num_dims, 2),
+        strategies.out_of_bounds or any(each.out_of_bounds for each in extensions),
         [_read(strategies.contents[n], each.contents[loop]) for n, each, loop in rows],
         [_lengthened(strategies.reduced[n], each.flags[loop]) for n, each, loop in rows],
         [_Origin(each, each.calls, loop) for _, each, loop in rows],
@@ -213,17 +218,17 @@ def _lengthened(reduced: tuple[Flags, ...], flags: Flags) -> tuple[Flags, ...]:
     return tuple([(*outer, flag) for outer, flag in zip(reduced, flags, strict=True)])
 
 
-def _extension(calls: tuple[int, ...], dim_slices: DimSlices, axis_sizes: int) -> _Extension:
-    key = ("next", calls, dim_slices, axis_sizes)
-    if key not in KEPT.others:
-        KEPT.others[key] = _find_extension(calls, dim_slices, axis_sizes)
-    return KEPT.others[key]
+def _extension(calls: tuple[int, ...], dim_slices: DimSlices, num_workers: int) -> _Extension:
+    key = (calls, dim_slices, num_workers)
+    if key not in _EXTENSIONS:
+        _EXTENSIONS[key] = _find_extension(calls, dim_slices, num_workers)
+    return _EXTENSIONS[key]
 
 
-def _find_extension(calls: tuple[int, ...], dim_slices: DimSlices, axis_sizes: int) -> _Extension:
-    by_call = {number: axis_strategies_of(number, axis_sizes) for number in dict.fromkeys(calls)}
+def _find_extension(calls: tuple[int, ...], dim_slices: DimSlices, num_workers: int) -> _Extension:
+    by_call = {number: axis_strategies_of(number, num_workers) for number in dict.fromkeys(calls)}
     first = next(iter(by_call.values()))
-    out_of_bounds = any(axis_strategies.out_of_bounds for axis_strategies in by_call.values())
+    out_of_bounds = any(each.out_of_bounds for each in by_call.values())
     if len(by_call) == 1:
         boxes = _aligned(first, dim_slices)[:, None]
         return _Extension(
@@ -231,10 +236,8 @@ def _find_extension(calls: tuple[int, ...], dim_slices: DimSlices, axis_sizes: i
         )
     names = [loop for loop in first.places if all(loop in s.places for s in by_call.values())]
     rows = {
-        number: _aligned(axis_strategies, dim_slices)[
-            [axis_strategies.places[loop] for loop in names]
-        ]
-        for number, axis_strategies in by_call.items()
+        number: _aligned(each, dim_slices)[[each.places[loop] for loop in names]]
+        for number, each in by_call.items()
     }
     boxes = np.stack([rows[number] for number in calls], axis=1)
     contents = {loop: _any_of([s.contents[loop] for s in by_call.values()]) for loop in names}
@@ -250,14 +253,16 @@ def _any_of(contents: Sequence[Contents]) -> Contents:
     return {slot: any(c.get(slot, False) for c in contents) for c in contents for slot in c}
 
 
-def _aligned(axis_strategies: AxisStrategies, dim_slices: DimSlices) -> ndarray:
-    """Return boxes in another form, whose inputs that the pieces do not have are left empty."""
+def _aligned(
+    axis_strategies: AxisStrategies, dim_slices: DimSlices
+) -> Int64[ndarray, "l workers dims 2"]:
+    """Return boxes by other slices of dims; inputs that the local calls lack are left empty."""
     if axis_strategies.dim_slices is dim_slices:
         return axis_strategies.boxes
-    boxes = np.zeros((*axis_strategies.boxes.shape[:2], dim_slices.width, 2), dtype=np.int64)
-    for slot, dims in axis_strategies.dim_slices.slots.items():
-        if slot in dim_slices.slots:
-            boxes[:, :, dim_slices.slots[slot]] = axis_strategies.boxes[:, :, dims]
+    boxes = np.zeros((*axis_strategies.boxes.shape[:2], dim_slices.num_dims, 2), dtype=np.int64)
+    for slot, dims in axis_strategies.dim_slices.inputs.items():
+        if slot in dim_slices.inputs:
+            boxes[:, :, dim_slices.inputs[slot]] = axis_strategies.boxes[:, :, dims]
     for dims, there in zip(axis_strategies.dim_slices.outputs, dim_slices.outputs, strict=True):
         if dims is not None and there is not None:
             boxes[:, :, there] = axis_strategies.boxes[:, :, dims]
@@ -265,41 +270,57 @@ def _aligned(axis_strategies: AxisStrategies, dim_slices: DimSlices) -> ndarray:
 
 
 def mesh_strategy_of(call: Call, axes: AxisLoops, mesh: Mesh) -> MeshStrategies | None:
-    """Return what the devices of a mesh do when the loops `axes` are cut; None if they cannot be.
+    """Return one strategy of a call, as the arrays of boxes that costs are counted from.
 
-    It is the only one of its ways. The same as `local_ops`, for costs.
+    Args:
+        call: The call; equal to what `per_device.local_ops` builds for it.
+        axes: The loop that is cut at each mesh axis.
+        mesh: The devices.
+
+    Returns:
+        Strategies, of which it is the only one; None if the loops cannot be cut so.
     """
-    found = whole(intern_call(call))
-    for axis, axis_sizes in zip(axes, mesh.shape, strict=True):
-        found = extend(found, (axis,), axis_sizes)
+    found = uncut(intern_call(call))
+    for loop, num_workers in zip(axes, mesh.shape, strict=True):
+        found = extend(found, (loop,), num_workers)
     return found if len(found) else None
 
 
 def owned_array(
     shape: tuple[int, ...], layout: tuple[int | None, ...], axis_sizes: tuple[int, ...]
 ) -> Int64[ndarray, "n rank 2"] | None:
-    """Return each device's box of a tensor; None if one would be empty. See `owned_boxes`."""
-    key = ("owned", shape, layout, axis_sizes)
-    if key not in KEPT.others:
+    """Return each device's box of a tensor; None if one would be empty.
+
+    Equal to `plan.mesh.owned_boxes`, as an array that grows axis by axis.
+
+    Args:
+        shape: Of the tensor.
+        layout: The dim that is cut at each mesh axis, None for none.
+        axis_sizes: Devices along each mesh axis.
+    """
+    key = (shape, layout, axis_sizes)
+    if key not in _OWNED:
         if layout:
             outer = owned_array(shape, layout[:-1], axis_sizes[:-1])
             found = None if outer is None else _cut(outer, layout[-1], axis_sizes[-1])
         else:
             found = np.zeros((1, len(shape), 2), dtype=np.int64)
             found[0, :, 1] = shape
-        KEPT.others[key] = found
-    return KEPT.others[key]
+        _OWNED[key] = found
+    return _OWNED[key]
 
 
-def _cut(outer: ndarray, dim: int | None, axis_sizes: int) -> ndarray | None:
-    boxes = np.repeat(outer, axis_sizes, axis=0)
+def _cut(
+    outer: Int64[ndarray, "n rank 2"], dim: int | None, num_workers: int
+) -> Int64[ndarray, "m rank 2"] | None:
+    boxes = np.repeat(outer, num_workers, axis=0)
     if dim is None:
         return boxes
     begin = outer[:, dim, :1]
     extent = outer[:, dim, 1:] - begin
-    if int(extent.min()) < axis_sizes:
+    if int(extent.min()) < num_workers:
         return None
-    points = begin + extent * np.arange(axis_sizes + 1) // axis_sizes
+    points = begin + extent * np.arange(num_workers + 1) // num_workers
     boxes[:, dim, 0] = points[:, :-1].reshape(-1)
     boxes[:, dim, 1] = points[:, 1:].reshape(-1)
     return boxes

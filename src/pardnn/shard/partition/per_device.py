@@ -1,9 +1,10 @@
-"""What each device of a mesh does of one call, one loop cut per mesh axis.
+"""The local ops of one call on all devices of a mesh, one loop cut per mesh axis.
 
-Idea: `partition` cuts a call into pieces, each of which is a call again; the next axis cuts each
-piece. Boxes add up, so a leaf's are those of the whole tensors. An input that a piece needs whole
-stays whole inside it: "ghost regions" are carried along.
-Complexity: O(devices) pieces.
+Idea: `worker_ops` cuts a call into the ops of the workers along one axis, each a call again; the
+next axis cuts each of these. Boxes add up, so a local op's are those of the whole tensors. An input
+that a worker needs whole stays whole inside its group: the data "fetched from the other group as
+extra input tensors" of step 2 of the recursion.
+Complexity: O(devices) local ops.
 Reference: Tofu (EuroSys 2019), section 5.2.
 """
 
@@ -18,10 +19,8 @@ from pardnn.shard.boxes import offset
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.call import Call, bind_call
 from pardnn.shard.partition.worker_ops import Region, WorkerOp, WorkerResult, worker_ops_of
+from pardnn.shard.sharding import AxisLoops
 from pardnn.shard.tdl.language import Reducer
-
-AxisLoops = tuple[str | None, ...]
-"""Per mesh axis the loop of the op that is cut, None if every device along it does the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +28,10 @@ class LocalResult:
     """What a device's result is of the whole one.
 
     Attributes:
-        box: Where it lies; what sticks out of the whole is dropped.
+        box: Where it lies; what is out of bounds is dropped.
         reducers: Per mesh axis what combines it with those of the devices along that axis, where
-            boxes meet; None if each has its own or all have the same.
-        weight: Product of the shares of the loops, for "mean".
+            boxes overlap; None if each has its own or all have the same.
+        weight: Fraction of the iterations of all cut loops, for "mean".
     """
 
     box: Box
@@ -42,12 +41,12 @@ class LocalResult:
 
 @dataclass(frozen=True, slots=True)
 class LocalOp:
-    """What one device does.
+    """What one device does of a call: a call again, on boxes of the inputs.
 
     Attributes:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
         regions: What it needs of each input, by slot, in indices of the whole input.
-        results: What its results are, in indices of the whole ones; None: not computed.
+        results: What its results are, in indices of the whole ones, None for what is not computed.
     """
 
     call: Call
@@ -64,18 +63,18 @@ def local_ops(call: Call, axes: AxisLoops, mesh: Mesh) -> tuple[LocalOp, ...] | 
         mesh: The devices.
 
     Returns:
-        A leaf per device; None if some loop is too short or cannot be cut so.
+        One op per device; None if some loop is too short or cannot be cut so.
 
     Raises:
         DescriptionError: E220, if the operator has no description or a wrong one.
     """
     found: list[LocalOp] = [_whole(call)]
-    for axis, axis_sizes in zip(axes, mesh.shape, strict=True):
+    for loop, num_workers in zip(axes, mesh.shape, strict=True):
         cut: list[LocalOp] = []
         for op in found:
-            ops = _worker_ops(op.call, axis, axis_sizes) if axis is not None else None
-            if axis is None:
-                cut += [_widened(op)] * axis_sizes
+            ops = _worker_ops(op.call, loop, num_workers) if loop is not None else None
+            if loop is None:
+                cut += [_widened(op)] * num_workers
             elif ops is None:
                 return None
             else:
@@ -84,15 +83,15 @@ def local_ops(call: Call, axes: AxisLoops, mesh: Mesh) -> tuple[LocalOp, ...] | 
     return tuple(found)
 
 
-def _worker_ops(call: Call, axis: str, axis_sizes: int) -> tuple[WorkerOp, ...] | None:
-    """As `partition`, and None if a piece of a cut call has lost the loop."""
+def _worker_ops(call: Call, loop: str, num_workers: int) -> tuple[WorkerOp, ...] | None:
+    """As `partition`, and None if a local call has lost the loop."""
     description = description_of(call.kind)
     if description is None:
         return None
     analysis, bound = analyse(description, call)
     return (
-        worker_ops_of(description, analysis, bound, axis, axis_sizes)
-        if axis in analysis.loops
+        worker_ops_of(description, analysis, bound, loop, num_workers)
+        if loop in analysis.loops
         else None
     )
 

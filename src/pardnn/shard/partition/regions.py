@@ -1,11 +1,12 @@
-"""Boxes of the workers among whom one loop of a call is cut: what each reads, and makes.
+"""Input regions and output boxes of the workers among whom one loop of a call is cut.
 
 Idea: numbers are put in for the ends of the loops, those of the one that is cut worker by worker;
-the bounds of the analysis then give boxes.
+the symbolic intervals of the analysis then give boxes.
 Complexity: O(accesses x dims) per worker.
-Reference: Tofu (EuroSys 2019), section 4.2.
-Deviations: k need not divide an extent (parts differ by one); regions may stick out of a padded
-input, which the worker fills; outputs may overlap and are then added up where they do.
+Reference: Tofu (EuroSys 2019), section 4.2, "Discover operator partition strategies".
+Deviations: k need not be 2, nor divide an extent (workers' extents differ by one); regions may be
+out of the bounds of a padded input, which the worker fills; outputs may overlap and are then added
+up where they do.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Region:
     """A box of an input: first and last index per dim, the last exclusive.
 
     Attributes:
-        box: May stick out of the tensor if `fill` is a number.
-        fill: Value outside.
+        box: May be out of bounds if `fill` is a number.
+        fill: Value out of bounds.
         content: Whether values are read; else any values will do.
     """
 
@@ -44,10 +45,10 @@ class WorkerResult:
     """What a worker's result is of the whole one.
 
     Attributes:
-        box: Where it lies; what sticks out of the whole is dropped.
-        reducer: What combines it with the others' where boxes meet; None if each has its own, or
-            all have the same.
-        weight: Share of the axis, for "mean".
+        box: Where it lies; what is out of bounds is dropped.
+        reducer: What combines it with the others' where boxes overlap; None if each has its own,
+            or all have the same.
+        weight: Fraction of the loop's iterations, for "mean".
     """
 
     box: Box
@@ -56,15 +57,14 @@ class WorkerResult:
 
 
 Moving = tuple[tuple[int, Interval], ...]
-"""Dims that move with the cut of a loop, and how. All others stay whole: the op treats them as it
-does in one piece."""
+"""Dims that the cut of a loop cuts, and their intervals; all others stay whole."""
 
 
 class AffectedDims(NamedTuple):
-    """What of a call the cut of one loop touches: the same for all sizes.
+    """The dims of a call that the cut of one loop cuts: the same for all sizes.
 
     Attributes:
-        reads: Accesses of inputs, each slot's in a row, those that move alike once.
+        reads: Accesses of inputs by slot; those that are cut alike once.
         writes: Of outputs, None for what is not computed.
         has_conflict: Whether accesses need an input both cut and whole; one call takes it once.
     """
@@ -80,16 +80,20 @@ def _moving(dims: Sequence[Interval | None], loop: str) -> Moving:
 
 @lru_cache(maxsize=1 << 16)
 def affected_by(analysis: Analysis, loop: str) -> AffectedDims:
-    """Return what of a call the cut of a loop touches."""
+    """Return the dims of a call that the cut of a loop cuts."""
     reads: dict[str, list[tuple[Access, Moving]]] = {}
     for access in analysis.reads:
         found = reads.setdefault(access.slot, [])
         moving = _moving(access.dims, loop)
         if not any(_are_alike(access, moving, *other) for other in found):
             found.append((access, moving))
-    torn = any(len({tuple(d for d, _ in m) for _, m in found}) > 1 for found in reads.values())
+    has_conflict = any(
+        len({tuple(d for d, _ in m) for _, m in found}) > 1 for found in reads.values()
+    )
     writes = tuple(None if w is None else _moving(w.place, loop) for w in analysis.writes)
-    return AffectedDims(tuple((slot, tuple(found)) for slot, found in reads.items()), writes, torn)
+    return AffectedDims(
+        tuple((slot, tuple(found)) for slot, found in reads.items()), writes, has_conflict
+    )
 
 
 def _are_alike(access: Access, moving: Moving, other: Access, by: Moving) -> bool:
@@ -129,7 +133,7 @@ def _inside(access: Access, box: Box, full: Box, moving: Moving) -> Box:
 def _regions(
     analysis: Analysis, affected: AffectedDims, full: Mapping[str, Box], ranges: Ranges
 ) -> dict[str, Region]:
-    """Return what one worker needs; `full` has the box of each whole input."""
+    """Return the region of each input that one worker needs; `full` has the whole boxes."""
     found: dict[str, Region] = {}
     read = dict(affected.reads)
     for slot, whole in full.items():
@@ -162,7 +166,7 @@ def tile(boxes: Sequence[Box], shape: Shape) -> bool:
 def _results(
     write: Write, moving: Moving, shape: Shape, loop: str, ranges: Sequence[Ranges]
 ) -> list[WorkerResult] | None:
-    """Return each worker's share of an output, None if the shares do not make up the whole."""
+    """Return each worker's result of an output, None if they do not make up the whole."""
     full = tuple((0, size) for size in shape)
     boxes = [_box(full, moving, each) for each in ranges]
     if loop not in write.names:
@@ -182,7 +186,13 @@ def _results(
 
 
 class Boxes(NamedTuple):
-    """What each worker reads, by slot, and makes, by output, and the values of all loops there."""
+    """What the workers read and make.
+
+    Attributes:
+        regions: By worker, the region of each input, by slot.
+        results: By output and worker.
+        ranges: By worker, first and last value of each loop, inclusive.
+    """
 
     regions: list[dict[str, Region]]
     results: list[list[WorkerResult] | list[None]]
@@ -192,7 +202,15 @@ class Boxes(NamedTuple):
 def boxes_of(
     analysis: Analysis, bound: Bound, extents: Mapping[str, int], loop: str, workers: int
 ) -> Boxes | None:
-    """Return the boxes of each worker, None if the loop cannot be cut so; see `partition`."""
+    """Return the boxes of each worker, None if the loop cannot be cut so.
+
+    Args:
+        analysis: Of the description.
+        bound: The call.
+        extents: How far its loops run.
+        loop: The one that is cut.
+        workers: Their number.
+    """
     affected = affected_by(analysis, loop)
     if loop not in extents or affected.has_conflict:
         return None

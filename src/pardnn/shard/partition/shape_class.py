@@ -1,9 +1,12 @@
-"""Calls that differ in the sizes of their tensors alone: a family, bound and analysed once.
+"""Shape-polymorphic calls: calls that differ in the sizes of their tensors alone, analysed once.
 
-Idea: sizes of all tensors side by side are a *row*; a call is a family and a row. The pieces of a
-cut call are rows of the same family, unless an argument of theirs is another one, or a size
-becomes 1: then they are of a *relative*, which is looked for once.
-Complexity: O(size of the arguments) per family, O(dims) per call.
+Problem: equal layers of different widths, and the local calls of a cut call, differ only in sizes.
+Idea: a call is a *shape class* (operator, arguments, dtypes, ranks, which dims have size 1) and the
+sizes of all its dims side by side. A local call has other sizes in the same class, unless an
+argument of it changes or a size becomes 1: then the class is *specialized*, once.
+Complexity: O(size of the arguments) per shape class, O(dims) per call.
+Reference: Tofu (EuroSys 2019), section 4.2: "many of which are identical except for their tensor
+shapes".
 """
 
 from __future__ import annotations
@@ -33,21 +36,22 @@ from pardnn.shard.tdl.language import Shape
 from pardnn.shard.tdl.registry import Description
 
 DimSizes = tuple[int, ...]
-"""Sizes of all dims of a call's inputs, slot by slot, and of its outputs, side by side."""
+"""Sizes of all dims of a call, those of its inputs slot by slot and those of its outputs, side by
+side. The position of a dim among them is its *column*."""
 
 
 @final
 @dataclass(eq=False, slots=True)
 class LoopNest:
-    """What cuts of calls follow from: the analysis, and where in a row its sizes are.
+    """The loops of a shape class: the analysis, and which sizes they run over.
 
     Attributes:
         description: Of the operator.
         analysis: Of the description.
         contents: By slot whether values are read.
-        unread: Columns of inputs that are not accessed: no piece has any of them.
+        unread: Columns of inputs that are not accessed: no worker needs any of them.
         sources: Of each variable, stated sizes, and columns whose sizes it runs over.
-        has_attributes: Whether pieces may call with other arguments.
+        has_attributes: Whether workers may call with other arguments.
         loop_cuts: What is known of cuts, see `loop_cut`.
         attributes: By loop, arguments of the first worker's piece and of all others', in place of
             those of the whole call, where they follow from the loop alone; else None.
@@ -71,32 +75,33 @@ class ShapeClass:
     Attributes:
         call: One of them, tensors named by slot.
         mentions: For each slot, which mention of a tensor in the arguments it is.
-        dim_slices: Where the dims of each tensor are in a row.
-        inputs: Number of columns of inputs.
-        ones: Which columns of inputs have size 1.
-        first: The row of the call.
+        dim_slices: Where the dims of each tensor are among `DimSizes`.
+        num_input_dims: Number of dims of all inputs together.
+        ones: Which dims of inputs have size 1.
+        first: Sizes of `call`.
         bound: The call, not analysed yet; None if its description does not fit.
-        numbers: Of the calls that were asked for, by row.
-        loop_nest: By row if the description looks at sizes, else by None.
-        specializations: Classes of local calls, by what sets them apart, and the columns left.
+        numbers: Of the interned calls, by sizes.
+        loop_nests: By sizes if the description looks at sizes, else by None.
+        specializations: Shape classes of local calls, by what sets them apart, with the dims that
+            are left.
     """
 
     call: Call
     mentions: tuple[int, ...]
     dim_slices: DimSlices
-    inputs: int
+    num_input_dims: int
     ones: tuple[bool, ...]
     first: DimSizes
     bound: Bound | None
     numbers: dict[DimSizes, int] = field(default_factory=dict)
-    loop_nest: dict[DimSizes | None, LoopNest | None] = field(default_factory=dict)
+    loop_nests: dict[DimSizes | None, LoopNest | None] = field(default_factory=dict)
     specializations: dict[Any, tuple[ShapeClass, tuple[int, ...] | None]] = field(
         default_factory=dict
     )
 
 
 def shape_class_key(call: Call, skeleton: Skeleton) -> Any:
-    """Return what is equal for calls of a family."""
+    """Return what is equal for calls of one shape class."""
     return (
         skeleton.structure,
         tuple([call.dtypes.get(name) for name in skeleton.names]),
@@ -106,7 +111,7 @@ def shape_class_key(call: Call, skeleton: Skeleton) -> Any:
 
 
 def new_shape_class(call: Call) -> ShapeClass:
-    """Return the family of a call. Without a fitting description slots are "0", "1" and so on."""
+    """Return a class for a call; without a fitting description slots are "0", "1", and so on."""
     named = _numbered(call)
     description = description_of(call.kind)
     mentions, bound = tuple(range(len(named.shapes))), None
@@ -146,7 +151,13 @@ def _numbered(call: Call) -> Call:
 def dim_sizes_of(
     shape_class: ShapeClass, shapes: Sequence[Shape], outputs: Sequence[Shape | None]
 ) -> DimSizes:
-    """Return the row of a call, given the shape of each tensor that it mentions."""
+    """Return the sizes of a call.
+
+    Args:
+        shape_class: Of the call.
+        shapes: Of each tensor that its arguments mention, in that order.
+        outputs: Of each result, None for what is not computed.
+    """
     dim_sizes = [n for mention in shape_class.mentions for n in shapes[mention]]
     for shape in outputs:
         dim_sizes += shape or ()
@@ -157,22 +168,22 @@ def shapes_in(
     shape_class: ShapeClass, dim_sizes: DimSizes
 ) -> tuple[dict[str, Shape], tuple[Shape | None, ...]]:
     """Return the shape of each input, by slot, and of each output."""
-    inputs = {slot: dim_sizes[dims] for slot, dims in shape_class.dim_slices.slots.items()}
+    inputs = {slot: dim_sizes[dims] for slot, dims in shape_class.dim_slices.inputs.items()}
     return inputs, tuple(
         [None if dims is None else dim_sizes[dims] for dims in shape_class.dim_slices.outputs]
     )
 
 
 def call_in(shape_class: ShapeClass, dim_sizes: DimSizes) -> Call:
-    """Return the call of a row, tensors named by slot."""
+    """Return the call of a shape class with some sizes, tensors named by slot."""
     inputs, outputs = shapes_in(shape_class, dim_sizes)
     like = shape_class.call
     return Call(like.kind, like.args, like.kwargs, inputs, outputs, like.dtypes)
 
 
 def loop_nest_of(shape_class: ShapeClass, dim_sizes: DimSizes) -> LoopNest | None:
-    """Return what cuts of a call follow from; None without a description that fits."""
-    known = shape_class.loop_nest
+    """Return the loop nest of a call; None without a description that fits."""
+    known = shape_class.loop_nests
     if None in known:
         return known[None]
     if dim_sizes not in known:
@@ -184,18 +195,18 @@ def loop_nest_of(shape_class: ShapeClass, dim_sizes: DimSizes) -> LoopNest | Non
             found = (
                 description
                 and bound
-                and _loops(shape_class, description, analysis_of(description, bound))
+                and _loop_nest(shape_class, description, analysis_of(description, bound))
             )
         except PardnnError:
             found = None
-        is_of_row = found is None or found.analysis.reads_sizes
-        known[dim_sizes if is_of_row else None] = found
+        is_of_sizes = found is None or found.analysis.reads_sizes
+        known[dim_sizes if is_of_sizes else None] = found
         return found
     return known[dim_sizes]
 
 
-def _loops(shape_class: ShapeClass, description: Description, analysis: Analysis) -> LoopNest:
-    slots, outputs = shape_class.dim_slices.slots, shape_class.dim_slices.outputs
+def _loop_nest(shape_class: ShapeClass, description: Description, analysis: Analysis) -> LoopNest:
+    slots, outputs = shape_class.dim_slices.inputs, shape_class.dim_slices.outputs
     sources: list[tuple[str, frozenset[int], tuple[int, ...]]] = []
     for name, extents in analysis.extents.items():
         columns: dict[int, None] = {}
@@ -213,21 +224,21 @@ def _loops(shape_class: ShapeClass, description: Description, analysis: Analysis
     return LoopNest(description, analysis, contents, tuple(unread), tuple(sources), has_attributes)
 
 
-def extents_in(loop_nest: LoopNest, dim_sizes: DimSizes) -> dict[str, int]:
+def extents_in(nest: LoopNest, dim_sizes: DimSizes) -> dict[str, int]:
     """Return how far each variable of a call runs.
 
     Raises:
         DescriptionError: E220, if a loop that can be cut runs over different sizes.
     """
     found: dict[str, int] = {}
-    for name, fixed, columns in loop_nest.sources:
+    for name, fixed, columns in nest.sources:
         if len(columns) == 1 and not fixed:
             found[name] = dim_sizes[columns[0]]
             continue
         sizes = fixed.union([dim_sizes[column] for column in columns])
         if len(sizes) == 1:
             (found[name],) = sizes
-        elif sizes and name in loop_nest.analysis.loops:
+        elif sizes and name in nest.analysis.loops:
             raise DescriptionError(f"variable {name!r} runs over dims of sizes {sorted(sizes)}")
     return found
 
@@ -238,15 +249,15 @@ def specialize(
     dim_sizes: DimSizes,
     known: dict[Any, ShapeClass],
 ) -> tuple[ShapeClass, DimSizes]:
-    """Return the family of a piece, and its row there.
+    """Return the shape class of a worker's call, and its sizes there.
 
     Args:
-        shape_class: Of the call that it is a piece of.
-        attributes: Arguments that the piece calls with in place of those of the whole call.
-        dim_sizes: Of the piece, in the family of the whole call.
-        known: All families by key; a new one is added.
+        shape_class: Of the call that is cut.
+        attributes: Arguments that the worker calls with in place of those of that call.
+        dim_sizes: The worker's sizes, in the shape class of the call that is cut.
+        known: All shape classes by key; a new one is added.
     """
-    ones = tuple([n == 1 for n in dim_sizes[: shape_class.inputs]])
+    ones = tuple([n == 1 for n in dim_sizes[: shape_class.num_input_dims]])
     key = (repr(attributes), ones) if attributes else ones
     found = shape_class.specializations.get(key)
     if found is None:
@@ -273,13 +284,13 @@ def _specialize(
         other = known[name] = new_shape_class(call)
     if other.dim_slices is shape_class.dim_slices:
         return other, None
-    places = [shape_class.dim_slices.slots[slot] for slot in other.dim_slices.slots]
+    places = [shape_class.dim_slices.inputs[slot] for slot in other.dim_slices.inputs]
     columns = [n for at in places for n in range(at.start, at.stop)]
-    return other, (*columns, *range(shape_class.inputs, shape_class.dim_slices.width))
+    return other, (*columns, *range(shape_class.num_input_dims, shape_class.dim_slices.num_dims))
 
 
 def is_exact(shape_class: ShapeClass, dim_sizes: DimSizes) -> bool:
-    """Return whether a call makes as many elements as it needs of each input."""
+    """Whether a call makes as many elements as it needs of each input."""
     inputs, outputs = shapes_in(shape_class, dim_sizes)
     made = math.prod(next(shape for shape in outputs if shape is not None))
     return all(math.prod(shape) == made for shape in inputs.values())

@@ -1,8 +1,9 @@
-"""Partition strategies of an operator, as data: one for each loop that can be cut.
+"""Basic partition strategies of an operator, as data: one for each loop that can be cut.
 
-Problem: all the ways in which one call can be computed by several workers on parts of its inputs.
+Problem: all strategies by which workers can compute one call on shards of its tensors.
 Idea: "partition-n-reduce". Cutting the loop of an output index cuts that output, with a halo where
-windows overlap; cutting a reduction leaves each worker a partial result.
+windows overlap (case 1); cutting a reduction leaves each worker a partial result (case 2). In the
+words of DTensor, `Cut` is Shard, `Whole` is Replicate and `Reduce` is Partial.
 Complexity: O(loops x accesses x dims).
 Reference: Tofu (EuroSys 2019), section 4.2, cases 1 and 2.
 """
@@ -16,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.cache import cached
 from pardnn.shard.partition.analysis import Analysis, analyse
 from pardnn.shard.partition.call import Bound, Call, DimSlices, dim_slices_of, fingerprint
 from pardnn.shard.partition.worker_ops import depends, extents_of, span_of, worker_ops_of
@@ -25,7 +27,7 @@ from pardnn.shard.tdl.registry import Description
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All workers hold all of it."""
+    """All workers hold all of it (replicated)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,14 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Each worker holds its share of `dim`.
+    """Each worker holds a shard of `dim`, with a halo if `before` or `after` is positive.
 
     Attributes:
         dim: Which dim.
-        before: Slices needed from the neighbour below the share.
+        before: Slices needed from the neighbour below the shard.
         after: Slices needed from the neighbour above it.
-        scale: Slices per index of the axis: 2 for a window that moves by two; negative where the
-            shares lie in reverse order.
+        scale: Slices per index of the loop: 2 for a window that moves by two; negative where the
+            shards lie in reverse order.
     """
 
     dim: int
@@ -63,12 +65,12 @@ Layout = Whole | Unread | Cut | Reduce
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to cut a call.
+    """A basic partition strategy: one loop of a call that is cut.
 
     Attributes:
         loop: The loop that is cut, by its name in the description.
-        extent: How far the loop runs; more workers than that cannot share it.
-        inputs: Slot to layout; `Cut` with several dims of one input appears as the first of them.
+        extent: How far the loop runs; it cannot be cut among more workers.
+        inputs: Layout by slot; where several dims of an input are cut, the first of them.
         outputs: One per result, None for what is not computed.
     """
 
@@ -76,6 +78,10 @@ class Strategy:
     extent: int
     inputs: Mapping[str, Layout]
     outputs: tuple[Layout | None, ...]
+
+
+#: By description and fingerprint of a call.
+_FOUND: dict[Any, tuple[Strategy, ...]] = cached({})
 
 
 def strategies(call: Call) -> tuple[Strategy, ...]:
@@ -91,12 +97,9 @@ def strategies(call: Call) -> tuple[Strategy, ...]:
     if description is None:
         return ()
     key = (description.function, fingerprint(call))
-    if key not in _KEPT:
-        _KEPT[key] = _cut_in_two(description, *analyse(description, call))
-    return _KEPT[key]
-
-
-_KEPT: dict[Any, tuple[Strategy, ...]] = {}
+    if key not in _FOUND:
+        _FOUND[key] = _cut_in_two(description, *analyse(description, call))
+    return _FOUND[key]
 
 
 def _cut_in_two(description: Description, analysis: Analysis, bound: Bound) -> tuple[Strategy, ...]:
@@ -127,7 +130,7 @@ def strategy_of(
     Args:
         analysis: Of the call.
         dim_slices: Of the call.
-        loop: The loop.
+        loop: The one that is cut.
         extents: How far loops run.
         cut: Where the second worker begins.
         reducers: What combines the workers' results, by output.
@@ -135,7 +138,7 @@ def strategy_of(
     full = {name: (0, size - 1) for name, size in extents.items()}
     halves = full | {loop: (0, cut - 1)}, full | {loop: (cut, extents[loop] - 1)}
     inputs: dict[str, Layout] = {}
-    for slot in dim_slices.slots:
+    for slot in dim_slices.inputs:
         reads = [access for access in analysis.reads if access.slot == slot and access.content]
         inputs[slot] = _layout(reads[0].dims, loop, *halves) if reads else Unread()
     outputs: list[Layout | None] = []

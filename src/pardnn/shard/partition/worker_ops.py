@@ -1,6 +1,7 @@
-"""The pieces of a cut call: what each of k workers reads, calls and holds of the results.
+"""Partition-n-reduce: the op of each of k workers among whom one loop of a call is cut.
 
-Idea: every piece is one call of the same operator, on the boxes of `portions`.
+Idea: every worker makes one call of the same operator, on the boxes of `regions`, with attributes
+that are localised where the description says so.
 Complexity: O(accesses x dims) per worker.
 Reference: Tofu (EuroSys 2019), section 4.2.
 """
@@ -25,12 +26,12 @@ from pardnn.shard.tdl.registry import Description
 
 @dataclass(frozen=True, slots=True)
 class WorkerOp:
-    """What one worker does.
+    """What one of k workers does of a call.
 
     Attributes:
         call: The localised call, tensors named by slot; `shapes` and `outputs` are local.
         regions: What it needs of each input, by slot.
-        results: What its results are, None for what is not computed.
+        results: What its results are of the whole ones, None for what is not computed.
         begin: First value of the loop that is cut.
     """
 
@@ -42,7 +43,7 @@ class WorkerOp:
 
 @dataclass(frozen=True, slots=True)
 class WorkerShapes:
-    """What `Local` attributes are computed from: one worker's part of a cut call.
+    """The local shapes of one worker of a cut call: what `Local` attributes are computed from.
 
     Attributes:
         loop: The loop that is cut.
@@ -72,7 +73,7 @@ class WorkerShapes:
 
 
 class ObservedShapes(WorkerShapes):
-    """A part that notes whether more than the loop that is cut was asked for."""
+    """Local shapes that note whether more was asked for than the loop that is cut."""
 
     def __getattribute__(self, name: str) -> Any:
         """Return an attribute."""
@@ -114,7 +115,7 @@ def extents_of(description: Description, analysis: Analysis, bound: Bound) -> di
 
 
 def depends(span: Interval | None, loop: str) -> bool:
-    """Return whether an interval moves with the cut of a loop."""
+    """Whether an interval depends on a loop."""
     return span is not None and loop in span.names
 
 
@@ -126,7 +127,15 @@ def span_of(span: Interval, ranges: Mapping[str, tuple[int, int]]) -> tuple[int,
 def worker_ops_of(
     description: Description, analysis: Analysis, bound: Bound, loop: str, workers: int
 ) -> tuple[WorkerOp, ...] | None:
-    """Return what each worker does, None if the loop cannot be cut so; see `partition`."""
+    """Return the op of each worker, None if the loop cannot be cut so.
+
+    Args:
+        description: Of the operator.
+        analysis: Of the description.
+        bound: The call.
+        loop: The one that is cut.
+        workers: Their number.
+    """
     extents = extents_of(description, analysis, bound)
     found = boxes_of(analysis, bound, extents, loop, workers)
     if found is None:
@@ -155,7 +164,7 @@ def _same_call(
     results: Sequence[WorkerResult | None],
     begin: int,
 ) -> WorkerOp | None:
-    """Return a piece whose call is that of the one before, None if it is another."""
+    """Return an op with the same call as the worker before, None if the call is another."""
     if not ops or len(ops[-1].regions) < len(regions):
         return None
     call = ops[-1].call
@@ -169,23 +178,23 @@ def _same_call(
 
 
 def local_attributes(
-    analysis: Analysis, part: WorkerShapes, shown: WorkerShapes | None = None
+    analysis: Analysis, local: WorkerShapes, shown: WorkerShapes | None = None
 ) -> dict[str, Any]:
     """Return the arguments that a worker calls with in place of those of the whole call.
 
     Args:
         analysis: Of the call.
-        part: Of the worker.
-        shown: What attributes are computed from; the part if not given.
+        local: Shapes of the worker.
+        shown: What attributes are computed from; `local` if not given.
     """
     attributes: dict[str, Any] = {}
     if analysis.attributes:
-        seen = shown or part
+        seen = shown or local
         given = {k: v(seen) if callable(v) else v for k, v in analysis.attributes.items()}
         attributes = {name: value for name, value in given.items() if value is not KEEP}
-    if part.worker:
+    if local.worker:
         for write in analysis.writes:
-            if write is not None and part.loop in write.reducers:
+            if write is not None and local.loop in write.reducers:
                 attributes |= write.without
     return attributes
 
@@ -216,12 +225,12 @@ def partition(call: Call, loop: str, workers: int) -> tuple[WorkerOp, ...] | Non
 
     Args:
         call: Any call of a described operator.
-        loop: A loop, as in `Strategy.loop`.
+        loop: As in `Strategy.loop`.
         workers: At least 1.
 
     Returns:
-        One piece per worker, which together give all results; None if this loop cannot be cut
-        among so many: too short, or the parts would not lie in one box each.
+        One op per worker, which together give all results; None if this loop cannot be cut among
+        so many: too short, or what a worker needs would not be one box.
 
     Raises:
         DescriptionError: E220, if the operator has no description or a wrong one.

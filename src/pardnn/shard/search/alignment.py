@@ -12,8 +12,14 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from pardnn.shard.cache import cached
 from pardnn.shard.partition.call import Call
-from pardnn.shard.partition.interning import KEPT, cuttable_loops, interned_call, strategies_of
+from pardnn.shard.partition.interning import (
+    classified,
+    cuttable_loops,
+    interned_call,
+    strategies_of,
+)
 from pardnn.shard.partition.shape_class import loop_nest_of
 from pardnn.shard.partition.strategy import Cut, Strategy, Unread
 
@@ -38,19 +44,19 @@ class Alignment:
 
 
 _NOTHING = Alignment({}, {}, False)
-_KEPT: dict[int, tuple[Call, Alignment]] = {}
+#: By number of a call.
+_ALIGNMENTS: dict[int, Alignment] = cached({})
 
 
 def alignment_of(number: int) -> Alignment:
     """Return what a call wants cut alike, by its number; equal calls are looked at once."""
-    call, kept = interned_call(number), _KEPT.get(number)
-    if kept is None or kept[0] is not call:
-        kept = _KEPT[number] = (call, _alignment(call, number))
-    return kept[1]
+    if number not in _ALIGNMENTS:
+        _ALIGNMENTS[number] = _alignment(interned_call(number), number)
+    return _ALIGNMENTS[number]
 
 
 def _alignment(call: Call, number: int) -> Alignment:
-    nest = loop_nest_of(*KEPT.calls[number])
+    nest = loop_nest_of(*classified(number))
     if nest is None or not call.outputs or call.outputs[0] is None:
         return _NOTHING
     analysis, found = nest.analysis, strategies_of(number)

@@ -25,7 +25,7 @@ import numpy as np
 
 from pardnn.graph.ir import Graph, Op, writes
 from pardnn.shard.partition.call import Call, call_of, skeleton_of
-from pardnn.shard.partition.interning import KEPT, added, find_call, interned_call
+from pardnn.shard.partition.interning import add_call, classified, find_call, interned_call
 from pardnn.shard.search.alignment import Alignment, Place, alignment_of
 from pardnn.shard.search.communication_bytes import is_call
 from pardnn.shard.search.tensor_classes import Dims, TensorClasses
@@ -75,7 +75,7 @@ def op_calls(graph: Graph) -> list[OpCall]:
         key = (skeleton.structure, tuple([types[name] for name in names]), outputs)
         number = find_call(key)
         if number is None:
-            number = added(key, call_of(op, tensors), skeleton)
+            number = add_call(key, call_of(op, tensors), skeleton)
         if number not in slots:
             slots[number] = _slots(number)
         places: dict[Place, str] = {slot: names[at] for slot, at in slots[number]}
@@ -86,8 +86,8 @@ def op_calls(graph: Graph) -> list[OpCall]:
 
 def _slots(number: int) -> list[tuple[Place, int]]:
     """Return at which mention of a tensor in the arguments each slot is."""
-    shape_class, _ = KEPT.calls[number]
-    return list(zip(shape_class.dim_slices.slots, shape_class.mentions, strict=True))
+    shape_class, _ = classified(number)
+    return list(zip(shape_class.dim_slices.inputs, shape_class.mentions, strict=True))
 
 
 class Storage(NamedTuple):

@@ -216,7 +216,7 @@ def needed(
         shapes: Of tensors.
     """
     found: dict[str, list[ndarray]] = {}
-    for slot in strategies.dim_slices.slots:
+    for slot in strategies.dim_slices.inputs:
         name = names[slot]
         if not strategies.contents[0][slot] or not shapes[name]:
             continue

@@ -17,10 +17,10 @@ from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
 from pardnn.shard.partition.interning import cuttable_loops
-from pardnn.shard.partition.mesh_strategies import Flags, MeshStrategies, extend, owned_array, whole
-from pardnn.shard.partition.per_device import AxisLoops
+from pardnn.shard.partition.mesh_strategies import Flags, MeshStrategies, extend, owned_array, uncut
 from pardnn.shard.search.objective import TableRequest, not_local
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
+from pardnn.shard.sharding import AxisLoops
 
 Layouts = tuple[Layout, ...]
 """Layouts that a decision may have."""
@@ -201,7 +201,7 @@ class CostTables:
     def _begun(self, number: int, axes: AxisLoops) -> MeshStrategies:
         """Return the one way to cut loops at the first mesh axes, none if it cannot be."""
         if not axes:
-            return whole(number)
+            return uncut(number)
         key = (number, axes)
         if key not in self._beginnings:
             before, axis_sizes = self._begun(number, axes[:-1]), self.axis_sizes[len(axes) - 1]

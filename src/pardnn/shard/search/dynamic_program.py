@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pardnn.shard.partition.per_device import AxisLoops
 from pardnn.shard.search.cost_tables import CostTables, Layouts, State
 from pardnn.shard.search.objective import MeshStrategies
 from pardnn.shard.search.problem import Factor, Variable
 from pardnn.shard.search.variable_elimination import Minimum, Table, minimise
+from pardnn.shard.sharding import AxisLoops
 
 #: Cost of a written tensor that is held whole though it could be cut: less than what must not be.
 WHOLE = 1e18

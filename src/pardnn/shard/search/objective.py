@@ -54,7 +54,7 @@ def not_local(request: TableRequest) -> ndarray:
     """Return for each way and layout whether a tensor is not just where the op works on it."""
     operand, strategies, owned, _ = request
     wrong = np.zeros((len(strategies), len(owned)), dtype=bool)
-    dims = [strategies.dim_slices.slots[slot] for slot in operand.slots]
+    dims = [strategies.dim_slices.inputs[slot] for slot in operand.slots]
     for output in operand.outputs:
         result = strategies.dim_slices.outputs[output]
         if result is not None:

@@ -19,14 +19,13 @@ from dataclasses import replace
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh
 from pardnn.shard.partition.interning import cuttable_loops
-from pardnn.shard.partition.per_device import AxisLoops
 from pardnn.shard.search.alignment import free_loop
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, OpCall
 from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.dynamic_program import Solution, solve, solve_many
 from pardnn.shard.search.problem import Problem, make_problem
 from pardnn.shard.search.tensor_classes import Dims
-from pardnn.shard.sharding import Sharding
+from pardnn.shard.sharding import AxisLoops, Sharding
 
 #: Distinct ops up to which no tensors are tied but those that must be.
 FEW_FACTORS = 40

@@ -23,8 +23,8 @@ from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Mesh, make_mesh
 from pardnn.shard import aten as _descriptions  # noqa: F401  (searching is no time to load them)
+from pardnn.shard.cache import begin_graph
 from pardnn.shard.mesh_of_cluster import mesh_of
-from pardnn.shard.partition.interning import forget_if_large
 from pardnn.shard.search.baselines import CHOOSERS, baseline_problem, replicas
 from pardnn.shard.search.coarsening import OpCall, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
@@ -109,7 +109,7 @@ def find_sharding(
     """Return the result of `search` with how it was found; `mesh` may lay a cluster out."""
     if objective not in ("bytes", "seconds"):
         raise UsageError(f"no objective {objective!r:.40}; there are bytes, seconds", code="E212")
-    forget_if_large()
+    begin_graph()
     mesh = mesh or (mesh_of(target) if isinstance(target, Cluster) else target)
     with collector_paused():
         return _found(graph, target, objective, mesh, costs, capacity)

@@ -14,6 +14,7 @@ from pardnn.graph.ir import Op, Tensor, alias_of, writes
 from pardnn.plan.mesh import Box, Mesh
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import whole
+from pardnn.shard.cache import cached
 from pardnn.shard.partition.call import Call, call_of
 from pardnn.shard.partition.per_device import (
     AxisLoops,
@@ -78,7 +79,8 @@ class PartitionedOp(NamedTuple):
     returned: tuple[str | None, ...]
 
 
-_TEMPLATES: dict[Any, Template | None] = {}
+#: By call, loops and mesh.
+_TEMPLATES: dict[Any, Template | None] = cached({})
 
 
 def returned_names(op: Op) -> tuple[str | None, ...]:
@@ -115,8 +117,6 @@ def partition_op(
         axes, mesh.shape,
     )  # fmt: skip
     if key not in _TEMPLATES:
-        if len(_TEMPLATES) > 20_000:
-            _TEMPLATES.clear()
         _TEMPLATES[key] = _template(op, axes, tensors, mesh, numbers)
     template = _TEMPLATES[key]
     if template is None:
