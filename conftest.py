@@ -18,8 +18,8 @@ import pytest
 
 #: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
 RANKS = {
-    "test_launch.py", "test_random.py", "test_run.py", "test_run_faults.py",
-    "test_run_mismatches.py", "test_sharded.py",
+    "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py", "test_handshake.py",
+    "test_generator.py", "test_launcher.py", "test_stream.py",
 }  # fmt: skip
 TORCH_LANES = ("torch", "ranks", "rest")
 KERNEL_ROOMS = {"cost", "kernels", "place", "shard", "sim"}

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.ops.host_scalars import choose
-from tests.backends.torch import models
+from tests.backends.torch import executors, models
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.models import small
 from tests.backends.torch.plans import random_plan
-from tests.backends.torch.runtime import test_run
 
 RADAM = functools.partial(torch.optim.RAdam, lr=0.01)
 
@@ -100,7 +99,7 @@ SCALED_ADAM = functools.partial(scaled, SCALED["adam"])
 
 
 def test_scaled_steps_on_ranks():
-    test_run.assert_equal(SCALED_ADAM, random_plan(test_run.captured(SCALED_ADAM), 2, seed=4))
+    executors.assert_equal(SCALED_ADAM, random_plan(executors.captured(SCALED_ADAM), 2, seed=4))
 
 
 def averaged(**settings: Any) -> models.Entry:

@@ -14,10 +14,9 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.runtime.random_ops import drawn_once
 from pardnn.errors import FileError, UnsupportedError
-from tests.backends.torch import models
+from tests.backends.torch import executors, models
 from tests.backends.torch.capture.test_capture_equal import assert_equal
 from tests.backends.torch.plans import random_plan
-from tests.backends.torch.runtime import test_run
 
 
 def layers() -> Any:
@@ -83,15 +82,15 @@ NESTED = entry(one_in_the_other)
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_ranks_draw_them_again_wherever_they_are(size):
-    test_run.assert_equal(NESTED, random_plan(test_run.captured(NESTED), size, seed=2))
+    executors.assert_equal(NESTED, random_plan(executors.captured(NESTED), size, seed=2))
 
 
 def test_one_device_may_draw_in_another_order_than_the_step():
-    graph = test_run.captured(test_run.branches)
+    graph = executors.captured(executors.branches)
     late, early = (op.name for op in graph.ops if "bernoulli" in op.kind)
     plan = random_plan(graph, 1)
-    order = test_run.reordered(graph, plan.order[0], late=late, early=early)
-    test_run.assert_equal(test_run.branches, dataclasses.replace(plan, order=(order,)))
+    order = executors.reordered(graph, plan.order[0], late=late, early=early)
+    executors.assert_equal(executors.branches, dataclasses.replace(plan, order=(order,)))
 
 
 def other_numbers(model, x):
@@ -120,7 +119,7 @@ def test_numbers_that_nobody_can_tell_are_refused(forward):
 
 
 def test_a_file_that_redraws_what_nothing_draws_is_refused():
-    ops = {op.name: op for op in test_run.captured(NESTED).ops}
+    ops = {op.name: op for op in executors.captured(NESTED).ops}
     op = next(op for op in ops.values() if "redraws" in (op.arguments or {}))
     assert drawn_once(op, ops) == op.arguments["redraws"]
     ops[op.name] = dataclasses.replace(op, arguments=op.arguments | {"redraws": "nothing"})

@@ -10,20 +10,24 @@ import pytest
 import torch
 from torch import nn
 
+from pardnn.backends.torch.comm.handshake import check_agreement
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.errors import MismatchError
 from pardnn.plan.actions import Receive, Send, Wait
 from tests.backends.torch import models
-from tests.backends.torch.hurt import (
+from tests.backends.torch.executors import captured, executor_of
+from tests.backends.torch.faults import (
     MARGIN_S,
     TIMEOUT_S,
     a_plan,
     assert_blamed,
     chain,
-    run_hurt,
+    run_with_faults,
 )
+from tests.backends.torch.messages import spec_of
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
-from tests.backends.torch.runtime.test_run import captured, executor_of
 
 
 def test_another_world_size_is_refused_before_anything_is_allocated() -> None:
@@ -32,8 +36,6 @@ def test_another_world_size_is_refused_before_anything_is_allocated() -> None:
 
     def body(rank: int, store: str) -> None:
         world = connect(rank, 2, store, TIMEOUT_S)
-        from pardnn.backends.torch.runtime.start_rank import start
-
         start(program, world, lambda: pytest.fail("allocated"))
 
     for outcome in run_ranks(2, body):
@@ -50,7 +52,7 @@ def test_ranks_with_different_plans_say_what_differs() -> None:
         "metadata": dataclasses.replace(plan, seed=7),
     }
     for what, other in others.items():
-        outcomes = run_hurt({}, plan=plan, programs={1: Program(graph, other)})
+        outcomes = run_with_faults({}, plan=plan, programs={1: Program(graph, other)})
         for outcome in outcomes:
             assert (outcome.status, outcome.code) == (5, "E510"), what
             assert "rank 0" in outcome.error["message"]
@@ -188,7 +190,7 @@ def broken(how: Callable[[Program, int], None], rank: int) -> Program:
 
 @pytest.mark.parametrize("how", [wrong_size, wrong_dtype, missing_send, extra_receive, wrong_order])
 def test_ranks_that_do_not_fit_together_refuse_to_start(how: Any) -> None:
-    outcomes = run_hurt({}, programs={1: broken(how, 1)})
+    outcomes = run_with_faults({}, programs={1: broken(how, 1)})
     for outcome in outcomes:
         assert (outcome.status, outcome.code) == (5, "E510"), outcome.error
         assert "rank 1" in outcome.error["message"]
@@ -198,18 +200,60 @@ def test_ranks_that_do_not_fit_together_refuse_to_start(how: Any) -> None:
 def test_without_the_check_headers_tell_instead_of_silent_data(how: Any) -> None:
     program = Program(captured(chain), a_plan(2))
     receiver = program.specs[0].target
-    outcomes = run_hurt({}, programs={receiver: broken(how, receiver)}, checked=False, headers=True)
+    outcomes = run_with_faults(
+        {}, programs={receiver: broken(how, receiver)}, checked=False, headers=True
+    )
     assert_blamed(outcomes, receiver, "E604", within_s=MARGIN_S)
     assert "sent something else" in outcomes[receiver].error["message"]
 
 
 def test_without_the_check_a_missing_send_ends_in_time() -> None:
-    outcomes = run_hurt({}, programs={1: broken(missing_send, 1)}, checked=False, headers=True)
+    outcomes = run_with_faults(
+        {}, programs={1: broken(missing_send, 1)}, checked=False, headers=True
+    )
     for outcome in outcomes:
         assert outcome.status not in (0, None)
         assert outcome.seconds < TIMEOUT_S + MARGIN_S
 
 
 def test_headers_do_no_harm() -> None:
-    outcomes = run_hurt({}, headers=True)
+    outcomes = run_with_faults({}, headers=True)
     assert [outcome.status for outcome in outcomes] == [0, 0]
+
+
+# The facts alone.
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    spec = list(spec_of(0, "x", torch.zeros(2, 3)))
+    base = {"torch version": "2", "world size": 2, "graph": "g", "plan": "p", "num_ops": 1,
+            "messages": [spec], "posts": [[True, 0]]}  # fmt: skip
+    return base | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"torch version": "3"}, "torch version is 2 on rank 0 and 3 on rank 1"),
+        ({"world size": 3}, "world size is 2 on rank 0 and 3 on rank 1"),
+        ({"graph": "h"}, "graph is g on rank 0 and h on rank 1"),
+        ({"plan": "q"}, "plan is p on rank 0 and q on rank 1"),
+        ({"messages": []}, "rank 0 has 1 messages and rank 1 has 0"),
+        ({"posts": []}, "post 0 of rank 1 is nothing, but must be the receive of message 0"),
+        ({"posts": [[False, 0], [False, 0]]}, "post 1 of rank 1 is the receive of message 0"),
+    ],
+)
+def test_the_first_difference_is_named(changes: dict[str, Any], says: str) -> None:
+    theirs = facts(**({"posts": [[False, 0]]} | changes))
+    with pytest.raises(MismatchError, match=says):
+        check_agreement([facts(), theirs])
+
+
+def test_each_field_of_a_message_is_compared() -> None:
+    mine = spec_of(0, "x", torch.zeros(2, 3))
+    for field, value in {"tensor": "y", "bytes": 8, "dtype": "int32", "shape": (3, 2),
+                         "strides": (1, 2), "producer": "o"}.items():  # fmt: skip
+        theirs = facts(messages=[list(mine._replace(**{field: value}))], posts=[[False, 0]])
+        with pytest.raises(MismatchError, match=f"rank 0 and rank 1 differ.* {field} is"):
+            check_agreement([facts(), theirs])
+    check_agreement([facts(), facts(posts=[[False, 0]])])

@@ -41,8 +41,8 @@ from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from testbed.zoo import rnn, wresnet
 from tests.backends.torch import models
+from tests.backends.torch.executors import captured, perceptron
 from tests.backends.torch.ranks import connect, run_ranks
-from tests.backends.torch.runtime.test_run import captured, perceptron
 
 STEPS = 5
 

@@ -1,4 +1,4 @@
-"""Ranks that run a plan give the bits of the user's own step on one device."""
+"""Executors for tests: entry points as graphs, steps on forked ranks, the same steps eager."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -19,7 +18,6 @@ from pardnn.backends.torch.user_step.sources import batch_indices
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from tests.backends.torch import models
-from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import Outcome, connect, run_ranks
 
 STEPS = 5
@@ -123,62 +121,6 @@ def perceptron(**settings: Any) -> models.Entry:
     return models.classify_step, (model, optimizer, x, y)
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
-def test_scattered_ops_give_the_bits_of_one_device(num_devices: int) -> None:
-    plan = random_plan(captured(perceptron), num_devices, seed=num_devices)
-    assert_equal(perceptron, plan)
-
-
-#: Of different shape and training: rotary attention, batch norm, tied weights with dropout, two
-#: optimizers in a step, gradient accumulation with clipping.
-MODELS = ["accumulation", "gan", "gpt2", "inception", "llama", "lstm", "mixture", "resnet",
-          "two_tower"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_models_give_the_bits_of_one_device(name: str) -> None:
-    factory = models.MODELS[name]
-    graph = captured(factory)
-    num_devices = 2 + len(name) % 3
-    plan = random_plan(graph, num_devices, seed=1, num_clumps=40)
-    for outcome in assert_equal(factory, plan):
-        _, _, measured, predicted = outcome.value
-        host = sum(8 for op in graph.ops for t in op.outputs if (t.dtype or "").startswith("host"))
-        # Some ops allocate a few elements more than their result has.
-        assert predicted - host <= measured <= 1.01 * predicted
-
-
-def test_scattered_gpt2_gives_the_bits_of_one_device() -> None:
-    factory = models.MODELS["gpt2"]
-    assert_equal(factory, random_plan(captured(factory), 2, seed=5))
-
-
-def test_a_schedule_between_steps_is_followed() -> None:
-    def decay(args: tuple[Any, ...], i: int) -> None:
-        for group in args[1].param_groups:
-            group["lr"] *= 0.5 + 0.1 * i
-
-    plan = random_plan(captured(perceptron), 3, seed=7)
-    changed = assert_equal(perceptron, plan, between=decay)
-    assert changed[0].value[0] != on_ranks(perceptron, plan)[0].value[0]
-
-
-def test_random_ops_out_of_the_order_of_the_step_draw_the_same_numbers() -> None:
-    """A plan may run two dropouts of independent branches in either order."""
-    graph = captured(branches)
-    drawing = [op.name for op in graph.ops if "bernoulli" in op.kind or "dropout" in op.kind]
-    assert len(drawing) == 2
-    plan = random_plan(graph, 1)
-    (order,) = plan.order
-    swapped = reordered(graph, order, late=drawing[0], early=drawing[1])
-    assert_equal(branches, random_plan(graph, 2, seed=3))
-    import dataclasses
-
-    # An idle second rank, so that the generator is followed at all.
-    plan = dataclasses.replace(plan, order=(swapped, ()))
-    assert_equal(branches, plan)
-
-
 def branches() -> models.Entry:
     torch.manual_seed(0)
     model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
@@ -210,75 +152,3 @@ def reordered(graph: Graph, order: tuple[str, ...], late: str, early: str) -> tu
     moved = [name for name in order[at:] if name in needed]
     rest = [name for name in order[at:] if name not in needed]
     return (*order[:at], *moved, *rest)
-
-
-def test_a_thousand_steps_with_buffers_in_use() -> None:
-    """In-place updates of parameters that are being sent, a thousand times (case 63)."""
-    outcomes = assert_equal(tiny, random_plan(captured(tiny), 2, seed=2, num_clumps=5), steps=1000)
-    assert len(outcomes[0].value[0]) == 1000
-
-
-def tiny() -> models.Entry:
-    torch.manual_seed(0)
-    model = nn.Linear(3, 2)
-
-    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
-        loss = model(x).square().sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step, (model, torch.optim.SGD(model.parameters(), lr=1e-3), torch.randn(2, 3))
-
-
-def test_memory_is_released_where_the_plan_says() -> None:
-    """The environment holds, at every action, exactly what the curve of the plan counts."""
-    from pardnn.backends.torch.runtime.memory_meter import live_bytes
-    from pardnn.plan.memory import memory_curves
-    from pardnn.plan.plan import plan_arrays
-
-    factory = models.MODELS["resnet"]
-    graph = captured(factory)
-    plan = random_plan(graph, 2, seed=4, num_clumps=12)
-    program = Program(graph, plan)
-    curves = memory_curves(graph, plan_arrays(graph, plan))
-
-    def body(rank: int, store: str) -> list[Any]:
-        executor, binding, _ = executor_of(factory, program, rank, store)
-        held: list[int] = []
-        names = {op.name: op for op in graph.ops}
-
-        def noting(call: Any, action: Any) -> Any:
-            def run(env: dict[str, Any]) -> None:
-                call(env)
-                if type(action).__name__ == "Compute":
-                    held.append(live_bytes(env) + names[action.op].workspace)
-
-            return run
-
-        executor._calls = [
-            noting(call, action)
-            for call, action in zip(executor._calls, executor._actions, strict=True)
-        ]
-        executor.step(binding.batch_inputs(binding.example()))
-        return held
-
-    host = {op.name for op in graph.ops for t in op.outputs if (t.dtype or "").startswith("host")}
-    for outcome in run_ranks(2, body):
-        assert outcome.status == 0, outcome.error
-        assert len(outcome.value) == len(curves[outcome.rank])
-        for measured, predicted in zip(outcome.value, curves[outcome.rank], strict=True):
-            assert predicted - 8 * len(host) <= measured <= predicted
-
-
-def test_a_changed_setting_is_refused() -> None:
-    plan = random_plan(captured(perceptron), 2, seed=1)
-
-    def decay(args: tuple[Any, ...], i: int) -> None:
-        args[1].param_groups[0]["amsgrad"] = True
-
-    for outcome in on_ranks(perceptron, plan, between=decay):
-        assert outcome.status == 5
-        assert outcome.code == "E509"
-        assert "amsgrad" in outcome.error["message"]

@@ -17,7 +17,8 @@ from pardnn.backends.torch.comm.world import rank_device
 from pardnn.backends.torch.launch.launcher import straggler_notes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import MismatchError, RankError
-from tests.backends.torch.hurt import (
+from tests.backends.torch.executors import captured, executor_of, perceptron
+from tests.backends.torch.faults import (
     MARGIN_S,
     TIMEOUT_S,
     a_plan,
@@ -25,11 +26,10 @@ from tests.backends.torch.hurt import (
     at,
     chain,
     raising,
-    run_hurt,
+    run_with_faults,
 )
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
-from tests.backends.torch.runtime.test_run import captured, executor_of, perceptron
 
 ENDS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -43,7 +43,7 @@ ENDS = {
 @pytest.mark.parametrize("how", ENDS)
 def test_a_rank_that_dies_is_named_by_all_others(how: str, fraction: float) -> None:
     """Case 56; also for exit status 0."""
-    outcomes = run_hurt({1: at(fraction, ENDS[how])}, num_devices=3, timeout_s=5.0)
+    outcomes = run_with_faults({1: at(fraction, ENDS[how])}, num_devices=3, timeout_s=5.0)
     assert_blamed(outcomes, 1, "E602", within_s=5.0 + MARGIN_S)
     assert ("Fatal Python error" in outcomes[1].crash) == (how == "abort")
 
@@ -66,7 +66,7 @@ def test_a_rank_that_dies_before_the_first_step_is_named(how: str) -> None:
 def test_an_exception_on_one_rank_is_its_own_and_one_line_on_the_others() -> None:
     """Case 57."""
     error = ValueError("the op is broken")
-    outcomes = run_hurt({2: at(0.5, raising(error))}, num_devices=3)
+    outcomes = run_with_faults({2: at(0.5, raising(error))}, num_devices=3)
     assert_blamed(outcomes, 2, "E601", within_s=MARGIN_S)
     assert "ValueError: the op is broken" in outcomes[2].error["message"]
     for outcome in outcomes[:2]:
@@ -76,7 +76,7 @@ def test_an_exception_on_one_rank_is_its_own_and_one_line_on_the_others() -> Non
 def test_out_of_memory_names_device_op_and_peaks_and_releases_the_peers_at_once() -> None:
     """Case 58."""
     error = torch.OutOfMemoryError("no memory left")
-    outcomes = run_hurt({0: at(0.4, raising(error))}, num_devices=3, timeout_s=30.0)
+    outcomes = run_with_faults({0: at(0.4, raising(error))}, num_devices=3, timeout_s=30.0)
     assert_blamed(outcomes, 0, "E603", within_s=6.0)  # far below the timeout
     own = outcomes[0].error
     assert own["details"]["predicted_peak_bytes"] == Program(captured(chain), a_plan(3)).peaks[0]
@@ -86,7 +86,7 @@ def test_out_of_memory_names_device_op_and_peaks_and_releases_the_peers_at_once(
 
 def test_a_straggler_finishes_and_is_reported() -> None:
     """Case 59."""
-    outcomes = run_hurt({1: at(0.3, lambda: time.sleep(1.0))}, timeout_s=5.0)
+    outcomes = run_with_faults({1: at(0.3, lambda: time.sleep(1.0))}, timeout_s=5.0)
     assert [outcome.status for outcome in outcomes] == [0, 0]
     (note,) = straggler_notes([{"waits_s": outcome.value} for outcome in outcomes])
     assert note.startswith("rank 1 is a straggler: in step 1")
@@ -94,7 +94,7 @@ def test_a_straggler_finishes_and_is_reported() -> None:
 
 def test_a_hung_rank_is_found_through_those_that_wait_for_each_other() -> None:
     """Case 60: the rank that hangs is named, not the one that waits for it."""
-    outcomes = run_hurt({1: at(0.3, lambda: time.sleep(4.5))}, num_devices=3)
+    outcomes = run_with_faults({1: at(0.3, lambda: time.sleep(4.5))}, num_devices=3)
     told = [outcome for outcome in outcomes if outcome.rank != 1]
     assert_blamed(told, 1, "E701", within_s=TIMEOUT_S + MARGIN_S)
     first = next(o for o in told if "report" not in o.error["details"])
@@ -111,7 +111,7 @@ def test_a_stopped_process_is_named_too() -> None:
         os.setsid()
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    outcomes = run_hurt({0: at(0.3, stop)}, num_devices=2)
+    outcomes = run_with_faults({0: at(0.3, stop)}, num_devices=2)
     assert_blamed(outcomes[1:], 0, "E701", within_s=TIMEOUT_S + MARGIN_S)
     assert "does not even answer" in outcomes[1].error["message"]
 
@@ -119,13 +119,13 @@ def test_a_stopped_process_is_named_too() -> None:
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_users_process_group_is_used_and_stays(fails: bool) -> None:
     """Case 64."""
-    hurt = at(0.5, raising(ValueError("broken"))) if fails else (lambda executor: None)
+    fault = at(0.5, raising(ValueError("broken"))) if fails else (lambda executor: None)
 
     def body(rank: int, store: str) -> Any:
         program = Program(captured(chain), a_plan(2))
         executor, binding, _ = executor_of(chain, program, rank, store, TIMEOUT_S)
         if rank == 0:
-            hurt(executor)
+            fault(executor)
         with pytest.raises(RankError) if fails else contextlib.nullcontext():
             for _ in range(2):
                 executor.step(binding.batch_inputs(binding.example()))

@@ -1,4 +1,4 @@
-"""Ranks that are hurt on purpose, and what the others must say of it."""
+"""Ranks that fail on purpose, and what the others must report."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.plan.plan import Plan
 from tests.backends.torch import models
+from tests.backends.torch.executors import captured, executor_of
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import Outcome, run_ranks
-from tests.backends.torch.runtime.test_run import captured, executor_of
 
 TIMEOUT_S = 1.5
 #: What a failure may take on top of the timeout (promise: 10 s).
 MARGIN_S = 8.0
-Hurt = Callable[[Executor], None]
+Fault = Callable[[Executor], None]
 
 
 def chain() -> models.Entry:
@@ -34,8 +34,8 @@ def a_plan(num_devices: int = 2, seed: int = 1) -> Plan:
     return random_plan(captured(chain), num_devices, seed=seed)
 
 
-def run_hurt(
-    hurt: dict[int, Hurt],
+def run_with_faults(
+    faults: dict[int, Fault],
     *,
     num_devices: int = 2,
     steps: int = 3,
@@ -45,7 +45,7 @@ def run_hurt(
     headers: bool = False,
     checked: bool = True,
 ) -> list[Outcome]:
-    """Run the chain with some ranks hurt once they are ready."""
+    """Run the chain; the fault of each rank that has one is planted once it is ready."""
     plan = plan or a_plan(num_devices)
     program = Program(captured(chain), plan)
     programs = programs or {}
@@ -55,7 +55,7 @@ def run_hurt(
         executor, binding, _ = executor_of(
             chain, mine, rank, store, timeout_s, checked=checked, headers=headers
         )
-        hurt.get(rank, lambda executor: None)(executor)
+        faults.get(rank, lambda executor: None)(executor)
         for _ in range(steps):
             executor.step(binding.batch_inputs(binding.example()))
         executor.world.close()
@@ -77,21 +77,21 @@ def assert_blamed(outcomes: list[Outcome], rank: int, code: str, within_s: float
         assert f"rank {rank}" in outcome.error["message"].lower()
 
 
-def at(fraction: float, action: Callable[[], Any], step: int = 1) -> Hurt:
+def at(fraction: float, action: Callable[[], Any], step: int = 1) -> Fault:
     """Do something at this fraction of a rank's action list, in one step."""
 
-    def hurt(executor: Executor) -> None:
+    def plant(executor: Executor) -> None:
         index = int(fraction * len(executor._calls))
         call = executor._calls[index]
 
-        def hurting(env: dict[str, Any]) -> None:
+        def failing(env: dict[str, Any]) -> None:
             if len(executor.step_s) == step:
                 action()
             call(env)
 
-        executor._calls[index] = hurting
+        executor._calls[index] = failing
 
-    return hurt
+    return plant
 
 
 def raising(error: Exception) -> Callable[[], None]:

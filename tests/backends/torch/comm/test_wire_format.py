@@ -1,0 +1,67 @@
+"""The bytes of a message, whatever the layout of its tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pardnn.backends.torch.comm.wire_format import (
+    byte_view,
+    dense_strides,
+    message_specs,
+    payload_of,
+)
+from pardnn.errors import RankError, UnsupportedError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Op, Tensor
+from pardnn.plan.plan import Message
+from tests.backends.torch.messages import spec_of, values
+
+CPU = torch.device("cpu")
+
+
+def test_only_what_is_not_dense_is_copied() -> None:
+    for name, value in values().items():
+        if not isinstance(value, torch.Tensor) or value.numel() == 0:
+            continue
+        payload = byte_view(payload_of(spec_of(0, name, value), value, CPU))
+        is_shared = payload.untyped_storage()._cdata == value.untyped_storage()._cdata
+        is_dense = dense_strides(value.shape, value.stride()) == value.stride()
+        assert is_shared == (is_dense and not value.is_conj()), name
+        assert payload.dtype == torch.uint8
+        assert payload.numel() == value.nbytes
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_the_bytes_of_any_view_are_those_of_its_clone(shape: list[int], random: Any) -> None:
+    base = torch.arange(4 ** len(shape), dtype=torch.float32).reshape([4] * len(shape))
+    view = base[tuple(slice(random.randint(0, 4 - size), None) for size in shape)]
+    view = view[tuple(slice(0, size) for size in shape)]
+    view = view.permute(random.sample(range(view.dim()), view.dim()))
+    payload = byte_view(payload_of(spec_of(0, "x", view), view, CPU))
+    assert torch.equal(payload, byte_view(view.clone()))
+
+
+def test_a_value_that_is_not_what_was_announced_is_not_sent() -> None:
+    spec = spec_of(0, "x", torch.zeros(2, 3))
+    for value in (torch.zeros(3, 2), torch.zeros(2, 3, dtype=torch.int32)):
+        with pytest.raises(RankError, match=r"captured was float32 \[2, 3\]") as caught:
+            payload_of(spec, value, CPU)
+        assert caught.value.code == "E604"
+
+
+def test_a_tensor_of_unknown_shape_cannot_be_sent() -> None:
+    ops = [
+        Op(name="a", kind="input", outputs=(Tensor(name="x", bytes=4),)),
+        Op(name="b", kind="aten.relu.default", inputs=("x",), outputs=(Tensor(name="y", bytes=4),)),
+    ]
+    message = Message(tensor="x", source=0, target=1, post_before="b")
+    with pytest.raises(UnsupportedError, match="does not say its shape"):
+        message_specs(build_graph("g", ops), [message], ["b"])
