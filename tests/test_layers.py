@@ -1,11 +1,13 @@
 """The arrows of the design: who may import whom, and how large things may grow."""
 
 import ast
+import collections
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import pardnn
@@ -13,6 +15,10 @@ import pardnn
 PACKAGE = Path(pardnn.__file__).parent
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
+FOLDERS = [ROOT / name for name in ("src", "tests", "bench")]
+#: Where imports stand inside functions: so that `pardnn --help` answers at once, and a rank that
+#: does not plan loads no compiler.
+DOORS = {"cli", "api/parallelize.py"}
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
 
@@ -61,3 +67,52 @@ def test_size_budget(path: Path) -> None:
         decorators = {ast.unparse(decorator) for decorator in node.decorator_list}
         is_kernel = bool(decorators & {"kernel", "helper"})
         assert size <= (60 if is_kernel else 40), f"{node.name} has a body of {size} lines"
+
+
+def imported(node: ast.stmt, modules: set[str]) -> set[str]:
+    """The modules of ours that a statement names; `from package import module` names the module."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names} & modules
+    if not isinstance(node, ast.ImportFrom) or node.module is None:
+        return set()
+    inner = {f"{node.module}.{alias.name}" for alias in node.names}
+    return (inner & modules) or ({node.module} & modules)
+
+
+def test_no_two_files_import_each_other() -> None:
+    """No circle of files, imports for type checkers and inside functions included."""
+    names = {
+        path: ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
+        for path in SOURCES
+    }
+    graph = nx.DiGraph()
+    for path, name in names.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                graph.add_edges_from((name, other) for other in imported(node, set(names.values())))
+    assert graph.number_of_edges() > 500
+    circles = [sorted(each) for each in nx.strongly_connected_components(graph) if len(each) > 1]
+    assert circles == []
+
+
+def test_a_folder_has_at_most_20_files() -> None:
+    files = collections.Counter(path.parent for top in FOLDERS for path in top.rglob("*.py"))
+    assert {str(folder): count for folder, count in files.items() if count > 20} == {}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_inside_functions_stand_at_the_doors(path: Path) -> None:
+    relative = path.relative_to(PACKAGE)
+    if DOORS & {str(relative), relative.parts[0]}:
+        return
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    late = {
+        node.lineno
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, functions)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    assert not late, f"imports inside functions, in lines {sorted(late)}"

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -40,7 +41,24 @@ def test_help_loads_no_framework_and_no_compiler() -> None:
     assert not found & (FRAMEWORKS | {"numba", "pydantic"})
 
 
+def test_help_answers_at_once() -> None:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "pardnn", "--help"], capture_output=True, check=True)
+    assert time.perf_counter() - started < 2.0  # 0.15 s where nothing else runs
+
+
 def test_planning_loads_no_framework() -> None:
-    names = ("api", "sim", "place", "report")
-    code = "; ".join(f"import pardnn.{name}" for name in names)
+    names = ("capture", "plan", "estimate", "simulate", "parallelize", "describe")
+    code = "import pardnn; " + "; ".join(f"pardnn.{name}" for name in names)
     assert not loaded(code) & FRAMEWORKS
+    commands = ("advice", "convert", "doctor", "draw", "max_batch", "profile", "run", "schemas")
+    code = "; ".join(f"import pardnn.api.{name}" for name in commands)
+    assert not loaded(code) & FRAMEWORKS
+
+
+def test_planning_loads_no_report_for_people() -> None:
+    assert "rich" not in loaded("import pardnn; pardnn.plan; pardnn.estimate; pardnn.simulate")
+
+
+def test_a_rank_loads_no_compiler_before_it_plans() -> None:
+    assert not loaded("import pardnn; pardnn.parallelize; pardnn.capture") & {"numba", "rich"}

@@ -19,6 +19,9 @@ import zlib
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
 from pardnn.errors import FileError, MismatchError, shown
 
 #: A graph of a million ops takes about a quarter of this.
@@ -143,8 +146,6 @@ def _finite(text: str) -> float:
 
 def _depth(content: bytes) -> int:
     """Return how deep brackets are nested; in array operations, as files may be large."""
-    import numpy as np  # 0.1 s to import
-
     unescaped = content.replace(rb"\\", b"").replace(rb"\"", b"")
     text = np.frombuffer(unescaped, dtype=np.uint8)
     # The number of quotes before a byte, modulo 256, is odd within strings.
@@ -186,8 +187,6 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
         FileError: E406 (not JSON) or E407 (wrong field, with its path such as `$.ops[3].memory`).
         MismatchError: E502, if the file has another version of the format.
     """
-    from pydantic import ValidationError  # 0.15 s to import
-
     data = parse_json(content, what)
     _check_format(kind, data, what)
     del data  # pydantic reads JSON itself: only there, a list is a tuple and "1" is not 1
@@ -203,8 +202,6 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
 
 @functools.cache
 def _adapter(kind: type[T]) -> Any:
-    from pydantic import TypeAdapter
-
     return TypeAdapter(kind)
 
 

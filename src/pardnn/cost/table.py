@@ -22,6 +22,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
 from pardnn.errors import FileError, PardnnError
 from pardnn.files import dump_json, parse_json, read_bytes, write_bytes
 
@@ -223,9 +228,7 @@ def _lock(path: Path) -> Generator[None]:
 
     The operating system releases the lock of a process that dies.
     """
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
+    if fcntl is None:
         yield
         return
     with path.open("a") as stream:

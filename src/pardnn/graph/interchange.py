@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from pardnn import files
 from pardnn.errors import FileError, MismatchError, UsageError, shown
 from pardnn.graph.build import build_graph
@@ -292,8 +294,6 @@ def split_from_json(
 
 
 def _parsed(kind: type[T], content: bytes, what: str) -> T:
-    from pydantic import TypeAdapter, ValidationError  # 0.15 s to import
-
     files.parse_json(content, what)
     try:
         return TypeAdapter(kind).validate_json(content)

@@ -13,10 +13,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from pardnn.graph.csr import GraphArrays
+from pardnn.graph.csr import GraphArrays
 
 MemoryKind = Literal["normal", "residual", "reference"]
 Seconds = Mapping[str, float]

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import RenderableType
 
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check_partitioned_graph import boxes_of
@@ -18,9 +20,6 @@ from pardnn.plan.mesh import Box, Mesh
 from pardnn.plan.plan import Plan
 from pardnn.report.results import STRICT
 from pardnn.report.text import table
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 #: Colours of devices (Okabe and Ito), then hues around the circle.
 COLOURS = (

@@ -5,18 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from pardnn.report import results
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 
 def console() -> Console:
     """Return the console for stdout; names are shown as they are, never as markup."""
-    from rich.console import Console
-
     return Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
@@ -49,9 +48,6 @@ def percent_text(fraction: float) -> str:
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> RenderableType:
     """Return a table; the first column is left-aligned, numbers right-aligned."""
-    from rich.table import Table
-    from rich.text import Text
-
     found = Table(
         title=Text(title) if title else None,
         title_justify="left",
@@ -121,8 +117,6 @@ def _max_batch(result: results.MaxBatchResult) -> RenderableType:
 
 def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableType:
     """Return what a person wants to know of a plan just made."""
-    from rich.console import Group
-
     cluster = plan.cluster
     counts = [len(row) for row in plan.order]
     rows = [
@@ -197,8 +191,6 @@ def _compare(result: results.CompareResult) -> RenderableType:
 
 
 def _simulate(result: results.SimulateResult) -> RenderableType:
-    from rich.console import Group
-
     rows = [
         (i, bytes_text(peak), seconds_text(busy))
         for i, (peak, busy) in enumerate(zip(result.peak_bytes, result.busy_s, strict=True))
@@ -211,8 +203,6 @@ def _simulate(result: results.SimulateResult) -> RenderableType:
 
 
 def _estimate(result: results.EstimateResult) -> RenderableType:
-    from rich.console import Group
-
     rows = [
         (i, bytes_text(peak), bytes_text(usable))
         for i, (peak, usable) in enumerate(
@@ -234,8 +224,6 @@ def _estimate(result: results.EstimateResult) -> RenderableType:
 
 
 def _run(result: results.RunResult) -> RenderableType:
-    from rich.console import Group
-
     reference = result.reference_losses
     losses = [
         (i, repr(loss), *(() if reference is None else (repr(reference[i]),)), seconds_text(step))
