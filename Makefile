@@ -61,13 +61,14 @@ coverage: $(STAMP)
 jit: $(STAMP)
 	$(BIN)/python -m pytest -q --lane jit
 
-# Capture and ranks.
-torch: $(STAMP)
-	$(BIN)/python -m pytest -q --lane torch
-
-# Its halves, to run side by side.
-ranks rest: $(STAMP)
-	$(BIN)/python -m pytest -q --lane $@
+# Capture and ranks, and its halves to run side by side. A green run shows no crash and no traceback
+# of a rank that a test made fail.
+torch ranks rest: $(STAMP)
+	@echo "$(BIN)/python -m pytest -q --lane $@"; \
+	$(BIN)/python -m pytest -q --lane $@ > .$@.log 2>&1; status=$$?; cat .$@.log; \
+	if [ $$status = 0 ] && grep -qE "Fatal Python error|Traceback" .$@.log; then \
+	  echo "all passed, but a process that failed can be seen above"; status=1; \
+	fi; exit $$status
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -76,6 +77,6 @@ bench: $(STAMP)
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) build dist .coverage .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist .*.log .coverage .hypothesis .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
