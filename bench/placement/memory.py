@@ -19,11 +19,12 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.place.colocation import closed_arrays, residual_bytes
+from pardnn.place.colocation import closed_arrays
 from pardnn.plan.check import plan_problems
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.sim.peak import residual_bytes
 from testbed.families import training_step
 
 #: Captured steps that are planned beside the random graphs.

@@ -22,11 +22,12 @@ from pardnn.place.baselines.exact import optimum
 from pardnn.place.baselines.linear_clustering import balanced
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.pardnn.critical_path_switch import switch_critical_path
 from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.problem import problem_of
-from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated
+from pardnn.place.pardnn.swaps import swap_clusters
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
@@ -61,9 +62,9 @@ def ablation(graphs: list[Graph], devices: list[int], seed: int) -> Rows:
             machine = machine_of(costs, cluster)
             problem = problem_of(closed_arrays(graph), machine)
             clusters = slice_graph(problem, k)
-            device, spans = map_clusters(problem, clusters)
+            device, cluster_graph = map_clusters(problem, clusters)
             glb = balanced(problem.arrays, machine, runnable(problem.arrays, machine), clusters.of)
-            swapped = swap_clusters(problem, clusters, spans, device)
+            swapped = swap_clusters(problem, clusters, cluster_graph, device)
             steps = {"slicing + GLB": emulated(problem, glb).makespan}
             steps["slicing + LALB"] = emulated(
                 problem, placement(problem, clusters, device)

@@ -113,7 +113,9 @@ def measure_limited(arrays: GraphArrays, machine: Machine, peak: int) -> dict[st
     return row
 
 
-STEPS = ("problem", "single", "heft", "slicing", "mapping", "refinement", "listing", "order")
+STEPS = (
+    "problem", "single", "heft", "slicing", "mapping", "refinement", "list_scheduling", "order",
+)  # fmt: skip
 
 
 def page(rows: list[dict[str, Any]], command: str) -> str:

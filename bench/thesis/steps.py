@@ -16,12 +16,13 @@ from bench.thesis.batch import model
 from bench.thesis.search import cluster_of, timed_plan
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.linear_clustering import place_linear_clustering
-from pardnn.place.colocation import closed_arrays, spread
+from pardnn.place.colocation import closed_arrays, legal_placement
+from pardnn.place.pardnn.critical_path_switch import switch_critical_path
 from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.problem import Problem, problem_of
-from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated
+from pardnn.place.pardnn.swaps import swap_clusters
 from pardnn.planner.make_plan import communication_ratio
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.machine import Machine, machine_of
@@ -42,18 +43,18 @@ def shape_row(name: str, batch_size: int) -> dict[str, Any]:
 
 
 def _round_robin(graph: Graph, problem: Problem) -> ndarray:
-    wish = np.empty(len(graph.ops), dtype=np.int64)
-    turns = np.arange(len(wish)) % problem.machine.num_devices
-    wish[problem.arrays.topological] = turns
-    return spread(closed_arrays(graph), problem.machine, wish)
+    target = np.empty(len(graph.ops), dtype=np.int64)
+    turns = np.arange(len(target)) % problem.machine.num_devices
+    target[problem.arrays.topological] = turns
+    return legal_placement(problem.arrays, problem.runs, target)
 
 
 def _mapped_and_refined(problem: Problem) -> tuple[float, float]:
     """Return the makespans of slicing and mapping, and with the thesis's refinement."""
     clusters = slice_graph(problem, problem.machine.num_devices)
-    device, spans = map_clusters(problem, clusters)
+    device, cluster_graph = map_clusters(problem, clusters)
     mapped = emulated(problem, placement(problem, clusters, device))
-    swapped = swap_clusters(problem, clusters, spans, device)
+    swapped = swap_clusters(problem, clusters, cluster_graph, device)
     other = emulated(problem, placement(problem, clusters, swapped))
     best = min(mapped, other, key=lambda candidate: candidate.makespan)
     place = best.place

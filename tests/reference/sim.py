@@ -51,8 +51,8 @@ def finish_times(graph: Graph, machine: Machine, plan: Plan) -> dict[str, float]
                     else:
                         ready.append(arrived.get((tensor, d), np.nan))
                 for earlier in op.after:
-                    way = machine.latency[place[earlier], d]
-                    ready.append(finish.get(earlier, np.nan) + way)
+                    comm = machine.latency[place[earlier], d]
+                    ready.append(finish.get(earlier, np.nan) + comm)
                 if not np.isnan(ready).any():
                     finish[name] = max(ready) + seconds[name]
                     moved = True
@@ -60,9 +60,9 @@ def finish_times(graph: Graph, machine: Machine, plan: Plan) -> dict[str, float]
             key = (m.tensor, m.target)
             maker = producer[m.tensor]
             if key not in arrived and maker in finish and m.post_before in reached:
-                way = machine.latency[m.source, m.target]
-                way += size[m.tensor] / machine.bandwidth[m.source, m.target]
-                arrived[key] = max(finish[maker], reached[m.post_before]) + way
+                comm = machine.latency[m.source, m.target]
+                comm += size[m.tensor] / machine.bandwidth[m.source, m.target]
+                arrived[key] = max(finish[maker], reached[m.post_before]) + comm
                 moved = True
     return finish if len(finish) == len(graph.ops) else None
 
@@ -85,10 +85,10 @@ def emulated_finish(
         d, times = place[i], [0.0]
         for tensor in graph.ops[i].inputs:
             p = place[producer[tensor]]
-            way = 0.0
+            comm = 0.0
             if p != d:
-                way = machine.latency[p, d] + size[tensor] / machine.bandwidth[p, d]
-            times.append(finish[producer[tensor]] + way)
+                comm = machine.latency[p, d] + size[tensor] / machine.bandwidth[p, d]
+            times.append(finish[producer[tensor]] + comm)
         for earlier in graph.ops[i].after:
             j = number[earlier]
             times.append(finish[j] + machine.latency[place[j], d])

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
-from pardnn.place.ordering.low_memory_orders import file_rank
-from pardnn.place.ordering.memory_bounded import tight_plan
+from pardnn.place.ordering.low_memory_orders import file_positions
+from pardnn.place.ordering.memory_bounded import latest_slot_plan
 from pardnn.place.ordering.schedule import first_overwrites, schedule
 from pardnn.plan.check import plan_problems
 from pardnn.plan.memory import memory_curves, peak_bytes
@@ -17,7 +17,7 @@ from pardnn.sim.bounds import critical_path_seconds, lower_bound_seconds
 from pardnn.sim.dynamic import emulate
 from pardnn.sim.engine import simulate
 from pardnn.sim.levels import bottom_levels, top_levels
-from pardnn.sim.peak import held_bytes, peaks
+from pardnn.sim.peak import live_bytes, peaks
 from tests.place.machines import cluster_of, clusters, machine_for
 from tests.place.ordering.test_fit import random_place
 from tests.reference.pardnn import least_makespan
@@ -30,8 +30,8 @@ def test_order(graph: Graph, seed: int, tight: bool) -> None:
     machine = machine_for(graph, cluster_of(3))
     place = random_place(graph, 3, seed)
     if tight:
-        rank = file_rank(graph.arrays)
-        plan = tight_plan(graph.arrays, 3, place, rank, first_overwrites(graph))
+        position = file_positions(graph.arrays)
+        plan = latest_slot_plan(graph.arrays, 3, place, position, first_overwrites(graph))
     else:
         plan = schedule(graph, machine, place)
     expected = finish_times(graph, machine, plan_from_arrays(graph, plan))
@@ -61,8 +61,8 @@ def test_peaks_are_those_of_the_checker(graph: Graph, cluster: Cluster, seed: in
     machine = machine_for(graph, cluster_of(k))
     plan = schedule(graph, machine, random_place(graph, k, seed))
     assert peaks(graph.arrays, plan).tolist() == peak_bytes(graph, plan)
-    curves = [held for curve in memory_curves(graph, plan) for held in curve]
-    assert held_bytes(graph.arrays, plan).tolist() == curves
+    profile = [live for curve in memory_curves(graph, plan) for live in curve]
+    assert live_bytes(graph.arrays, plan).tolist() == profile
 
 
 @given(graph=graphs(max_ops=14), seed=st.integers(0, 9))

@@ -8,9 +8,9 @@ from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
 from pardnn.planner.costs import part_costs
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
-from pardnn.sim.curve import memory_curve
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.sim.peak import memory_over_time
 
 
 def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
@@ -30,7 +30,7 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
     phase = phases(graph)
     tracks: list[Track] = []
     for device, row in enumerate(order_rows(arrays)):
-        times, held = memory_curve(graph.arrays, arrays, timeline, device)
+        times, held = memory_over_time(graph.arrays, arrays, timeline, device)
         bars = [
             Bar(
                 float(timeline.start[op]),

@@ -21,7 +21,6 @@ from pardnn.plan.check import capacities
 from pardnn.plan.memory import peak_bytes
 from pardnn.planner.algorithms import SHARDED, algorithms_to_try
 from pardnn.planner.costs import costs_for
-from pardnn.planner.estimate import least_bytes
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
@@ -29,6 +28,7 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import MaxBatchResult, PlanResult, TriedBatch
+from pardnn.sim.peak import least_bytes
 
 #: Where the search starts if FUNCTION names no default for its `batch_size`.
 DEFAULT_START = 8
@@ -197,7 +197,7 @@ class _Search:
         problem = Problem(graph, self.cluster, costs, self.options)
         limits = [limit for limit in problem.capacities if limit is not None]
         names = algorithms_to_try(self.options.algorithm, len(graph.ops))
-        if least_bytes(graph, self.cluster.num_devices) > max(limits):
+        if least_bytes(graph.arrays, self.cluster.num_devices) > max(limits):
             names = ()
         for name in names:
             try:

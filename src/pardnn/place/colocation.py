@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
-from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.kernels.jit import helper, kernel
 from pardnn.place.ordering.schedule import first_overwrites
@@ -105,20 +105,6 @@ def runnable(arrays: GraphArrays, machine: Machine) -> Bool[ndarray, "g k"]:
     return runs
 
 
-def residual_bytes(arrays: GraphArrays, of: Int64[ndarray, " n"] | None = None) -> ndarray:
-    """Return the bytes of each group that live across steps, on the device where it is.
-
-    Args:
-        arrays: The graph.
-        of: Number of each op in what is summed up instead; the op itself for bytes per op.
-    """
-    number = arrays.group if of is None else of
-    own = (arrays.memory[arrays.tensor_op] == RESIDUAL) & (arrays.tensor_alias < 0)
-    held = np.zeros(int(number.max()) + 1, dtype=np.int64)
-    np.add.at(held, number[arrays.tensor_op[own]], arrays.tensor_bytes[own])
-    return held
-
-
 def speed_shares(machine: Machine) -> Float64[ndarray, " k"]:
     """Return the part of the whole work that each device should do; they sum to 1.
 
@@ -134,25 +120,36 @@ def speed_shares(machine: Machine) -> Float64[ndarray, " k"]:
     return share / share.sum() if share.sum() > 0 else np.full(len(share), 1.0 / len(share))
 
 
-def spread(
-    arrays: GraphArrays, machine: Machine, wish: Int64[ndarray, " n"]
-) -> Int64[ndarray, " n"]:
-    """Return a placement close to a wish.
-
-    Each group goes where its first op in topological order wishes to be, or to the next device
-    that can run it.
+def next_runnable(runs: Bool[ndarray, "g k"], target: Int64[ndarray, " g"]) -> Int64[ndarray, " g"]:
+    """Return the target device of each group, or the next one in a circle that can run it.
 
     Args:
-        arrays: The graph.
-        machine: Durations and links.
-        wish: Wished device of each op.
+        runs: Whether a device can run a group.
+        target: Device of each group.
     """
-    runs = runnable(arrays, machine)
-    group = arrays.group[arrays.topological]
-    _, first = np.unique(group, return_index=True)
-    wished = wish[arrays.topological[first]]
-    k = machine.num_devices
-    turns = (wished[:, None] + np.arange(k)[None, :]) % k
-    allowed = np.take_along_axis(runs, turns, axis=1)
-    device = np.take_along_axis(turns, allowed.argmax(axis=1)[:, None], axis=1)[:, 0]
-    return device[arrays.group].astype(np.int64)
+    k = runs.shape[1]
+    circle = (target[:, None] + np.arange(k)[None, :]) % k
+    able = np.take_along_axis(runs, circle, axis=1)
+    return np.take_along_axis(circle, able.argmax(axis=1)[:, None], axis=1)[:, 0]
+
+
+def legal_placement(
+    arrays: GraphArrays,
+    runs: Bool[ndarray, "g k"],
+    target: Int64[ndarray, " n"],
+    order: Int64[ndarray, " n"] | None = None,
+) -> Int64[ndarray, " n"]:
+    """Return the placement nearest to a target: groups are together, each where it can run.
+
+    Each group goes to the target device of its first op, or to the next device that can run it.
+
+    Args:
+        arrays: The graph, with closed groups.
+        runs: From `runnable`.
+        target: Device of each op.
+        order: Of the ops, which tells the first of a group; None for the topological order.
+    """
+    backwards = (arrays.topological if order is None else order)[::-1]
+    chosen = np.empty(len(runs), dtype=np.int64)
+    chosen[arrays.group[backwards]] = target[backwards]
+    return next_runnable(runs, chosen)[arrays.group]

@@ -11,11 +11,10 @@ from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
-from pardnn.place.ordering.fit import fit_schedule
+from pardnn.place.ordering.fit import fit_schedule, fits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.machine import Machine
-from pardnn.sim.peak import peaks
 from pardnn.sim.timeline import Timeline
 
 
@@ -31,13 +30,6 @@ class Decision(NamedTuple):
     plan: PlanArrays
     moved_ops: int = 0
     seconds_by_step: Mapping[str, float] = MappingProxyType({})
-
-
-def fits(peak: ndarray, capacities: list[int | None]) -> bool:
-    """Return whether no device holds more than it may."""
-    return all(
-        size is None or held <= size for held, size in zip(peak.tolist(), capacities, strict=True)
-    )
 
 
 def fitted(
@@ -56,7 +48,7 @@ def fitted(
         own = ordered_plan(
             graph.arrays, machine.num_devices, place, timeline, first_overwrites(graph)
         )
-        if fits(peaks(graph.arrays, own), capacities):
+        if fits(graph.arrays, own, capacities):
             return Decision(own)
     plan = fit_schedule(graph, machine, place, capacities)
     if plan is None:

@@ -10,12 +10,10 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError, shown
-from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.graph.ir import Graph
-from pardnn.kernels.jit import kernel
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.peak import held_bytes, storage_lives
+from pardnn.sim.peak import least_bytes, live_bytes, live_ranges, op_needs
 
 #: Tensors named in `details["alive"]`, the largest first.
 MOST_ALIVE = 10
@@ -36,7 +34,7 @@ def infeasible(
         group: Co-location group of each op.
     """
     a = graph.arrays
-    held = held_bytes(a, attempt)
+    held = live_bytes(a, attempt)
     device_of = attempt.place[attempt.order_op]
     over = held - limits(capacities)[device_of]
     worst = int(over.argmax())
@@ -44,7 +42,7 @@ def infeasible(
     usable = capacities[device]
     needs = op_needs(a)
     largest = int(needs.argmax())
-    least = least_bytes(a, needs, group, len(capacities))
+    least = least_bytes(a, len(capacities), group)
     big = graph.ops[largest]
     workspace = int(a.workspace[largest])
     made = int(a.tensor_bytes[a.output_ptr[largest] : a.output_ptr[largest + 1]].sum())
@@ -92,7 +90,7 @@ def _alive(graph: Graph, plan: PlanArrays, position: int) -> list[dict[str, Any]
     """The largest storages that the device holds while the op at a position runs."""
     a = graph.arrays
     device = plan.place[plan.order_op[position]]
-    allocated, released = storage_lives(a, plan)
+    allocated, released = live_ranges(a, plan)
     tensor = np.concatenate([np.arange(a.num_tensors), plan.message_tensor])
     home = np.concatenate([plan.place[a.tensor_op], plan.message_target])
     alive = (allocated <= position) & (released >= position) & (home == device)
@@ -107,51 +105,3 @@ def _alive(graph: Graph, plan: PlanArrays, position: int) -> list[dict[str, Any]
         }
         for s in largest.tolist()
     ]
-
-
-def op_needs(arrays: GraphArrays) -> Int64[ndarray, " n"]:
-    """Return the bytes that must be on one device while each op runs, whatever the plan.
-
-    Its inputs, outputs and workspace; of tensors that share a storage, the largest.
-    """
-    needs = np.zeros(arrays.num_ops, dtype=np.int64)
-    _needs_kernel(arrays, needs)
-    return needs
-
-
-def least_bytes(
-    arrays: GraphArrays,
-    needs: Int64[ndarray, " n"],
-    group: Int64[ndarray, " n"],
-    num_devices: int,
-) -> int:
-    """Return bytes that some device must hold in every plan: a lower bound on equal limits.
-
-    The largest op; the residual bytes of the largest group; all residual bytes spread evenly.
-    """
-    owners = (arrays.memory[arrays.tensor_op] == RESIDUAL) & (arrays.tensor_alias < 0)
-    size = np.where(owners, arrays.tensor_bytes, 0)
-    by_group = np.zeros(int(group.max()) + 1, dtype=np.int64)
-    np.add.at(by_group, group[arrays.tensor_op], size)
-    return max(int(needs.max()), int(by_group.max()), -(-int(size.sum()) // num_devices))
-
-
-@kernel
-def _needs_kernel(a: GraphArrays, needs: ndarray) -> None:
-    seen = np.full(len(a.tensor_op), -1, dtype=np.int64)
-    counted = np.zeros(len(a.tensor_op), dtype=np.int64)
-    for op in range(len(needs)):
-        total = a.workspace[op]
-        inputs = a.input_ptr[op + 1] - a.input_ptr[op]
-        outputs = a.output_ptr[op + 1] - a.output_ptr[op]
-        for i in range(inputs + outputs):
-            t = a.input_tensor[a.input_ptr[op] + i] if i < inputs else a.output_ptr[op] + i - inputs
-            owner = a.tensor_owner[t]
-            # A view may have been received as its own bytes, so the smaller of the two counts.
-            size = min(a.tensor_bytes[t], a.tensor_bytes[owner])
-            if seen[owner] != op:
-                seen[owner], counted[owner] = op, 0
-            if size > counted[owner]:
-                total += size - counted[owner]
-                counted[owner] = size
-        needs[op] = total

@@ -14,6 +14,7 @@ from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import EstimateResult, LargestOp, MemoryByKind
+from pardnn.sim.peak import least_bytes, op_needs
 
 #: The smallest limit is searched until it is known to this fraction.
 PRECISION = 0.005
@@ -70,7 +71,7 @@ def minimum_limit(problem: Problem) -> tuple[int, PlanArrays]:
     plan = _fitting_plan(_limited(problem, None))
     assert plan is not None  # without limits everything fits
     high = max(peak_bytes(graph, plan))
-    low = least_bytes(graph, problem.cluster.num_devices) - 1
+    low = least_bytes(graph.arrays, problem.cluster.num_devices) - 1
     while high - low > max(1, PRECISION * high):
         middle = (low + high) // 2
         tried = _fitting_plan(_limited(problem, middle))
@@ -84,33 +85,12 @@ def minimum_limit(problem: Problem) -> tuple[int, PlanArrays]:
     return limit, plan
 
 
-def least_bytes(graph: Graph, num_devices: int) -> int:
-    """Return a lower bound in bytes on the largest peak of any plan.
-
-    The op that needs most at once fits nowhere smaller, and the residual storages are somewhere.
-    """
-    a = graph.arrays
-    residual = int(a.tensor_bytes[(a.memory[a.tensor_op] == RESIDUAL) & (a.tensor_alias < 0)].sum())
-    return max(largest_op(graph).bytes, -(-residual // num_devices))
-
-
 def largest_op(graph: Graph) -> LargestOp:
     """Return the op whose inputs, outputs and workspace are largest together."""
-    a = graph.arrays
-    owners, sizes = a.tensor_owner.tolist(), a.tensor_bytes.tolist()
-
-    def needs(number: int) -> int:
-        storages: dict[int, int] = {}
-        inputs = a.input_tensor[a.input_ptr[number] : a.input_ptr[number + 1]].tolist()
-        for tensor in (*inputs, *range(a.output_ptr[number], a.output_ptr[number + 1])):
-            owner = owners[tensor]
-            # A view may have been received as its own bytes, so the smaller of the two counts.
-            storages[owner] = max(storages.get(owner, 0), min(sizes[tensor], sizes[owner]))
-        return sum(storages.values()) + int(a.workspace[number])
-
-    number = max(range(a.num_ops), key=needs)
+    needs = op_needs(graph.arrays)
+    number = int(needs.argmax())
     op = graph.ops[number]
-    return LargestOp(name=op.name, bytes=needs(number), source=op.source)
+    return LargestOp(name=op.name, bytes=int(needs[number]), source=op.source)
 
 
 def _gradients(graph: Graph) -> frozenset[int]:

@@ -25,7 +25,7 @@ from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
-from pardnn.sim.peak import held_bytes, one_device_peak, peaks
+from pardnn.sim.peak import live_bytes, one_device_peak, peaks
 
 #: Ops of the graph x devices up to which `auto` considers `tofu`.
 AUTO_LOCAL_OPS = 200_000
@@ -267,7 +267,7 @@ def _check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
     """Raise if a device holds more than it may, naming the op at which it holds most."""
     cluster, usable = problem.cluster, problem.capacities
     limits = np.array([np.iinfo(np.int64).max if size is None else size for size in usable])
-    held = held_bytes(local.arrays, plan)
+    held = live_bytes(local.arrays, plan)
     device_of = plan.place[plan.order_op]
     over = held - limits[device_of]
     worst = int(over.argmax())

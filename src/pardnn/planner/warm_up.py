@@ -28,9 +28,9 @@ from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.ordering import memory_bounded, schedule
-from pardnn.place.ordering.low_memory_orders import eager_free_rank, file_rank
-from pardnn.place.pardnn import overflow
-from pardnn.place.pardnn.memory_tracking import curves_of
+from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
+from pardnn.place.pardnn import overflow_knapsack
+from pardnn.place.pardnn.memory_tracking import memory_profile_of
 from pardnn.place.pardnn.problem import problem_of
 from pardnn.place.polish.polish import load_kernels
 from pardnn.place.polish.search import search_kernel
@@ -104,23 +104,23 @@ def _load_steps(steps: Iterable[str]) -> None:
 def _load_plan(arrays: GraphArrays, machine: Machine) -> None:
     """What counts the bytes that a plan holds, and what makes one."""
     place = np.arange(arrays.num_ops) % 2
-    peaks(arrays, schedule.free_plan(arrays, 2, place, file_rank(arrays)))
+    peaks(arrays, schedule.free_plan(arrays, 2, place, file_positions(arrays)))
     schedule.ordered_plan(arrays, 2, place, emulate(arrays, machine, place), _nothing_written())
 
 
 def _load_simulate(arrays: GraphArrays, machine: Machine) -> None:
     """What tells how long a plan takes, and how long any plan takes at least."""
     place = np.arange(arrays.num_ops) % 2
-    engine.run_lists(arrays, machine, schedule.free_plan(arrays, 2, place, file_rank(arrays)))
+    engine.run_lists(arrays, machine, schedule.free_plan(arrays, 2, place, file_positions(arrays)))
     lower_bound_seconds(arrays, machine, [None, None])
     degree_of_parallelism(arrays, machine)
 
 
 def _load_memory(arrays: GraphArrays, machine: Machine) -> None:
     """Orders that need little memory, and plans that spend what is left."""
-    place, rank = np.arange(arrays.num_ops) % 2, eager_free_rank(arrays)
-    memory_bounded.squeezed_plan(
-        arrays, machine, place, rank, [_WARM_UP_BYTES] * 2, _nothing_written()
+    place, position = np.arange(arrays.num_ops) % 2, eager_free_positions(arrays)
+    memory_bounded.memory_bounded_plan(
+        arrays, machine, place, position, [_WARM_UP_BYTES] * 2, _nothing_written()
     )
 
 
@@ -128,8 +128,8 @@ def _load_overflow(arrays: GraphArrays, machine: Machine) -> None:
     """What moves ops off a device that holds too much: here off the first, which holds all."""
     place = np.zeros(arrays.num_ops, dtype=np.int64)
     capacity = memory_bounded.limits([_WARM_UP_BYTES, None])
-    curves = curves_of(arrays, place, file_rank(arrays), capacity)
-    overflow.resolve_overflow(problem_of(arrays, machine), curves)
+    profile = memory_profile_of(arrays, place, file_positions(arrays), capacity)
+    overflow_knapsack.resolve_overflow(problem_of(arrays, machine), profile)
 
 
 def _nothing_written() -> np.ndarray:
@@ -147,7 +147,7 @@ _STEPS = {
     "plan": _Step(_load_plan, schedule._hold_and_post_kernel),
     "simulate": _Step(_load_simulate, engine._order_kernel),
     "memory": _Step(_load_memory, memory_bounded._hold_kernel),
-    "overflow": _Step(_load_overflow, overflow._resolve_kernel),
+    "overflow": _Step(_load_overflow, overflow_knapsack._resolve_kernel),
     "polish": _Step(load_kernels, search_kernel),
 }
 

@@ -25,11 +25,12 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from numpy import ndarray
 
-from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.heap import heap_pop, heap_push
 from pardnn.kernels.jit import helper, kernel
 from pardnn.sim.levels import bottom_levels, top_levels
 from pardnn.sim.machine import Machine, fastest_seconds
+from pardnn.sim.peak import residual_bytes
 
 #: Values of heads and of tails between which intervals are tried.
 GRID = 64
@@ -112,26 +113,26 @@ def heads_and_tails(
     apart = ~np.eye(k, dtype=bool)
     latency = float(machine.latency[apart].min(initial=np.inf))
     per_byte = float(1.0 / machine.bandwidth[apart].max(initial=0.0)) if k > 1 else np.inf
-    reader = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
-    maker = arrays.tensor_op[arrays.input_tensor]
-    forced = np.zeros(len(reader), dtype=np.bool_)
+    consumer = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
+    producer = arrays.tensor_op[arrays.input_tensor]
+    forced = np.zeros(len(consumer), dtype=np.bool_)
     if k > 1:
-        forced = _apart(arrays, machine, capacities, maker, reader)
-    way = np.full(len(reader), np.inf)
+        forced = _apart(arrays, machine, capacities, producer, consumer)
+    comm = np.full(len(consumer), np.inf)
     if k > 1:
-        way = latency + arrays.tensor_bytes[arrays.input_tensor] * per_byte
-    by_maker = np.argsort(maker, kind="stable").astype(np.int64)
-    out_ptr = np.concatenate([[0], np.cumsum(np.bincount(maker, minlength=n))]).astype(np.int64)
+        comm = latency + arrays.tensor_bytes[arrays.input_tensor] * per_byte
+    by_producer = np.argsort(producer, kind="stable").astype(np.int64)
+    out_ptr = np.concatenate([[0], np.cumsum(np.bincount(producer, minlength=n))]).astype(np.int64)
     seconds = fastest_seconds(machine)
     head, tail = np.zeros(n), np.zeros(n)
     topological = arrays.topological.copy()
     _heads_kernel(
-        topological, arrays.input_ptr.copy(), maker, way, forced, arrays.after_ptr.copy(),
+        topological, arrays.input_ptr.copy(), producer, comm, forced, arrays.after_ptr.copy(),
         arrays.after_op.copy(), seconds, head,
     )  # fmt: skip
     _heads_kernel(
-        topological[::-1].copy(), out_ptr, reader[by_maker], way[by_maker], forced[by_maker],
-        arrays.before_ptr.copy(), arrays.before_op.copy(), seconds, tail,
+        topological[::-1].copy(), out_ptr, consumer[by_producer], comm[by_producer],
+        forced[by_producer], arrays.before_ptr.copy(), arrays.before_op.copy(), seconds, tail,
     )  # fmt: skip
     return head, tail
 
@@ -140,16 +141,14 @@ def _apart(
     arrays: GraphArrays,
     machine: Machine,
     capacities: Sequence[int | None] | None,
-    maker: ndarray,
-    reader: ndarray,
+    producer: ndarray,
+    consumer: ndarray,
 ) -> Bool[ndarray, " e"]:
     """Whether no device can run both ends of an edge and hold the residual bytes of both."""
     limits = [None] * machine.num_devices if capacities is None else list(capacities)
     num_groups = int(arrays.group.max()) + 1
-    residual = np.zeros(num_groups, dtype=np.int64)
-    own = (arrays.tensor_alias < 0) & (arrays.memory[arrays.tensor_op] == RESIDUAL)
-    np.add.at(residual, arrays.group[arrays.tensor_op[own]], arrays.tensor_bytes[own])
-    one, other = arrays.group[maker], arrays.group[reader]
+    residual = residual_bytes(arrays)
+    one, other = arrays.group[producer], arrays.group[consumer]
     both = residual[one] + residual[other]
     shared = one == other
     kinds = {
@@ -226,8 +225,8 @@ def degree_of_parallelism(arrays: GraphArrays, machine: Machine) -> float:
 def _heads_kernel(
     topological: ndarray,
     ptr: ndarray,
-    earlier: ndarray,
-    way: ndarray,
+    predecessor: ndarray,
+    comm: ndarray,
     forced: ndarray,
     after_ptr: ndarray,
     after_op: ndarray,
@@ -235,16 +234,16 @@ def _heads_kernel(
     head: ndarray,
 ) -> None:
     """Bound the starts of ops; with the graph reversed, how long the step goes on after them."""
-    key, item = np.empty(len(earlier) + 1), np.empty(len(earlier) + 1, dtype=np.int64)
+    key, item = np.empty(len(predecessor) + 1), np.empty(len(predecessor) + 1, dtype=np.int64)
     mine = np.empty(MOST_SPLITS + 1, dtype=np.int64)
     for op in topological:
         least, ready = 0.0, np.int64(0)
         for i in range(after_ptr[op], after_ptr[op + 1]):
             least = max(least, head[after_op[i]] + seconds[after_op[i]])
         for i in range(ptr[op], ptr[op + 1]):
-            done = head[earlier[i]] + seconds[earlier[i]]
-            ready = heap_push(key, item, ready, -(done + way[i]), earlier[i])
-            least = max(least, done + way[i] if forced[i] else done)
+            done = head[predecessor[i]] + seconds[predecessor[i]]
+            ready = heap_push(key, item, ready, -(done + comm[i]), predecessor[i])
+            least = max(least, done + comm[i] if forced[i] else done)
         head[op] = least
         if ready < 2:
             continue
@@ -268,16 +267,16 @@ def _heads_kernel(
 
 
 @helper
-def _insert(mine: ndarray, made: int, maker: int, head: ndarray) -> int:
-    """Put a maker, unless it is there, among others sorted by head; return their number."""
+def _insert(mine: ndarray, made: int, producer: int, head: ndarray) -> int:
+    """Put a producer, unless it is there, among others sorted by head; return their number."""
     for i in range(made):
-        if mine[i] == maker:
+        if mine[i] == producer:
             return made
     at = made
-    while at > 0 and head[mine[at - 1]] > head[maker]:
+    while at > 0 and head[mine[at - 1]] > head[producer]:
         mine[at] = mine[at - 1]
         at -= 1
-    mine[at] = maker
+    mine[at] = producer
     return made + 1
 
 
@@ -296,16 +295,16 @@ def _cuts_kernel(a: GraphArrays, cuts: ndarray, before: ndarray) -> None:
         missing[0, op] += a.after_ptr[op + 1] - a.after_ptr[op]
         missing[1, op] = a.consumer_ptr[a.output_ptr[op + 1]] - a.consumer_ptr[a.output_ptr[op]]
         missing[1, op] += a.before_ptr[op + 1] - a.before_ptr[op]
-    for way in range(2):
+    for direction in range(2):
         ready = 0
         for op in range(n):
-            if missing[way, op] == 0:
-                order[way, ready] = op
+            if missing[direction, op] == 0:
+                order[direction, ready] = op
                 ready += 1
         for at in range(n):
-            op = order[way, at]
-            alone[way, op] = ready == at + 1
-            if way == 0:
+            op = order[direction, at]
+            alone[direction, op] = ready == at + 1
+            if direction == 0:
                 begin, end = a.consumer_ptr[a.output_ptr[op]], a.consumer_ptr[a.output_ptr[op + 1]]
                 near, far = a.consumer_op[begin:end], a.before_op
                 rest = (a.before_ptr[op], a.before_ptr[op + 1])
@@ -314,17 +313,17 @@ def _cuts_kernel(a: GraphArrays, cuts: ndarray, before: ndarray) -> None:
                 far, rest = a.after_op, (a.after_ptr[op], a.after_ptr[op + 1])
             for i in range(len(near) + rest[1] - rest[0]):
                 other = near[i] if i < len(near) else far[rest[0] + i - len(near)]
-                missing[way, other] -= 1
-                if missing[way, other] == 0:
-                    order[way, ready] = other
+                missing[direction, other] -= 1
+                if missing[direction, other] == 0:
+                    order[direction, ready] = other
                     ready += 1
     # Alone at position p, an op comes before all that are not ready: n - 1 - p of them.
-    rank = np.empty(n, dtype=np.int64)
+    position = np.empty(n, dtype=np.int64)
     for at in range(n):
-        rank[order[0, at]] = at
+        position[order[0, at]] = at
     for at in range(n):
         op = order[1, at]
-        cuts[op] = alone[0, op] and alone[1, op] and rank[op] + at == n - 1
+        cuts[op] = alone[0, op] and alone[1, op] and position[op] + at == n - 1
     count = 0
     for op in order[0]:
         before[op] = count
@@ -341,11 +340,11 @@ def _parts_kernel(
         if not inside[op]:
             continue
         for i in range(a.input_ptr[op], a.input_ptr[op + 1]):
-            earlier = a.tensor_op[a.input_tensor[i]]
-            if inside[earlier] and part[earlier] == part[op]:
-                top[op] = max(top[op], top[earlier] + seconds[earlier])
+            predecessor = a.tensor_op[a.input_tensor[i]]
+            if inside[predecessor] and part[predecessor] == part[op]:
+                top[op] = max(top[op], top[predecessor] + seconds[predecessor])
         for i in range(a.after_ptr[op], a.after_ptr[op + 1]):
-            earlier = a.after_op[i]
-            if inside[earlier] and part[earlier] == part[op]:
-                top[op] = max(top[op], top[earlier] + seconds[earlier])
+            predecessor = a.after_op[i]
+            if inside[predecessor] and part[predecessor] == part[op]:
+                top[op] = max(top[op], top[predecessor] + seconds[predecessor])
         path[part[op]] = max(path[part[op]], top[op] + seconds[op])

@@ -21,7 +21,7 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.heap import heap_pop, heap_push
 from pardnn.kernels.jit import kernel
-from pardnn.sim.flow import Flow, later_edges
+from pardnn.sim.adjacency import Adjacency, successor_edges
 from pardnn.sim.levels import placed_seconds
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
@@ -33,7 +33,7 @@ def emulate(
     machine: Machine,
     place: Int64[ndarray, " n"],
     key: Float64[ndarray, " n"] | None = None,
-    flow: Flow | None = None,
+    adjacency: Adjacency | None = None,
 ) -> Timeline:
     """Run a placement under a dynamic scheduler.
 
@@ -42,14 +42,14 @@ def emulate(
         machine: Durations and links.
         place: Device of each op, one that can run it.
         key: Smallest first among ready ops; None for `fifo`.
-        flow: The graph's edges, if they are known.
+        adjacency: The graph's edges, if they are known.
 
     Returns:
         The timeline; it is complete, since the graph has no cycle.
     """
     n, k = arrays.num_ops, machine.num_devices
     place = np.array(place, dtype=np.int64)
-    later = flow.later if flow else later_edges(arrays)
+    successors = adjacency.successors if adjacency else successor_edges(arrays)
     transfers = transfers_of(arrays, place, k)
     source, target = place[arrays.tensor_op[transfers.tensor]], transfers.target
     m = len(target)
@@ -62,11 +62,11 @@ def emulate(
     released = np.flatnonzero(missing == 0)
     missing[released] = 1
     _emulate_kernel(
-        later.ptr, later.edge, place, placed_seconds(machine, place),
+        successors.ptr, successors.edge, place, placed_seconds(machine, place),
         np.empty(0) if key is None else np.array(key, dtype=np.float64),
         missing, released, np.concatenate([[0], np.cumsum(np.bincount(place, minlength=k))]),
         machine.latency,
-        transfers.of_tensor[arrays.output_ptr], transfers.reader_ptr, transfers.reader, delay,
+        transfers.of_tensor[arrays.output_ptr], transfers.consumer_ptr, transfers.consumer, delay,
         source * k + target if machine.serial else np.empty(0, dtype=np.int64),
         start, finish, dispatch, sent, arrived,
     )  # fmt: skip
@@ -84,8 +84,8 @@ def emulate(
 
 @kernel
 def _emulate_kernel(
-    later_ptr: ndarray,
-    later: ndarray,
+    successor_ptr: ndarray,
+    successor: ndarray,
     place: ndarray,
     seconds: ndarray,
     keys: ndarray,
@@ -94,8 +94,8 @@ def _emulate_kernel(
     base: ndarray,
     latency: ndarray,
     message_ptr: ndarray,
-    reader_ptr: ndarray,
-    reader: ndarray,
+    consumer_ptr: ndarray,
+    consumer: ndarray,
     delay: ndarray,
     link: ndarray,
     start: ndarray,
@@ -106,13 +106,13 @@ def _emulate_kernel(
 ) -> None:
     n, m, k = len(place), len(sent), len(latency)
     # Events: ops finish (id < n), messages arrive (< n + m), order edges arrive (>= n + m).
-    event_key = np.empty(k + m + len(later) + 1)
+    event_key = np.empty(k + m + len(successor) + 1)
     event_id = np.empty(len(event_key), dtype=np.int64)
     ready_key, ready_id = np.empty(n), np.empty(n, dtype=np.int64)  # a heap per device
     ready, idle = np.zeros(k, dtype=np.int64), np.ones(k, dtype=np.bool_)
     link_free = np.zeros(k * k)
     # Ops for which an event has just come, once per tensor.
-    released = np.empty(n + len(later), dtype=np.int64)
+    released = np.empty(n + len(successor), dtype=np.int64)
     for i in range(len(sources)):
         released[i] = sources[i]
     events, now, count, size = np.int64(0), 0.0, 0, len(sources)  # a literal compiles heaps twice
@@ -141,20 +141,20 @@ def _emulate_kernel(
         now, event, size = event_key[0], event_id[0], 0
         events = heap_pop(event_key, event_id, events)
         if event >= n + m:
-            released[0], size = later[event - n - m, 0], 1
+            released[0], size = successor[event - n - m, 0], 1
         elif event >= n:
-            for i in range(reader_ptr[event - n], reader_ptr[event - n + 1]):
-                released[size] = reader[i]
+            for i in range(consumer_ptr[event - n], consumer_ptr[event - n + 1]):
+                released[size] = consumer[i]
                 size += 1
         else:
             d = place[event]
             idle[d] = True
-            for e in range(later_ptr[event], later_ptr[event + 1]):
-                q = place[later[e, 0]]
+            for e in range(successor_ptr[event], successor_ptr[event + 1]):
+                q = place[successor[e, 0]]
                 if q == d:
-                    released[size] = later[e, 0]
+                    released[size] = successor[e, 0]
                     size += 1
-                elif later[e, 1] < 0:
+                elif successor[e, 1] < 0:
                     at = now + latency[d, q]
                     events = heap_push(event_key, event_id, events, at, n + m + e)
             for i in range(message_ptr[event], message_ptr[event + 1]):

@@ -107,9 +107,9 @@ def _waits(a: GraphArrays, plan: PlanArrays) -> _Waits:
     send_ptr, send = _by_op(a.tensor_op[plan.message_tensor], n)
     missing = np.bincount(first_use, minlength=n)
     if len(a.after_op) > 0:
-        later = np.repeat(np.arange(n), np.diff(a.after_ptr))
-        remote = plan.place[later] != plan.place[a.after_op]
-        missing += np.bincount(later[remote], minlength=n)
+        successor = np.repeat(np.arange(n), np.diff(a.after_ptr))
+        remote = plan.place[successor] != plan.place[a.after_op]
+        missing += np.bincount(successor[remote], minlength=n)
     holds = np.bincount(plan.message_hold[plan.message_hold >= 0], minlength=n)
     return _Waits(
         first_use, post_ptr, post, send_ptr, send, missing.astype(np.int64), holds.astype(np.int64)

@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.jit import kernel
-from pardnn.sim.flow import BYTES, Edges, Flow, earlier_edges, later_edges
+from pardnn.sim.adjacency import BYTES, Adjacency, Edges, predecessor_edges, successor_edges
 from pardnn.sim.machine import Machine, fastest_seconds
 
 
@@ -23,7 +23,7 @@ def bottom_levels(
     arrays: GraphArrays,
     machine: Machine,
     place: Int64[ndarray, " n"] | None = None,
-    flow: Flow | None = None,
+    adjacency: Adjacency | None = None,
 ) -> Float64[ndarray, " n"]:
     """Return bottom levels.
 
@@ -32,40 +32,40 @@ def bottom_levels(
         machine: Durations and links.
         place: Device of each op: durations and links are those used, and edges within a device
             cost 0. None: fastest durations, and every edge costs the slowest link.
-        flow: The graph's edges, if they are known.
+        adjacency: The graph's edges, if they are known.
     """
-    edges = flow.later if flow else later_edges(arrays)
-    reverse = flow.reverse if flow else arrays.topological[::-1].copy()
+    edges = adjacency.successors if adjacency else successor_edges(arrays)
+    reverse = adjacency.reverse if adjacency else arrays.topological[::-1].copy()
     if place is None:
-        seconds, way = fastest_seconds(machine), slowest_ways(edges, machine)
+        seconds, comm = fastest_seconds(machine), slowest_comm(edges, machine)
     else:
         seconds = placed_seconds(machine, place)
-        way = placed_ways(edges, place, machine.latency, machine.bandwidth)
-    return longest_paths(reverse, edges, way, seconds)[1]
+        comm = placed_comm(edges, place, machine.latency, machine.bandwidth)
+    return longest_paths(reverse, edges, comm, seconds)[1]
 
 
 def top_levels(
     arrays: GraphArrays,
     machine: Machine,
     place: Int64[ndarray, " n"] | None = None,
-    flow: Flow | None = None,
+    adjacency: Adjacency | None = None,
 ) -> Float64[ndarray, " n"]:
     """Return top levels, with the arguments of `bottom_levels`."""
-    edges = flow.earlier if flow else earlier_edges(arrays)
-    order = flow.order if flow else arrays.topological.copy()
+    edges = adjacency.predecessors if adjacency else predecessor_edges(arrays)
+    order = adjacency.order if adjacency else arrays.topological.copy()
     if place is None:
-        seconds, way = fastest_seconds(machine), slowest_ways(edges, machine)
+        seconds, comm = fastest_seconds(machine), slowest_comm(edges, machine)
     else:
         seconds = placed_seconds(machine, place)
         latency, bandwidth = machine.latency.T.copy(), machine.bandwidth.T.copy()
-        way = placed_ways(edges, place, latency, bandwidth)
-    return longest_paths(order, edges, way, seconds)[0]
+        comm = placed_comm(edges, place, latency, bandwidth)
+    return longest_paths(order, edges, comm, seconds)[0]
 
 
 def longest_paths(
     order: Int64[ndarray, " n"],
     edges: Edges,
-    way: Float64[ndarray, " x"],
+    comm: Float64[ndarray, " x"],
     seconds: Float64[ndarray, " n"],
 ) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
     """Return the longest path over `edges` from each op: without the op, and with it.
@@ -73,22 +73,22 @@ def longest_paths(
     Args:
         order: Ops, each after those its edges lead to.
         edges: In one direction.
-        way: Seconds of each edge.
+        comm: Seconds of each edge.
         seconds: Of each op; minus infinity takes an op out of the graph.
     """
     without, with_op = np.empty(len(order)), np.empty(len(order))
-    _longest_kernel(order, edges.ptr, edges.edge, way, seconds, without, with_op)
+    _longest_kernel(order, edges.ptr, edges.edge, comm, seconds, without, with_op)
     return without, with_op
 
 
-def slowest_ways(edges: Edges, machine: Machine) -> Float64[ndarray, " x"]:
+def slowest_comm(edges: Edges, machine: Machine) -> Float64[ndarray, " x"]:
     """Return the seconds of each edge over the slowest link; order edges cost nothing."""
     latency, byte_seconds = slowest_link(machine)
     size = edges.edge[:, BYTES]
     return np.where(size >= 0, latency + size * byte_seconds, 0.0)
 
 
-def placed_ways(
+def placed_comm(
     edges: Edges,
     place: Int64[ndarray, " n"],
     latency: Float64[ndarray, "k k"],
@@ -102,10 +102,10 @@ def placed_ways(
         latency: From the device of the op to that of the other end.
         bandwidth: The same.
     """
-    way = np.empty(len(edges.edge))
+    comm = np.empty(len(edges.edge))
     place = np.ascontiguousarray(place, dtype=np.int64)
-    _placed_ways_kernel(edges.ptr, edges.edge, place, latency, bandwidth, way)
-    return way
+    _placed_comm_kernel(edges.ptr, edges.edge, place, latency, bandwidth, comm)
+    return comm
 
 
 def placed_seconds(machine: Machine, place: Int64[ndarray, " n"]) -> Float64[ndarray, " n"]:
@@ -131,7 +131,7 @@ def _longest_kernel(
     order: ndarray,
     ptr: ndarray,
     edge: ndarray,
-    way: ndarray,
+    comm: ndarray,
     seconds: ndarray,
     without: ndarray,
     with_op: ndarray,
@@ -139,24 +139,24 @@ def _longest_kernel(
     for op in order:
         longest = 0.0
         for e in range(ptr[op], ptr[op + 1]):
-            longest = max(longest, with_op[edge[e, 0]] + way[e])
+            longest = max(longest, with_op[edge[e, 0]] + comm[e])
         without[op] = longest
         with_op[op] = longest + seconds[op]
 
 
 @kernel
-def _placed_ways_kernel(
+def _placed_comm_kernel(
     ptr: ndarray,
     edge: ndarray,
     place: ndarray,
     latency: ndarray,
     bandwidth: ndarray,
-    way: ndarray,
+    comm: ndarray,
 ) -> None:
     for op in range(len(place)):
         d = place[op]
         for e in range(ptr[op], ptr[op + 1]):
             q = place[edge[e, 0]]
-            way[e] = 0.0
+            comm[e] = 0.0
             if q != d:
-                way[e] = latency[d, q] + max(edge[e, 2], 0) / bandwidth[d, q]
+                comm[e] = latency[d, q] + max(edge[e, 2], 0) / bandwidth[d, q]

@@ -1,6 +1,9 @@
-"""Peak memory of a plan as a kernel: the twin of `plan.memory` for planners.
+"""Memory of a plan as a kernel: live ranges of storages, live bytes, peaks, lower bounds.
 
-Same definition (semantics of a step), for millions of ops. O((edges + messages) devices) at worst.
+The twin of `plan.memory` for planners: the same definition (semantics of a step), for millions of
+ops. A storage is live from the op that makes it to its last use on that device, a received copy
+from its `post_before`, a sent tensor until its `hold_until`. O((edges + messages) devices) at
+worst.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -9,19 +12,20 @@ Same definition (semantics of a step), for millions of ops. O((edges + messages)
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.kernels.jit import helper, kernel
 from pardnn.plan.plan import PlanArrays
+from pardnn.sim.timeline import Timeline
 
 
 def peaks(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " k"]:
     """Return the largest number of bytes that each device ever holds; 0 for an idle one."""
-    held = held_bytes(arrays, plan)
+    live = live_bytes(arrays, plan)
     ends = zip(plan.order_ptr[:-1], plan.order_ptr[1:], strict=True)
-    return np.array([held[begin:end].max(initial=0) for begin, end in ends], dtype=np.int64)
+    return np.array([live[begin:end].max(initial=0) for begin, end in ends], dtype=np.int64)
 
 
 def one_device_peak(arrays: GraphArrays) -> int:
@@ -33,25 +37,88 @@ def one_device_peak(arrays: GraphArrays) -> int:
     return int(peaks(arrays, plan)[0])
 
 
-def held_bytes(
+def memory_over_time(
+    arrays: GraphArrays, plan: PlanArrays, timeline: Timeline, device: int
+) -> tuple[Float64[ndarray, " p"], Int64[ndarray, " p"]]:
+    """Return a device's memory over simulated time, for people: limits bind the order alone.
+
+    Args:
+        arrays: The graph.
+        plan: The plan.
+        timeline: Its simulation.
+        device: The device.
+
+    Returns:
+        Start times in seconds of the device's ops, and the bytes that it holds while each runs.
+        The maximum of the second is the device's peak.
+    """
+    row = slice(plan.order_ptr[device], plan.order_ptr[device + 1])
+    return timeline.start[plan.order_op[row]], np.asarray(live_bytes(arrays, plan)[row])
+
+
+def residual_bytes(
+    arrays: GraphArrays, of: Int64[ndarray, " n"] | None = None
+) -> Int64[ndarray, " g"]:
+    """Return the bytes of each group that live across steps, on the device where it is.
+
+    Args:
+        arrays: The graph.
+        of: Number of each op in what is summed up instead; the op itself for bytes per op.
+    """
+    number = arrays.group if of is None else of
+    own = (arrays.memory[arrays.tensor_op] == RESIDUAL) & (arrays.tensor_alias < 0)
+    size = np.zeros(int(number.max()) + 1, dtype=np.int64)
+    np.add.at(size, number[arrays.tensor_op[own]], arrays.tensor_bytes[own])
+    return size
+
+
+def least_bytes(
+    arrays: GraphArrays, num_devices: int, group: Int64[ndarray, " n"] | None = None
+) -> int:
+    """Return bytes that some device must hold in every plan: a lower bound on equal limits.
+
+    The op that needs most at once; all residual bytes spread evenly; the residual bytes of the
+    largest group.
+
+    Args:
+        arrays: The graph.
+        num_devices: Number of devices.
+        group: Co-location group of each op; None: every op may be alone.
+    """
+    residual = residual_bytes(arrays, np.arange(arrays.num_ops) if group is None else group)
+    spread = -(-int(residual.sum()) // num_devices)
+    return max(int(op_needs(arrays).max()), int(residual.max()), spread)
+
+
+def op_needs(arrays: GraphArrays) -> Int64[ndarray, " n"]:
+    """Return the bytes that must be on one device while each op runs, whatever the plan.
+
+    Its inputs, outputs and workspace; of tensors that share a storage, the largest.
+    """
+    needs = np.zeros(arrays.num_ops, dtype=np.int64)
+    _needs_kernel(arrays, needs)
+    return needs
+
+
+def live_bytes(
     arrays: GraphArrays,
     plan: PlanArrays,
-    lives: tuple[Int64[ndarray, " s"], Int64[ndarray, " s"]] | None = None,
+    ranges: tuple[Int64[ndarray, " s"], Int64[ndarray, " s"]] | None = None,
 ) -> Int64[ndarray, " n"]:
     """Return the bytes held on an op's device while it runs, in the order of `plan.order_op`.
 
     Args:
         arrays: The graph.
         plan: The plan.
-        lives: From `storage_lives`, if they are known.
+        ranges: From `live_ranges`, if they are known.
     """
-    allocated, released = lives or storage_lives(arrays, plan)
-    held = np.zeros(arrays.num_ops, dtype=np.int64)
-    _held_kernel(arrays, plan, allocated, released, held)
-    return held
+    allocated, released = ranges or live_ranges(arrays, plan)
+    live = np.zeros(arrays.num_ops, dtype=np.int64)
+    _live_bytes_kernel(arrays, plan, allocated, released, live)
+    return live
 
 
-def storage_lives(
+def live_ranges(
     arrays: GraphArrays,
     plan: PlanArrays,
     rows: tuple[Int64[ndarray, " m"], Int64[ndarray, " p"]] | None = None,
@@ -66,17 +133,17 @@ def storage_lives(
     Args:
         arrays: The graph.
         plan: The plan.
-        rows: From `tensor_rows`, if they are known.
+        rows: From `messages_by_tensor`, if they are known.
     """
     n, t, m = arrays.num_ops, arrays.num_tensors, len(plan.message_tensor)
     allocated = np.full(t + m, n, dtype=np.int64)
     released = np.full(t + m, -1, dtype=np.int64)
-    rows = rows or tensor_rows(arrays, plan)
-    _lives_kernel(arrays, plan, *rows, allocated, released)
+    rows = rows or messages_by_tensor(arrays, plan)
+    _live_ranges_kernel(arrays, plan, *rows, allocated, released)
     return allocated, released
 
 
-def tensor_rows(
+def messages_by_tensor(
     arrays: GraphArrays, plan: PlanArrays
 ) -> tuple[Int64[ndarray, " m"], Int64[ndarray, " p"]]:
     """Return messages sorted by tensor, and where those of each tensor begin."""
@@ -87,9 +154,21 @@ def tensor_rows(
 
 @helper
 def received(
-    plan: PlanArrays, by_tensor: ndarray, tensor_ptr: ndarray, tensor: int, device: int
+    plan: PlanArrays,
+    by_tensor: Int64[ndarray, " m"],
+    tensor_ptr: Int64[ndarray, " p"],
+    tensor: int,
+    device: int,
 ) -> int:
-    """Return the message that brings a tensor to a device; -1 if there is none. O(devices)."""
+    """Return the message that brings a tensor to a device; -1 if there is none. O(devices).
+
+    Args:
+        plan: The plan.
+        by_tensor: From `messages_by_tensor`.
+        tensor_ptr: From `messages_by_tensor`.
+        tensor: The tensor.
+        device: The device.
+    """
     for i in range(tensor_ptr[tensor], tensor_ptr[tensor + 1]):
         if plan.message_target[by_tensor[i]] == device:
             return by_tensor[i]
@@ -98,11 +177,21 @@ def received(
 
 @kernel
 def home_storages(
-    a: GraphArrays, plan: PlanArrays, by_tensor: ndarray, tensor_ptr: ndarray
-) -> ndarray:
-    """Return the storage of each tensor on the device that computes it, as in `storage_lives`.
+    a: GraphArrays,
+    plan: PlanArrays,
+    by_tensor: Int64[ndarray, " m"],
+    tensor_ptr: Int64[ndarray, " p"],
+) -> Int64[ndarray, " t"]:
+    """Return the storage of each tensor on the device that computes it, as in `live_ranges`.
 
-    O(tensors devices): in topological order, so long chains of aliases are walked once.
+    A view of a received copy lies in the copy, so this is not `tensor_owner`. O(tensors devices):
+    in topological order, so long chains of aliases are walked once.
+
+    Args:
+        a: The graph.
+        plan: The plan.
+        by_tensor: From `messages_by_tensor`.
+        tensor_ptr: From `messages_by_tensor`.
     """
     storage = np.arange(len(a.tensor_op))
     for op in a.topological:
@@ -119,13 +208,13 @@ def home_storages(
 
 
 @kernel
-def _lives_kernel(
+def _live_ranges_kernel(
     a: GraphArrays,
     plan: PlanArrays,
-    by_tensor: ndarray,
-    tensor_ptr: ndarray,
-    allocated: ndarray,
-    released: ndarray,
+    by_tensor: Int64[ndarray, " m"],
+    tensor_ptr: Int64[ndarray, " p"],
+    allocated: Int64[ndarray, " s"],
+    released: Int64[ndarray, " s"],
 ) -> None:
     n, num_tensors = len(plan.place), len(a.tensor_op)
     position = np.empty(n, dtype=np.int64)
@@ -157,8 +246,12 @@ def _lives_kernel(
 
 
 @kernel
-def _held_kernel(
-    a: GraphArrays, plan: PlanArrays, allocated: ndarray, released: ndarray, held: ndarray
+def _live_bytes_kernel(
+    a: GraphArrays,
+    plan: PlanArrays,
+    allocated: Int64[ndarray, " s"],
+    released: Int64[ndarray, " s"],
+    live: Int64[ndarray, " n"],
 ) -> None:
     n, num_tensors, k = len(plan.place), len(a.tensor_op), len(plan.order_ptr) - 1
     gained, lost = np.zeros(n + 1, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
@@ -177,5 +270,26 @@ def _held_kernel(
         now = residual[d]
         for p in range(plan.order_ptr[d], plan.order_ptr[d + 1]):
             now += gained[p]
-            held[p] = now + a.workspace[plan.order_op[p]]
+            live[p] = now + a.workspace[plan.order_op[p]]
             now -= lost[p]
+
+
+@kernel
+def _needs_kernel(a: GraphArrays, needs: Int64[ndarray, " n"]) -> None:
+    seen = np.full(len(a.tensor_op), -1, dtype=np.int64)
+    counted = np.zeros(len(a.tensor_op), dtype=np.int64)
+    for op in range(len(needs)):
+        total = a.workspace[op]
+        inputs = a.input_ptr[op + 1] - a.input_ptr[op]
+        outputs = a.output_ptr[op + 1] - a.output_ptr[op]
+        for i in range(inputs + outputs):
+            t = a.input_tensor[a.input_ptr[op] + i] if i < inputs else a.output_ptr[op] + i - inputs
+            owner = a.tensor_owner[t]
+            # A view may have been received as its own bytes, so the smaller of the two counts.
+            size = min(a.tensor_bytes[t], a.tensor_bytes[owner])
+            if seen[owner] != op:
+                seen[owner], counted[owner] = op, 0
+            if size > counted[owner]:
+                total += size - counted[owner]
+                counted[owner] = size
+        needs[op] = total

@@ -13,17 +13,31 @@ from pardnn.kernels.jit import kernel
 
 
 class Transfers(NamedTuple):
-    """Messages of a placement, ordered by tensor and, within one, by first reader's number."""
+    """Messages of a placement, ordered by tensor and, within one, by first consumer's number.
+
+    Attributes:
+        tensor: What each message carries.
+        target: The device that receives it.
+        of_tensor: Messages of tensor i are `of_tensor[i]:of_tensor[i + 1]`.
+        consumer_ptr: `consumer[consumer_ptr[i]:consumer_ptr[i + 1]]` are those of message i.
+        consumer: Ops of the target that read it.
+    """
 
     tensor: Int64[ndarray, " m"]
     target: Int64[ndarray, " m"]
-    of_tensor: Int64[ndarray, " t+1"]  # messages of tensor i are of_tensor[i]:of_tensor[i + 1]
-    reader_ptr: Int64[ndarray, " m+1"]
-    reader: Int64[ndarray, " r"]  # ops of the target that read it
+    of_tensor: Int64[ndarray, " t+1"]
+    consumer_ptr: Int64[ndarray, " m+1"]
+    consumer: Int64[ndarray, " r"]
 
 
 def transfers_of(arrays: GraphArrays, place: Int64[ndarray, " n"], num_devices: int) -> Transfers:
-    """Return the transfers that `place` (device of each op) causes. O(edges)."""
+    """Return the transfers that a placement causes. O(edges).
+
+    Args:
+        arrays: The graph.
+        place: Device of each op.
+        num_devices: Number of devices.
+    """
     return transfers_of_edges(
         arrays.consumer_ptr, arrays.consumer_op, arrays.tensor_op, place, num_devices
     )
@@ -36,7 +50,15 @@ def transfers_of_edges(
     place: Int64[ndarray, " n"],
     num_devices: int,
 ) -> Transfers:
-    """Return the transfers of a graph of which only these arrays, named as there, are known."""
+    """Return the transfers of a graph of which only its edges are known. O(edges).
+
+    Args:
+        consumer_ptr: As in `GraphArrays`.
+        consumer_op: As in `GraphArrays`.
+        tensor_op: As in `GraphArrays`.
+        place: Device of each op.
+        num_devices: Number of devices.
+    """
     edges = len(consumer_op)
     message = np.empty(edges, dtype=np.int64)
     tensor, target = np.empty(edges, dtype=np.int64), np.empty(edges, dtype=np.int64)
@@ -46,27 +68,27 @@ def transfers_of_edges(
         consumer_ptr, consumer_op, tensor_op, place, num_devices, message, tensor, target,
         of_tensor,
     )  # fmt: skip
-    reader_ptr = np.zeros(count + 1, dtype=np.int64)
+    ends = np.zeros(count + 1, dtype=np.int64)
     remote = message >= 0
-    np.cumsum(np.bincount(message[remote], minlength=count), out=reader_ptr[1:])
-    reader = np.empty(int(reader_ptr[-1]), dtype=np.int64)
-    _readers_kernel(consumer_op, message, reader_ptr[:-1].copy(), reader)
-    return Transfers(tensor[:count].copy(), target[:count].copy(), of_tensor, reader_ptr, reader)
+    np.cumsum(np.bincount(message[remote], minlength=count), out=ends[1:])
+    consumer = np.empty(int(ends[-1]), dtype=np.int64)
+    _consumers_kernel(consumer_op, message, ends[:-1].copy(), consumer)
+    return Transfers(tensor[:count].copy(), target[:count].copy(), of_tensor, ends, consumer)
 
 
 @kernel
 def _number_kernel(
-    consumer_ptr: ndarray,
-    consumer_op: ndarray,
-    tensor_op: ndarray,
-    place: ndarray,
+    consumer_ptr: Int64[ndarray, " p"],
+    consumer_op: Int64[ndarray, " e"],
+    tensor_op: Int64[ndarray, " t"],
+    place: Int64[ndarray, " n"],
     num_devices: int,
-    message: ndarray,
-    tensor: ndarray,
-    target: ndarray,
-    of_tensor: ndarray,
+    message: Int64[ndarray, " e"],
+    tensor: Int64[ndarray, " e"],
+    target: Int64[ndarray, " e"],
+    of_tensor: Int64[ndarray, " p"],
 ) -> int:
-    """Number the messages; `message` is that of each consumer edge, -1 within a device."""
+    """Number the messages; `message` is filled for each consumer edge, -1 within a device."""
     last_tensor = np.full(num_devices, -1, dtype=np.int64)
     number = np.empty(num_devices, dtype=np.int64)
     count = 0
@@ -89,8 +111,14 @@ def _number_kernel(
 
 
 @kernel
-def _readers_kernel(consumer_op: ndarray, message: ndarray, at: ndarray, reader: ndarray) -> None:
+def _consumers_kernel(
+    consumer_op: Int64[ndarray, " e"],
+    message: Int64[ndarray, " e"],
+    at: Int64[ndarray, " m"],
+    consumer: Int64[ndarray, " r"],
+) -> None:
+    """Fill the consumers of each message; `at` says where those of the next message begin."""
     for edge in range(len(message)):
         if message[edge] >= 0:
-            reader[at[message[edge]]] = consumer_op[edge]
+            consumer[at[message[edge]]] = consumer_op[edge]
             at[message[edge]] += 1

@@ -8,10 +8,10 @@ from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.fit import fit_schedule, fits
-from pardnn.place.ordering.low_memory_orders import file_rank
-from pardnn.place.ordering.memory_bounded import limits, squeezed_plan, tight_plan
+from pardnn.place.ordering.low_memory_orders import file_positions
+from pardnn.place.ordering.memory_bounded import latest_slot_plan, limits, memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan, schedule
-from pardnn.place.pardnn.memory_tracking import curves_of
+from pardnn.place.pardnn.memory_tracking import memory_profile_of
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.sim.dynamic import emulate
@@ -50,11 +50,11 @@ def test_squeezed_plans_are_valid_and_within_what_the_order_needs(
 ) -> None:
     cluster = cluster_of(3)
     machine = machine_for(graph, cluster)
-    place, rank = random_place(graph, 3, seed), file_rank(graph.arrays)
+    place, position = random_place(graph, 3, seed), file_positions(graph.arrays)
     overwrites = first_overwrites(graph)
-    least = peaks(graph.arrays, tight_plan(graph.arrays, 3, place, rank, overwrites))
+    least = peaks(graph.arrays, latest_slot_plan(graph.arrays, 3, place, position, overwrites))
     capacities = [int(peak) + slack for peak in least]
-    plan = squeezed_plan(graph.arrays, machine, place, rank, capacities, overwrites)
+    plan = memory_bounded_plan(graph.arrays, machine, place, position, capacities, overwrites)
     assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
     assert fits(graph.arrays, plan, capacities)
     simulate(graph, machine, plan)  # raises on a deadlock
@@ -62,10 +62,10 @@ def test_squeezed_plans_are_valid_and_within_what_the_order_needs(
 
 @given(graph=graphs(max_ops=14), seed=st.integers(1, 9).filter(lambda seed: seed % 2))
 def test_curves_of_the_memory_step_are_those_of_tight_plans(graph: Graph, seed: int) -> None:
-    place, rank = random_place(graph, 3, seed), file_rank(graph.arrays)
-    plan = tight_plan(graph.arrays, 3, place, rank, first_overwrites(graph))
+    place, position = random_place(graph, 3, seed), file_positions(graph.arrays)
+    plan = latest_slot_plan(graph.arrays, 3, place, position, first_overwrites(graph))
     problem = problem_for(graph, 3, with_views=True)
-    top = curves_of(problem.arrays, place, rank, limits([None] * 3)).top[:, 1]
+    top = memory_profile_of(problem.arrays, place, position, limits([None] * 3)).top[:, 1]
     busy = np.bincount(place, minlength=3) > 0
     assert (np.where(busy, top, 0) >= peaks(graph.arrays, plan)).all()
     first = plan.order_op[plan.order_ptr[plan.message_target]]
@@ -77,9 +77,9 @@ def test_curves_of_the_memory_step_are_those_of_tight_plans(graph: Graph, seed: 
 def test_a_placement_that_fits_in_some_order_is_not_refused() -> None:
     for seed in range(20):
         graph = random_graph(seed, 40, FAMILIES[seed % len(FAMILIES)])
-        place, rank = random_place(graph, 2, seed), file_rank(graph.arrays)
+        place, position = random_place(graph, 2, seed), file_positions(graph.arrays)
         machine = machine_for(graph, cluster_of(2))
-        tight = tight_plan(graph.arrays, 2, place, rank, first_overwrites(graph))
+        tight = latest_slot_plan(graph.arrays, 2, place, position, first_overwrites(graph))
         capacities = [int(peak) for peak in peaks(graph.arrays, tight)]
         plan = fit_schedule(graph, machine, place, capacities)
         assert plan is not None
@@ -92,12 +92,14 @@ def test_room_buys_time() -> None:
     graph = random_graph(4, 120, "layered")
     machine = machine_for(graph, cluster_of(3))
     place = random_place(graph, 3, 0)
-    overwrites, rank = first_overwrites(graph), schedule_rank(graph, machine, place)
-    tight = tight_plan(graph.arrays, 3, place, rank, overwrites)
+    overwrites, position = first_overwrites(graph), schedule_rank(graph, machine, place)
+    tight = latest_slot_plan(graph.arrays, 3, place, position, overwrites)
     least = [int(peak) for peak in peaks(graph.arrays, tight)]
     times = [
         simulate(
-            graph, machine, squeezed_plan(graph.arrays, machine, place, rank, c, overwrites)
+            graph,
+            machine,
+            memory_bounded_plan(graph.arrays, machine, place, position, c, overwrites),
         ).makespan
         for c in (least, [peak * 4 for peak in least])
     ]

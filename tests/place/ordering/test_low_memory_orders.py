@@ -4,7 +4,7 @@ import numpy as np
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.place.ordering.low_memory_orders import eager_free_rank, file_rank
+from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
 from pardnn.place.ordering.schedule import free_plan
 from pardnn.sim.peak import peaks
 
@@ -51,9 +51,9 @@ def step_of_rmsprop() -> Graph:
 def test_updates_run_as_soon_as_they_can() -> None:
     a = step_of_rmsprop().arrays
 
-    def peak(rank: np.ndarray) -> int:
-        return int(peaks(a, free_plan(a, 1, np.zeros(a.num_ops, dtype=np.int64), rank))[0])
+    def peak(position: np.ndarray) -> int:
+        return int(peaks(a, free_plan(a, 1, np.zeros(a.num_ops, dtype=np.int64), position))[0])
 
     lasting = 2 * LAYERS * SIZE
-    assert peak(file_rank(a)) > lasting + LAYERS * SIZE
-    assert peak(eager_free_rank(a)) < lasting + 4 * SIZE
+    assert peak(file_positions(a)) > lasting + LAYERS * SIZE
+    assert peak(eager_free_positions(a)) < lasting + 4 * SIZE

@@ -11,7 +11,7 @@ from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.heft import heft_timeline
 from pardnn.place.colocation import colocated
-from pardnn.place.ordering.low_memory_orders import eager_free_rank, file_rank
+from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
 from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.check import plan_problems
@@ -34,7 +34,10 @@ def one_device_peak(graph: Graph) -> int:
     """The smaller peak of the two frugal orders on one device."""
     a = graph.arrays
     nowhere = np.zeros(a.num_ops, dtype=np.int64)
-    plans = [free_plan(a, 1, nowhere, rank) for rank in (file_rank(a), eager_free_rank(a))]
+    plans = [
+        free_plan(a, 1, nowhere, position)
+        for position in (file_positions(a), eager_free_positions(a))
+    ]
     return min(int(peaks(a, plan)[0]) for plan in plans)
 
 

@@ -9,22 +9,27 @@ from pardnn.graph.ir import Graph
 from pardnn.kernels.fenwick import fenwick_add, fenwick_sums
 from pardnn.kernels.segment_tree import add_range, first_fitting, last_fitting, max_range, range_max
 from pardnn.place.colocation import colocated
-from pardnn.place.ordering.low_memory_orders import blended_rank, eager_free_rank, file_rank
+from pardnn.place.ordering.low_memory_orders import (
+    blended_positions,
+    eager_free_positions,
+    file_positions,
+)
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.ordering.schedule import first_overwrites, free_plan
+from pardnn.place.pardnn.critical_path_switch import switch_critical_path
 from pardnn.place.pardnn.mapping import map_clusters, placement
-from pardnn.place.pardnn.memory_tracking import curves_of
-from pardnn.place.pardnn.overflow import move_unit, units_of
+from pardnn.place.pardnn.memory_tracking import memory_profile_of
+from pardnn.place.pardnn.overflow_knapsack import move_unit, units_of
 from pardnn.place.pardnn.problem import Problem, clustered_levels, problem_of
-from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.renumbering import (
-    numbering_by_priority,
     original_plan,
     renumbered,
     renumbered_overwrites,
+    renumbering_by_priority,
 )
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated, improved
+from pardnn.place.pardnn.swaps import swap_clusters
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.peak import peaks
 from tests.place.machines import cluster_of, machine_for
@@ -81,9 +86,9 @@ def test_clustered_levels(graph: Graph, seed: int) -> None:
 def test_mapping_and_swaps_place_every_group_whole(graph: Graph, num_devices: int) -> None:
     problem = problem_for(graph, num_devices)
     clusters = slice_graph(problem, num_devices)
-    device, spans = map_clusters(problem, clusters)
-    swapped = swap_clusters(problem, clusters, spans, device)
-    assert np.all(spans.begin <= spans.end)
+    device, cluster_graph = map_clusters(problem, clusters)
+    swapped = swap_clusters(problem, clusters, cluster_graph, device)
+    assert np.all(cluster_graph.begin <= cluster_graph.end)
     for devices in (device, swapped):
         place = placement(problem, clusters, devices)
         assert place.min() >= 0
@@ -149,12 +154,12 @@ def test_fenwick(updates: list[tuple[int, int, int]]) -> None:
 def test_orders_are_topological(graph: Graph, weight: float) -> None:
     a = graph.arrays
     later = naive.op_successors(graph)
-    file, eager = file_rank(a), eager_free_rank(a)
-    for rank in (file, eager, blended_rank(file, eager, weight)):
-        assert sorted(rank.tolist()) == list(range(a.num_ops))
-        assert all(rank[i] < rank[j] for i in range(a.num_ops) for j in later[i])
-    assert np.array_equal(blended_rank(file, eager, 0.0), file)
-    assert np.array_equal(blended_rank(file, eager, 1.0), eager)
+    file, eager = file_positions(a), eager_free_positions(a)
+    for position in (file, eager, blended_positions(file, eager, weight)):
+        assert sorted(position.tolist()) == list(range(a.num_ops))
+        assert all(position[i] < position[j] for i in range(a.num_ops) for j in later[i])
+    assert np.array_equal(blended_positions(file, eager, 0.0), file)
+    assert np.array_equal(blended_positions(file, eager, 1.0), eager)
 
 
 @given(graph=graphs(max_ops=12), seed=st.integers(0, 9))
@@ -163,20 +168,20 @@ def test_curves_stay_exact_while_units_move(graph: Graph, seed: int) -> None:
     rng = np.random.default_rng(seed)
     units = len(problem.runs)
     place = rng.integers(0, 3, units)[problem.arrays.group]
-    rank = file_rank(graph.arrays)
-    curves = curves_of(problem.arrays, place, rank, limits([None] * 3))
+    position = file_positions(graph.arrays)
+    profile = memory_profile_of(problem.arrays, place, position, limits([None] * 3))
     stamp = np.zeros(graph.arrays.num_tensors + 1, dtype=np.int64)
     parts = units_of(problem)
     for _ in range(4):
-        held = naive.held_in_order(graph, curves.place.tolist(), rank.tolist(), 3)
-        assert curves.top[:, 1].tolist() == np.maximum(held.max(axis=1), 0).tolist()
-        move_unit(curves, parts, int(rng.integers(units)), int(rng.integers(3)), stamp)
+        live = naive.held_in_order(graph, profile.place.tolist(), position.tolist(), 3)
+        assert profile.top[:, 1].tolist() == np.maximum(live.max(axis=1), 0).tolist()
+        move_unit(profile, parts, int(rng.integers(units)), int(rng.integers(3)), stamp)
 
 
 @given(graph=graphs(max_ops=14, shuffled=True), num_devices=st.integers(1, 3))
 def test_another_numbering_is_the_same_graph(graph: Graph, num_devices: int) -> None:
     a, machine = graph.arrays, machine_for(graph, cluster_of(num_devices))
-    numbers = numbering_by_priority(a, machine)
+    numbers = renumbering_by_priority(a, machine)
     here = renumbered(a, numbers)
     written = renumbered_overwrites(first_overwrites(graph), numbers)
     later = [[] for _ in range(a.num_ops)]
@@ -192,7 +197,7 @@ def test_another_numbering_is_the_same_graph(graph: Graph, num_devices: int) -> 
     own = colocated(a, first_overwrites(graph))
     assert len(set(zip(group.tolist(), own.tolist(), strict=True))) == len(set(own.tolist()))
     place = np.random.default_rng(0).integers(0, num_devices, a.num_ops)
-    plan = free_plan(a, num_devices, place, file_rank(a))
-    there = free_plan(here, num_devices, place[numbers.op], file_rank(here))
+    plan = free_plan(a, num_devices, place, file_positions(a))
+    there = free_plan(here, num_devices, place[numbers.op], file_positions(here))
     assert np.array_equal(peaks(a, plan), peaks(a, original_plan(there, numbers)))
     assert np.array_equal(peaks(a, plan), peaks(here, there))

@@ -6,10 +6,10 @@ from hypothesis import given
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor
-from pardnn.place.ordering.low_memory_orders import file_rank
+from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn.memory_packing import packed_place
-from pardnn.place.pardnn.memory_tracking import curves_of
+from pardnn.place.pardnn.memory_tracking import memory_profile_of
 from pardnn.place.pardnn.step1_makespan import emulated
 from pardnn.place.pardnn.view_priority import views_of, with_bases
 from pardnn.sim.levels import bottom_levels
@@ -67,9 +67,9 @@ def test_activations_larger_than_parameters_are_spread() -> None:
         ops.append(op_of(f"b{i}", (last, f"f{i}.out", f"p{i}.out"), 1.0, 1000))
         last = f"b{i}.out"
     graph = build_graph("deep", ops)
-    problem, most = problem_for(graph, 4), limits([None] * 4)
-    rank = file_rank(graph.arrays)
-    place = packed_place(problem, rank, most)
-    held = curves_of(graph.arrays, place, rank, most).top[:, 1]
-    alone = curves_of(graph.arrays, np.zeros_like(place), rank, most).top[0, 1]
-    assert held.max() < 0.5 * alone
+    problem, capacity = problem_for(graph, 4), limits([None] * 4)
+    position = file_positions(graph.arrays)
+    place = packed_place(problem, position, capacity)
+    live = memory_profile_of(graph.arrays, place, position, capacity).top[:, 1]
+    alone = memory_profile_of(graph.arrays, np.zeros_like(place), position, capacity).top[0, 1]
+    assert live.max() < 0.5 * alone

@@ -14,7 +14,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.round_robin import place_round_robin
-from pardnn.place.colocation import closed_arrays, residual_bytes
+from pardnn.place.colocation import closed_arrays
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.blocks import give, judged, move_block
 from pardnn.place.polish.neighbourhood import State, Task, best_slot, changed, fill_kernel
@@ -30,6 +30,7 @@ from pardnn.planner.portfolio import decide, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine
+from pardnn.sim.peak import residual_bytes
 from tests.place.machines import cluster_of, clusters, limited, machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
 from tests.reference.pardnn import op_successors
@@ -245,8 +246,8 @@ def test_the_search_keeps_residual_bytes_within_their_room(family: str) -> None:
     graph = random_graph(5, 60, family)
     machine, arrays, _, state = round_robin_searched(graph, 3)
     residual = residual_bytes(arrays, np.arange(arrays.num_ops))
-    held = np.bincount(state.place, weights=residual, minlength=3).astype(np.int64)
-    room = held + residual.max() // 2
+    live = np.bincount(state.place, weights=residual, minlength=3).astype(np.int64)
+    room = live + residual.max() // 2
     seed, devices = 3, set()
     for _ in range(20):
         seed = search_kernel(task_of(arrays, machine, room), state, 2000, 0.2, seed)

@@ -14,7 +14,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.graph.ir import Graph
-from pardnn.place.colocation import closed_arrays, speed_shares, spread
+from pardnn.place.colocation import closed_arrays, legal_placement, runnable, speed_shares
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.machine import Machine, fastest_seconds
 
@@ -46,9 +46,10 @@ def place_contiguous(
     gathered = np.bincount(leader, weights=weight, minlength=len(weight))[arrays.topological]
     middle = np.cumsum(gathered) - gathered / 2
     ends = np.cumsum(share) / share.sum() * max(gathered.sum(), 1e-300)
-    wish = np.empty(len(graph.ops), dtype=np.int64)
-    wish[arrays.topological] = np.searchsorted(ends[:-1], middle, side="right")
-    return fitted(graph, machine, spread(arrays, machine, wish[leader]), capacities)
+    target = np.empty(len(graph.ops), dtype=np.int64)
+    target[arrays.topological] = np.searchsorted(ends[:-1], middle, side="right")
+    place = legal_placement(arrays, runnable(arrays, machine), target[leader])
+    return fitted(graph, machine, place, capacities)
 
 
 def _forward_ops(graph: Graph) -> ndarray:

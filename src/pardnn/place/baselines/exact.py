@@ -22,7 +22,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError, StuckError, UsageError
-from pardnn.graph.csr import RESIDUAL, GraphArrays, op_edges
+from pardnn.graph.csr import GraphArrays, op_edges
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.heft import static_timeline
 from pardnn.place.baselines.m_sct import edge_seconds
@@ -32,6 +32,7 @@ from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
+from pardnn.sim.peak import residual_bytes
 from pardnn.solvers import ask, wrong_answer
 
 MOST_OPS = 30
@@ -186,9 +187,6 @@ def _problem(
     edges = [(i, j, j, b) for (i, j), b in zip(pairs.tolist(), size.tolist(), strict=True)]
     edges += overwritten(arrays, overwrites, pairs)
     sizes = sorted({num_bytes for *_, num_bytes in edges})
-    residual = np.zeros(int(arrays.group.max()) + 1, dtype=np.int64)
-    own = (arrays.tensor_alias < 0) & (arrays.memory[arrays.tensor_op] == RESIDUAL)
-    np.add.at(residual, arrays.group[arrays.tensor_op[own]], arrays.tensor_bytes[own])
     durations = machine.seconds[machine.device_class]
     return {
         "device": [
@@ -209,7 +207,7 @@ def _problem(
             ]
             for num_bytes in sizes
         ],
-        "residual": residual.tolist(),
+        "residual": residual_bytes(arrays).tolist(),
         "capacity": capacities,
         "horizon": TICKS,
     }
@@ -225,10 +223,10 @@ def overwritten(
         overwrites: From `first_overwrites`.
         pairs: From `op_edges`.
     """
-    later = [{op} for op in range(arrays.num_ops)]
+    successor = [{op} for op in range(arrays.num_ops)]
     for op in arrays.topological[::-1].tolist():
         for j in pairs[pairs[:, 0] == op, 1].tolist():
-            later[op] |= later[j]
+            successor[op] |= successor[j]
     found: list[tuple[int, int, int, int]] = []
     for t in range(arrays.num_tensors):
         owner, i = int(arrays.tensor_owner[t]), int(arrays.tensor_op[t])
@@ -237,7 +235,7 @@ def overwritten(
         found += [
             (i, j, w, int(arrays.tensor_bytes[t]))
             for w in writers
-            if w in later[i]
+            if w in successor[i]
             for j in readers
             if j != w
         ]

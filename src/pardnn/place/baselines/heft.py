@@ -20,11 +20,12 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.kernels.jit import kernel
-from pardnn.place.colocation import closed_arrays, residual_bytes, runnable
+from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
+from pardnn.sim.peak import residual_bytes
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
 
@@ -130,19 +131,19 @@ def heft_kernel(
             ready[d] = free[d]
         for i in range(a.input_ptr[op], a.input_ptr[op + 1]):
             t = a.input_tensor[i]
-            earlier = a.tensor_op[t]
-            p = place[earlier]
+            predecessor = a.tensor_op[t]
+            p = place[predecessor]
             for d in range(k):
                 cost = 0.0
                 if d != p:
                     cost = machine.latency[p, d] + a.tensor_bytes[t] / machine.bandwidth[p, d]
-                ready[d] = max(ready[d], finish[earlier] + cost)
+                ready[d] = max(ready[d], finish[predecessor] + cost)
         for i in range(a.after_ptr[op], a.after_ptr[op + 1]):
-            earlier = a.after_op[i]
-            p = place[earlier]
+            predecessor = a.after_op[i]
+            p = place[predecessor]
             for d in range(k):
                 cost = machine.latency[p, d] if d != p else 0.0
-                ready[d] = max(ready[d], finish[earlier] + cost)
+                ready[d] = max(ready[d], finish[predecessor] + cost)
         best, best_finish, roomy = -1, np.inf, False
         for d in range(k):
             if not runs[g, d] or (group_place[g] >= 0 and group_place[g] != d):

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pardnn.graph.ir import Graph, Op
-from pardnn.place.colocation import closed_arrays, spread
+from pardnn.place.colocation import closed_arrays, legal_placement, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.machine import Machine
 
@@ -71,8 +71,10 @@ def place_layer_round_robin(
     del seed
     layers = layers_of(graph)
     number: Mapping[str, int] = _numbers(graph, layers)
-    wish = np.array([number[layer] % machine.num_devices for layer in layers], dtype=np.int64)
-    return fitted(graph, machine, spread(closed_arrays(graph), machine, wish), capacities)
+    target = np.array([number[layer] % machine.num_devices for layer in layers], dtype=np.int64)
+    arrays = closed_arrays(graph)
+    place = legal_placement(arrays, runnable(arrays, machine), target)
+    return fitted(graph, machine, place, capacities)
 
 
 def _numbers(graph: Graph, layers: list[str]) -> dict[str, int]:

@@ -120,13 +120,13 @@ def _level(
     for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
         cost = link[0] + a.tensor_bytes[t] * link[1]
         for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-            later = a.consumer_op[edge]
-            if of[later] < 0 and (follower < 0 or level[later] + cost > longest):
-                longest, follower = level[later] + cost, later
+            successor = a.consumer_op[edge]
+            if of[successor] < 0 and (follower < 0 or level[successor] + cost > longest):
+                longest, follower = level[successor] + cost, successor
     for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-        later = a.before_op[edge]
-        if of[later] < 0 and (follower < 0 or level[later] > longest):
-            longest, follower = level[later], later
+        successor = a.before_op[edge]
+        if of[successor] < 0 and (follower < 0 or level[successor] > longest):
+            longest, follower = level[successor], successor
     return longest + seconds[op], follower
 
 
@@ -174,7 +174,9 @@ def _paths_kernel(
         count += 1
         changed = np.int64(0)  # a literal would compile what takes it twice
         for i in range(num_taken):
-            changed = _mark_earlier(a, taken[i], position, of, marked, stale_key, stale, changed)
+            changed = _mark_predecessors(
+                a, taken[i], position, of, marked, stale_key, stale, changed
+            )
         while changed > 0:
             op = stale[0]
             changed = heap_pop(stale_key, stale, changed)
@@ -182,11 +184,11 @@ def _paths_kernel(
             now = _level(a, op, seconds, link, level, of)[0]
             if now < level[op]:
                 level[op] = now
-                changed = _mark_earlier(a, op, position, of, marked, stale_key, stale, changed)
+                changed = _mark_predecessors(a, op, position, of, marked, stale_key, stale, changed)
 
 
 @helper
-def _mark_earlier(
+def _mark_predecessors(
     a: GraphArrays,
     op: int,
     position: ndarray,
@@ -198,15 +200,19 @@ def _mark_earlier(
 ) -> int:
     """Queue the predecessors of an op whose level may have changed, last in the graph first."""
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
-        earlier = a.tensor_op[a.input_tensor[edge]]
-        if of[earlier] < 0 and not marked[earlier]:
-            marked[earlier] = True
-            changed = heap_push(stale_key, stale, changed, -float(position[earlier]), earlier)
+        predecessor = a.tensor_op[a.input_tensor[edge]]
+        if of[predecessor] < 0 and not marked[predecessor]:
+            marked[predecessor] = True
+            changed = heap_push(
+                stale_key, stale, changed, -float(position[predecessor]), predecessor
+            )
     for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-        earlier = a.after_op[edge]
-        if of[earlier] < 0 and not marked[earlier]:
-            marked[earlier] = True
-            changed = heap_push(stale_key, stale, changed, -float(position[earlier]), earlier)
+        predecessor = a.after_op[edge]
+        if of[predecessor] < 0 and not marked[predecessor]:
+            marked[predecessor] = True
+            changed = heap_push(
+                stale_key, stale, changed, -float(position[predecessor]), predecessor
+            )
     return changed
 
 
@@ -217,9 +223,9 @@ def _start_kernel(
     for op in a.topological:
         for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
             t = a.input_tensor[edge]
-            earlier = a.tensor_op[t]
-            cost = 0.0 if unit[earlier] == unit[op] else link[0] + a.tensor_bytes[t] * link[1]
-            top[op] = max(top[op], top[earlier] + seconds[earlier] + cost)
+            predecessor = a.tensor_op[t]
+            cost = 0.0 if unit[predecessor] == unit[op] else link[0] + a.tensor_bytes[t] * link[1]
+            top[op] = max(top[op], top[predecessor] + seconds[predecessor] + cost)
         for edge in range(a.after_ptr[op], a.after_ptr[op + 1]):
-            earlier = a.after_op[edge]
-            top[op] = max(top[op], top[earlier] + seconds[earlier])
+            predecessor = a.after_op[edge]
+            top[op] = max(top[op], top[predecessor] + seconds[predecessor])

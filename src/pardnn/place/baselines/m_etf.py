@@ -31,6 +31,7 @@ from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.sim.machine import Machine
+from pardnn.sim.peak import residual_bytes
 from pardnn.sim.timeline import Timeline
 
 
@@ -72,9 +73,7 @@ def etf_timeline(
     n, k = arrays.num_ops, machine.num_devices
     position = np.empty(n, dtype=np.int64)
     position[arrays.topological] = np.arange(n)
-    residual = np.zeros(int(arrays.group.max()) + 1, dtype=np.int64)
-    own = (arrays.tensor_alias < 0) & (arrays.memory[arrays.tensor_op] == RESIDUAL)
-    np.add.at(residual, arrays.group[arrays.tensor_op[own]], arrays.tensor_bytes[own])
+    residual = residual_bytes(arrays)
     task = _Task(runnable(arrays, machine), limits(capacities), residual, position, favourite)
     state = _State(
         place=np.full(n, -1, dtype=np.int64),
@@ -170,11 +169,13 @@ def _take(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
 
 
 @helper
-def _arrive(a: GraphArrays, machine: Machine, s: _State, op: int, later: int, size: int) -> None:
+def _arrive(
+    a: GraphArrays, machine: Machine, s: _State, op: int, successor: int, size: int
+) -> None:
     p = s.place[op]
     for d in range(len(s.free)):
-        way = 0.0 if d == p else machine.latency[p, d] + size / machine.bandwidth[p, d]
-        s.ready[later, d] = max(s.ready[later, d], s.finish[op] + way)
+        comm = 0.0 if d == p else machine.latency[p, d] + size / machine.bandwidth[p, d]
+        s.ready[successor, d] = max(s.ready[successor, d], s.finish[op] + comm)
 
 
 @helper
@@ -226,17 +227,17 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
             _unblock(task, s, key, item, size, blocked, num_blocked)
         for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
             for edge in range(a.consumer_ptr[t], a.consumer_ptr[t + 1]):
-                later = a.consumer_op[edge]
-                _arrive(a, machine, s, op, later, a.tensor_bytes[t])
-                missing[later] -= 1
-                if missing[later] == 0:
-                    _offer(a, task, s, later, key, item, size)
+                successor = a.consumer_op[edge]
+                _arrive(a, machine, s, op, successor, a.tensor_bytes[t])
+                missing[successor] -= 1
+                if missing[successor] == 0:
+                    _offer(a, task, s, successor, key, item, size)
         for edge in range(a.before_ptr[op], a.before_ptr[op + 1]):
-            later = a.before_op[edge]
-            _arrive(a, machine, s, op, later, nothing)
-            missing[later] -= 1
-            if missing[later] == 0:
-                _offer(a, task, s, later, key, item, size)
+            successor = a.before_op[edge]
+            _arrive(a, machine, s, op, successor, nothing)
+            missing[successor] -= 1
+            if missing[successor] == 0:
+                _offer(a, task, s, successor, key, item, size)
 
 
 @helper

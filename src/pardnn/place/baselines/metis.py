@@ -20,7 +20,7 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays, op_edges
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.m_sct import edge_seconds
-from pardnn.place.colocation import closed_arrays, speed_shares, spread
+from pardnn.place.colocation import closed_arrays, legal_placement, runnable, speed_shares
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine, fastest_seconds
@@ -58,8 +58,9 @@ def place_metis(
         part = _checked(ask("parts", problem, seconds=METIS_SECONDS, extra="metis"), problem)
     elif k > 1:
         part = np.arange(num_groups) % k
-    wish = assigned(arrays, machine, part)[arrays.group]
-    return fitted(graph, machine, spread(arrays, machine, wish), capacities)
+    target = assigned(arrays, machine, part)[arrays.group]
+    place = legal_placement(arrays, runnable(arrays, machine), target)
+    return fitted(graph, machine, place, capacities)
 
 
 def _problem(arrays: GraphArrays, machine: Machine, seed: int) -> dict[str, Any]:
@@ -113,8 +114,8 @@ def assigned(
     """
     k = machine.num_devices
     of = part[arrays.group]
-    reader = np.repeat(np.arange(arrays.num_ops), np.diff(arrays.input_ptr))
-    keys = np.unique(arrays.input_tensor * k + of[reader])
+    consumer = np.repeat(np.arange(arrays.num_ops), np.diff(arrays.input_ptr))
+    keys = np.unique(arrays.input_tensor * k + of[consumer])
     tensor, target = keys // k, keys % k
     source = of[arrays.tensor_op[tensor]]
     count, size = np.zeros((k, k)), np.zeros((k, k))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pardnn.graph.ir import Graph
-from pardnn.place.colocation import closed_arrays, spread
+from pardnn.place.colocation import closed_arrays, legal_placement, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.machine import Machine
 
@@ -25,6 +25,8 @@ def place_round_robin(
         InfeasibleError: E301, if this placement does not fit.
     """
     del seed
-    wish = np.empty(len(graph.ops), dtype=np.int64)
-    wish[graph.arrays.topological] = np.arange(len(wish)) % machine.num_devices
-    return fitted(graph, machine, spread(closed_arrays(graph), machine, wish), capacities)
+    target = np.empty(len(graph.ops), dtype=np.int64)
+    target[graph.arrays.topological] = np.arange(len(target)) % machine.num_devices
+    arrays = closed_arrays(graph)
+    place = legal_placement(arrays, runnable(arrays, machine), target)
+    return fitted(graph, machine, place, capacities)

@@ -1,9 +1,9 @@
-"""The fastest order found for a placement that keeps every device within its memory.
+"""Fitting a placement: the fastest order found that keeps every device within its memory.
 
 Tried in turn: the emulator's own order; the same order with messages moved towards the latest slot
 that memory asks for; blends of it with orders that need little memory, which are the topological
 order of the file (what eager execution does) and that order with ops drawn forward that free what
-they take. The judge decides among those that fit.
+they take. The simulator decides among those that fit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
-from pardnn.place.ordering.low_memory_orders import blended_rank, eager_free_rank, file_rank
-from pardnn.place.ordering.memory_bounded import limits, squeezed_plan
+from pardnn.place.ordering.low_memory_orders import (
+    blended_positions,
+    eager_free_positions,
+    file_positions,
+)
+from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.dynamic import emulate
@@ -78,7 +82,7 @@ def fit_candidate(
         return plan
     best: PlanArrays | None = None
     shortest = np.inf
-    for base in (file_rank(arrays), eager_free_rank(arrays)):
+    for base in (file_positions(arrays), eager_free_positions(arrays)):
         plan = fit_order(arrays, machine, place, timeline, base, capacities, overwrites)
         makespan = np.inf if plan is None else run_lists(arrays, machine, plan).makespan
         if makespan < shortest:
@@ -95,16 +99,16 @@ def fit_order(
     capacities: Sequence[int | None],
     overwrites: Int64[ndarray, "w 2"],
 ) -> PlanArrays | None:
-    """Return the fastest plan that fits, of those between a timeline's order and a frugal one.
+    """Return the fastest plan that fits, of those between a timeline's order and a low-memory one.
 
-    Blends are tried by bisection, as if more of the frugal order always needed less memory.
+    Blends are tried by bisection, as if more of the low-memory order always needed less memory.
 
     Args:
         arrays: The graph.
         machine: Durations and links.
         place: Device of each op, with groups together.
         timeline: Any complete timeline of this placement.
-        base: Ranks of an order that needs little memory.
+        base: Positions in an order that needs little memory.
         capacities: Usable bytes per device.
         overwrites: From `first_overwrites`.
     """
@@ -113,8 +117,8 @@ def fit_order(
     low, high, weight = 0.0, 1.0, 0.0
     bisections = FEW_BISECTIONS if arrays.num_ops > MANY_OPS else BISECTIONS
     for step in range(2 + bisections):
-        rank = blended_rank(timeline.dispatch, base, weight)
-        plan = squeezed_plan(arrays, machine, place, rank, capacities, overwrites)
+        position = blended_positions(timeline.dispatch, base, weight)
+        plan = memory_bounded_plan(arrays, machine, place, position, capacities, overwrites)
         if fits(arrays, plan, capacities):
             makespan = run_lists(arrays, machine, plan).makespan
             if makespan < shortest:

@@ -1,6 +1,6 @@
-"""Orders that need little memory, as references for planners.
+"""Orders that need little memory, as positions of the ops in them.
 
-Two topological orders can be blended: any weighted mean of the ranks of two topological orders
+Two topological orders can be blended: any weighted mean of the positions in two topological orders
 grows along every edge, so sorting by it gives a topological order again, as near to one or the
 other as the weight says.
 """
@@ -24,46 +24,46 @@ CHAIN = 6
 TINY = 16
 
 
-def file_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
-    """Return ranks in the file's topological order: what eager execution does."""
-    rank = np.empty(arrays.num_ops, dtype=np.int64)
-    rank[arrays.topological] = np.arange(arrays.num_ops)
-    return rank
+def file_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
+    """Return positions in the file's topological order: what eager execution does."""
+    position = np.empty(arrays.num_ops, dtype=np.int64)
+    position[arrays.topological] = np.arange(arrays.num_ops)
+    return position
 
 
-def blended_rank(
+def blended_positions(
     one: Int64[ndarray, " n"], other: Int64[ndarray, " n"], weight: float
 ) -> Int64[ndarray, " n"]:
     """Return the topological order between two: `one` at weight 0, `other` at weight 1."""
     order = np.lexsort((other, one * (1 - weight) + other * weight))
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    return rank
+    position = np.empty(len(order), dtype=np.int64)
+    position[order] = np.arange(len(order))
+    return position
 
 
-def eager_free_rank(arrays: GraphArrays) -> Int64[ndarray, " n"]:
-    """Return ranks in the file's order, but with ops that free as much as they take drawn forward.
+def eager_free_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
+    """Return positions in the file's order, but ops that free what they take are drawn forward.
 
     So is what begins a chain of up to `CHAIN` ops that frees in the end what it takes: of an
     optimizer whose update makes a tensor of its own before it reads the gradient. An update then
     runs as soon as its gradient exists, and frees it. Where that needs more on one device than
     single ops drawn forward, only those are. O((ops + edges) log ops).
     """
-    base, largest = file_rank(arrays), int(arrays.tensor_bytes.max(initial=0))
+    base, largest = file_positions(arrays), int(arrays.tensor_bytes.max(initial=0))
     tiny = max(8, largest // (TINY * max(arrays.num_ops, 1)))
     best, least = base, -1
     for most, length in ((0, 0), (tiny, CHAIN)):
-        rank = np.empty(arrays.num_ops, dtype=np.int64)
-        _eager_free_kernel(arrays, base, most, np.empty(length, dtype=np.int64), rank)
-        plan = free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), rank)
+        position = np.empty(arrays.num_ops, dtype=np.int64)
+        _eager_free_kernel(arrays, base, most, np.empty(length, dtype=np.int64), position)
+        plan = free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), position)
         peak = int(peaks(arrays, plan).max(initial=0))
         if least < 0 or peak < least:
-            best, least = rank, peak
+            best, least = position, peak
     return best
 
 
 @helper
-def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
+def _net_bytes(a: GraphArrays, op: int, reads_left: Int64[ndarray, " t"]) -> int:
     """Bytes that the op allocates for good, less those that it is the last to read."""
     net = 0
     for t in range(a.output_ptr[op], a.output_ptr[op + 1]):
@@ -77,17 +77,28 @@ def _net_bytes(a: GraphArrays, op: int, reads_left: ndarray) -> int:
 
 
 @helper
-def _pass(a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, sign: int) -> None:
+def _pass(
+    a: GraphArrays,
+    op: int,
+    missing: Int64[ndarray, " n"],
+    reads_left: Int64[ndarray, " t"],
+    sign: int,
+) -> None:
     """Count the op as run (-1), or take that back (1)."""
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
         reads_left[a.tensor_owner[a.input_tensor[edge]]] += sign
-    for later in _later_ops(a, op):
-        missing[later] += sign
+    for successor in _successors(a, op):
+        missing[successor] += sign
 
 
 @helper
 def _gives_back(
-    a: GraphArrays, op: int, missing: ndarray, reads_left: ndarray, tiny: int, chain: ndarray
+    a: GraphArrays,
+    op: int,
+    missing: Int64[ndarray, " n"],
+    reads_left: Int64[ndarray, " t"],
+    tiny: int,
+    chain: Int64[ndarray, " c"],
 ) -> bool:
     """Whether the op, or a chain of ops that it makes ready, frees what it takes."""
     net, length = _net_bytes(a, op, reads_left), 0
@@ -96,11 +107,11 @@ def _gives_back(
         length += 1
         _pass(a, op, missing, reads_left, np.int64(-1))
         following, least = -1, 0
-        for later in _later_ops(a, op):
-            if missing[later] == 0:
-                takes = _net_bytes(a, later, reads_left)
+        for successor in _successors(a, op):
+            if missing[successor] == 0:
+                takes = _net_bytes(a, successor, reads_left)
                 if following < 0 or takes < least:
-                    following, least = later, takes
+                    following, least = successor, takes
         net += least
         op = following
     for i in range(length - 1, -1, -1):
@@ -110,7 +121,11 @@ def _gives_back(
 
 @kernel
 def _eager_free_kernel(
-    a: GraphArrays, base: ndarray, tiny: int, chain: ndarray, rank: ndarray
+    a: GraphArrays,
+    base: Int64[ndarray, " n"],
+    tiny: int,
+    chain: Int64[ndarray, " c"],
+    position: Int64[ndarray, " n"],
 ) -> None:
     n = len(base)
     missing = np.empty(n, dtype=np.int64)
@@ -139,32 +154,34 @@ def _eager_free_kernel(
         if done[op]:
             continue
         done[op] = True
-        rank[op] = count
+        position[op] = count
         count += 1
         for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
             owner = a.tensor_owner[a.input_tensor[edge]]
             reads_left[owner] -= 1
             if reads_left[owner] == 1:
                 # Its last reader, if ready by now, may free more than it takes.
-                for later in _readers_of(a, a.input_tensor[edge]):
-                    ready_now = not done[later] and missing[later] == 0
-                    if ready_now and _gives_back(a, later, missing, reads_left, tiny, chain):
-                        frees = heap_push(free_key, free_item, frees, float(base[later]), later)
-        for later in _later_ops(a, op):
-            missing[later] -= 1
-            if missing[later] == 0:
-                ready = heap_push(key, item, ready, float(base[later]), later)
-                if _gives_back(a, later, missing, reads_left, tiny, chain):
-                    frees = heap_push(free_key, free_item, frees, float(base[later]), later)
+                for successor in _consumers_of(a, a.input_tensor[edge]):
+                    ready_now = not done[successor] and missing[successor] == 0
+                    if ready_now and _gives_back(a, successor, missing, reads_left, tiny, chain):
+                        frees = heap_push(
+                            free_key, free_item, frees, float(base[successor]), successor
+                        )
+        for successor in _successors(a, op):
+            missing[successor] -= 1
+            if missing[successor] == 0:
+                ready = heap_push(key, item, ready, float(base[successor]), successor)
+                if _gives_back(a, successor, missing, reads_left, tiny, chain):
+                    frees = heap_push(free_key, free_item, frees, float(base[successor]), successor)
 
 
 @helper
-def _readers_of(a: GraphArrays, t: int) -> ndarray:
+def _consumers_of(a: GraphArrays, t: int) -> Int64[ndarray, " x"]:
     return a.consumer_op[a.consumer_ptr[t] : a.consumer_ptr[t + 1]]
 
 
 @helper
-def _later_ops(a: GraphArrays, op: int) -> ndarray:
+def _successors(a: GraphArrays, op: int) -> Int64[ndarray, " x"]:
     """Ops that wait for this one, once for each tensor or order edge."""
     begin, end = a.output_ptr[op], a.output_ptr[op + 1]
     data = a.consumer_op[a.consumer_ptr[begin] : a.consumer_ptr[end]]

@@ -3,13 +3,13 @@
 The order of each device is the start order of an emulation. A receive is posted as late as costs
 no time: before the last op that its device reaches no later than the transfer can start. A send is
 held as short as costs no time: until the first op of the sender that finishes no earlier than the
-transfer. Neither moves an op, so the judge finds the emulation's times again under `order`.
+transfer. Neither moves an op, so the simulator finds the emulation's times again under `order`.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
@@ -98,7 +98,7 @@ def free_plan(
     arrays: GraphArrays,
     num_devices: int,
     place: Int64[ndarray, " n"],
-    rank: Int64[ndarray, " n"],
+    position: Int64[ndarray, " n"],
 ) -> PlanArrays:
     """Return the plan of an order that spends memory freely: nothing waits but for data.
 
@@ -106,10 +106,10 @@ def free_plan(
         arrays: The graph.
         num_devices: Number of devices.
         place: Device of each op.
-        rank: Position of each op in a topological order of all ops.
+        position: Of each op in a topological order of all ops.
     """
     place = np.ascontiguousarray(place, dtype=np.int64)
-    order_op = by_column(rank, place)
+    order_op = by_column(position, place)
     counts = np.bincount(place, minlength=num_devices)
     order_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     transfers = transfers_of(arrays, place, num_devices)
@@ -128,9 +128,9 @@ def free_plan(
 @helper
 def first_overwrite(
     a: GraphArrays,
-    place: ndarray,
-    position: ndarray,
-    overwrites: ndarray,
+    place: Int64[ndarray, " n"],
+    position: Int64[ndarray, " n"],
+    overwrites: Int64[ndarray, "w 2"],
     tensor: int,
     device: int,
     made: int,
@@ -157,7 +157,9 @@ def first_overwrite(
 
 
 @helper
-def first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
+def first_reaching(
+    values: Int64[ndarray, " n"] | Float64[ndarray, " n"], begin: int, end: int, least: float
+) -> int:
     """Return the first position with a value of at least so much, or the end; most are near."""
     step = 1
     while begin + step < end and values[begin + step] < least:
@@ -176,10 +178,10 @@ def first_reaching(values: ndarray, begin: int, end: int, least: float) -> int:
 def _hold_and_post_kernel(
     a: GraphArrays,
     plan: PlanArrays,
-    finish: ndarray,
-    sent: ndarray,
-    arrived: ndarray,
-    overwrites: ndarray,
+    finish: Float64[ndarray, " n"],
+    sent: Float64[ndarray, " m"],
+    arrived: Float64[ndarray, " m"],
+    overwrites: Int64[ndarray, "w 2"],
 ) -> None:
     n = len(plan.place)
     position = np.empty(n, dtype=np.int64)

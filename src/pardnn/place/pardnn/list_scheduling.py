@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import helper, kernel
@@ -39,7 +39,7 @@ class Homes(NamedTuple):
     fixed: Int64[ndarray, " g"]
 
 
-class Listing(NamedTuple):
+class ListSchedule(NamedTuple):
     """A schedule.
 
     Attributes:
@@ -60,7 +60,7 @@ class Listing(NamedTuple):
         return float(self.finish.max())
 
 
-def list_schedule(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -> Listing:
+def list_schedule(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -> ListSchedule:
     """Return a placement and its schedule.
 
     Args:
@@ -68,34 +68,34 @@ def list_schedule(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -
         key: Of each op; the smallest is placed first. It never decreases along an edge.
         homes: What the pass starts from.
     """
-    n, flow, machine = problem.arrays.num_ops, problem.flow, problem.machine
-    order = flow.order[stable_order(key[flow.order])]
-    made = Listing(np.empty(n, dtype=np.int64), np.empty(n), np.empty(n), order)
+    n, adjacency, machine = problem.arrays.num_ops, problem.adjacency, problem.machine
+    order = adjacency.order[stable_order(key[adjacency.order])]
+    made = ListSchedule(np.empty(n, dtype=np.int64), np.empty(n), np.empty(n), order)
     latency, byte_seconds = machine.latency.copy(), 1 / machine.bandwidth
     for within in (latency, byte_seconds):
         np.fill_diagonal(within, 0.0)
     _list_kernel(
-        order, flow.earlier.ptr, flow.earlier.edge, flow.later.ptr, flow.later.edge,
-        machine.seconds, machine.device_class, latency, byte_seconds, latency.T.copy(),
-        byte_seconds.T.copy(), _alike(latency) and _alike(byte_seconds), problem.arrays.group,
-        problem.runs, homes.place, homes.bottom, homes.fixed.copy(), made.place, made.start,
-        made.finish,
+        order, adjacency.predecessors.ptr, adjacency.predecessors.edge, adjacency.successors.ptr,
+        adjacency.successors.edge, machine.seconds, machine.device_class, latency, byte_seconds,
+        latency.T.copy(), byte_seconds.T.copy(), _are_equal(latency) and _are_equal(byte_seconds),
+        problem.arrays.group, problem.runs, homes.place, homes.bottom, homes.fixed.copy(),
+        made.place, made.start, made.finish,
     )  # fmt: skip
     return made
 
 
-def _alike(links: ndarray) -> bool:
+def _are_equal(links: Float64[ndarray, "k k"]) -> bool:
     """Whether all links between two devices are equal."""
     apart = links[~np.eye(len(links), dtype=bool)]
     return bool((apart == apart[:1]).all())
 
 
-def listed_timeline(problem: Problem, made: Listing) -> Timeline:
+def list_schedule_timeline(problem: Problem, made: ListSchedule) -> Timeline:
     """Return the timeline of a schedule whose transfers start when their tensor exists."""
     a, machine = problem.arrays, problem.machine
     transfers = transfers_of(a, made.place, machine.num_devices)
-    maker = a.tensor_op[transfers.tensor]
-    source, target = made.place[maker], transfers.target
+    producer = a.tensor_op[transfers.tensor]
+    source, target = made.place[producer], transfers.target
     seconds = machine.latency[source, target] + (
         a.tensor_bytes[transfers.tensor] / machine.bandwidth[source, target]
     )
@@ -108,22 +108,22 @@ def listed_timeline(problem: Problem, made: Listing) -> Timeline:
         message_tensor=transfers.tensor,
         message_source=source,
         message_target=target,
-        message_start=made.finish[maker],
-        message_finish=made.finish[maker] + seconds,
+        message_start=made.finish[producer],
+        message_finish=made.finish[producer] + seconds,
     )
 
 
 @helper
-def _reach(
+def _raise_until(
     op: int,
-    ptr: ndarray,
-    edge: ndarray,
-    place: ndarray,
-    done: ndarray,
-    latency: ndarray,
-    byte_seconds: ndarray,
-    alike: bool,
-    until: ndarray,
+    ptr: Int64[ndarray, " p"],
+    edge: Int64[ndarray, "x 3"],
+    place: Int64[ndarray, " h"],
+    done: Float64[ndarray, " h"],
+    latency: Float64[ndarray, "k k"],
+    byte_seconds: Float64[ndarray, "k k"],
+    equal_links: bool,
+    until: Float64[ndarray, " k"],
 ) -> None:
     """Raise `until` to when all that an op's edges lead to is on a device, for each device.
 
@@ -134,7 +134,7 @@ def _reach(
     for e in range(ptr[op], ptr[op + 1]):
         other = edge[e, 0]
         p, left, size = place[other], done[other], max(edge[e, 2], 0)
-        if not alike:
+        if not equal_links:
             for d in range(len(until)):
                 until[d] = max(until[d], left + (latency[p, d] + size * byte_seconds[p, d]))
             continue
@@ -155,26 +155,26 @@ def _reach(
 
 @kernel
 def _list_kernel(
-    order: ndarray,
-    earlier_ptr: ndarray,
-    earlier: ndarray,
-    later_ptr: ndarray,
-    later: ndarray,
-    seconds: ndarray,
-    device_class: ndarray,
-    latency: ndarray,
-    byte_seconds: ndarray,
-    latency_to: ndarray,
-    byte_seconds_to: ndarray,
-    alike: bool,
-    group: ndarray,
-    runs: ndarray,
-    home: ndarray,
-    bottom: ndarray,
-    fixed: ndarray,
-    place: ndarray,
-    start: ndarray,
-    finish: ndarray,
+    order: Int64[ndarray, " n"],
+    predecessor_ptr: Int64[ndarray, " p"],
+    predecessor: Int64[ndarray, "x 3"],
+    successor_ptr: Int64[ndarray, " p"],
+    successor: Int64[ndarray, "x 3"],
+    seconds: Float64[ndarray, "f n"],
+    device_class: Int64[ndarray, " k"],
+    latency: Float64[ndarray, "k k"],
+    byte_seconds: Float64[ndarray, "k k"],
+    latency_to: Float64[ndarray, "k k"],
+    byte_seconds_to: Float64[ndarray, "k k"],
+    equal_links: bool,
+    group: Int64[ndarray, " n"],
+    runs: Bool[ndarray, "g k"],
+    home: Int64[ndarray, " h"],
+    bottom: Float64[ndarray, " h"],
+    fixed: Int64[ndarray, " g"],
+    place: Int64[ndarray, " n"],
+    start: Float64[ndarray, " n"],
+    finish: Float64[ndarray, " n"],
 ) -> None:
     k = len(device_class)
     free, ready, score, end = np.zeros(k), np.empty(k), np.empty(k), np.empty(k)
@@ -182,17 +182,35 @@ def _list_kernel(
         best = fixed[group[op]]
         if best >= 0:
             begin = free[best]
-            for e in range(earlier_ptr[op], earlier_ptr[op + 1]):
-                p, size = place[earlier[e, 0]], max(earlier[e, 2], 0)
-                way = latency[p, best] + size * byte_seconds[p, best]
-                begin = max(begin, finish[earlier[e, 0]] + way)
+            for e in range(predecessor_ptr[op], predecessor_ptr[op + 1]):
+                p, size = place[predecessor[e, 0]], max(predecessor[e, 2], 0)
+                comm = latency[p, best] + size * byte_seconds[p, best]
+                begin = max(begin, finish[predecessor[e, 0]] + comm)
         else:
             for d in range(k):
                 ready[d], score[d] = free[d], 0.0
-            _reach(op, earlier_ptr, earlier, place, finish, latency, byte_seconds, alike, ready)
+            _raise_until(
+                op,
+                predecessor_ptr,
+                predecessor,
+                place,
+                finish,
+                latency,
+                byte_seconds,
+                equal_links,
+                ready,
+            )
             if len(home) > 0:
-                _reach(
-                    op, later_ptr, later, home, bottom, latency_to, byte_seconds_to, alike, score
+                _raise_until(
+                    op,
+                    successor_ptr,
+                    successor,
+                    home,
+                    bottom,
+                    latency_to,
+                    byte_seconds_to,
+                    equal_links,
+                    score,
                 )
             least = np.inf
             # Without a branch, which the processor would guess wrong: the second loop seldom takes

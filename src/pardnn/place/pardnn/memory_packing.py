@@ -1,4 +1,6 @@
-"""Placements that start from memory: residual groups packed first, the rest near its inputs.
+"""Memory packing (ours): placements that start from memory, as starts for repair.
+
+Residual groups are packed first, the rest goes near its inputs.
 
 Every op is attributed to a residual unit: the one it belongs to, else the one from which it reads
 most bytes, directly or through ops attributed before. Units are cut into one stretch per device in
@@ -17,15 +19,15 @@ would be held there begins a new one, and backward ops follow what is held for t
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.kernels.jit import helper, kernel
+from pardnn.place.colocation import legal_placement
 from pardnn.place.ordering.schedule import free_plan
 from pardnn.place.pardnn.problem import Problem
-from pardnn.plan.plan import PlanArrays
-from pardnn.sim.peak import held_bytes, storage_lives
+from pardnn.sim.peak import live_bytes, live_ranges, residual_bytes
 
 #: Units that a device's share of what is held at the peak is cut into, at least.
 GRAINS = 8
@@ -33,8 +35,8 @@ GRAINS = 8
 
 def packed_place(
     problem: Problem,
-    rank: Int64[ndarray, " n"],
-    most: Int64[ndarray, " k"],
+    position: Int64[ndarray, " n"],
+    capacity: Int64[ndarray, " k"],
     *,
     whole: bool = False,
 ) -> Int64[ndarray, " n"]:
@@ -42,29 +44,29 @@ def packed_place(
 
     Args:
         problem: Its groups must join views.
-        rank: Position of each op in a topological order of all ops.
-        most: Usable bytes per device.
+        position: Of each op in a topological order of all ops.
+        capacity: Usable bytes per device.
         whole: Whether units are never full.
     """
-    a, k = problem.arrays, len(most)
-    order = np.argsort(rank).astype(np.int64)
-    held = _held_at_peak(a, rank)
-    unit = attributed_units(problem, order, None if whole else held, GRAINS * k)
-    weight = np.bincount(unit[a.tensor_op], weights=held + 1e-9, minlength=len(problem.runs))
+    a, k = problem.arrays, len(capacity)
+    order = np.argsort(position).astype(np.int64)
+    live = _live_at_peak(a, position)
+    unit = attributed_units(problem, order, None if whole else live, GRAINS * k)
+    weight = np.bincount(unit[a.tensor_op], weights=live + 1e-9, minlength=len(problem.runs))
     first = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
-    np.minimum.at(first, unit, rank)
-    turn = np.lexsort((first, _first_use(problem, rank, unit)))
-    share = most / most.astype(np.float64).sum()  # int64 would wrap around
-    middle = np.cumsum(weight[turn]) - weight[turn] / 2
+    np.minimum.at(first, unit, position)
+    by_first_use = np.lexsort((first, _first_use(problem, position, unit)))
+    share = capacity / capacity.astype(np.float64).sum()  # int64 would wrap around
+    middle = np.cumsum(weight[by_first_use]) - weight[by_first_use] / 2
     device_of_unit = np.empty(len(problem.runs), dtype=np.int64)
-    device_of_unit[turn] = np.minimum(
+    device_of_unit[by_first_use] = np.minimum(
         np.searchsorted(np.cumsum(share) * weight.sum(), middle), k - 1
     )
-    return allowed_place(problem, device_of_unit[unit], order)
+    return legal_placement(problem.arrays, problem.runs, device_of_unit[unit], order)
 
 
 def balanced_place(
-    problem: Problem, rank: Int64[ndarray, " n"], most: Int64[ndarray, " k"]
+    problem: Problem, position: Int64[ndarray, " n"], capacity: Int64[ndarray, " k"]
 ) -> Int64[ndarray, " n"]:
     """Return a placement with residual units packed for size alone, the rest near them.
 
@@ -74,29 +76,27 @@ def balanced_place(
 
     Args:
         problem: Its groups must join views.
-        rank: Position of each op in a topological order of all ops.
-        most: Usable bytes per device.
+        position: Of each op in a topological order of all ops.
+        capacity: Usable bytes per device.
     """
-    a, units = problem.arrays, len(problem.runs)
-    order = np.argsort(rank).astype(np.int64)
-    owned = (a.memory[a.tensor_op] == RESIDUAL) & (a.tensor_alias < 0)
-    size = np.zeros(units, dtype=np.int64)
-    np.add.at(size, a.group[a.tensor_op], np.where(owned, a.tensor_bytes, 0))
-    room = most.copy()
-    device_of_unit = np.zeros(units, dtype=np.int64)
+    order = np.argsort(position).astype(np.int64)
+    size = residual_bytes(problem.arrays)
+    room = capacity.copy()
+    device_of_unit = np.zeros(len(size), dtype=np.int64)
     for unit in np.argsort(-size, kind="stable").tolist():
         able = np.flatnonzero(problem.runs[unit])
         device_of_unit[unit] = able[room[able].argmax()]
         room[device_of_unit[unit]] -= size[unit]
         if size[unit] == 0:
             break
-    return allowed_place(problem, device_of_unit[attributed_units(problem, order)], order)
+    target = device_of_unit[attributed_units(problem, order)]
+    return legal_placement(problem.arrays, problem.runs, target, order)
 
 
 def attributed_units(
     problem: Problem,
     order: Int64[ndarray, " n"],
-    held: Float64[ndarray, " t"] | None = None,
+    live: Float64[ndarray, " t"] | None = None,
     parts: int = 1,
 ) -> Int64[ndarray, " n"]:
     """Return for each op the unit that it should be near; groups are together.
@@ -104,40 +104,38 @@ def attributed_units(
     Args:
         problem: The problem.
         order: All ops, in a topological order.
-        held: Bytes that each tensor holds at the peak; None if units are never full.
+        live: Bytes that each tensor holds at the peak; None if units are never full.
         parts: A unit is full with this part of them, residual bytes aside.
     """
     a, groups = problem.arrays, len(problem.runs)
     unit = np.full(a.num_ops, -1, dtype=np.int64)
-    held = np.zeros(a.num_tensors) if held is None else held
-    moving = held * (a.memory[a.tensor_op] != RESIDUAL)
+    live = np.zeros(a.num_tensors) if live is None else live
+    moving = live * (a.memory[a.tensor_op] != RESIDUAL)
     weight = np.bincount(a.group[a.tensor_op], weights=moving, minlength=groups)
-    _attribute_kernel(a, order, held, weight, weight.sum() / parts, unit)
+    _attribute_kernel(a, order, live, weight, weight.sum() / parts, unit)
     return unit
 
 
-def _first_use(problem: Problem, rank: ndarray, unit: ndarray) -> ndarray:
-    """Return the rank of the first op that works in each unit or reads what stays there."""
+def _first_use(
+    problem: Problem, position: Int64[ndarray, " n"], unit: Int64[ndarray, " n"]
+) -> Int64[ndarray, " g"]:
+    """Return the position of the first op that works in each unit or reads what stays there."""
     a = problem.arrays
     used = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
     working = problem.seconds > 0
-    np.minimum.at(used, unit[working], rank[working])
-    reader = np.repeat(np.arange(a.num_ops), np.diff(a.input_ptr))
-    maker = a.tensor_op[a.input_tensor]
-    stays = working[reader] & (a.memory[maker] == RESIDUAL)
-    np.minimum.at(used, unit[maker[stays]], rank[reader[stays]])
+    np.minimum.at(used, unit[working], position[working])
+    consumer = np.repeat(np.arange(a.num_ops), np.diff(a.input_ptr))
+    producer = a.tensor_op[a.input_tensor]
+    stays = working[consumer] & (a.memory[producer] == RESIDUAL)
+    np.minimum.at(used, unit[producer[stays]], position[consumer[stays]])
     return used
 
 
-def _one_device_plan(arrays: GraphArrays, rank: ndarray) -> PlanArrays:
-    return free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), rank)
-
-
-def _held_at_peak(arrays: GraphArrays, rank: ndarray) -> ndarray:
+def _live_at_peak(arrays: GraphArrays, position: Int64[ndarray, " n"]) -> Float64[ndarray, " t"]:
     """Return the bytes of each tensor that one device holds at its peak."""
-    plan = _one_device_plan(arrays, rank)
-    peak = int(held_bytes(arrays, plan).argmax())
-    allocated, released = storage_lives(arrays, plan)
+    plan = free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), position)
+    peak = int(live_bytes(arrays, plan).argmax())
+    allocated, released = live_ranges(arrays, plan)
     alive = (allocated <= peak) & (released >= peak)
     return np.where(alive, arrays.tensor_bytes, 0).astype(np.float64)
 
@@ -151,64 +149,52 @@ def residual_pins(problem: Problem, place: Int64[ndarray, " n"]) -> Int64[ndarra
     return pins
 
 
-def allowed_place(
-    problem: Problem, wish: Int64[ndarray, " n"], order: Int64[ndarray, " n"]
-) -> Int64[ndarray, " n"]:
-    """Return a wish made valid: groups are together, each where it can run.
-
-    Args:
-        problem: The problem.
-        wish: Wished device of each op.
-        order: Ops; the first of a group decides for all of it.
-    """
-    k = problem.machine.num_devices
-    group = problem.arrays.group
-    chosen = np.full(len(problem.runs), -1, dtype=np.int64)
-    chosen[group[order[::-1]]] = wish[order[::-1]]
-    turns = (chosen[:, None] + np.arange(k)[None, :]) % k
-    can = np.take_along_axis(problem.runs, turns, axis=1)
-    device = np.take_along_axis(turns, can.argmax(axis=1)[:, None], axis=1)[:, 0]
-    return device[group].astype(np.int64)
-
-
 @helper
-def _nearest(a: GraphArrays, op: int, stays: ndarray, held: ndarray, unit: ndarray) -> int:
+def _nearest(
+    a: GraphArrays,
+    op: int,
+    is_residual: Bool[ndarray, " g"],
+    live: Float64[ndarray, " t"],
+    unit: Int64[ndarray, " n"],
+) -> int:
     """Return the unit of the input that counts most: held at the peak, then large; or -1."""
-    most, best, kept = -1, -1, False
+    largest, best, best_is_live = -1, -1, False
     for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):
         t = a.input_tensor[edge]
-        maker = a.tensor_op[t]
+        producer = a.tensor_op[t]
         # A parameter says where to be; an activation of another layer only passes by.
-        size = 2 * a.tensor_bytes[t] if stays[a.group[maker]] else a.tensor_bytes[t]
-        keeps = held[t] > 0
-        if unit[maker] >= 0 and (keeps > kept or (keeps == kept and size > most)):
-            most, best, kept = size, unit[maker], keeps
+        size = 2 * a.tensor_bytes[t] if is_residual[a.group[producer]] else a.tensor_bytes[t]
+        is_live = live[t] > 0
+        if unit[producer] >= 0 and (
+            is_live > best_is_live or (is_live == best_is_live and size > largest)
+        ):
+            largest, best, best_is_live = size, unit[producer], is_live
     return best
 
 
 @kernel
 def _attribute_kernel(
     a: GraphArrays,
-    order: ndarray,
-    held: ndarray,
-    weight: ndarray,
+    order: Int64[ndarray, " n"],
+    live: Float64[ndarray, " t"],
+    weight: Float64[ndarray, " g"],
     share: float,
-    unit: ndarray,
+    unit: Int64[ndarray, " n"],
 ) -> None:
-    stays = np.zeros(len(weight), dtype=np.bool_)
-    any_stays = False
+    is_residual = np.zeros(len(weight), dtype=np.bool_)
+    any_residual = False
     for op in range(len(unit)):
         if a.memory[op] == RESIDUAL and a.output_ptr[op] < a.output_ptr[op + 1]:
-            stays[a.group[op]] = any_stays = True
+            is_residual[a.group[op]] = any_residual = True
     of_group = np.full(len(weight), -1, dtype=np.int64)
     following = np.full(len(weight), -1, dtype=np.int64)  # the unit after a full one
     total = np.zeros(len(weight))
     for op in order:
         group = a.group[op]
-        if stays[group] or not any_stays:
+        if is_residual[group] or not any_residual:
             of_group[group] = group
         if of_group[group] < 0:
-            best = _nearest(a, op, stays, held, unit)
+            best = _nearest(a, op, is_residual, live, unit)
             if best >= 0 and weight[group] > 0:
                 while total[best] + weight[group] > share and following[best] >= 0:
                     best = following[best]

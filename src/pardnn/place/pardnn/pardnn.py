@@ -1,8 +1,14 @@
 """ParDNN: place the ops of a training step on devices, then make the placement fit.
 
+Step 1 (`step1_makespan`) minimises the simulated time: graph slicing (Algorithm 1, `slicing`),
+mapping (Algorithm 2, `mapping`: `initial_merge`, then Eq. 4.2 in `level_aware_balancing`) and
+refinement (`swaps`, `critical_path_switch`). Step 2 (`step2_memory`) satisfies the memory limits:
+it tracks what devices hold (Eq. 4.3, `memory_tracking`), finds what would leave a device with each
+op (M_pot, `memory_potential`) and moves ops until all fits (Eqs. 4.4 and 4.5, `overflow_knapsack`).
+
 Reference: Qararyah, Wahib, Dikbayir, Belviranli, Unat, "A computational-graph partitioning method
-for training memory-constrained DNNs", Parallel Computing 2021, and Qararyah's thesis, chapter 4.
-Step 1 (`partition`) minimises the simulated time, step 2 (`memory`) resolves overflows.
+for training memory-constrained DNNs", Parallel Computing 2021, and Qararyah's thesis, chapter 4,
+whose numbers are cited. Each file names its deviations.
 """
 
 from __future__ import annotations
@@ -23,15 +29,15 @@ from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.place.pardnn.problem import Problem, problem_of
 from pardnn.place.pardnn.renumbering import (
-    numbering_by_priority,
     original_plan,
     renumbered,
     renumbered_overwrites,
+    renumbering_by_priority,
 )
 from pardnn.place.pardnn.step1_makespan import MANY_OPS, partition, timeline_of
 from pardnn.place.pardnn.step2_memory import Task, fit_memory, nearest, overflows, start_of
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.flow import Flow, flow_of
+from pardnn.sim.adjacency import Adjacency, adjacency_of
 from pardnn.sim.machine import Machine
 
 
@@ -86,17 +92,17 @@ def place_arrays(
     if arrays.num_ops <= MANY_OPS:
         return _place(arrays, machine, capacities, overwrites, time.perf_counter())
     begin = time.perf_counter()
-    numbers = numbering_by_priority(arrays, machine)
-    here = renumbered(arrays, numbers)
-    seconds = np.ascontiguousarray(machine.seconds[:, numbers.op])
-    written = renumbered_overwrites(overwrites, numbers)
+    renumbering = renumbering_by_priority(arrays, machine)
+    here = renumbered(arrays, renumbering)
+    seconds = np.ascontiguousarray(machine.seconds[:, renumbering.op])
+    written = renumbered_overwrites(overwrites, renumbering)
     try:
         found = _place(here, machine._replace(seconds=seconds), capacities, written, begin)
     except _NothingFitsError as error:
-        error.nearest = original_plan(error.nearest, numbers)
-        error.group = error.group[numbers.op_here]
+        error.nearest = original_plan(error.nearest, renumbering)
+        error.group = error.group[renumbering.op_here]
         raise
-    return found._replace(plan=original_plan(found.plan, numbers))
+    return found._replace(plan=original_plan(found.plan, renumbering))
 
 
 def _place(
@@ -109,7 +115,7 @@ def _place(
     group = colocated(arrays, overwrites)
     group.setflags(write=False)
     arrays = arrays._replace(group=group)
-    problem = problem_of(arrays, machine, _flow(arrays))
+    problem = problem_of(arrays, machine, _adjacency(arrays))
     seconds = {"problem": time.perf_counter() - begin}
     candidates, by_step = partition(problem)
     seconds |= by_step
@@ -134,13 +140,13 @@ def _place(
     return Decision(found, int((found.place != best.place).sum()), seconds)
 
 
-def _flow(arrays: GraphArrays) -> Flow:
+def _adjacency(arrays: GraphArrays) -> Adjacency:
     """Return the edges; walked by number where that is the order of the ops."""
-    flow = flow_of(arrays)
+    adjacency = adjacency_of(arrays)
     if arrays.num_ops <= MANY_OPS:
-        return flow
+        return adjacency
     order = np.arange(arrays.num_ops)
-    return flow._replace(order=order, reverse=order[::-1].copy())
+    return adjacency._replace(order=order, reverse=order[::-1].copy())
 
 
 def _with_views(problem: Problem, overwrites: ndarray) -> Problem:
@@ -149,7 +155,7 @@ def _with_views(problem: Problem, overwrites: ndarray) -> Problem:
     group = colocated(problem.arrays, overwrites, with_views=True)
     group.setflags(write=False)
     try:
-        return problem_of(problem.arrays._replace(group=group), problem.machine, problem.flow)
+        return problem_of(problem.arrays._replace(group=group), problem.machine, problem.adjacency)
     except InfeasibleError:
         # A view runs where what it views cannot; the plan is checked as it is either way.
         return problem

@@ -1,4 +1,4 @@
-"""What the steps of ParDNN share: the problem as arrays, clusters, levels of clustered graphs.
+"""The problem as arrays, clusters of ops, and levels of the clustered graph: used by every step.
 
 A *group* is a set of co-located ops, most often one op alone. Groups are settled before mapping:
 the path that meets a group first owns all of it, and later paths pass by.
@@ -17,61 +17,81 @@ from pardnn.kernels.jit import kernel
 from pardnn.kernels.sorting import stable_order
 from pardnn.place.colocation import runnable
 from pardnn.place.pardnn.view_priority import Views, views_of
-from pardnn.sim.flow import OTHER, Edges, Flow, flow_of
-from pardnn.sim.levels import longest_paths, slowest_link, slowest_ways
+from pardnn.sim.adjacency import OTHER, Adjacency, Edges, adjacency_of
+from pardnn.sim.levels import longest_paths, slowest_comm, slowest_link
 from pardnn.sim.machine import Machine, fastest_seconds
 
 
 class Problem(NamedTuple):
-    """A graph on a machine, with what every step needs."""
+    """A graph on a machine.
 
-    arrays: GraphArrays  # `group` holds the closed co-location groups
+    Attributes:
+        arrays: The graph; `group` holds the closed co-location groups.
+        machine: Durations and links.
+        adjacency: The graph's edges.
+        seconds: Of each op on the fastest device.
+        comm: Seconds of each edge of `adjacency.successors` over the slowest link.
+        latency: Of the slowest link.
+        byte_seconds: Seconds per byte of the slowest link.
+        runs: Whether a device can run all of a group.
+        member_ptr: Ops of group g are `member[member_ptr[g]:member_ptr[g + 1]]`.
+        member: The ops.
+        views: Ops that only view a tensor.
+    """
+
+    arrays: GraphArrays
     machine: Machine
-    flow: Flow
-    seconds: Float64[ndarray, " n"]  # on the fastest device
-    way: Float64[ndarray, " x"]  # seconds of each edge of `flow.later` over the slowest link
-    latency: float  # of the slowest link
-    byte_seconds: float  # of the slowest link
-    runs: Bool[ndarray, "g k"]  # devices that can run all of a group
+    adjacency: Adjacency
+    seconds: Float64[ndarray, " n"]
+    comm: Float64[ndarray, " x"]
+    latency: float
+    byte_seconds: float
+    runs: Bool[ndarray, "g k"]
     member_ptr: Int64[ndarray, " g+1"]
-    member: Int64[ndarray, " n"]  # ops of each group
+    member: Int64[ndarray, " n"]
     views: Views
 
 
 class Clusters(NamedTuple):
     """Disjoint clusters: first the primaries, one per device, then the secondaries.
 
-    A cluster is a path, with the other ops of the groups that it met first. An empty one has the
-    head -1.
+    A cluster is a path, with the other ops of the groups that it met first.
+
+    Attributes:
+        of: Cluster of each op.
+        head: First op of each path; -1 for an empty cluster.
+        tail: Last op of each path; -1 for an empty cluster.
     """
 
-    of: Int64[ndarray, " n"]  # cluster of each op
-    head: Int64[ndarray, " c"]  # first op of the path
-    tail: Int64[ndarray, " c"]  # last op of the path
+    of: Int64[ndarray, " n"]
+    head: Int64[ndarray, " c"]
+    tail: Int64[ndarray, " c"]
 
 
-def problem_of(arrays: GraphArrays, machine: Machine, flow: Flow | None = None) -> Problem:
-    """Return the problem; `arrays.group` must be closed, see `place.groups.colocated`.
+def problem_of(
+    arrays: GraphArrays, machine: Machine, adjacency: Adjacency | None = None
+) -> Problem:
+    """Return the problem; `arrays.group` must be closed, see `place.colocation.colocated`.
 
     Args:
         arrays: The graph.
         machine: Durations and links.
-        flow: The graph's edges, if they are known.
+        adjacency: The graph's edges, if they are known.
 
     Raises:
         InfeasibleError: E302, if a group can run nowhere.
     """
     runs = runnable(arrays, machine)
-    flow = flow or flow_of(arrays)
+    adjacency = adjacency or adjacency_of(arrays)
     latency, byte_seconds = slowest_link(machine)
     member_ptr, member = cluster_rows(arrays.group, len(runs))
     seconds = fastest_seconds(machine)
     return Problem(
         arrays=arrays,
         machine=machine,
-        flow=flow,
+        adjacency=adjacency,
         seconds=seconds,
-        way=slowest_ways(flow.later, machine),
+        comm=slowest_comm(adjacency.successors, machine),
         latency=latency,
         byte_seconds=byte_seconds,
         runs=runs,
@@ -111,21 +131,25 @@ def clustered_levels(
         problem: The problem.
         of: Cluster of each op; ops with a negative one stand alone.
     """
-    flow = problem.flow
-    earlier_way = slowest_ways(flow.earlier, problem.machine)
-    before = _clustered_ways(flow.earlier, earlier_way, of)
-    after = _clustered_ways(flow.later, problem.way, of)
-    top = longest_paths(flow.order, flow.earlier, before, problem.seconds)[0]
-    return top, longest_paths(flow.reverse, flow.later, after, problem.seconds)[1]
+    adjacency = problem.adjacency
+    predecessor_comm = slowest_comm(adjacency.predecessors, problem.machine)
+    before = _clustered_comm(adjacency.predecessors, predecessor_comm, of)
+    after = _clustered_comm(adjacency.successors, problem.comm, of)
+    top = longest_paths(adjacency.order, adjacency.predecessors, before, problem.seconds)[0]
+    return top, longest_paths(adjacency.reverse, adjacency.successors, after, problem.seconds)[1]
 
 
-def _clustered_ways(edges: Edges, way: ndarray, of: ndarray) -> ndarray:
-    mine = np.repeat(of, np.diff(edges.ptr))
-    return np.where((mine >= 0) & (mine == of[edges.edge[:, OTHER]]), 0.0, way)
+def _clustered_comm(
+    edges: Edges, comm: Float64[ndarray, " x"], of: Int64[ndarray, " n"]
+) -> Float64[ndarray, " x"]:
+    own = np.repeat(of, np.diff(edges.ptr))
+    return np.where((own >= 0) & (own == of[edges.edge[:, OTHER]]), 0.0, comm)
 
 
 @kernel
-def _rows_kernel(of: ndarray, at: ndarray, member: ndarray) -> None:
+def _rows_kernel(
+    of: Int64[ndarray, " n"], at: Int64[ndarray, " c"], member: Int64[ndarray, " m"]
+) -> None:
     for op in range(len(of)):
         if of[op] >= 0:
             member[at[of[op]]] = op

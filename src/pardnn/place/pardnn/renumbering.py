@@ -1,4 +1,4 @@
-"""Ops numbered in the order in which lists are scheduled, so that neighbours are near in memory.
+"""Renumbering: ops numbered as list scheduling visits them, so that neighbours lie together.
 
 A planner visits ops by priority, and a file may hold them in any order: at a million ops most of
 the time went into waiting for the memory of ops that had little to do with each other. Numbered by
@@ -21,8 +21,8 @@ from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 
 
-class Numbering(NamedTuple):
-    """Another numbering of the ops and tensors of a graph.
+class Renumbering(NamedTuple):
+    """New numbers for the ops and tensors of a graph.
 
     Attributes:
         op: Number in the graph of each op here.
@@ -37,7 +37,7 @@ class Numbering(NamedTuple):
     tensor_here: Int64[ndarray, " t"]
 
 
-def numbering_by_priority(arrays: GraphArrays, machine: Machine) -> Numbering:
+def renumbering_by_priority(arrays: GraphArrays, machine: Machine) -> Renumbering:
     """Return the ops by decreasing bottom level, and their tensors in that order.
 
     Args:
@@ -47,17 +47,17 @@ def numbering_by_priority(arrays: GraphArrays, machine: Machine) -> Numbering:
     key = -bottom_levels(arrays, machine)
     op = arrays.topological[stable_order(key[arrays.topological])]
     tensor, _ = _rows(arrays.output_ptr, op)
-    return Numbering(op, tensor, _inverse(op), _inverse(tensor))
+    return Renumbering(op, tensor, _inverse(op), _inverse(tensor))
 
 
-def renumbered(arrays: GraphArrays, numbers: Numbering) -> GraphArrays:
-    """Return the graph in another numbering; `topological` is still the file's order.
+def renumbered(arrays: GraphArrays, renumbering: Renumbering) -> GraphArrays:
+    """Return the graph renumbered; `topological` is still the file's order.
 
     Args:
         arrays: The graph.
-        numbers: The numbering.
+        renumbering: The new numbers.
     """
-    a, op, tensor = arrays, numbers.op, numbers.tensor
+    a, op, tensor = arrays, renumbering.op, renumbering.tensor
     outputs, output_ptr = _rows(a.output_ptr, op)
     inputs, input_ptr = _rows(a.input_ptr, op)
     after, after_ptr = _rows(a.after_ptr, op)
@@ -67,21 +67,21 @@ def renumbered(arrays: GraphArrays, numbers: Numbering) -> GraphArrays:
     made = GraphArrays(
         output_ptr=output_ptr,
         input_ptr=input_ptr,
-        input_tensor=numbers.tensor_here[a.input_tensor[inputs]],
+        input_tensor=renumbering.tensor_here[a.input_tensor[inputs]],
         after_ptr=after_ptr,
-        after_op=numbers.op_here[a.after_op[after]],
+        after_op=renumbering.op_here[a.after_op[after]],
         before_ptr=before_ptr,
-        before_op=numbers.op_here[a.before_op[before]],
+        before_op=renumbering.op_here[a.before_op[before]],
         consumer_ptr=consumer_ptr,
-        consumer_op=numbers.op_here[a.consumer_op[consumers]],
-        tensor_op=numbers.op_here[a.tensor_op[outputs]],
+        consumer_op=renumbering.op_here[a.consumer_op[consumers]],
+        tensor_op=renumbering.op_here[a.tensor_op[outputs]],
         tensor_bytes=a.tensor_bytes[tensor],
-        tensor_alias=np.where(alias >= 0, numbers.tensor_here[alias], -1),
-        tensor_owner=numbers.tensor_here[a.tensor_owner[tensor]],
+        tensor_alias=np.where(alias >= 0, renumbering.tensor_here[alias], -1),
+        tensor_owner=renumbering.tensor_here[a.tensor_owner[tensor]],
         workspace=a.workspace[op],
         memory=a.memory[op],
         group=a.group[op],
-        topological=numbers.op_here[a.topological],
+        topological=renumbering.op_here[a.topological],
     )
     for array in made:
         array.setflags(write=False)
@@ -89,34 +89,36 @@ def renumbered(arrays: GraphArrays, numbers: Numbering) -> GraphArrays:
 
 
 def renumbered_overwrites(
-    overwrites: Int64[ndarray, "w 2"], numbers: Numbering
+    overwrites: Int64[ndarray, "w 2"], renumbering: Renumbering
 ) -> Int64[ndarray, "w 2"]:
-    """Return (owning tensor, op) pairs in another numbering, sorted as `first_overwrites` does."""
-    tensor, op = numbers.tensor_here[overwrites[:, 0]], numbers.op_here[overwrites[:, 1]]
+    """Return (owning tensor, op) pairs renumbered, sorted as `first_overwrites` does."""
+    tensor, op = renumbering.tensor_here[overwrites[:, 0]], renumbering.op_here[overwrites[:, 1]]
     turn = np.lexsort((op, tensor))
     return np.ascontiguousarray(np.stack([tensor[turn], op[turn]], axis=1))
 
 
-def original_plan(plan: PlanArrays, numbers: Numbering) -> PlanArrays:
+def original_plan(plan: PlanArrays, renumbering: Renumbering) -> PlanArrays:
     """Return a plan in the graph's own numbers."""
-    hold = numbers.op[plan.message_hold]
+    hold = renumbering.op[plan.message_hold]
     return plan._replace(
-        place=plan.place[numbers.op_here],
-        order_op=numbers.op[plan.order_op],
-        message_tensor=numbers.tensor[plan.message_tensor],
-        message_post=numbers.op[plan.message_post],
+        place=plan.place[renumbering.op_here],
+        order_op=renumbering.op[plan.order_op],
+        message_tensor=renumbering.tensor[plan.message_tensor],
+        message_post=renumbering.op[plan.message_post],
         message_hold=np.where(plan.message_hold >= 0, hold, -1),
     )
 
 
-def _inverse(permutation: ndarray) -> ndarray:
+def _inverse(permutation: Int64[ndarray, " m"]) -> Int64[ndarray, " m"]:
     inverse = np.empty_like(permutation)
     inverse[permutation] = np.arange(len(permutation))
     return inverse
 
 
-def _rows(ptr: ndarray, turn: ndarray) -> tuple[ndarray, ndarray]:
-    """Return positions in compressed sparse rows taken in another order, and where rows begin."""
+def _rows(
+    ptr: Int64[ndarray, " p"], turn: Int64[ndarray, " r"]
+) -> tuple[Int64[ndarray, " x"], Int64[ndarray, " p"]]:
+    """Return positions in compressed sparse rows whose rows are reordered, and where rows begin."""
     lengths = np.diff(ptr)[turn]
     begins = np.zeros(len(ptr), dtype=np.int64)
     np.cumsum(lengths, out=begins[1:])

@@ -1,14 +1,14 @@
 """Step 1 of ParDNN: the placement with the shortest simulated step, memory aside.
 
-Slicing, mapping and refinement as in the thesis; then list scheduling from their result. The judge
-is the emulator under `priority`, and the best placement seen is kept, one device included, so no
-step makes the result worse.
+Slicing, mapping and refinement as in the thesis (section 4.1.1); then list scheduling from their
+result. Placements are judged by the emulator under `priority`, and the best one seen is kept, one
+device included, so no step makes the result worse.
 
 Deviations: the last refinement. From three starts, the clusters, plain HEFT and a pipeline's stages
-(`packing`), list scheduling is repeated with its own result as the homes (see `listing`). In turns,
-what comes after an op is estimated by bottom levels, and by the time left in a schedule in which
-every op starts as late as it can without delaying the end (Li and Willis's forward-backward passes,
-EJOR 1992): that counts the queues of the devices too.
+(`memory_packing`), list scheduling is repeated with its own result as the homes (see
+`list_scheduling`). In turns, what comes after an op is estimated by bottom levels, and by the time
+left in a schedule in which every op starts as late as it can without delaying the end (Li and
+Willis's forward-backward passes, EJOR 1992): that counts the queues of the devices too.
 
 The number of passes is bounded by work, not by time. Above `MOST_OPS`, and above `MANY_OPS` where
 plain HEFT is `NEAR` a bound, it is constant, so that the time is that of a fixed number of walks
@@ -27,15 +27,21 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import kernel
-from pardnn.place.ordering.low_memory_orders import file_rank
+from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.ordering.schedule import free_plan
-from pardnn.place.pardnn.list_scheduling import Homes, Listing, list_schedule, listed_timeline
+from pardnn.place.pardnn.critical_path_switch import switch_critical_path
+from pardnn.place.pardnn.list_scheduling import (
+    Homes,
+    ListSchedule,
+    list_schedule,
+    list_schedule_timeline,
+)
 from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.memory_packing import packed_place
 from pardnn.place.pardnn.problem import Problem, heaviest_first
-from pardnn.place.pardnn.refinement import swap_clusters, switch_critical_path
 from pardnn.place.pardnn.slicing import slice_graph
+from pardnn.place.pardnn.swaps import swap_clusters
 from pardnn.place.pardnn.view_priority import with_bases
 from pardnn.sim.bounds import work_seconds
 from pardnn.sim.dynamic import emulate
@@ -63,7 +69,7 @@ SWITCH_PATIENCE = 3
 
 
 class Candidate(NamedTuple):
-    """A placement and the schedule that judges it.
+    """A placement and its simulated schedule.
 
     Attributes:
         place: Device of each op.
@@ -75,7 +81,7 @@ class Candidate(NamedTuple):
     place: Int64[ndarray, " n"]
     order: Int64[ndarray, " n"]
     makespan: float
-    schedule: Timeline | Listing
+    schedule: Timeline | ListSchedule
 
 
 def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
@@ -88,9 +94,13 @@ def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
     found: list[Candidate] = []
     few = problem.arrays.num_ops > MANY_OPS and problem.machine.num_devices > 1
     heft = ((_heft, "heft"),) if few else ()
-    for step, name in (
-        (_single, "single"), *heft, (_clustered, "clusters"), (_listed, "listing")
-    ):  # fmt: skip
+    steps = (
+        (_one_device, "single"),
+        *heft,
+        (_clustered, "clusters"),
+        (_list_scheduled, "list_scheduling"),
+    )
+    for step, name in steps:
         begin = time.perf_counter()
         found += step(problem, found, seconds)
         seconds.setdefault(name, time.perf_counter() - begin)
@@ -112,31 +122,35 @@ def is_short(problem: Problem, makespan: float) -> bool:
 def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
     """Return the complete timeline of a candidate."""
     schedule = candidate.schedule
-    return listed_timeline(problem, schedule) if isinstance(schedule, Listing) else schedule
+    return (
+        list_schedule_timeline(problem, schedule)
+        if isinstance(schedule, ListSchedule)
+        else schedule
+    )
 
 
 def emulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
-    """Judge a placement under the emulator's `priority`."""
+    """Simulate a placement under the emulator's `priority`."""
     key = _priorities(problem, place)
-    return _timed(place, emulate(problem.arrays, problem.machine, place, key, problem.flow))
+    return _timed(place, emulate(problem.arrays, problem.machine, place, key, problem.adjacency))
 
 
-def judged(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
-    """Judge a placement by the emulator, or in a large graph by list scheduling."""
+def simulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
+    """Simulate a placement by the emulator, or in a large graph by list scheduling."""
     if problem.arrays.num_ops <= MOST_OPS:
         return emulated(problem, place)
     return in_order(problem, place, _priorities(problem, place))
 
 
-def _priorities(problem: Problem, place: ndarray) -> ndarray:
-    key = -bottom_levels(problem.arrays, problem.machine, place, problem.flow)
+def _priorities(problem: Problem, place: Int64[ndarray, " n"]) -> ndarray:
+    key = -bottom_levels(problem.arrays, problem.machine, place, problem.adjacency)
     return with_bases(problem.views, key, place)
 
 
 def in_order(
     problem: Problem, place: Int64[ndarray, " n"], key: Float64[ndarray, " n"]
 ) -> Candidate:
-    """Judge a placement that runs its ops in an order, memory spent freely.
+    """Simulate a placement that runs its ops in an order, memory spent freely.
 
     Args:
         problem: The problem.
@@ -146,16 +160,16 @@ def in_order(
     fixed = np.empty(len(problem.runs), dtype=np.int64)
     fixed[problem.arrays.group] = place
     homes = Homes(np.empty(0, dtype=np.int64), np.empty(0), fixed)
-    return _listed_once(problem, key, homes)
+    return _one_pass(problem, key, homes)
 
 
-def _timed(place: ndarray, timeline: Timeline) -> Candidate:
+def _timed(place: Int64[ndarray, " n"], timeline: Timeline) -> Candidate:
     order = np.empty(len(place), dtype=np.int64)
     order[timeline.dispatch] = np.arange(len(place))
     return Candidate(place, order, timeline.makespan, timeline)
 
 
-def _single(
+def _one_device(
     problem: Problem, found: list[Candidate], seconds: dict[str, float]
 ) -> Iterator[Candidate]:
     """One device: the fastest of those that can run every op."""
@@ -172,7 +186,7 @@ def _single(
     finish, start = np.empty(len(place)), np.zeros(len(place))
     finish[order] = np.cumsum(problem.machine.seconds[problem.machine.device_class[device]][order])
     start[order[1:]] = finish[order[:-1]]
-    made = Listing(place, start, finish, order)
+    made = ListSchedule(place, start, finish, order)
     yield Candidate(place, order, made.makespan, made)
 
 
@@ -181,8 +195,8 @@ def _heft(
 ) -> Iterator[Candidate]:
     """List scheduling without homes."""
     anywhere = np.full(len(problem.runs), -1, dtype=np.int64)
-    key = -bottom_levels(problem.arrays, problem.machine, flow=problem.flow)
-    yield _listed_once(problem, key, Homes(np.empty(0, dtype=np.int64), np.empty(0), anywhere))
+    key = -bottom_levels(problem.arrays, problem.machine, adjacency=problem.adjacency)
+    yield _one_pass(problem, key, Homes(np.empty(0, dtype=np.int64), np.empty(0), anywhere))
 
 
 def _clustered(
@@ -195,24 +209,24 @@ def _clustered(
     if problem.arrays.num_ops > MANY_OPS:
         clusters = heaviest_first(problem, clusters)
     clock.lap("slicing")
-    device, spans = map_clusters(problem, clusters)
+    device, cluster_graph = map_clusters(problem, clusters)
     clock.lap("mapping")
-    best = judged(problem, placement(problem, clusters, device))
-    rival = found[-1].makespan if found else np.inf
-    short = is_short(problem, rival)
-    if short and best.makespan > REFINED_WITHIN * rival:
+    best = simulated(problem, placement(problem, clusters, device))
+    heft_makespan = found[-1].makespan if found else np.inf
+    short = is_short(problem, heft_makespan)
+    if short and best.makespan > REFINED_WITHIN * heft_makespan:
         clock.lap("refinement")
         yield best
         return
-    swapped = swap_clusters(problem, clusters, spans, device)
-    other = judged(problem, placement(problem, clusters, swapped))
+    swapped = swap_clusters(problem, clusters, cluster_graph, device)
+    other = simulated(problem, placement(problem, clusters, swapped))
     best = min(best, other, key=lambda candidate: candidate.makespan)
     place, idle = best.place, 0
     for _ in range(1 if short else k):
         place, switched = switch_critical_path(problem, place)
         if switched == 0 or idle == SWITCH_PATIENCE:
             break
-        other = judged(problem, place)
+        other = simulated(problem, place)
         idle += 1
         if other.makespan < best.makespan:
             best, idle = other, 0
@@ -220,7 +234,7 @@ def _clustered(
     yield best
 
 
-def _listed(
+def _list_scheduled(
     problem: Problem, found: list[Candidate], seconds: dict[str, float]
 ) -> Iterator[Candidate]:
     if problem.machine.num_devices == 1:
@@ -237,7 +251,7 @@ def _listed(
         (heft,) = _heft(problem, found, seconds)
         yield heft
     unlimited = limits([None] * problem.machine.num_devices)
-    packed = packed_place(problem, file_rank(problem.arrays), unlimited)
+    packed = packed_place(problem, file_positions(problem.arrays), unlimited)
     for start in (clustered, heft, emulated(problem, packed)):
         yield improved(problem, start, anywhere)
 
@@ -257,7 +271,7 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
     for number in range(passes):
         key, left = _time_left(problem, current, by_queue=number // TURN % 2 == 0)
         key = with_bases(problem.views, key, problem.arrays.group)
-        current = _listed_once(problem, key, Homes(current.place, left, fixed))
+        current = _one_pass(problem, key, Homes(current.place, left, fixed))
         idle += 1
         if current.makespan < shortest * (1 - 1e-12):
             shortest, idle = current.makespan, 0
@@ -275,26 +289,26 @@ def _time_left(
     problem: Problem, current: Candidate, *, by_queue: bool
 ) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
     """Return the next pass's keys, and the seconds from each op's start to the end of the step."""
-    machine, later = problem.machine, problem.flow.later
+    machine, successors = problem.machine, problem.adjacency.successors
     if not by_queue:
-        left = bottom_levels(problem.arrays, machine, current.place, problem.flow)
+        left = bottom_levels(problem.arrays, machine, current.place, problem.adjacency)
         return -left, left
     late = np.empty(len(current.order))
     _latest_starts_kernel(
-        current.order, later.ptr, later.edge, machine.seconds, machine.device_class,
+        current.order, successors.ptr, successors.edge, machine.seconds, machine.device_class,
         machine.latency, machine.bandwidth, current.place, current.makespan, late,
     )  # fmt: skip
     return late, current.makespan - late
 
 
-def _listed_once(problem: Problem, key: ndarray, homes: Homes) -> Candidate:
+def _one_pass(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -> Candidate:
     made = list_schedule(problem, key, homes)
     if not problem.machine.serial:
         return Candidate(made.place, made.order, made.makespan, made)
-    # The pass ignores contention on the links; the judge does not.
-    rank = np.empty(len(made.order), dtype=np.int64)
-    rank[made.order] = np.arange(len(made.order))
-    plan = free_plan(problem.arrays, problem.machine.num_devices, made.place, rank)
+    # The pass ignores contention on the links; the simulator does not.
+    position = np.empty(len(made.order), dtype=np.int64)
+    position[made.order] = np.arange(len(made.order))
+    plan = free_plan(problem.arrays, problem.machine.num_devices, made.place, position)
     return _timed(made.place, run_lists(problem.arrays, problem.machine, plan))
 
 
@@ -313,16 +327,16 @@ class _Clock:
 
 @kernel
 def _latest_starts_kernel(
-    order: ndarray,
-    later_ptr: ndarray,
-    later: ndarray,
-    seconds: ndarray,
-    device_class: ndarray,
-    latency: ndarray,
-    bandwidth: ndarray,
-    place: ndarray,
+    order: Int64[ndarray, " n"],
+    successor_ptr: Int64[ndarray, " p"],
+    successor: Int64[ndarray, "x 3"],
+    seconds: Float64[ndarray, "f n"],
+    device_class: Int64[ndarray, " k"],
+    latency: Float64[ndarray, "k k"],
+    bandwidth: Float64[ndarray, "k k"],
+    place: Int64[ndarray, " n"],
     makespan: float,
-    late: ndarray,
+    late: Float64[ndarray, " n"],
 ) -> None:
     """Fill the latest starts that keep each device's order and the end of the step."""
     free = np.full(len(device_class), makespan)
@@ -330,10 +344,10 @@ def _latest_starts_kernel(
         op = order[i]
         d = place[op]
         finish = free[d]
-        for e in range(later_ptr[op], later_ptr[op + 1]):
-            q, way = place[later[e, 0]], 0.0
+        for e in range(successor_ptr[op], successor_ptr[op + 1]):
+            q, comm = place[successor[e, 0]], 0.0
             if q != d:
-                way = latency[d, q] + max(later[e, 2], 0) / bandwidth[d, q]
-            finish = min(finish, late[later[e, 0]] - way)
+                comm = latency[d, q] + max(successor[e, 2], 0) / bandwidth[d, q]
+            finish = min(finish, late[successor[e, 0]] - comm)
         late[op] = finish - seconds[device_class[d], op]
         free[d] = late[op]

@@ -1,8 +1,12 @@
 """Step 2 of ParDNN: a placement whose plan keeps every device within its memory.
 
-Starts are placements of step 1, and placements packed by memory. Each is repaired on orders that
-need little memory (`overflow`), then scheduled as fast as its memory allows (`fitting`); list
-scheduling with the residual groups pinned makes new starts of what fits. The judge chooses.
+Starts are placements of step 1, and placements packed by memory (`memory_packing`). Each is
+repaired on orders that need little memory: consumption is tracked (Eq. 4.3, `memory_tracking`) and
+overflows are resolved (Eqs. 4.4 and 4.5, `overflow_knapsack`). Then it is scheduled as fast as its
+memory allows (`ordering.fit`); list scheduling with the residual groups pinned makes new starts of
+what fits. The simulator chooses.
+
+Reference: thesis, section 4.1.2. The emulated scheduler of that section is `sim.dynamic`.
 
 Deviations: the thesis repairs one placement; here several are, since where memory binds, the
 fastest placement is often not the one that is best to repair: what is expected to be fastest once
@@ -21,24 +25,24 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from pardnn.place.colocation import legal_placement
 from pardnn.place.ordering.fit import fit_candidate, fit_order, fits
-from pardnn.place.ordering.low_memory_orders import eager_free_rank, file_rank
-from pardnn.place.ordering.memory_bounded import limits, quickly_squeezed_plan, tight_plan
+from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
+from pardnn.place.ordering.memory_bounded import fast_memory_bounded_plan, latest_slot_plan, limits
 from pardnn.place.pardnn.memory_packing import (
-    allowed_place,
     balanced_place,
     packed_place,
     residual_pins,
 )
-from pardnn.place.pardnn.memory_tracking import Held, curves_of, held_along
-from pardnn.place.pardnn.overflow import resolve_overflow
+from pardnn.place.pardnn.memory_tracking import TrackedMemory, memory_profile_of, track_memory
+from pardnn.place.pardnn.overflow_knapsack import resolve_overflow
 from pardnn.place.pardnn.problem import Problem
 from pardnn.place.pardnn.step1_makespan import (
     MANY_OPS,
     Candidate,
     improved,
     in_order,
-    judged,
+    simulated,
     timeline_of,
 )
 from pardnn.plan.plan import PlanArrays
@@ -103,14 +107,14 @@ def fit_memory(
             task.problem.arrays, task.problem.machine, candidate.place,
             timeline_of(task.problem, candidate), task.capacities, task.overwrites,
         ))  # fmt: skip
-    for number, unfit in enumerate(_promising(task, candidates)):
+    for number, unrepaired in enumerate(_starts(task, candidates)):
         if found and number >= attempts:
             break
-        _attempt(task, found, unfit.place, unfit.rank)
+        _attempt(task, found, unrepaired.place, unrepaired.position)
     if not found:
-        for rank in _frugal_ranks(task):
-            place = balanced_place(task.units, rank, limits(task.capacities))
-            _schedule(task, found, place, rank)
+        for position in _low_memory_orders(task):
+            place = balanced_place(task.units, position, limits(task.capacities))
+            _schedule(task, found, place, position)
     best = min(found, key=lambda fitting: fitting.makespan, default=None)
     return best.plan if best else None
 
@@ -118,48 +122,51 @@ def fit_memory(
 class Start(NamedTuple):
     """The fastest placement, and what it holds along its own order."""
 
-    rank: Int64[ndarray, " n"]
-    held: Held
+    position: Int64[ndarray, " n"]
+    tracked: TrackedMemory
 
 
 def start_of(task: Task, candidate: Candidate) -> Start:
     """Return what repair of a large graph's fastest placement starts from."""
-    rank = np.empty(task.problem.arrays.num_ops, dtype=np.int64)
-    rank[candidate.order] = np.arange(len(rank))
+    position = np.empty(task.problem.arrays.num_ops, dtype=np.int64)
+    position[candidate.order] = np.arange(len(position))
     place = candidate.place  # groups are together
     if task.units is not task.problem:
-        place = allowed_place(task.units, place, candidate.order)
-    return Start(rank, held_along(task.units.arrays, place, rank, limits(task.capacities)))
+        place = legal_placement(task.units.arrays, task.units.runs, place, candidate.order)
+    capacity = limits(task.capacities)
+    return Start(position, track_memory(task.units.arrays, place, position, capacity))
 
 
 def overflows(start: Start) -> bool:
     """Return whether its plan, too, is sure to hold too much: it holds no less at any point."""
-    return bool((start.held.least > start.held.curves.most).any())
+    return bool((start.tracked.least > start.tracked.profile.capacity).any())
 
 
 def _fit_fastest(task: Task, start: Start) -> PlanArrays | None:
     """Repair the fastest placement on its own order; the plan keeps to that order."""
-    a, rank, curves = task.problem.arrays, start.rank, start.held.curves
-    if not resolve_overflow(task.units, curves, start.held.lives):
+    a, position, profile = task.problem.arrays, start.position, start.tracked.profile
+    if not resolve_overflow(task.units, profile, start.tracked.live_ranges):
         return None
-    place = curves.place
-    timeline = timeline_of(task.problem, in_order(task.problem, place, rank.astype(np.float64)))
-    plan = quickly_squeezed_plan(
-        a, timeline, len(curves.most), place, rank, task.capacities, task.overwrites
+    place = profile.place
+    timeline = timeline_of(task.problem, in_order(task.problem, place, position.astype(np.float64)))
+    plan = fast_memory_bounded_plan(
+        a, timeline, len(profile.capacity), place, position, task.capacities, task.overwrites
     )
     return plan if fits(a, plan, task.capacities) else None
 
 
-def _attempt(task: Task, found: list[Fitting], start: ndarray, rank: ndarray) -> None:
+def _attempt(
+    task: Task, found: list[Fitting], start: Int64[ndarray, " n"], position: Int64[ndarray, " n"]
+) -> None:
     """Repair a start, and once more what list scheduling makes of it."""
-    place = repaired(task, start, rank)
+    place = repaired(task, start, position)
     if place is None:
         return
-    _schedule(task, found, place, rank)
-    pinned = improved(task.units, judged(task.units, place), residual_pins(task.units, place))
-    again = repaired(task, pinned.place, rank)
+    _schedule(task, found, place, position)
+    pinned = improved(task.units, simulated(task.units, place), residual_pins(task.units, place))
+    again = repaired(task, pinned.place, position)
     if again is not None:
-        _schedule(task, found, again, rank)
+        _schedule(task, found, again, position)
 
 
 def _keep(task: Task, found: list[Fitting], plan: PlanArrays | None) -> None:
@@ -169,64 +176,74 @@ def _keep(task: Task, found: list[Fitting], plan: PlanArrays | None) -> None:
             found.append(Fitting(plan, makespan))
 
 
-def _schedule(task: Task, found: list[Fitting], place: ndarray, rank: ndarray) -> None:
+def _schedule(
+    task: Task, found: list[Fitting], place: Int64[ndarray, " n"], position: Int64[ndarray, " n"]
+) -> None:
     machine = task.problem.machine
-    timeline = timeline_of(task.problem, judged(task.problem, place))
+    timeline = timeline_of(task.problem, simulated(task.problem, place))
     _keep(task, found, fit_order(
-        task.problem.arrays, machine, place, timeline, rank, task.capacities, task.overwrites
+        task.problem.arrays, machine, place, timeline, position, task.capacities, task.overwrites
     ))  # fmt: skip
 
 
-def _frugal_ranks(task: Task) -> Iterator[ndarray]:
-    yield eager_free_rank(task.problem.arrays)
-    yield file_rank(task.problem.arrays)
+def _low_memory_orders(task: Task) -> Iterator[Int64[ndarray, " n"]]:
+    yield eager_free_positions(task.problem.arrays)
+    yield file_positions(task.problem.arrays)
 
 
-class _Unfit(NamedTuple):
-    """A placement to repair on an order; `seconds` are expected of what comes of it."""
+class _Unrepaired(NamedTuple):
+    """A placement to repair on an order, and the seconds expected of it once it fits."""
 
     place: Int64[ndarray, " n"]
-    rank: Int64[ndarray, " n"]
+    position: Int64[ndarray, " n"]
     seconds: float
 
 
-def _promising(task: Task, candidates: list[Candidate]) -> list[_Unfit]:
-    """Return placements of step 1 and packed ones, each on each frugal order, the best first.
+def _starts(task: Task, candidates: list[Candidate]) -> list[_Unrepaired]:
+    """Return placements of step 1 and packed ones, on each low-memory order, the best first.
 
     A placement that holds little too much is hardly slower once it fits, and the fastest one may
     hold far too much: what moves is taken to slow the step by its share of all bytes.
     """
-    most, ranks = limits(task.capacities), list(_frugal_ranks(task))
-    wishes: list[tuple[ndarray, float]] = []
-    for candidate in candidates:
-        place = allowed_place(task.units, candidate.place, task.units.arrays.topological)
-        wishes.append((place, candidate.makespan))
-    for whole, rank in itertools.product((False, True), ranks):
-        place = packed_place(task.units, rank, most, whole=whole)
-        wishes.append((place, judged(task.problem, place).makespan))
-    found: dict[tuple[bytes, bytes], _Unfit] = {}
-    for (place, seconds), rank in itertools.product(wishes, ranks):
-        held = curves_of(task.units.arrays, place, rank, most).top[:, 1]
-        moves = np.maximum(held - most, 0).sum() / max(held.sum(), 1)
-        start = _Unfit(place, rank, seconds * (1 + moves))
-        found.setdefault((place.tobytes(), rank.tobytes()), start)
+    capacity, orders = limits(task.capacities), list(_low_memory_orders(task))
+    arrays, runs = task.units.arrays, task.units.runs
+    placements = [
+        (legal_placement(arrays, runs, candidate.place), candidate.makespan)
+        for candidate in candidates
+    ]
+    for whole, position in itertools.product((False, True), orders):
+        place = packed_place(task.units, position, capacity, whole=whole)
+        placements.append((place, simulated(task.problem, place).makespan))
+    found: dict[tuple[bytes, bytes], _Unrepaired] = {}
+    for (place, seconds), position in itertools.product(placements, orders):
+        peak = memory_profile_of(arrays, place, position, capacity).top[:, 1]
+        moves = np.maximum(peak - capacity, 0).sum() / max(peak.sum(), 1)
+        start = _Unrepaired(place, position, seconds * (1 + moves))
+        found.setdefault((place.tobytes(), position.tobytes()), start)
     return sorted(found.values(), key=lambda start: start.seconds)
 
 
 def repaired(
-    task: Task, place: Int64[ndarray, " n"], rank: Int64[ndarray, " n"]
+    task: Task, place: Int64[ndarray, " n"], position: Int64[ndarray, " n"]
 ) -> Int64[ndarray, " n"] | None:
-    """Return a placement near `place` that fits if run in an order; None if none was found."""
-    curves = curves_of(task.units.arrays, place, rank, limits(task.capacities))
-    return curves.place if resolve_overflow(task.units, curves) else None
+    """Return a placement that fits if run in an order, near a given one; None if none was found.
+
+    Args:
+        task: The task.
+        place: Device of each op.
+        position: Of each op in the order.
+    """
+    profile = memory_profile_of(task.units.arrays, place, position, limits(task.capacities))
+    return profile.place if resolve_overflow(task.units, profile) else None
 
 
 def nearest(task: Task) -> PlanArrays:
     """Return the plan with the smallest overflow of those that repair starts from."""
-    a, most = task.units.arrays, limits(task.capacities)
+    a, capacity = task.units.arrays, limits(task.capacities)
     plans: list[PlanArrays] = []
-    for rank in _frugal_ranks(task):
-        curves = curves_of(task.units.arrays, packed_place(task.units, rank, most), rank, most)
-        resolve_overflow(task.units, curves)
-        plans.append(tight_plan(a, len(most), curves.place, rank, task.overwrites))
-    return min(plans, key=lambda plan: int((peaks(a, plan) - most).max()))
+    for position in _low_memory_orders(task):
+        place = packed_place(task.units, position, capacity)
+        profile = memory_profile_of(a, place, position, capacity)
+        resolve_overflow(task.units, profile)
+        plans.append(latest_slot_plan(a, len(capacity), profile.place, position, task.overwrites))
+    return min(plans, key=lambda plan: int((peaks(a, plan) - capacity).max()))

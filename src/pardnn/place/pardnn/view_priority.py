@@ -1,4 +1,4 @@
-"""Views run as soon as what they view exists.
+"""Priorities of views (ours): they run as soon as what they view exists.
 
 A view takes no time, but a device runs one op after the other: by its own priority a view of a
 tensor that is needed late runs late, and then waits for whatever its device has begun. Where it is
@@ -22,10 +22,15 @@ LITTLE = 0.01
 
 
 class Views(NamedTuple):
-    """Ops that view one tensor, wait for nothing else, and take next to no time."""
+    """Ops that view one tensor, wait for nothing else, and take next to no time.
+
+    Attributes:
+        op: The views.
+        base: The op that makes what each views; it may be a view too.
+    """
 
     op: Int64[ndarray, " v"]
-    base: Int64[ndarray, " v"]  # the op that makes what is viewed; it may be a view too
+    base: Int64[ndarray, " v"]
 
 
 def views_of(arrays: GraphArrays, seconds: Float64[ndarray, " n"]) -> Views:

@@ -43,7 +43,7 @@ def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tupl
 
     They are written to `block` from `begin` on. Returns where they end and the generator's state.
     """
-    end, d = _listed(t, s, op, begin), s.place[op]
+    end, d = _append_group(t, s, op, begin), s.place[op]
     at = begin
     while at < end and end - begin < size:
         now = s.block[at]
@@ -53,12 +53,12 @@ def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tupl
             for edge in range(t.in_ptr[now], t.in_ptr[now + 1]):
                 near = t.in_op[edge]
                 if end - begin < size and s.place[near] == d and not s.dirty[near]:
-                    end = _listed(t, s, near, end)
+                    end = _append_group(t, s, near, end)
         if seed % 3 != 0:
             for edge in range(t.out_ptr[now], t.out_ptr[now + 1]):
                 near = t.out_op[edge]
                 if end - begin < size and s.place[near] == d and not s.dirty[near]:
-                    end = _listed(t, s, near, end)
+                    end = _append_group(t, s, near, end)
         at += 1
     for i in range(begin, end):
         s.dirty[s.block[i]] = False
@@ -66,7 +66,7 @@ def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tupl
 
 
 @helper
-def _listed(t: Task, s: State, op: int, end: int) -> int:
+def _append_group(t: Task, s: State, op: int, end: int) -> int:
     """Append the group of an op to `block`, and mark it; return the new end."""
     group = t.group[op]
     for i in range(t.member_ptr[group], t.member_ptr[group + 1]):
@@ -144,10 +144,10 @@ def judged(t: Task, s: State, end: int, d: int) -> float:
         if x >= 0:
             done = max(done, s.finish[x])
         for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
-            earlier = t.in_op[edge]
-            if s.dirty[earlier]:
+            predecessor = t.in_op[edge]
+            if s.dirty[predecessor]:
                 continue
-            at, p = s.finish[earlier], s.place[earlier]
+            at, p = s.finish[predecessor], s.place[predecessor]
             if p != d:
                 at += t.latency[p, d] + t.in_bytes[edge] / t.bandwidth[p, d]
             done = max(done, at)
@@ -160,10 +160,10 @@ def judged(t: Task, s: State, end: int, d: int) -> float:
         if y >= 0:
             rest = max(rest, s.left[y])
         for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
-            later = t.out_op[edge]
-            if s.dirty[later]:
+            successor = t.out_op[edge]
+            if s.dirty[successor]:
                 continue
-            left, q = s.left[later], s.place[later]
+            left, q = s.left[successor], s.place[successor]
             if q != d:
                 left += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
             rest = max(rest, left)

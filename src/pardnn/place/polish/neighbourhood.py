@@ -77,8 +77,8 @@ def _finish(t: Task, s: State, op: int) -> float:
     if s.before[op] >= 0:
         begin = s.finish[s.before[op]]
     for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
-        earlier = t.in_op[edge]
-        at, p = s.finish[earlier], s.place[earlier]
+        predecessor = t.in_op[edge]
+        at, p = s.finish[predecessor], s.place[predecessor]
         if p != d:
             at += t.latency[p, d] + t.in_bytes[edge] / t.bandwidth[p, d]
         begin = max(begin, at)
@@ -92,8 +92,8 @@ def _left(t: Task, s: State, op: int) -> float:
     if s.behind[op] >= 0:
         rest = s.left[s.behind[op]]
     for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
-        later = t.out_op[edge]
-        left, q = s.left[later], s.place[later]
+        successor = t.out_op[edge]
+        left, q = s.left[successor], s.place[successor]
         if q != d:
             left += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
         rest = max(rest, left)
@@ -263,14 +263,14 @@ def _paths(t: Task, s: State, op: int) -> None:
     s.ready[:] = 0.0
     s.follow[:] = 0.0
     for edge in range(t.in_ptr[op], t.in_ptr[op + 1]):
-        earlier = t.in_op[edge]
-        p, at, size = s.place[earlier], s.finish[earlier], t.in_bytes[edge]
+        predecessor = t.in_op[edge]
+        p, at, size = s.place[predecessor], s.finish[predecessor], t.in_bytes[edge]
         for d in range(k):
             way = 0.0 if d == p else t.latency[p, d] + size / t.bandwidth[p, d]
             s.ready[d] = max(s.ready[d], at + way)
     for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
-        later = t.out_op[edge]
-        q, left, size = s.place[later], s.left[later], t.out_bytes[edge]
+        successor = t.out_op[edge]
+        q, left, size = s.place[successor], s.left[successor], t.out_bytes[edge]
         for d in range(k):
             way = 0.0 if d == q else t.latency[d, q] + size / t.bandwidth[d, q]
             s.follow[d] = max(s.follow[d], left + way)

@@ -32,7 +32,7 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays, transposed
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.heft import heft_kernel, static_timeline
-from pardnn.place.colocation import closed_arrays, residual_bytes, runnable
+from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.ordering.fit import fit_candidate, fits
 from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
@@ -43,6 +43,7 @@ from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
+from pardnn.sim.peak import residual_bytes
 
 #: Ops whose times are computed again, if no budget is given, at most.
 WORK = 200_000_000
@@ -275,12 +276,12 @@ def task_of(
         room: Residual bytes that each device may hold; None for no limit.
     """
     n = arrays.num_ops
-    later = np.repeat(np.arange(n), np.diff(arrays.after_ptr))
-    reader = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
+    successor = np.repeat(np.arange(n), np.diff(arrays.after_ptr))
+    consumer = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
     source = np.concatenate([arrays.tensor_op[arrays.input_tensor], arrays.after_op])
-    target = np.concatenate([reader, later])
+    target = np.concatenate([consumer, successor])
     sent = arrays.tensor_bytes[arrays.input_tensor].astype(np.float64)
-    size = np.concatenate([sent, np.zeros(len(later))])
+    size = np.concatenate([sent, np.zeros(len(successor))])
 
     def rows(key: ndarray, other: ndarray) -> tuple[ndarray, ndarray, ndarray]:
         by_key = np.lexsort((other, key))

@@ -31,33 +31,33 @@ class Edges(NamedTuple):
     edge: Int64[ndarray, "x 3"]
 
 
-class Flow(NamedTuple):
+class Adjacency(NamedTuple):
     """Both directions, and the orders in which longest paths are found.
 
     Attributes:
         order: Ops, each after all it depends on.
         reverse: The same backwards.
-        later: To the ops that wait for an op, once per tensor.
-        earlier: To the ops that it waits for.
+        successors: To the ops that wait for an op, once per tensor.
+        predecessors: To the ops that it waits for.
     """
 
     order: Int64[ndarray, " n"]
     reverse: Int64[ndarray, " n"]
-    later: Edges
-    earlier: Edges
+    successors: Edges
+    predecessors: Edges
 
 
-def flow_of(arrays: GraphArrays) -> Flow:
+def adjacency_of(arrays: GraphArrays) -> Adjacency:
     """Return the edges of a graph. O(ops + edges)."""
-    return Flow(
+    return Adjacency(
         order=arrays.topological.copy(),
         reverse=arrays.topological[::-1].copy(),
-        later=later_edges(arrays),
-        earlier=earlier_edges(arrays),
+        successors=successor_edges(arrays),
+        predecessors=predecessor_edges(arrays),
     )
 
 
-def later_edges(arrays: GraphArrays) -> Edges:
+def successor_edges(arrays: GraphArrays) -> Edges:
     """Return for each op the ops that read what it makes, then those that follow it."""
     tensor = np.repeat(np.arange(arrays.num_tensors), np.diff(arrays.consumer_ptr))
     data_ptr = arrays.consumer_ptr[arrays.output_ptr]
@@ -66,11 +66,11 @@ def later_edges(arrays: GraphArrays) -> Edges:
     )
 
 
-def earlier_edges(arrays: GraphArrays) -> Edges:
+def predecessor_edges(arrays: GraphArrays) -> Edges:
     """Return for each op the ops that make what it reads, then those that it follows."""
     tensor = arrays.input_tensor
-    maker = arrays.tensor_op[tensor]
-    return _joined(arrays, arrays.input_ptr, maker, tensor, arrays.after_ptr, arrays.after_op)
+    producer = arrays.tensor_op[tensor]
+    return _joined(arrays, arrays.input_ptr, producer, tensor, arrays.after_ptr, arrays.after_op)
 
 
 def _joined(
