@@ -13,7 +13,6 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.deferred_init import replay as player
 from pardnn.backends.torch.deferred_init.initialise import Recording, record, replay
 from pardnn.backends.torch.rng import generator as rng
 
@@ -312,26 +311,3 @@ def test_five_billion_parameters_are_recorded_and_one_made_real() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) > 5e9
     (norm,) = replay(recording, [model.model.layers[20].input_layernorm.weight])
     assert norm.tolist() == [1.0] * 4096
-
-
-# What is skipped without drawing.
-
-
-def test_fills_are_counted_not_drawn() -> None:
-    def factory() -> Any:
-        return [
-            torch.empty(100, 3).uniform_(),
-            torch.empty(100, 3).normal_(),
-            nn.init.trunc_normal_(torch.empty(50, 5), std=0.02),
-        ]
-
-    _, recording = record(factory)
-    calls = [event for event in recording.events if getattr(event, "generator", None) is not None]
-    counts = [player.counted_draws(call) for call in calls]
-    assert counts == [rng.fixed(300), rng.fixed(316), rng.fixed(266)]
-
-
-def test_truncation_that_rejects_is_drawn() -> None:
-    _, recording = record(lambda: nn.init.trunc_normal_(torch.empty(50, 5)))
-    call = next(e for e in recording.events if getattr(e, "generator", None) is not None)
-    assert player.counted_draws(call) is None

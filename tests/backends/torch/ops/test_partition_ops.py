@@ -1,4 +1,4 @@
-"""The calls of a partitioned graph, one by one; parts of parameters made without the model."""
+"""The ops of a partitioned graph, one by one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from pardnn.backends.torch.deferred_init import replay as player
-from pardnn.backends.torch.deferred_init.initialise import build, record, replay
 from pardnn.backends.torch.ops.codec import bind
-from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
+from pardnn.backends.torch.ops.partition_ops import shard_of
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.backends.torch.runtime.random_ops import drawn_once, is_random, measure_draws
 from pardnn.errors import FileError
@@ -42,7 +39,7 @@ def test_a_slice_is_a_view() -> None:
     assert out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
-def test_a_row_of_pieces_is_put_together() -> None:
+def test_adjacent_shards_are_concatenated() -> None:
     x = torch.randn(4, 6)
     pieces = [[ref("a"), [[0, 4], [0, 1]]], [ref("b"), [[0, 4], [1, 6]]]]
     env = {"a": x[:, :1], "b": x[:, 1:]}
@@ -52,7 +49,7 @@ def test_a_row_of_pieces_is_put_together() -> None:
     assert across.stride() == (1, 4)
 
 
-def test_a_fetch_puts_pieces_anywhere_and_fills_the_rest() -> None:
+def test_a_fetch_copies_shards_anywhere_and_fills_the_rest() -> None:
     x = torch.randn(3, 3)
     pieces = [[ref("a"), [[1, 3], [0, 2]]], [ref("b"), [[0, 1], [2, 3]]]]
     fill = {"float": "-inf"}
@@ -69,7 +66,7 @@ def test_a_fetch_puts_pieces_anywhere_and_fills_the_rest() -> None:
      ("max", lambda x: x.amax(0)), ("min", lambda x: x.amin(0))],
 )  # fmt: skip
 @pytest.mark.parametrize("strides", [None, (1, 4)])
-def test_parts_are_combined_in_order(name: str, expected: Any, strides: Any) -> None:
+def test_partial_results_are_reduced_in_order(name: str, expected: Any, strides: Any) -> None:
     x = torch.randn(3, 4, 5)
     env = {"a": x[0].clone(), "b": x[1], "c": x[2]}
     args = [name, [ref(key) for key in env], None]
@@ -124,56 +121,9 @@ def test_arguments_without_meaning_are_refused(args: list[Any]) -> None:
         run("pardnn.reduce", args, {"x": torch.ones(1)}, output(1))
 
 
-def test_a_source_names_its_part() -> None:
+def test_a_source_names_its_shard() -> None:
     whole = {"w": Op(name="w", kind="parameter", outputs=(output(4, 8),))}
     box = [[0, 4], [0, 4]]
     op = Op(name="w@0", kind="parameter", arguments={"shard": {"of": "w", "box": box}})
     assert shard_of(op, whole) == ("w", ((0, 4), (0, 4)))
     assert shard_of(whole["w"], whole) == ("w", None)
-
-
-def twice_initialised() -> nn.Module:
-    """As Hugging Face models are made: built, initialised again as a whole, then converted."""
-    torch.manual_seed(7)
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(10)))
-    for module in model:
-        nn.init.normal_(module.weight, std=0.02)
-        nn.init.trunc_normal_(module.bias)
-    return model.double()
-
-
-@pytest.mark.parametrize("make", [record, build])
-def test_parts_of_parameters_are_those_of_the_whole(make: Any) -> None:
-    expected = dict(twice_initialised().named_parameters())
-    end = rng.read_state(torch.default_generator)
-    model, recording = make(twice_initialised)
-    found = dict(model.named_parameters())
-    boxes = [tuple((n // 3, n) for n in p.shape) for p in expected.values()]
-    parts = replay(recording, list(found.values()), [(box, None) for box in boxes])
-    assert rng.read_state(torch.default_generator) == end
-    for part, box, whole in zip(parts, boxes, expected.values(), strict=True):
-        assert torch.equal(part, box_view(whole, box))
-        assert part.untyped_storage().nbytes() == part.numel() * 8
-        assert part.requires_grad
-    if make is build:
-        assert all(p.untyped_storage().nbytes() == 0 for p in found.values())
-
-
-def test_making_parts_takes_little_more_than_the_largest_tensor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, recording = record(twice_initialised)
-    allocated: list[int] = []
-    original = player._hand_out
-
-    def noting(state: Any, storage: int) -> None:
-        allocated.append(sum(real.nbytes() for real in state.live.values()))
-        original(state, storage)
-
-    monkeypatch.setattr(player, "_hand_out", noting)
-    found = list(model.parameters())
-    parts = replay(recording, found, [(tuple((0, n // 2) for n in p.shape), None) for p in found])
-    largest = 64 * 64 * 8
-    assert len(parts) == 20
-    # A weight and what it is converted from, and a bias.
-    assert max(allocated) <= 1.6 * largest

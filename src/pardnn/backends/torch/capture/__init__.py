@@ -1,1 +1,1 @@
-"""From an unmodified training step to a graph."""
+"""Capture: from an unmodified training step to a graph."""

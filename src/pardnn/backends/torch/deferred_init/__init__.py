@@ -1,1 +1,1 @@
-"""Building a model so that a rank allocates its share only."""
+"""Deferred initialisation: building a model so that a rank allocates its shards only."""

@@ -1,10 +1,10 @@
-"""Building a model so that a rank ends with real tensors for its share only.
+"""Deferred initialisation: a rank builds a model and ends with real tensors for its shards only.
 
 `record` runs the user's factory under fake tensors: nothing is allocated, and every call that
-creates or writes a storage or draws random numbers becomes data. `replay` executes the part of it
-that the wanted tensors need, and moves the generators past the rest. Both together are bitwise
-equal to running the factory. A factory that cannot be recorded is built on the host by `build`,
-behind the same interface.
+creates or writes a storage or draws random numbers becomes data. `replay` executes the slice of it
+that the wanted tensors depend on, and advances the generators past the rest. Both together are
+bitwise equal to running the factory. A factory that cannot be recorded is built on the host by
+`build`, behind the same interface.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardnn.backends.torch.deferred_init import recording as rec
-from pardnn.backends.torch.deferred_init import replay as player
 from pardnn.backends.torch.deferred_init.recorder import Recorder
 from pardnn.backends.torch.deferred_init.recording import Recording
+from pardnn.backends.torch.deferred_init.replay import Shard, execute
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
@@ -45,7 +45,7 @@ def _new_recording() -> Recording:
 @contextmanager
 def _host_randomness_restored_on_error() -> Iterator[None]:
     python_state = python_random.getstate()
-    # The factory may use numpy's global generator: that is the one to keep.
+    # The factory may use NumPy's global generator, so that one is restored.
     numpy_state = np.random.get_state()  # noqa: NPY002
     try:
         yield
@@ -58,7 +58,7 @@ def _host_randomness_restored_on_error() -> Iterator[None]:
 
 @contextmanager
 def _copies_share_the_mode() -> Iterator[None]:
-    """Let `copy.deepcopy` of a fake tensor stay in its mode: it copies the tensor's attributes."""
+    """Let `copy.deepcopy` of a fake tensor, which copies attributes, keep the same fake mode."""
     FakeTensorMode.__deepcopy__ = lambda mode, _memo: mode
     try:
         yield
@@ -66,8 +66,8 @@ def _copies_share_the_mode() -> Iterator[None]:
         del FakeTensorMode.__deepcopy__
 
 
-def _place(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame that is the user's, as far as can be told."""
+def _user_line(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame that is neither torch's nor of this back end."""
     frames = traceback.extract_tb(error.__traceback__)
     paths = [Path(frame.filename) for frame in frames]
     own = [
@@ -82,7 +82,7 @@ def _place(error: BaseException) -> str:
 
 
 def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
-    """Run a factory without allocating tensors, and write down how its tensors come to be.
+    """Run a factory without allocating tensors, and record how its tensors are computed.
 
     Args:
         factory: Returns anything that holds models, optimizers and tensors.
@@ -107,16 +107,16 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
                 _copies_share_the_mode(),
                 warnings.catch_warnings(),
             ):
-                # copy.deepcopy asks, but does not use, where a fake tensor's data is.
+                # copy.deepcopy takes a fake tensor's data pointer and does not use it.
                 warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
                 result = factory(**kwargs)
             recorder.close()
         except Exception as error:
             reason = error.message if isinstance(error, PardnnError) else _first_line(error)
             raise UnsupportedError(
-                f"the model's construction cannot be recorded at {_place(error)}: {reason}",
+                f"the model's construction cannot be recorded at {_user_line(error)}: {reason}",
                 code="E820",
-                details={"where": _place(error)},
+                details={"where": _user_line(error)},
             ) from error
         finally:
             recorder.restore()
@@ -131,20 +131,20 @@ def _first_line(error: BaseException) -> str:
 def replay(
     recording: Recording,
     tensors: Sequence[torch.Tensor],
-    cuts: Sequence[player.Cut | None] | None = None,
+    shards: Sequence[Shard | None] | None = None,
 ) -> list[torch.Tensor]:
-    """Return real tensors, or parts of them, for those of a recorded factory's result.
+    """Return real tensors, or shards of them, for those of a recorded factory's result.
 
-    Executes what they need, frees every temporary after its last use, and leaves the generators
-    as the factory leaves them. Tensors that share a storage share it again. Peak memory: the
-    wanted storages, plus what making the largest of them takes.
+    Executes what they depend on, frees every temporary after its last use, and leaves the
+    generators as the factory leaves them. Tensors that share a storage share it again. Peak memory:
+    the wanted storages, plus what computing the largest of them takes.
 
     Args:
         recording: From `record` or `build`. One from `build` is used up: tensors that are not
             wanted lose their storage.
         tensors: Tensors of the factory's result.
-        cuts: Box and strides of the part wanted of each, None for all of it. A part has a storage
-            of its own, and the whole lives only until it is complete.
+        shards: Box and strides of the shard wanted of each, None for all of it. A shard has a
+            storage of its own, and the whole tensor is freed once it is complete.
 
     Returns:
         Plain tensors in the same order, with `requires_grad` as the given ones have it.
@@ -154,25 +154,25 @@ def replay(
         MismatchError: E517, an op lays its result out in another way than tracing said.
     """
     if isinstance(recording, Built):
-        return _pick(recording, tensors, cuts or [None] * len(tensors))
-    refs = [_wanted(recording, tensor) for tensor in tensors]
-    reals = player.execute(recording, refs, cuts)
+        return _take(recording, tensors, shards or [None] * len(tensors))
+    refs = [_reference(recording, tensor) for tensor in tensors]
+    reals = execute(recording, refs, shards)
     return [
         real.requires_grad_(tensor.requires_grad)
         for real, tensor in zip(reals, tensors, strict=True)
     ]
 
 
-def _wanted(recording: Recording, tensor: torch.Tensor) -> rec.TensorRef:
+def _reference(recording: Recording, tensor: torch.Tensor) -> rec.TensorRef:
     storage = tensor.untyped_storage()
     if not isinstance(tensor, FakeTensor) and storage._cdata not in recording.storages:
-        # A real tensor that no call has touched: its value is what it is.
+        # A real tensor that no call has written.
         rec.add_constant(recording, storage)
     return rec.tensor_ref(recording, tensor)
 
 
-class _Storages(TorchDispatchMode):
-    """Keeps weak track of the storages that calls create on the host, and of their bytes."""
+class _CreatedStorages(TorchDispatchMode):
+    """Tracks, by weak references, the storages that calls create on the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,21 +203,21 @@ class _Storages(TorchDispatchMode):
 
 @dataclass(eq=False)
 class Built(Recording):
-    """A factory's result that was built for real, behind the interface of a recording.
+    """A factory's result that was built on the host, behind the interface of a recording.
 
     Attributes:
         storages_built: The storages that the factory created and that are still alive.
         ends: State of each default generator after the factory ran.
     """
 
-    storages_built: _Storages = field(default_factory=_Storages)
+    storages_built: _CreatedStorages = field(default_factory=_CreatedStorages)
     ends: list[bytes] = field(default_factory=list)
 
 
 def build(factory: Callable[..., Any], reason: str = "", **kwargs: Any) -> tuple[Any, Built]:
-    """Run a factory for real, on the host: the fallback where `record` refuses.
+    """Run a factory on the host: the fallback where `record` raises.
 
-    Every rank holds the whole model for a while; `fallback_bytes` says how much that is.
+    Every rank holds the whole model for a while: `fallback_bytes`.
 
     Args:
         factory: As in `record`.
@@ -240,8 +240,9 @@ def build(factory: Callable[..., Any], reason: str = "", **kwargs: Any) -> tuple
         built.ends = [rng.read_state(generator) for generator in built.generators]
     except Exception as error:
         raise UserCodeError(
-            f"the function that builds the model raised at {_place(error)}: {_first_line(error)}",
-            details={"where": _place(error)},
+            f"the function that builds the model raised at {_user_line(error)}: "
+            f"{_first_line(error)}",
+            details={"where": _user_line(error)},
         ) from error
     finally:
         _write_states(built.generators, built.starts)
@@ -261,27 +262,27 @@ def _write_states(generators: list[torch.Generator], states: list[bytes]) -> Non
         rng.write_state(generator, state)
 
 
-def _pick(
-    built: Built, tensors: Sequence[torch.Tensor], cuts: Sequence[player.Cut | None]
+def _take(
+    built: Built, tensors: Sequence[torch.Tensor], shards: Sequence[Shard | None]
 ) -> list[torch.Tensor]:
     _write_states(built.generators, built.ends)
-    picked = [
-        tensor.detach() if cut is None else box_copy(tensor, *cut)
-        for tensor, cut in zip(tensors, cuts, strict=True)
+    taken = [
+        tensor.detach() if shard is None else box_copy(tensor, *shard)
+        for tensor, shard in zip(tensors, shards, strict=True)
     ]
-    kept = {tensor.untyped_storage()._cdata for tensor in picked}
+    kept = {tensor.untyped_storage()._cdata for tensor in taken}
     for storage in built.storages_built.alive():
         if storage._cdata not in kept and storage.resizable():
-            # Models and optimizers may be held anywhere; their memory is given back here.
+            # Any object may hold models and optimizers; so their memory is freed here.
             storage.resize_(0)
     return [
-        part.requires_grad_(tensor.requires_grad)
-        for part, tensor in zip(picked, tensors, strict=True)
+        real.requires_grad_(tensor.requires_grad)
+        for real, tensor in zip(taken, tensors, strict=True)
     ]
 
 
 def initialise(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
-    """Record a factory, or build it on the host if that is refused (`fallback` then says why)."""
+    """Record a factory, or build it on the host where that raises (`fallback` then says why)."""
     try:
         return record(factory, **kwargs)
     except UnsupportedError as error:

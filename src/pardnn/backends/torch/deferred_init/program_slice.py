@@ -1,12 +1,13 @@
-"""Which events of a recording some tensors need, and an order in which few bytes are held.
+"""A program slice: the events of a recording that some tensors depend on, in a low-memory order.
 
-Backwards, storage by storage: a call that overwrites a storage as a whole ends the need for what
-was there, so that a weight which is initialised twice is made once. Storages that nothing has
-filled yet are allocated when they are first used. Random calls keep their places; every other call
-runs as soon as its last operand is there, so that `model.double()` converts each weight when it
-has been drawn, and not all of them after the last.
+Idea: a backward analysis of live storages. A call that overwrites a whole storage ends the
+liveness of what was there, so that a weight which is initialised twice is computed once; storages
+that no call has written yet are allocated at first use. Random calls keep their positions; every
+other call runs as soon as its last operand is there, so that `model.double()` converts each weight
+when it has been drawn, and not all of them after the last.
 
-O(events x their storages).
+Complexity: O(events x their storages).
+Source: Weiser, Program Slicing, IEEE TSE 10(4), 1984; here for straight-line programs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FILLS = frozenset({
     "normal_", "random_", "uniform_", "zero_", "_no_grad_trunc_normal_",
 })  # fmt: skip
 # Calls whose draws depend on geometry alone, never on values.
-_GEOMETRIC = frozenset((
+_DRAWS_BY_GEOMETRY = frozenset((
     "uniform_", "normal_", "random_", "exponential_", "log_normal_", "cauchy_", "geometric_",
     "bernoulli_", "rand", "randn", "randint", "randperm", "rand_like", "randn_like",
     "randint_like", "native_dropout", "_no_grad_trunc_normal_",
@@ -34,14 +35,14 @@ _GEOMETRIC = frozenset((
 
 
 @dataclass(frozen=True)
-class Slice:
+class ProgramSlice:
     """What to execute.
 
     Attributes:
-        needed: Calls that run in full.
-        order: Of all events that do something.
-        last_use: After which place of `order` each storage is last used; -1 if never.
-        owned: Storages that are written or handed out, so that constants must be copied.
+        needed: Indices of the calls that run; other random calls only advance a generator.
+        order: Indices of all events that do something, in the order of execution.
+        last_use: Position in `order` of the last use of each storage; -1 if never used.
+        owned: Storages that are written or returned, so that constants must be copied.
     """
 
     needed: frozenset[int]
@@ -51,31 +52,31 @@ class Slice:
 
 
 def call_name(call: rec.Call) -> str:
-    """Return the name of what a call calls, without overload."""
+    """Return the name of a call's function, without overload."""
     packet = getattr(call.function, "overloadpacket", call.function)
     return str(getattr(packet, "__name__", packet))
 
 
-def needs_values(call: rec.Call) -> bool:
+def draws_depend_on_values(call: rec.Call) -> bool:
     """Whether a call's draws depend on values of its arguments."""
-    return call_name(call) not in _GEOMETRIC or (
+    return call_name(call) not in _DRAWS_BY_GEOMETRY or (
         # bernoulli_ given probabilities as a tensor checks them.
         call_name(call) == "bernoulli_" and len(call.reads) > 1
     )
 
 
-def slice_events(recording: rec.Recording, wanted: Iterable[int]) -> Slice:
-    """Return what the storages `wanted` need of a recording."""
+def slice_program(recording: rec.Recording, wanted: Iterable[int]) -> ProgramSlice:
+    """Return the slice of a recording that the storages `wanted` depend on."""
     wanted = set(wanted)
     needed, owned = _needed(recording, wanted)
     order = tuple(_ordered(recording, needed))
     last_use = dict.fromkeys(wanted, -1)
-    for place, index in enumerate(order):
+    for position, index in enumerate(order):
         call = recording.events[index]
         if index in needed:
             assert isinstance(call, rec.Call)
-            last_use.update(dict.fromkeys(call.reads | call.writes, place))
-    return Slice(needed, order, last_use, owned)
+            last_use.update(dict.fromkeys(call.reads | call.writes, position))
+    return ProgramSlice(needed, order, last_use, owned)
 
 
 def _needed(recording: rec.Recording, wanted: set[int]) -> tuple[frozenset[int], frozenset[int]]:
@@ -84,22 +85,22 @@ def _needed(recording: rec.Recording, wanted: set[int]) -> tuple[frozenset[int],
         call = recording.events[index]
         if not isinstance(call, rec.Call):
             continue
-        draws_by_value = call.generator is not None and needs_values(call)
-        if not (call.writes & live or draws_by_value):
+        is_value_dependent = call.generator is not None and draws_depend_on_values(call)
+        if not (call.writes & live or is_value_dependent):
             continue
         if call_name(call) in _ALLOCATIONS:
             live -= call.writes - call.reads
             continue
         needed.add(index)
         owned |= call.writes
-        filled = _filled(recording, call)
-        live -= filled
-        live |= call.reads - filled
+        overwritten = _overwritten(recording, call)
+        live -= overwritten
+        live |= call.reads - overwritten
     return frozenset(needed), frozenset(owned)
 
 
-def _filled(recording: rec.Recording, call: rec.Call) -> frozenset[int]:
-    """Return the storage that a call overwrites as a whole without reading it, if there is one."""
+def _overwritten(recording: rec.Recording, call: rec.Call) -> frozenset[int]:
+    """Return the storage that a call overwrites as a whole without reading it; else none."""
     if (
         call_name(call) not in _FILLS
         or not call.args
@@ -111,33 +112,33 @@ def _filled(recording: rec.Recording, call: rec.Call) -> frozenset[int]:
     kinds = (rec.TensorRef, rec.StorageRef)
     if any(isinstance(leaf, kinds) and leaf.storage == ref.storage for leaf in others):
         return frozenset()
-    reach = 1
+    extent = 1
     for stride, size in sorted(zip(ref.stride, ref.size, strict=True)):
-        if size != 1 and stride != reach:
+        if size != 1 and stride != extent:
             return frozenset()
-        reach *= size
-    covers = reach * ref.dtype.itemsize == int(recording.kept[ref.storage].nbytes())
+        extent *= size
+    covers = extent * ref.dtype.itemsize == int(recording.kept[ref.storage].nbytes())
     return frozenset({ref.storage}) if covers and ref.offset == 0 else frozenset()
 
 
 def _ordered(recording: rec.Recording, needed: frozenset[int]) -> Iterator[int]:
-    """Yield events so that what draws keeps its place, and the rest follows its operands."""
+    """Yield events: random calls and reseeds in their order, others right after their operands."""
     written: dict[int, int] = {}
     read: dict[int, int] = {}
-    places: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     for index, event in enumerate(recording.events):
         if not isinstance(event, rec.Call):
-            places.append((index, index))
+            positions.append((index, index))
             continue
         if index not in needed and event.generator is None:
             continue
-        place = index
+        position = index
         if event.generator is None:
             before = [written[s] for s in event.reads | event.writes if s in written]
             before += [read[s] for s in event.writes if s in read]
-            place = max(before, default=index)
-        places.append((place, index))
+            position = max(before, default=index)
+        positions.append((position, index))
         if index in needed:
-            read.update({s: max(place, read.get(s, place)) for s in event.reads})
-            written.update({s: max(place, written.get(s, place)) for s in event.writes})
-    yield from (index for _, index in sorted(places))
+            read.update({s: max(position, read.get(s, position)) for s in event.reads})
+            written.update({s: max(position, written.get(s, position)) for s in event.writes})
+    yield from (index for _, index in sorted(positions))

@@ -1,8 +1,8 @@
-"""A model's construction as data: which calls wrote which storages, and what reseeded when.
+"""A recording: the construction of a model as data, a list of calls and reseeds.
 
-A `Recording` is what `recorder.py` writes while the user's factory runs under fake tensors, and
-what `replay.py` executes, whole or in part. Tensors are described by the storage they look into
-and their geometry, so that views, in-place writes and `.data` need no calls of their own.
+`recorder.py` writes it while the user's factory runs under fake tensors, and `replay.py` executes
+it, whole or in part. A tensor is described by its storage and its geometry, so that views,
+in-place writes and `.data` need no calls of their own.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class StorageRef:
-    """A storage given to a call as an argument of its own."""
+    """A storage that is itself an argument of a call."""
 
     storage: int
 
 
 @dataclass(frozen=True)
 class GeneratorRef:
-    """A random number generator given to a call as an argument."""
+    """A random number generator that is an argument of a call."""
 
     generator: int
 
@@ -64,7 +64,7 @@ class Call:
         function: An ATen overload, or a Python function that runs as one call.
         args: Positional arguments, with references in place of tensors and generators.
         kwargs: Keyword arguments, likewise.
-        reads: Storages that the arguments look into.
+        reads: Storages of the arguments.
         writes: Storages that the call writes or creates.
         outputs: Per flattened tensor result, its reference; None for other results.
         generator: Number of the generator that the call draws from, None if it draws nothing.
@@ -87,8 +87,8 @@ class Reseed:
 
     Attributes:
         generator: Number of the generator.
-        state: The state itself, or a place to come back to: the number of a generator and of the
-            event after whose draws it was in this state.
+        state: The state itself; or, where an old state is restored, the number of a generator and
+            of the event after whose draws it was in that state.
     """
 
     generator: int
@@ -100,7 +100,7 @@ Event: TypeAlias = Call | Reseed
 
 @dataclass(eq=False)
 class Recording:
-    """How the tensors of a factory's result come to be.
+    """The calls that compute the tensors of a factory's result.
 
     Attributes:
         fake_mode: The mode that its fake tensors belong to; capture traces in it.
@@ -108,8 +108,8 @@ class Recording:
         generators: The generators that calls draw from; replay leaves each in its final state.
         starts: State of each generator when it was first used.
         constants: Storages that hold real data, by number; never written.
-        storages: Number of each storage known, by its address; `kept` keeps addresses valid.
-        kept: The storages behind `storages`, fake and real.
+        storages: Number of each known storage, by its address; `kept` keeps the addresses valid.
+        kept: The storages themselves, fake and real.
         fallback: Why the factory was built on the host instead of recorded; empty if recorded.
         fallback_bytes: Bytes that building on the host took at its peak.
     """
@@ -126,7 +126,13 @@ class Recording:
 
 
 def add_storage(recording: Recording, storage: torch.UntypedStorage, number: int = -1) -> int:
-    """Give a storage a number (the next free one if -1) and return it."""
+    """Give a storage a number and return it.
+
+    Args:
+        recording: Gets the storage.
+        storage: Fake or real.
+        number: Of an equivalent storage; -1 for the next free number.
+    """
     number = len(recording.kept) if number < 0 else number
     recording.storages[storage._cdata] = number
     recording.kept.append(storage)
@@ -134,16 +140,16 @@ def add_storage(recording: Recording, storage: torch.UntypedStorage, number: int
 
 
 def add_constant(recording: Recording, real: torch.UntypedStorage) -> int:
-    """Number a storage with real data, which replay copies from. Known ones keep their number."""
-    known = recording.storages.get(real._cdata)
-    if known is None:
-        known = add_storage(recording, real)
-        recording.constants[known] = real
-    return known
+    """Give a storage with real data, which replay copies, a number; a known one keeps its own."""
+    number = recording.storages.get(real._cdata)
+    if number is None:
+        number = add_storage(recording, real)
+        recording.constants[number] = real
+    return number
 
 
 def tensor_ref(recording: Recording, tensor: torch.Tensor) -> TensorRef:
-    """Describe a tensor whose storage is known.
+    """Return the reference to a tensor whose storage is known.
 
     Raises:
         UnsupportedError: E817, the tensor came into being in a way that was not seen, or its

@@ -1,11 +1,10 @@
-"""Executing a recording, or the part of it that some tensors need.
+"""Executing a recording, or the slice of it that some tensors depend on.
 
-The calls that the wanted storages need are found backwards, storage by storage. Random calls that
-nothing needs only move the generator: for `uniform_`, `normal_` and their like by counted draws,
-joined into one jump, otherwise by running the call on scratch tensors of the same geometry. Each
-storage is freed after its last use, so memory is that of the wanted tensors plus the temporaries
-of one of them. Of a tensor that a rank shares with others, the rank's part is cut out as soon as
-the tensor is complete.
+Idea: run the calls of the `program_slice`. Random calls outside of it only advance the generator:
+`uniform_`, `normal_` and their like by counted draws, joined into one jump; others by running the
+call on scratch tensors of the same geometry. Each storage is freed after its last use, so memory is
+that of the wanted tensors plus the temporaries of one of them. Of a sharded tensor, the shard is
+copied as soon as the tensor is complete, and the rest is freed.
 
 Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`rng/mt19937.py`).
 """
@@ -23,22 +22,22 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.deferred_init import recording as rec
-from pardnn.backends.torch.deferred_init.program_slice import Slice, call_name, slice_events
+from pardnn.backends.torch.deferred_init.program_slice import ProgramSlice, call_name, slice_program
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.errors import MismatchError
 from pardnn.plan.mesh import Box
 
 _TRUNCATED = "_no_grad_trunc_normal_"
-#: Part of a tensor, and the strides it gets.
-Cut = tuple[Box, Sequence[int] | None]
+#: Box of a tensor, and the strides of its copy; contiguous if None.
+Shard = tuple[Box, Sequence[int] | None]
 
 # Box-Muller from 53 random bits gives at most sqrt(2 * 53 * log(2)) = 8.6 standard deviations.
 _LARGEST_SAMPLE = 9
 
 
 def tensor_refs(tree: Any) -> list[rec.TensorRef | rec.StorageRef]:
-    """Return the storage references in a structure of arguments."""
+    """Return the references to tensors and storages in a tree of arguments."""
     kinds = (rec.TensorRef, rec.StorageRef)
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, kinds)]
 
@@ -54,13 +53,13 @@ def view(storage: torch.UntypedStorage, ref: rec.TensorRef) -> torch.Tensor:
 
 def cost_elements(recording: rec.Recording, refs: Sequence[rec.TensorRef]) -> int:
     """Return how many elements `execute` would compute or draw for these tensors."""
-    part = slice_events(recording, {ref.storage for ref in refs})
+    sliced = slice_program(recording, {ref.storage for ref in refs})
     total = 0
     for index, call in enumerate(recording.events):
         if not isinstance(call, rec.Call):
             continue
         is_drawn = call.generator is not None and counted_draws(call) is None
-        if index in part.needed or is_drawn:
+        if index in sliced.needed or is_drawn:
             total += sum(_elements(ref) for ref in call.outputs if ref is not None)
     return total
 
@@ -73,58 +72,59 @@ def _elements(ref: rec.TensorRef) -> int:
 
 
 @dataclass
-class _Player:
+class _Execution:
     """State of one execution.
 
     Attributes:
-        recording: What is played.
+        recording: The recording.
+        sliced: The slice of it that runs.
         live: Real storages by number.
-        skipped: Per generator, calls whose draws are still to be skipped.
-        marks: Generator states to come back to, by event.
-        wanted: Tensors to hand out by storage, with their numbers and the parts of them.
-        made: Those handed out so far, by their number.
+        pending_draws: Per generator, draws of calls that do not run, still to be skipped.
+        saved_states: Generator states that the user restores later, by generator and event.
+        wanted: For each storage, the tensors to return: position, reference and shard.
+        results: Tensors to return, as far as they are complete, by position.
     """
 
     recording: rec.Recording
-    part: Slice
+    sliced: ProgramSlice
     live: dict[int, torch.UntypedStorage] = field(default_factory=dict)
-    skipped: list[list[rng.Draws]] = field(default_factory=list)
-    marks: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    wanted: dict[int, list[tuple[int, rec.TensorRef, Cut | None]]] = field(default_factory=dict)
-    made: dict[int, torch.Tensor] = field(default_factory=dict)
+    pending_draws: list[list[rng.Draws]] = field(default_factory=list)
+    saved_states: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    wanted: dict[int, list[tuple[int, rec.TensorRef, Shard | None]]] = field(default_factory=dict)
+    results: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 def execute(
     recording: rec.Recording,
     refs: Sequence[rec.TensorRef],
-    cuts: Sequence[Cut | None] | None = None,
+    shards: Sequence[Shard | None] | None = None,
     *,
     keep_generators: bool = False,
 ) -> list[torch.Tensor]:
-    """Return real tensors for recorded ones, bit for bit as the factory would have made them.
+    """Return real tensors for recorded ones, bit for bit as the factory would compute them.
 
     Args:
-        recording: How they come to be.
+        recording: Of the factory.
         refs: The tensors wanted.
-        cuts: The part wanted of each; None for all of it.
+        shards: The shard wanted of each; None for all of it.
         keep_generators: Leave the generators as they are, instead of where the factory would.
 
     Raises:
         MismatchError: E517, a real result has another layout than the recorded one.
     """
-    part = slice_events(recording, {ref.storage for ref in refs})
-    player = _Player(recording, part, skipped=[[] for _ in recording.generators])
-    for i, (ref, cut) in enumerate(zip(refs, cuts or [None] * len(refs), strict=True)):
-        player.wanted.setdefault(ref.storage, []).append((i, ref, cut))
+    sliced = slice_program(recording, {ref.storage for ref in refs})
+    run = _Execution(recording, sliced, pending_draws=[[] for _ in recording.generators])
+    for i, (ref, shard) in enumerate(zip(refs, shards or [None] * len(refs), strict=True)):
+        run.wanted.setdefault(ref.storage, []).append((i, ref, shard))
     before = [rng.read_state(generator) for generator in recording.generators]
     with _disable_current_modes(), torch.no_grad(), _default_dtype() as set_dtype:
         try:
             for generator, state in enumerate(recording.starts):
                 rng.write_state(recording.generators[generator], state)
-            _play(player, set_dtype)
+            _run_events(run, set_dtype)
             for generator in range(len(recording.generators)):
-                _catch_up(player, generator)
-            return [player.made[i] for i in range(len(refs))]
+                _apply_skips(run, generator)
+            return [run.results[i] for i in range(len(refs))]
         except BaseException:
             keep_generators = True
             raise
@@ -134,12 +134,12 @@ def execute(
                     rng.write_state(generator, state)
 
 
-def _hand_out(player: _Player, storage: int) -> None:
-    """Keep what is wanted of a storage that nothing touches any more."""
-    for i, ref, cut in player.wanted.get(storage, ()):
-        whole = view(_storage(player, ref), ref)
-        player.made[i] = whole if cut is None else box_copy(whole, *cut)
-    player.live.pop(storage, None)
+def _deliver(run: _Execution, storage: int) -> None:
+    """Take the wanted tensors from a storage after its last use, and free the rest."""
+    for i, ref, shard in run.wanted.get(storage, ()):
+        whole = view(_storage(run, ref), ref)
+        run.results[i] = whole if shard is None else box_copy(whole, *shard)
+    run.live.pop(storage, None)
 
 
 @contextmanager
@@ -156,64 +156,64 @@ def _default_dtype() -> Iterator[Any]:
         change(saved)
 
 
-def _play(player: _Player, set_dtype: Any) -> None:
-    events, part = player.recording.events, player.part
+def _run_events(run: _Execution, set_dtype: Any) -> None:
+    events, sliced = run.recording.events, run.sliced
     ends: dict[int, list[int]] = {}
-    for storage, place in part.last_use.items():
-        ends.setdefault(place, []).append(storage)
+    for storage, position in sliced.last_use.items():
+        ends.setdefault(position, []).append(storage)
     returns = {
         event.state
         for event in events
         if isinstance(event, rec.Reseed) and isinstance(event.state, tuple)
     }
     for storage in ends.get(-1, ()):
-        _hand_out(player, storage)
-    for place, index in enumerate(part.order):
+        _deliver(run, storage)
+    for position, index in enumerate(sliced.order):
         event = events[index]
         if isinstance(event, rec.Reseed):
-            known = event.state
-            state = known if isinstance(known, bytes) else player.marks[known]
-            player.skipped[event.generator].clear()
-            rng.write_state(player.recording.generators[event.generator], state)
+            state = event.state
+            state = state if isinstance(state, bytes) else run.saved_states[state]
+            run.pending_draws[event.generator].clear()
+            rng.write_state(run.recording.generators[event.generator], state)
             continue
-        if index in part.needed or event.generator is not None:
+        if index in sliced.needed or event.generator is not None:
             set_dtype(event.default_dtype)
-            _run_or_skip(player, event, is_needed=index in part.needed)
-        for storage in ends.get(place, ()):
-            _hand_out(player, storage)
+            _run_or_skip(run, event, is_needed=index in sliced.needed)
+        for storage in ends.get(position, ()):
+            _deliver(run, storage)
         if event.generator is not None and (event.generator, index) in returns:
-            _catch_up(player, event.generator)
-            generator = player.recording.generators[event.generator]
-            player.marks[event.generator, index] = rng.read_state(generator)
+            _apply_skips(run, event.generator)
+            generator = run.recording.generators[event.generator]
+            run.saved_states[event.generator, index] = rng.read_state(generator)
 
 
-def _catch_up(player: _Player, generator: int) -> None:
-    rng.skip_calls(player.recording.generators[generator], player.skipped[generator])
-    player.skipped[generator].clear()
+def _apply_skips(run: _Execution, generator: int) -> None:
+    rng.skip_calls(run.recording.generators[generator], run.pending_draws[generator])
+    run.pending_draws[generator].clear()
 
 
-def _run_or_skip(player: _Player, call: rec.Call, *, is_needed: bool) -> None:
+def _run_or_skip(run: _Execution, call: rec.Call, *, is_needed: bool) -> None:
     if is_needed:
         if call.generator is not None:
-            _catch_up(player, call.generator)
-        _run(player, call)
+            _apply_skips(run, call.generator)
+        _run_call(run, call)
         return
     assert call.generator is not None
-    known = counted_draws(call)
-    if known is not None:
-        player.skipped[call.generator].append(known)
+    draws = counted_draws(call)
+    if draws is not None:
+        run.pending_draws[call.generator].append(draws)
         return
-    _catch_up(player, call.generator)
-    args, kwargs = _rebuild(player, call, _scratch)
+    _apply_skips(run, call.generator)
+    args, kwargs = _resolve_arguments(run, call, _scratch_tensor)
     call.function(*args, **kwargs)
 
 
 def counted_draws(call: rec.Call) -> rng.Draws | None:
-    """Return the draws of a random fill from its size, where the rule for that is proven.
+    """Return the draws of a random fill by its size; None where no rule is known to hold.
 
     The rules (for `uniform_` a draw an element, two in double precision; for `normal_` in groups
-    of 16) are compared with measurements of this library on first use. None if they do not hold,
-    or for any other call, device or layout.
+    of 16) are checked against measurements of this library on first use. None if they do not hold,
+    and for any other call, device or layout.
     """
     name, ref = call_name(call), call.outputs[0] if call.outputs else None
     if ref is None or ref.device.type != "cpu":
@@ -271,44 +271,44 @@ def _normal_counts(dtype: torch.dtype) -> bool:
     )
 
 
-def _storage(player: _Player, ref: rec.TensorRef | rec.StorageRef) -> torch.UntypedStorage:
+def _storage(run: _Execution, ref: rec.TensorRef | rec.StorageRef) -> torch.UntypedStorage:
     number = ref.storage
-    real = player.live.get(number)
-    if real is None and number in player.recording.constants:
-        constant = player.recording.constants[number]
-        real = constant.clone() if number in player.part.owned else constant
+    real = run.live.get(number)
+    if real is None and number in run.recording.constants:
+        constant = run.recording.constants[number]
+        real = constant.clone() if number in run.sliced.owned else constant
     elif real is None:
-        # Nothing has filled it yet.
-        size = int(player.recording.kept[number].nbytes())
+        # No call has written it yet.
+        size = int(run.recording.kept[number].nbytes())
         device = ref.device if isinstance(ref, rec.TensorRef) else "cpu"
         real = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
-    player.live[number] = real
+    run.live[number] = real
     return real
 
 
-def _scratch(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
+def _scratch_tensor(run: _Execution, ref: rec.TensorRef) -> torch.Tensor:
     return torch.empty_strided(ref.size, ref.stride, dtype=ref.dtype, device=ref.device)
 
 
-def _alias(player: _Player, ref: rec.TensorRef) -> torch.Tensor:
-    return view(_storage(player, ref), ref)
+def _live_tensor(run: _Execution, ref: rec.TensorRef) -> torch.Tensor:
+    return view(_storage(run, ref), ref)
 
 
-def _rebuild(player: _Player, call: rec.Call, tensor: Any) -> tuple[Any, Any]:
+def _resolve_arguments(run: _Execution, call: rec.Call, tensor: Any) -> tuple[Any, Any]:
     def resolve(leaf: Any) -> Any:
         if isinstance(leaf, rec.TensorRef):
-            return tensor(player, leaf)
+            return tensor(run, leaf)
         if isinstance(leaf, rec.StorageRef):
-            return _storage(player, leaf)
+            return _storage(run, leaf)
         if isinstance(leaf, rec.GeneratorRef):
-            return player.recording.generators[leaf.generator]
+            return run.recording.generators[leaf.generator]
         return leaf
 
     return pytree.tree_map(resolve, (call.args, call.kwargs))
 
 
-def _run(player: _Player, call: rec.Call) -> None:
-    args, kwargs = _rebuild(player, call, _alias)
+def _run_call(run: _Execution, call: rec.Call) -> None:
+    args, kwargs = _resolve_arguments(run, call, _live_tensor)
     leaves = pytree.tree_leaves(call.function(*args, **kwargs))
     for ref, real in zip(call.outputs, leaves, strict=True):
         if ref is None:
@@ -321,5 +321,5 @@ def _run(player: _Player, call: rec.Call) -> None:
                 "instead, and report this op.",
                 code="E517",
             )
-        if ref.storage in player.part.last_use:
-            player.live.setdefault(ref.storage, real.untyped_storage())
+        if ref.storage in run.sliced.last_use:
+            run.live.setdefault(ref.storage, real.untyped_storage())

@@ -1,1 +1,1 @@
-"""Calls as data, and data as calls."""
+"""ATen ops: their schemas, calls as data, host arithmetic, and the ops of partitioned graphs."""

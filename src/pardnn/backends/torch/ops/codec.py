@@ -1,4 +1,4 @@
-"""Calls as data, and data as calls: the `arguments` of an op.
+"""The codec of calls: the `arguments` of an op, to and from JSON values, and their binding.
 
 `arguments` of a call is `{"args": [...], "kwargs": {...}}`, optionally `"returns"`, `"mutates"` and
 `"redraws"`.
@@ -10,8 +10,8 @@
   host beside it.
 - `{"float": "inf"}`, "-inf" or "nan": numbers that JSON does not have. `{"complex": [re, im]}`.
 - `returns`: for each result of the call, lists flattened, the output that it becomes; null for what
-  is no tensor and for what nobody needs. Absent: the outputs in order.
-- `redraws`: the random op, an earlier one, whose numbers this op draws once more.
+  is no tensor and for what no op reads. Absent: the outputs in order.
+- `redraws`: the random op, a predecessor, whose numbers this op draws once more (an RNG replay).
 - `mutates`: inputs that the call changes in place although its name has no trailing underscore.
 
 An output that is not returned aliases an input: it is the name of that input's new content.
@@ -31,25 +31,25 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS
-from pardnn.backends.torch.ops.partition_ops import cut_results, planned_call, with_ones
+from pardnn.backends.torch.ops.partition_ops import bind_partition_op, keep_boxes, name_ones
 from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Op
 from pardnn.plan.partitioned_graph import DRAW
 
-#: It makes the workspace of its backward pass, its last output, only where gradients are recorded.
+#: It returns the workspace of its backward pass, its last output, only if gradients are recorded.
 _FUSED_RNN = "aten.mkldnn_rnn_layer.default"
 _FUSED_RNN_OUTPUTS = 4
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-#: Ops that reach beyond their arguments: files, other libraries, other processes.
+#: Ops with effects beyond their arguments: on files, other libraries, other processes.
 _FORBIDDEN_NAMESPACES = frozenset({"_c10d_functional", "c10d", "profiler", "rpc", "script"})
 _FORBIDDEN_OPS = frozenset({"from_file", "_import_from_c", "save", "set_data"})
 
 
 def op_kind(overload: torch._ops.OpOverload) -> str:
-    """Return the kind: "aten.mm.default", or "mylib::op.default" outside ATen."""
+    """Return an overload's kind: "aten.mm.default", or "mylib::op.default" outside ATen."""
     namespace, name = overload._schema.name.split("::")
     separator = "." if namespace == "aten" else "::"
     return f"{namespace}{separator}{name}.{overload._overloadname}"
@@ -84,15 +84,15 @@ def find_call(kind: str) -> Callable[..., Any]:
 
 
 def encode(value: Any, name_of: Callable[[Any], str], accelerator: str = "cpu") -> Any:
-    """Return the data that stands for one argument.
+    """Return one argument as a JSON value.
 
     Args:
         value: The argument; values of the trace are whatever `name_of` accepts.
         name_of: Name of a value of the trace; raises KeyError for everything else.
-        accelerator: Device type of the model, which stands for the rank's own device.
+        accelerator: Device type of the model, which is encoded as "accelerator".
 
     Raises:
-        UnsupportedError: E801, if no data can stand for it.
+        UnsupportedError: E801, if it cannot be encoded.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -116,7 +116,7 @@ def encode(value: Any, name_of: Callable[[Any], str], accelerator: str = "cpu") 
         ) from None
 
 
-def _named(kind: str, name: Any) -> Any:
+def _torch_constant(kind: str, name: Any) -> Any:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, getattr(torch, kind)):
         raise FileError(f"{name!r:.80} is no {kind} of torch {torch.__version__}", code="E407")
@@ -125,7 +125,7 @@ def _named(kind: str, name: Any) -> Any:
 
 def _decode_one(key: str, value: Any, device: torch.device) -> Any:
     if key in ("dtype", "layout", "memory_format"):
-        return _named(key, value)
+        return _torch_constant(key, value)
     if key == "device" and value == "accelerator":
         return device
     if key == "device" and value in ("cpu", "meta"):
@@ -138,10 +138,10 @@ def _decode_one(key: str, value: Any, device: torch.device) -> Any:
 
 
 def decode(data: Any, device: torch.device) -> Any:
-    """Return the argument that `data` stands for, `Reference` for values of the graph.
+    """Return the argument that a JSON value encodes, with a `Reference` for each graph value.
 
     Raises:
-        FileError: E402 or E407, if it stands for nothing.
+        FileError: E402 or E407, if it encodes none.
     """
     if isinstance(data, list):
         return [decode(item, device) for item in data]
@@ -161,11 +161,11 @@ class Reference(str):
     __slots__ = ()
 
 
-def _fill(data: Any, env: Environment) -> Any:
+def _substitute(data: Any, env: Environment) -> Any:
     if isinstance(data, Reference):
         return env[data]
     if isinstance(data, list):
-        return [_fill(item, env) for item in data]
+        return [_substitute(item, env) for item in data]
     return data
 
 
@@ -178,8 +178,8 @@ def instances(data: Any, kind: type | tuple[type, ...]) -> list[Any]:
     return []
 
 
-def _caller(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
-    """Return `env -> result` with everything resolved that does not depend on `env`."""
+def _bind_call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
+    """Return a function from the environment to the result, with all else resolved."""
     direct = all(isinstance(arg, Reference) for arg in args)
     live = {key: value for key, value in kwargs.items() if instances(value, Reference)}
     if live:
@@ -188,8 +188,8 @@ def _caller(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
         def with_keywords(env: Environment) -> Any:
             filled = args.copy()
             for i, data in slots:
-                filled[i] = _fill(data, env)
-            return function(*filled, **kwargs | {k: _fill(v, env) for k, v in live.items()})
+                filled[i] = _substitute(data, env)
+            return function(*filled, **kwargs | {k: _substitute(v, env) for k, v in live.items()})
 
         return with_keywords
     if direct and len(args) == 1:
@@ -206,14 +206,14 @@ def _caller(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any
         for i, name in flat:
             filled[i] = env[name]
         for i, data in nested:
-            filled[i] = _fill(data, env)
+            filled[i] = _substitute(data, env)
         return function(*filled, **kwargs)
 
     return positional
 
 
 def flatten_result(result: Any) -> list[Any]:
-    """Return the results of a call in order, lists flattened; None inside of them counts."""
+    """Return the results of a call in order, lists flattened; a None inside them is kept."""
     if result is None:
         return []
     if not isinstance(result, list | tuple):
@@ -224,7 +224,7 @@ def flatten_result(result: Any) -> list[Any]:
     return flat
 
 
-def _storing(call: Call, op: Op, returns: Sequence[str | None] | None) -> Call:
+def _store_outputs(call: Call, op: Op, returns: Sequence[str | None] | None) -> Call:
     outputs = [tensor.name for tensor in op.outputs]
     returned = outputs if returns is None else list(returns)
     aliases = [(t.name, t.alias_of) for t in op.outputs if t.name not in returned]
@@ -253,8 +253,8 @@ def bind(op: Op, device: torch.device | str) -> Call:
     """Resolve an op once, so that running it costs little more than the call.
 
     Args:
-        op: A call, not a source; the loss mark gives a function that does nothing.
-        device: What `{"device": "accelerator"}` stands for.
+        op: A call, not a source; for the loss op the function does nothing.
+        device: What `{"device": "accelerator"}` decodes to.
 
     Returns:
         A function that reads the op's inputs from the environment, name to value, and stores its
@@ -276,59 +276,63 @@ def bind(op: Op, device: torch.device | str) -> Call:
     kind, boxes = op.kind, None
     ones: dict[str, Any] = {}
     if kind == DRAW:
-        kind, arguments, boxes = _drawn(op, arguments, ones)
+        kind, arguments, boxes = _draw_arguments(op, arguments, ones)
     args = [decode(item, device) for item in arguments.get("args", [])]
     kwargs = {key: decode(item, device) for key, item in arguments.get("kwargs", {}).items()}
     unknown = set(instances([args, *kwargs.values()], Reference)) - {*op.inputs, *ones}
     if unknown:
         raise FileError(f"op {op.name!r:.80} refers to {min(unknown)!r:.80}, not among its inputs")
     if kind.startswith("pardnn."):
-        return _storing(planned_call(op, args, device), op, arguments.get("returns"))
-    call = _caller(_kernel(op, kind), args, kwargs)
+        return _store_outputs(bind_partition_op(op, args, device), op, arguments.get("returns"))
+    call = _bind_call(_function(op, kind), args, kwargs)
     if boxes is not None:
-        call = cut_results(call, boxes, ones, device, flatten_result)
-    return _storing(call, op, arguments.get("returns"))
+        call = keep_boxes(call, boxes, ones, device, flatten_result)
+    return _store_outputs(call, op, arguments.get("returns"))
 
 
-def _kernel(op: Op, kind: str) -> Callable[..., Any]:
+def _function(op: Op, kind: str) -> Callable[..., Any]:
     function = find_call(kind)
     if kind != _FUSED_RNN or len(op.outputs) < _FUSED_RNN_OUTPUTS:
         return function
 
     def as_in_training(*args: Any, **kwargs: Any) -> Any:
-        # The kernel sees that gradients are recorded, and autograd records none.
+        # The kernel sees gradient recording enabled, but autograd records nothing.
         with torch._C._AutoDispatchBelowAutograd(), torch.enable_grad():
             return function(*args, **kwargs)
 
     return as_in_training
 
 
-def _drawn(
+def _draw_arguments(
     op: Op, arguments: dict[str, Any], ones: dict[str, Any]
 ) -> tuple[str, dict[str, Any], list[Any]]:
-    """Return the random call that a draw makes, its arguments, and the boxes kept."""
+    """Return the kind of a draw's random call, its arguments, and the box kept of each result."""
     try:
         kind, args, kwargs, boxes = arguments["args"]
-        named = {key: with_ones(item, ones) for key, item in kwargs.items()}
-        return kind, arguments | {"args": with_ones(args, ones), "kwargs": named}, boxes
+        named = {key: name_ones(item, ones) for key, item in kwargs.items()}
+        return kind, arguments | {"args": name_ones(args, ones), "kwargs": named}, boxes
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"draw {op.name!r:.80} has no arguments of one: {error}") from error
 
 
 def encode_constant(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the content of a small tensor on the host as data: base64 of its bytes."""
+    """Return the `arguments` of a constant: base64 of the bytes of a tensor on the host."""
     content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return {"data": base64.b64encode(content).decode()}
 
 
 def constant_value(op: Op, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return the tensor that an op of kind "constant" stands for, new at each call.
+    """Return the tensor of an op of kind "constant", new at each call.
+
+    Args:
+        op: The constant.
+        device: Where the tensor goes, unless the op says "cpu".
 
     Raises:
         FileError: E402, if its bytes do not fit its shape and dtype.
     """
     (output,) = op.outputs
-    dtype = _named("dtype", output.dtype)
+    dtype = _torch_constant("dtype", output.dtype)
     try:
         content = base64.b64decode((op.arguments or {})["data"], validate=True)
     except (KeyError, TypeError, ValueError) as error:

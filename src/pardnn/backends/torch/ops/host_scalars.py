@@ -1,11 +1,12 @@
-"""Host scalars: numbers that Python computes between two calls, as values of the trace.
+"""Host scalars: numbers that Python computes between two calls, as symbolic values of the trace.
 
-`tensor.item()` and the floats of an optimizer's `param_groups` must not be baked into the trace as
-the numbers of the step that happened to be traced. While tracing they are `torch.SymFloat`,
-`torch.SymInt` or `torch.SymBool` around a `HostNode`, which records every arithmetic operation on
-them. torch asks such a node for its value where Python or C++ decides something by it (`bool`,
-`float`, `int`, a size): a node with a hint answers, and the tracer notes which inputs the
-answer came from; a node without a hint refuses.
+Problem: `tensor.item()` and the floats of an optimizer's `param_groups` must not be frozen in the
+trace at the numbers of the step that happens to be traced.
+
+Idea: while tracing they are `torch.SymFloat`, `torch.SymInt` or `torch.SymBool` around a
+`HostNode`, which records every arithmetic operation on them. Where Python or C++ needs the number
+itself (`bool`, `float`, `int`, a size), torch guards on the node: one with a hint returns it, and
+the tracer records which inputs it was computed from; one without a hint raises.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 import torch
 
 #: Host arithmetic by the name that follows "scalar." in an op's kind: Python's own functions, so
-#: that the replayed bits are those of the eager step.
+#: that a run has the bits of the eager step.
 SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "add": operator.add,
@@ -56,7 +57,7 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 #: torch's name of a node method -> the function's name above.
-_METHODS = {
+_FUNCTION_OF_METHOD = {
     "abs": "abs", "add": "add", "and_": "and", "bitwise_and": "and", "bitwise_or": "or",
     "bitwise_xor": "xor", "ceil": "ceil", "eq": "eq", "float_pow": "pow",
     "float_truediv": "truediv", "floor": "floor", "floordiv": "floordiv", "ge": "ge", "gt": "gt",
@@ -74,13 +75,23 @@ _SYMBOLS = {float: torch.SymFloat, int: torch.SymInt, bool: torch.SymBool}
 
 
 class ScalarRecorder(Protocol):
-    """What a node needs of the tracer."""
+    """The tracer, as far as a node needs it."""
 
     def scalar_call(self, function: str, operands: list[Any], kind: type) -> Any:
-        """Record a call of host arithmetic and return its value."""
+        """Record a call of host arithmetic and return its value.
+
+        Args:
+            function: A key of `SCALAR_FUNCTIONS`.
+            operands: Values of the trace and literals.
+            kind: float, int or bool: the type of the result.
+        """
 
     def guard_scalar(self, node: HostNode) -> Any:
-        """Note or refuse that Python needs the number behind `node`; return it."""
+        """Return the number behind `node`, which Python needs, and guard the inputs behind it.
+
+        Raises:
+            UnsupportedError: E802, if only a run knows it.
+        """
 
 
 class HostNode:
@@ -89,9 +100,10 @@ class HostNode:
     Attributes:
         value: The trace's value; None for a literal.
         kind: float, int or bool.
-        hint: The number in the traced step; None where only a run knows it.
-        parents: The nodes it was computed from.
-        function: Name of the function that computed it; None for literals, inputs and `.item()`.
+        hint: The number in the traced step; None if only a run knows it.
+        parents: The nodes that it was computed from.
+        function: The key of `SCALAR_FUNCTIONS` that computed it; None for literals, inputs and
+            `.item()`.
     """
 
     def __init__(
@@ -113,7 +125,7 @@ class HostNode:
 
     @property
     def operand(self) -> Any:
-        """The trace's value, or the literal."""
+        """The value of the trace, or the literal."""
         return self.hint if self.value is None else self.value
 
     def is_int(self) -> bool:
@@ -129,84 +141,84 @@ class HostNode:
         return self.kind is bool
 
     def is_nested_int(self) -> bool:
-        """Return False: no ragged sizes here."""
+        """Return False: there are no ragged sizes."""
         return False
 
     def is_constant(self) -> bool:
-        """Return False: torch would fold it."""
+        """Return False, so that torch does not fold it."""
         return False
 
     def is_symbolic(self) -> bool:
-        """Return True."""
+        """Return True: a guard decides what may depend on it."""
         return True
 
     def has_hint(self) -> bool:
-        """Return False, so that torch asks through a guard and the tracer hears of it."""
+        """Return False, so that torch takes the number through a guard, which is recorded."""
         return False
 
     def maybe_as_int(self) -> int | None:
-        """Return a literal's number."""
+        """Return the number of a literal; None for any other node."""
         return self.hint if self.value is None and self.kind is int else None
 
     def maybe_as_float(self) -> float | None:
-        """Return a literal's number."""
+        """Return the number of a literal; None for any other node."""
         return self.hint if self.value is None and self.kind is float else None
 
     def maybe_as_bool(self) -> bool | None:
-        """Return a literal's truth."""
+        """Return the bool of a literal; None for any other node."""
         return self.hint if self.value is None and self.kind is bool else None
 
     def nested_int(self) -> None:
-        """Return None: no ragged sizes here."""
+        """Return None: there are no ragged sizes."""
 
     def wrap_float(self, number: float) -> HostNode:
-        """Return a literal."""
+        """Return the node of a literal."""
         return HostNode(self.recorder, None, float, number)
 
     def wrap_int(self, number: int) -> HostNode:
-        """Return a literal."""
+        """Return the node of a literal."""
         return HostNode(self.recorder, None, int, number)
 
     def wrap_bool(self, truth: bool) -> HostNode:
-        """Return a literal."""
+        """Return the node of a literal."""
         return HostNode(self.recorder, None, bool, truth)
 
     def clone(self) -> HostNode:
-        """Return itself: nodes do not change."""
+        """Return itself: nodes are immutable."""
         return self
 
     def str(self) -> str:
-        """Return what stands for it in messages."""
+        """Return its text in messages."""
         return f"<host {self.kind.__name__}>"
 
     __str__ = __repr__ = _graph_repr = str
 
     def expect_true(self, file: str, line: int) -> bool:
-        """Return True: torch's own check `base >= 0` of a power; the run raises if it fails."""
+        """Return True for torch's check `base >= 0` of a power; a run raises if it fails."""
         return True
 
     def guard_float(self, file: str, line: int) -> float:
-        """Return the number, if the tracer allows it to be used."""
+        """Return the number, guarded."""
         return float(self.recorder.guard_scalar(self))
 
     def guard_int(self, file: str, line: int) -> int:
-        """Return the number, if the tracer allows it to be used."""
+        """Return the number, guarded."""
         return int(self.recorder.guard_scalar(self))
 
     def guard_bool(self, file: str, line: int) -> bool:
-        """Return the truth, if the tracer allows it to be used."""
+        """Return the bool, guarded."""
         return bool(self.recorder.guard_scalar(self))
 
     def bool_(self) -> bool:
-        """Return the truth, if the tracer allows it to be used."""
+        """Return the bool, guarded."""
         return bool(self.recorder.guard_scalar(self))
 
     def int_(self) -> int:
-        """Return the number, if the tracer allows it to be used."""
+        """Return the number, guarded."""
         return int(self.recorder.guard_scalar(self))
 
     def sym_ite(self, then: HostNode, otherwise: HostNode) -> HostNode:
-        """Choose now, if the tracer allows the condition to be used."""
+        """Return one of two nodes by this condition, guarded."""
         return then if self.bool_() else otherwise
 
     def round(self, ndigits: int | None = None) -> HostNode:
@@ -241,18 +253,18 @@ def _recording(function: str) -> Callable[..., HostNode]:
     return method
 
 
-for _method, _function in _METHODS.items():
+for _method, _function in _FUNCTION_OF_METHOD.items():
     if _method != "round":
         setattr(HostNode, _method, _recording(_function))
 
 
 def symbol(node: HostNode) -> torch.SymFloat | torch.SymInt | torch.SymBool:
-    """Wrap a node as the number that Python and torch compute with."""
+    """Return the symbolic number around a node."""
     return _SYMBOLS[node.kind](node)
 
 
 def node_of(number: Any) -> HostNode | None:
-    """Return the `HostNode` behind a symbolic number; None for everything else."""
+    """Return the `HostNode` of a symbolic number; None for anything else."""
     if isinstance(number, (torch.SymFloat, torch.SymInt, torch.SymBool)):
         node = number.node
         return node if isinstance(node, HostNode) else None
@@ -260,7 +272,13 @@ def node_of(number: Any) -> HostNode | None:
 
 
 def choose(condition: Any, one: Any, other: Any) -> Any:
-    """Return `one if condition else other`, as a symbol where the condition is one."""
+    """Return `one if condition else other`, as a symbol if the condition is one.
+
+    Args:
+        condition: A bool, or its symbol.
+        one: A number or symbol.
+        other: Likewise.
+    """
     node = node_of(condition)
     if node is None:
         return one if condition else other
@@ -270,17 +288,17 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
 
 
 def is_nonzero_test(node: HostNode) -> bool:
-    """Whether a decision asks only if one input is zero, and it is not."""
+    """Whether a node only tests one input for zero, and the input is not zero."""
     if node.function is None:
         return bool(node.hint)
     literal = [p for p in node.parents if p.value is None]
     direct = [p for p in node.parents if p.value is not None and p.function is None]
-    asks = node.function in ("eq", "ne") and len(literal) == 1 and literal[0].hint == 0
-    return asks and len(direct) == 1 and bool(direct[0].hint)
+    is_test = node.function in ("eq", "ne") and len(literal) == 1 and literal[0].hint == 0
+    return is_test and len(direct) == 1 and bool(direct[0].hint)
 
 
 def inputs_of_node(node: HostNode) -> Iterator[Any]:
-    """Yield the trace's values of the inputs that a number was computed from."""
+    """Yield the values of the inputs that a number was computed from."""
     stack = [node]
     while stack:
         current = stack.pop()

@@ -1,15 +1,17 @@
-"""The calls of a partitioned graph (`plan.partitioned_graph`): cut out, put together, add up.
+"""The ops that SPMD partitioning adds to a graph (`plan.partitioned_graph`), as torch calls.
 
 | kind | runs as |
 | --- | --- |
 | `pardnn.slice` | a view of the local tensor |
-| `pardnn.fetch` | one new buffer, each piece copied into it; a plain row of pieces is one `cat` |
-| `pardnn.reduce` | the first two parts into a new tensor, the others onto it, in the given order |
+| `pardnn.fetch` | MultiFetch: shards copied into one new buffer; adjacent ones by one `cat` |
+| `pardnn.reduce` | spread reduction: the partial results added in the given order |
 | `pardnn.update` | a copy into a box of the local tensor |
-| `pardnn.join` | the tensor itself; a piece that was not received in its place is copied there |
-| `pardnn.draw` | the random call on the whole, of which the boxes are kept |
+| `pardnn.join` | the buffer itself; a shard that was not received in place is copied into it |
+| `pardnn.draw` | the random call on the whole tensors, of which boxes are kept |
 
-Every device combines the same parts in the same order, so copies agree to the last bit.
+Every device reduces the same partial results in the same order, so replicas agree to the last bit.
+
+Source: Tofu (EuroSys 2019), section 5.1, for MultiFetch and spread reduction.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ Result = Callable[[Environment], Any]
 
 
 def shard_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
-    """Return which source of the whole graph an op stands for, and its box; None for all of it.
+    """Return the source of which a source is a shard.
 
     Args:
-        op: A source of a planned graph.
-        whole: The sources of the graph itself, by the names of their values.
+        op: A source of a partitioned graph.
+        whole: The sources of the graph before partitioning, by the names of their values.
+
+    Returns:
+        Its name, and the box of the shard; None for all of it.
     """
     shard = (op.arguments or {}).get("shard")
     if shard is None:
@@ -46,7 +51,12 @@ def shard_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
 
 
 def box_view(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the view of a tensor that a box names."""
+    """Return a box of a tensor as a view.
+
+    Args:
+        value: The whole tensor.
+        box: First and last index per dim, the last exclusive.
+    """
     for dim, (low, high) in enumerate(box):
         if low != 0 or high != value.shape[dim]:
             value = value.narrow(dim, low, high - low)
@@ -56,12 +66,12 @@ def box_view(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:
 def box_copy(
     value: torch.Tensor, box: Sequence[Sequence[int]], strides: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """Return a box of a tensor in a storage of its own.
+    """Return a copy of a box of a tensor, in a storage of its own.
 
     Args:
         value: The whole tensor.
         box: First and last index per dim, the last exclusive.
-        strides: Of the result; contiguous if absent.
+        strides: Of the result, elements; contiguous if None.
     """
     view = box_view(value.detach(), box)
     strides = tuple(strides) if strides is not None else _contiguous(view.shape)
@@ -73,18 +83,21 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
     return torch.empty(tuple(shape), device="meta").stride()
 
 
-def planned_call(op: Op, args: Sequence[Any], device: torch.device) -> Result:
-    """Return what an op of a partitioned graph does, but for a draw.
+def bind_partition_op(op: Op, args: Sequence[Any], device: torch.device) -> Result:
+    """Return the function that runs an op of the table, except a draw.
 
     Args:
         op: The op.
-        args: Its decoded arguments; tensors stand by name.
+        args: Its decoded arguments; references for tensors.
         device: Of new tensors.
+
+    Returns:
+        A function of the environment that returns the op's result.
 
     Raises:
         FileError: E402, if its arguments mean nothing.
     """
-    make = _MAKERS.get(op.kind)
+    make = _BINDERS.get(op.kind)
     try:
         if make is None:
             raise ValueError("there is no such call")
@@ -109,12 +122,12 @@ def _update(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
 
 
 def _join(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
-    name, pieces = args
+    name, shards = args
 
     def join(env: Environment) -> Any:
         buffer = env[name]
-        for piece, box in pieces:
-            place, value = box_view(buffer, box), env[piece]
+        for shard, box in shards:
+            place, value = box_view(buffer, box), env[shard]
             if place.data_ptr() != value.data_ptr():
                 place.copy_(value)
         return buffer
@@ -122,39 +135,42 @@ def _join(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
     return join
 
 
-def receive_view(op: Op, piece: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what finds the place of a received piece in the buffer that a join completes.
+def receive_view(op: Op, shard: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function that finds where in a join's buffer a shard is received in place.
 
     Args:
         op: The join.
-        piece: Name of the piece.
+        shard: Name of the shard.
+
+    Returns:
+        A function of the buffer that returns the view.
     """
-    _, rows = (op.arguments or {})["args"]
-    box = next(box for reference, box in rows if reference["tensor"] == piece)
+    _, shards = (op.arguments or {})["args"]
+    box = next(box for reference, box in shards if reference["tensor"] == shard)
     return lambda buffer: box_view(buffer, box)
 
 
 def _fetch(op: Op, args: Sequence[Any], device: torch.device) -> Result:
-    shape, fill, pieces = args
+    shape, fill, shards = args
     (output,) = op.outputs
     shape, dtype = tuple(shape), getattr(torch, output.dtype or "float32")
     strides = tuple(output.strides or _contiguous(shape))
-    names = [name for name, _ in pieces]
-    dim = _row(shape, [box for _, box in pieces]) if fill is None else None
+    names = [name for name, _ in shards]
+    dim = _concatenation_dim(shape, [box for _, box in shards]) if fill is None else None
     if dim is not None and len(names) > 1:
 
-        def in_a_row(env: Environment) -> torch.Tensor:
+        def concatenate(env: Environment) -> torch.Tensor:
             buffer = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             return torch.cat([env[name] for name in names], dim, out=buffer)
 
-        return in_a_row
-    places = [(name, *_place(box, strides)) for name, box in pieces]
+        return concatenate
+    placed_pieces = [(name, *_place(box, strides)) for name, box in shards]
 
     def fetch(env: Environment) -> torch.Tensor:
         buffer = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         if fill is not None:
             buffer.fill_(fill)
-        for name, size, offset in places:
+        for name, size, offset in placed_pieces:
             buffer.as_strided(size, strides, offset).copy_(env[name])
         return buffer
 
@@ -162,13 +178,13 @@ def _fetch(op: Op, args: Sequence[Any], device: torch.device) -> Result:
 
 
 def _place(box: Sequence[Sequence[int]], strides: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Return size and offset of a box in a buffer, elements."""
+    """Return shape and offset, elements, of a box in a buffer."""
     size = tuple(high - low for low, high in box)
     return size, sum(low * stride for (low, _), stride in zip(box, strides, strict=True))
 
 
-def _row(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
-    """Return the dim along which boxes, in their order, make up the whole; None if they do not."""
+def _concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
+    """Return the dim along which boxes concatenate to the whole; None if there is none."""
     for dim, extent in enumerate(shape):
         rest = [[(0, n) for d, n in enumerate(shape) if d != dim]] * len(boxes)
         if [[tuple(e) for d, e in enumerate(box) if d != dim] for box in boxes] != rest:
@@ -193,7 +209,7 @@ def _reduce(op: Op, args: Sequence[Any], _device: torch.device) -> Result:
         return _weighted(names, weights, strides)
 
     def reduce(env: Environment) -> torch.Tensor:
-        total = _laid_out(env[first], strides)
+        total = _copy_with_strides(env[first], strides)
         for name in others:
             combine(total, env[name], out=total)
         return total
@@ -206,7 +222,7 @@ def _reduce(op: Op, args: Sequence[Any], _device: torch.device) -> Result:
 
 def _weighted(names: Sequence[str], weights: Sequence[float], strides: Any) -> Result:
     def mean(env: Environment) -> torch.Tensor:
-        total = _laid_out(env[names[0]], strides).mul_(weights[0])
+        total = _copy_with_strides(env[names[0]], strides).mul_(weights[0])
         for name, weight in zip(names[1:], weights[1:], strict=True):
             total.add_(env[name], alpha=weight)
         return total
@@ -214,14 +230,14 @@ def _weighted(names: Sequence[str], weights: Sequence[float], strides: Any) -> R
     return mean
 
 
-def _laid_out(value: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+def _copy_with_strides(value: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
     if strides is None:
         return value.clone(memory_format=torch.contiguous_format)
     made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     return made.copy_(value)
 
 
-_MAKERS: Mapping[str, Callable[[Op, Sequence[Any], torch.device], Result]] = {
+_BINDERS: Mapping[str, Callable[[Op, Sequence[Any], torch.device], Result]] = {
     SLICE: _slice,
     UPDATE: _update,
     JOIN: _join,
@@ -230,10 +246,15 @@ _MAKERS: Mapping[str, Callable[[Op, Sequence[Any], torch.device], Result]] = {
 }
 
 
-def with_ones(data: Any, made: dict[str, Any]) -> Any:
-    """Return a draw's arguments with a name for each tensor of ones, which is put into `made`."""
+def name_ones(data: Any, made: dict[str, Any]) -> Any:
+    """Return a draw's arguments with a reference in the place of each tensor of ones.
+
+    Args:
+        data: The arguments.
+        made: Gets shape, strides and dtype of each tensor of ones, by name.
+    """
     if isinstance(data, list):
-        return [with_ones(item, made) for item in data]
+        return [name_ones(item, made) for item in data]
     if isinstance(data, dict) and set(data) == {"ones"}:
         # No tensor of a graph file can have this name: names there are printed, this is not.
         name = f"\0ones{len(made)}"
@@ -243,7 +264,7 @@ def with_ones(data: Any, made: dict[str, Any]) -> Any:
     return data
 
 
-def cut_results(
+def keep_boxes(
     call: Result,
     boxes: Sequence[Box | None],
     ones: Mapping[str, Any],
@@ -254,10 +275,10 @@ def cut_results(
 
     Args:
         call: The call.
-        boxes: Of each result, None for what nobody needs.
-        ones: Shape, strides and dtype of the tensors of ones among its arguments.
-        device: Of those.
-        flat: Puts the results of a call into a list.
+        boxes: For each result, the box to keep; None for a result that no op reads.
+        ones: Shape, strides and dtype of the tensors of ones among its arguments, by name.
+        device: Of the tensors of ones.
+        flat: Flattens the result of a call.
     """
 
     def kept(env: Environment) -> list[Any]:

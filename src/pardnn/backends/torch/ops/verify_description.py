@@ -1,8 +1,16 @@
-"""Numeric verification of partitions: the local ops of a call are run for real and combined.
+"""Numeric verification of a description: the local ops of a call are run and combined.
 
-They come from a description (`pardnn.shard`), of which nothing is known here: inputs are cut
-into the boxes that they state, the operator runs on each, and what the results make up must
-equal the result of the operator on the whole, in float64.
+Problem: a TDL description that is wrong gives wrong numbers on several devices, and no type or
+shape shows it.
+
+Idea: run the operator on whole inputs and, for every way to cut the call, each worker's local op
+on its region of the inputs. The local results, placed and reduced as the description says, must
+equal the whole result, in float64 up to rounding. What a local op must not read is NaN.
+
+Complexity: the operator's work, twice for each cut.
+
+`call_with_values` turns a sample call into data, which `pardnn.shard` partitions; `run_call` and
+`verify_worker_ops` run the whole and the local ops.
 """
 
 from __future__ import annotations
@@ -32,12 +40,61 @@ TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 2e-5}
 COARSE_TOLERANCE = 2e-2
 
 
-#: Values of `pardnn.shard`, which a back end does not import: `call.Call`, and of `partition`
-#: `Region`, `WorkerResult` and `WorkerOp`.
+#: Classes of `pardnn.shard.partition`, which a back end does not import: `call.Call`,
+#: `regions.Region`, `regions.WorkerResult` and `worker_ops.WorkerOp`.
 CallData = Any
 Region = Any
 WorkerResult = Any
 WorkerOp = Any
+
+
+def call_with_values(
+    op: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[str, list[Any], dict[str, Any], dict[str, Any]]:
+    """Return a call as data, and its tensors.
+
+    Args:
+        op: Name or overload of the operator.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        Its kind, arguments and keyword arguments as in `Op.arguments`, and its tensors by name.
+
+    Raises:
+        UnsupportedError: E801, if the op is not registered or an argument cannot be data.
+    """
+    kind = full_kind(op)
+    find_call(kind)
+    values: dict[str, Any] = {}
+
+    def name_of(value: Any) -> str:
+        if not isinstance(value, torch.Tensor):
+            raise KeyError
+        name = f"t{len(values)}"
+        values[name] = value.detach()
+        return name
+
+    encoded = [encode(value, name_of) for value in args]
+    return kind, encoded, {k: encode(v, name_of) for k, v in kwargs.items()}, values
+
+
+def full_kind(op: str | Callable[..., Any]) -> str:
+    """Return the kind of an op: "mylib::op.default" for "mylib::op" and for its overload."""
+    if not isinstance(op, str):
+        overload = getattr(op, "default", op)
+        return op_kind(overload)
+    return op if op.replace("::", ".").count(".") == 2 else f"{op}.default"
+
+
+def in_double(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with floating-point tensors in float64."""
+
+    def promote(value: Any) -> Any:
+        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.double() if is_float else value
+
+    return _pytree.tree_map(promote, dict(values))
 
 
 def run_call(call: CallData, values: Mapping[str, Any]) -> list[Any]:
@@ -68,11 +125,47 @@ def _lists(data: Any) -> Any:
     return [_lists(item) for item in data] if isinstance(data, list | tuple) else data
 
 
+def verify_worker_ops(
+    whole: Sequence[Any],
+    ops: Sequence[WorkerOp],
+    values: Mapping[str, Any],
+    is_random: bool = False,
+) -> str | None:
+    """Run the local ops of a call and compare their combined results with the whole results.
+
+    Args:
+        whole: Results of the call on whole inputs.
+        ops: One per worker.
+        values: Whole inputs, by slot.
+        is_random: Compare shapes alone.
+
+    Returns:
+        What is wrong, None if all is right.
+    """
+    local_results: list[list[Any]] = []
+    for worker, op in enumerate(ops):
+        try:
+            local = {slot: take(values[slot], region) for slot, region in op.regions.items()}
+            local_results.append(run_call(op.call, local))
+        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
+            return f"worker {worker} fails: {str(error).splitlines()[0]}"
+        problem = _local_problem(op, local_results[-1])
+        if problem:
+            return f"worker {worker}: {problem}"
+    if is_random:
+        return None
+    for number, expected in enumerate(whole):
+        problem = _output_problem(number, expected, ops, local_results)
+        if problem:
+            return f"output {number}: {problem}"
+    return None
+
+
 def take(value: Any, region: Region) -> Any:
     """Return a region of a tensor, contiguous, with the region's fill outside of the tensor.
 
     Raises:
-        ValueError: If it lies outside and nothing fills it.
+        ValueError: If it is out of bounds and has no fill.
     """
     if not isinstance(value, torch.Tensor):
         return value
@@ -83,7 +176,7 @@ def take(value: Any, region: Region) -> Any:
             raise ValueError(f"dim {dim} of size {size} is read from {begin} to {end}")
         first, last = max(begin, 0), min(end, size)
         inside = inside.narrow(dim, min(first, size), max(last - first, 0))
-    if not region.content:  # values that spoil every result that they reach
+    if not region.content:  # values are not read: NaN spoils every result that reads them
         fill = float("nan") if value.is_floating_point() else 0
         return value.new_full([end - begin for begin, end in region.box], fill)
     if region.fill is None:
@@ -96,18 +189,75 @@ def take(value: Any, region: Region) -> Any:
     return made
 
 
-_MERGE: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
-    "sum": lambda parts: functools.reduce(operator.add, parts),
-    "prod": lambda parts: functools.reduce(operator.mul, parts),
-    "max": lambda parts: functools.reduce(torch.maximum, parts),
-    "min": lambda parts: functools.reduce(torch.minimum, parts),
+def _local_problem(op: WorkerOp, results: Sequence[Any]) -> str | None:
+    for number, placement in enumerate(op.results):
+        if placement is None:
+            continue
+        shape = [end - begin for begin, end in placement.box]
+        if isinstance(results[number], torch.Tensor) and list(results[number].shape) != shape:
+            got = list(results[number].shape)
+            return f"output {number} of a local op has shape {got}, described as {shape}"
+    return None
+
+
+def _output_problem(
+    number: int, expected: Any, ops: Sequence[WorkerOp], local_results: Sequence[Sequence[Any]]
+) -> str | None:
+    placements = [op.results[number] for op in ops]
+    if placements[0] is None:
+        return None
+    shape = getattr(expected, "shape", None)
+    combined = _combine(number, local_results, placements, shape)
+    if combined is not None:
+        return difference(combined, expected)
+    problems = (difference(results[number], expected) for results in local_results)
+    return next((problem for problem in problems if problem), None)
+
+
+_REDUCE: dict[str, Callable[[list[torch.Tensor]], torch.Tensor]] = {
+    "sum": lambda partials: functools.reduce(operator.add, partials),
+    "prod": lambda partials: functools.reduce(operator.mul, partials),
+    "max": lambda partials: functools.reduce(torch.maximum, partials),
+    "min": lambda partials: functools.reduce(torch.minimum, partials),
 }
 
 
-def _placed(part: torch.Tensor, box: Box, shape: torch.Size, fill: float) -> torch.Tensor:
-    """Return `part` in its place of a tensor of `fill`; what sticks out is dropped."""
-    whole = part.new_full(shape, fill)
-    target, source = whole, part
+def _combine(
+    number: int,
+    local_results: Sequence[Sequence[Any]],
+    placements: Sequence[WorkerResult],
+    shape: Any,
+) -> Any:
+    """Combine output `number` of all workers; None if each has the whole."""
+    reducer = placements[0].reducer
+    partials = [results[number] for results in local_results]
+    if reducer is None:
+        if all(placement.box == placements[0].box for placement in placements):
+            return None
+        placed = [_placed(p, s.box, shape) for p, s in zip(partials, placements, strict=True)]
+        if partials[0].dtype == torch.bool:
+            return _REDUCE["max"](placed)
+        return _REDUCE["sum"](placed)
+    if reducer.combine is not None:
+        together = reducer.together
+        seen = [tuple(r[n] for n in together) for r in local_results] if together else partials
+        return reducer.combine(list(seen))
+    if reducer.name == "mean":
+        return _REDUCE["sum"]([p * s.weight for p, s in zip(partials, placements, strict=True)])
+    if reducer.name == "quotient":
+        divisors = [results[reducer.by or 0] for results in local_results]
+        return _REDUCE["sum"](partials) / _REDUCE["sum"](divisors)
+    if reducer.name not in _REDUCE:
+        raise UnsupportedError(f"reducer {reducer.name!r} needs a `combine` to be computed")
+    if reducer.name == "sum":
+        partials = [_placed(p, s.box, shape) for p, s in zip(partials, placements, strict=True)]
+    return _REDUCE[reducer.name](partials)
+
+
+def _placed(result: torch.Tensor, box: Box, shape: torch.Size) -> torch.Tensor:
+    """Return a tensor of zeros with `result` in its box; what is out of bounds is dropped."""
+    whole = result.new_zeros(shape)
+    target, source = whole, result
     for dim, (begin, end) in enumerate(box):
         first, last = max(begin, 0), min(end, shape[dim])
         length = max(last - first, 0)
@@ -117,37 +267,8 @@ def _placed(part: torch.Tensor, box: Box, shape: torch.Size, fill: float) -> tor
     return whole
 
 
-def _combine(
-    number: int, parts: Sequence[Sequence[Any]], shares: Sequence[WorkerResult], shape: Any
-) -> Any:
-    """Put together output `number` of all workers."""
-    reducer = shares[0].reducer
-    own = [results[number] for results in parts]
-    if reducer is None:
-        if all(share.box == shares[0].box for share in shares):
-            return None  # all have the whole; each is compared by itself
-        placed = [_placed(p, s.box, shape, 0) for p, s in zip(own, shares, strict=True)]
-        if own[0].dtype == torch.bool:
-            return _MERGE["max"](placed)
-        return _MERGE["sum"](placed)
-    if reducer.combine is not None:
-        together = reducer.together
-        seen = [tuple(r[n] for n in together) for r in parts] if together else own
-        return reducer.combine(list(seen))
-    if reducer.name == "mean":
-        return _MERGE["sum"]([p * s.weight for p, s in zip(own, shares, strict=True)])
-    if reducer.name == "quotient":
-        divisors = [results[reducer.by or 0] for results in parts]
-        return _MERGE["sum"](own) / _MERGE["sum"](divisors)
-    if reducer.name not in _MERGE:
-        raise UnsupportedError(f"reducer {reducer.name!r} needs a `combine` to be computed")
-    if reducer.name == "sum":
-        own = [_placed(p, s.box, shape, 0) for p, s in zip(own, shares, strict=True)]
-    return _MERGE[reducer.name](own)
-
-
 def difference(found: Any, expected: Any) -> str | None:
-    """Return what differs, None if the two are equal but for rounding."""
+    """Return how a result differs from the expected one; None if only by rounding."""
     if not isinstance(expected, torch.Tensor):
         return None if found == expected else f"it is {found!r:.40} and not {expected!r:.40}"
     if found.shape != expected.shape:
@@ -169,105 +290,3 @@ def difference(found: Any, expected: Any) -> str | None:
     scale = torch.where(regular, expected, 0.0).abs().max().clamp(min=1.0)
     limit = TOLERANCE.get(expected.dtype, COARSE_TOLERANCE)
     return None if error <= limit * scale else f"it is off by {float(error / scale):.2g}"
-
-
-def _local_problem(op: WorkerOp, results: Sequence[Any]) -> str | None:
-    for number, share in enumerate(op.results):
-        if share is None:
-            continue
-        shape = [end - begin for begin, end in share.box]
-        if isinstance(results[number], torch.Tensor) and list(results[number].shape) != shape:
-            got = list(results[number].shape)
-            return f"output {number} of a local op has shape {got}, described as {shape}"
-    return None
-
-
-def verify_worker_ops(
-    whole: Sequence[Any],
-    ops: Sequence[WorkerOp],
-    values: Mapping[str, Any],
-    is_random: bool = False,
-) -> str | None:
-    """Run the local ops of a call and compare what they make up with the whole results.
-
-    Args:
-        whole: Results of the call on whole inputs.
-        ops: One per worker.
-        values: Whole inputs, by slot.
-        is_random: Compare shapes alone.
-
-    Returns:
-        What is wrong, None if all is right.
-    """
-    parts: list[list[Any]] = []
-    for worker, op in enumerate(ops):
-        try:
-            local = {slot: take(values[slot], region) for slot, region in op.regions.items()}
-            parts.append(run_call(op.call, local))
-        except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            return f"worker {worker} fails: {str(error).splitlines()[0]}"
-        problem = _local_problem(op, parts[-1])
-        if problem:
-            return f"worker {worker}: {problem}"
-    if is_random:
-        return None
-    for number, expected in enumerate(whole):
-        problem = _output_problem(number, expected, ops, parts)
-        if problem:
-            return f"output {number}: {problem}"
-    return None
-
-
-def _output_problem(
-    number: int, expected: Any, ops: Sequence[WorkerOp], parts: Sequence[Sequence[Any]]
-) -> str | None:
-    shares = [op.results[number] for op in ops]
-    if shares[0] is None:
-        return None
-    shape = getattr(expected, "shape", None)
-    combined = _combine(number, parts, shares, shape)
-    if combined is not None:
-        return difference(combined, expected)
-    problems = (difference(results[number], expected) for results in parts)
-    return next((problem for problem in problems if problem), None)
-
-
-def in_double(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with floating-point tensors in float64."""
-
-    def promote(value: Any) -> Any:
-        is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.double() if is_float else value
-
-    return _pytree.tree_map(promote, dict(values))
-
-
-def full_kind(op: str | Callable[..., Any]) -> str:
-    """Return "mylib::op.default" for "mylib::op", or the kind of an overload."""
-    if not isinstance(op, str):
-        overload = getattr(op, "default", op)
-        return op_kind(overload)
-    return op if op.replace("::", ".").count(".") == 2 else f"{op}.default"
-
-
-def call_with_values(
-    op: str | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[str, list[Any], dict[str, Any], dict[str, Any]]:
-    """Return kind, arguments and keyword arguments as data, and the tensors by name.
-
-    Raises:
-        UnsupportedError: E801, if the op is not registered or an argument cannot be data.
-    """
-    kind = full_kind(op)
-    find_call(kind)
-    values: dict[str, Any] = {}
-
-    def name_of(value: Any) -> str:
-        if not isinstance(value, torch.Tensor):
-            raise KeyError
-        name = f"t{len(values)}"
-        values[name] = value.detach()
-        return name
-
-    encoded = [encode(value, name_of) for value in args]
-    return kind, encoded, {k: encode(v, name_of) for k, v in kwargs.items()}, values

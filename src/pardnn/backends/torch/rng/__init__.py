@@ -1,1 +1,1 @@
-"""Random numbers of one device, on many ranks."""
+"""Random generators, moved past the draws of other ranks: the numbers are those of one device."""

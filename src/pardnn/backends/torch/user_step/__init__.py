@@ -1,1 +1,1 @@
-"""The user's step: what it can reach, and where its values come from."""
+"""The user's step: its object graph, and the sources of its values."""
