@@ -233,15 +233,15 @@ def _overlapped(
     ]
     scheduler = OverlapScheduler(local, arrays, seconds, cluster)
     for lead in LEADS:
-        moved = scheduler.moved(lead)
-        if not fits(peaks(local.arrays, moved.arrays), limits):
+        overlapped = scheduler.schedule(lead)
+        if not fits(peaks(local.arrays, overlapped.arrays), limits):
             continue
         try:
-            found = simulate(local, machine, moved.arrays).makespan
+            found = simulate(local, machine, overlapped.arrays).makespan
         except InvalidPlanError:  # shards that are received in turn may come to wait in a circle
             continue
         if found < makespan:
-            best, makespan = moved, found
+            best, makespan = overlapped, found
     sent = timeline.transfer_bytes(local)
     if best is None:
         return plan, arrays, makespan, sent

@@ -1,4 +1,7 @@
-"""The collective that a move of boxes is part of, in the words of people and of libraries."""
+"""The collective that a reshard amounts to: all-gather, reduce-scatter, halo exchange and so on.
+
+A plan sends point to point; names of collectives are for people, and for libraries that have them.
+"""
 
 from __future__ import annotations
 
@@ -14,57 +17,57 @@ Boxes = tuple[Box | None, ...]
 
 def collective_of(
     mesh: Mesh,
-    held: Sequence[Box | None],
-    wanted: Sequence[Box | None],
+    owned: Sequence[Box | None],
+    needed: Sequence[Box | None],
     shape: Sequence[int],
     reduced: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return what a move is called, and along which mesh axis and tensor dim, if along one.
+    """Name the collective that a reshard or reduction amounts to.
 
     Args:
         mesh: The devices.
-        held: What each has, in indices of the whole tensor.
-        wanted: What each needs, None for nothing.
+        owned: What each has, in indices of the whole tensor.
+        needed: What each needs, None for nothing.
         shape: Of the whole tensor.
         reduced: Mesh axes along which partial results are combined.
     """
-    inner = tuple(None if box is None else clipped(box, shape) for box in wanted)
-    name, axis, dim = _named(mesh, tuple(held), inner, tuple(reduced))
+    inner = tuple(None if box is None else clipped(box, shape) for box in needed)
+    name, axis, dim = _named(mesh, tuple(owned), inner, tuple(reduced))
     return {"collective": name, "axis": None if axis is None else mesh.names[axis], "dim": dim}
 
 
 @functools.lru_cache(maxsize=4096)
 def _named(
-    mesh: Mesh, held: Boxes, wanted: Boxes, reduced: tuple[int, ...]
+    mesh: Mesh, owned: Boxes, needed: Boxes, reduced: tuple[int, ...]
 ) -> tuple[str, int | None, int | None]:
-    pairs = [(own, request) for own, request in zip(held, wanted, strict=True) if own and request]
+    pairs = [(own, need) for own, need in zip(owned, needed, strict=True) if own and need]
     if reduced:
         axis = reduced[0] if len(reduced) == 1 else None
-        if all(request == own for own, request in pairs):
+        if all(need == own for own, need in pairs):
             return "all_reduce", axis, None
-        dim = None if axis is None else _dim_along(mesh, wanted, held, axis)
+        dim = None if axis is None else _dim_along(mesh, needed, owned, axis)
         return "reduce_scatter", axis if dim is not None else None, dim
-    if all(inside(request, own) for own, request in pairs):
+    if all(inside(need, own) for own, need in pairs):
         return "slice", None, None
     for axis in range(len(mesh.shape)):
-        dim = _dim_along(mesh, held, wanted, axis)
+        dim = _dim_along(mesh, owned, needed, axis)
         if dim is not None:
             return "all_gather", axis, dim
-    if all(inside(own, request) for own, request in pairs):
-        dims = {d for own, request in pairs for d, ends in enumerate(own) if ends != request[d]}
+    if all(inside(own, need) for own, need in pairs):
+        dims = {d for own, need in pairs for d, ends in enumerate(own) if ends != need[d]}
         return "halo", None, dims.pop() if len(dims) == 1 else None
     return "all_to_all", None, None
 
 
-def _dim_along(mesh: Mesh, parts: Boxes, unions: Boxes, axis: int) -> int | None:
-    """Return the dim along which the parts of the devices of an axis make up what each wants."""
+def _dim_along(mesh: Mesh, shards: Boxes, needed: Boxes, axis: int) -> int | None:
+    """Return the dim along which the shards of the devices of an axis tile what each needs."""
     found: set[int] = set()
     stride = 1
     for size in mesh.shape[axis + 1 :]:
         stride *= size
-    for device, union in enumerate(unions):
+    for device, union in enumerate(needed):
         first = device - mesh.coordinates(device)[axis] * stride
-        row = [parts[first + n * stride] for n in range(mesh.shape[axis])]
+        row = [shards[first + n * stride] for n in range(mesh.shape[axis])]
         if union is None or any(box is None for box in row):
             return None
         dims = [
@@ -79,10 +82,10 @@ def _dim_along(mesh: Mesh, parts: Boxes, unions: Boxes, axis: int) -> int | None
 
 
 def _tiles(row: Sequence[Box], union: Box, dim: int, begin: int, end: int) -> bool:
-    at = begin
+    reached = begin
     for box in row:
         rest = box[:dim] + box[dim + 1 :]
-        if box[dim][0] != at or rest != union[:dim] + union[dim + 1 :]:
+        if box[dim][0] != reached or rest != union[:dim] + union[dim + 1 :]:
             return False
-        at = box[dim][1]
-    return at == end
+        reached = box[dim][1]
+    return reached == end

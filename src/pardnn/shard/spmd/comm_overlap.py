@@ -1,13 +1,15 @@
-"""Let transfers of a sharded plan run while devices compute.
+"""Communication overlap: let transfers of a sharded plan run while devices compute.
 
 Problem: `spmd_partition` cuts out, sends and assembles in one place, so every transfer is waited
 for.
-Idea: pieces are cut out, and receives posted, as much earlier as the transfer takes (and no
+Idea: slices are cut out, and receives posted, earlier by as much as the transfer takes (and no
 earlier than the tensor exists, or the buffer that they are received into, which moves with them);
-partial results are added up as much later (and no later than
-somebody reads the sum). That is as late as costs no time; what is held meanwhile is in the plan,
-so its memory is proven like any other's.
+partial results are reduced later by as much (and no later than the sum is read). No transfer starts
+earlier than it needs to, for what it holds takes memory; that memory is in the plan, and so proven
+like any other.
 Complexity: O(ops + messages), and a logarithm for sorting.
+Reference: Tofu (EuroSys 2019), section 6, delays "the execution of the remote fetch operator";
+this is the other half: a fetch still starts in time.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
 import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
@@ -27,7 +31,7 @@ from pardnn.plan.plan import Message, Plan, PlanArrays, positions
 
 
 class Overlapped(NamedTuple):
-    """A plan by numbers after its transfers were moved.
+    """A plan by numbers whose transfers overlap computation.
 
     Attributes:
         arrays: The plan.
@@ -38,26 +42,26 @@ class Overlapped(NamedTuple):
     messages: list[int]
 
 
-def overlapped_plan(parts: Graph, plan: Plan, moved: Overlapped) -> Plan:
-    """Return a plan by names after its transfers were moved.
+def overlapped_plan(parts: Graph, plan: Plan, schedule: Overlapped) -> Plan:
+    """Return a plan by names whose transfers overlap computation.
 
     Args:
         parts: The partitioned graph.
         plan: Of that graph, before.
-        moved: From `OverlapScheduler.moved`.
+        schedule: From `OverlapScheduler.schedule`.
     """
     names = [op.name for op in parts.ops]
-    rows = np.split(moved.arrays.order_op, moved.arrays.order_ptr[1:-1])
-    posts: list[int] = moved.arrays.message_post.tolist()
+    rows = np.split(schedule.arrays.order_op, schedule.arrays.order_ptr[1:-1])
+    posts: list[int] = schedule.arrays.message_post.tolist()
     messages = [
-        _posted(plan.messages[number], names[post])
-        for number, post in zip(moved.messages, posts, strict=True)
+        _with_post(plan.messages[number], names[post])
+        for number, post in zip(schedule.messages, posts, strict=True)
     ]
     order = tuple(tuple(names[op] for op in row.tolist()) for row in rows)
     return dataclasses.replace(plan, order=order, messages=tuple(messages))
 
 
-def _posted(m: Message, before: str) -> Message:
+def _with_post(m: Message, before: str) -> Message:
     if m.post_before == before:
         return m
     return Message(
@@ -70,31 +74,31 @@ def _posted(m: Message, before: str) -> Message:
     )
 
 
-class _Positions(NamedTuple):
-    """New places, in old positions.
+class _Schedule(NamedTuple):
+    """New positions under construction, as fractions of the old ones.
 
     Attributes:
-        lead: Seconds that the messages which an op waits for take, by op.
-        there: Of ops.
+        lead: By op, seconds that the messages take which it waits for.
+        new_position: By op.
         is_moved: By op.
     """
 
     lead: dict[int, float]
-    there: list[float]
+    new_position: list[float]
     is_moved: list[bool]
 
 
 class _Movable(NamedTuple):
-    """What may move up: an op, where its messages are received, and what must come before it."""
+    """What may be advanced: an op, where its messages are posted, and its predecessors."""
 
     op: int
     posts: list[int]
-    needed: list[int]
+    predecessors: list[int]
 
 
 @final
 class OverlapScheduler:
-    """What is known of a plan whose transfers are moved, ops and tensors by their number.
+    """Moves the transfers of a plan; ops and tensors by their number.
 
     Args:
         parts: The partitioned graph.
@@ -114,8 +118,8 @@ class OverlapScheduler:
         self.rows: list[list[int]] = [
             row.tolist() for row in np.split(arrays.order_op, arrays.order_ptr[1:-1])
         ]
-        self.at: list[int] = positions(arrays).tolist()
-        self.place: list[int] = arrays.place.tolist()
+        self.position: list[int] = positions(arrays).tolist()
+        self.device_of: list[int] = arrays.place.tolist()
         self.clock = [np.concatenate([[0.0], np.cumsum(row)]).tolist() for row in seconds]
         self.kinds = [op.kind for op in parts.ops]
         a = parts.arrays
@@ -133,12 +137,12 @@ class OverlapScheduler:
             self.sent.setdefault(tensor, []).append(number)
             if into >= 0:
                 self.sent.setdefault(into, []).append(number)
-        self.movable = [list(self._movable(row)) for row in self.rows]
+        self.movable = [list(self._find_movable(row)) for row in self.rows]
         ends = arrays.message_source, arrays.message_target
         latency, bandwidth = cluster.arrays.latency[ends], cluster.arrays.bandwidth[ends]
         self.takes = latency + a.tensor_bytes[arrays.message_tensor] / bandwidth
 
-    def moved(self, lead: float) -> Overlapped:
+    def schedule(self, lead: float) -> Overlapped:
         """Return the plan with its transfers moved beside computation.
 
         Args:
@@ -150,14 +154,15 @@ class OverlapScheduler:
                 leads[op] = takes
             else:
                 leads.setdefault(op, 0.0)
-        moves = _Positions(leads, [float(at) for at in self.at], [False] * len(self.at))
+        old = self.position
+        schedule = _Schedule(leads, list(map(float, old)), [False] * len(old))
         for row in self.movable:
-            self.advance(row, moves)
+            self.advance(row, schedule)
         for device, row in enumerate(self.rows):
-            self.delay(device, row, moves)
-        there = moves.there
-        rows = [sorted(row, key=there.__getitem__) for row in self.rows]
-        keys = [[there[op] for op in row] for row in rows]
+            self.delay(device, row, schedule)
+        new_position = schedule.new_position
+        rows = [sorted(row, key=new_position.__getitem__) for row in self.rows]
+        keys = [[new_position[op] for op in row] for row in rows]
         order_op = np.array([op for row in rows for op in row], dtype=np.int64)
         plan = self.plan._replace(order_op=order_op)
         now: list[int] = positions(plan).tolist()
@@ -165,9 +170,9 @@ class OverlapScheduler:
         slots: list[float] = []
         posts: list[int] = []
         for number, device in enumerate(targets):
-            slot, at = self.posted(number, moves, keys[device], now)
-            slots.append(max(slot, there[self.producer[self.tensors[number]]]))
-            posts.append(rows[device][at])
+            slot, position = self.posted(number, schedule, keys[device], now)
+            slots.append(max(slot, new_position[self.producer[self.tensors[number]]]))
+            posts.append(rows[device][position])
         order = sorted(range(len(slots)), key=slots.__getitem__)
         plan = plan._replace(message_post=np.array(posts, dtype=np.int64))
         columns = (column[order] if len(column) else column for column in plan[3:])
@@ -178,46 +183,46 @@ class OverlapScheduler:
         clock = self.clock[device]
         return max(bisect.bisect_right(clock, clock[position] - seconds) - 1, 0)
 
-    def _movable(self, row: Sequence[int]) -> Iterator[_Movable]:
-        """Yield what is cut out for others, and the buffers into which they are received."""
+    def _find_movable(self, row: Sequence[int]) -> Iterator[_Movable]:
+        """Yield slices that are cut out for others, and the buffers that receive in place."""
         for op in row:
             kind = self.kinds[op]
             if kind not in (SLICE, FETCH):
                 continue
             numbers = [n for t in self.outputs[op] for n in self.sent.get(t, ())]
-            if kind == SLICE and not numbers:  # to be packed first
+            if kind == SLICE and not numbers:  # it is copied to be contiguous first
                 readers = self.readers[self.outputs[op][0]]
-                packs = [reader for reader in readers if self.kinds[reader] == FETCH]
-                first = [self.outputs[reader][0] for reader in packs]
+                copies = [reader for reader in readers if self.kinds[reader] == FETCH]
+                first = [self.outputs[reader][0] for reader in copies]
                 numbers = [n for t in first for n in self.carried(t)]
             if numbers:
-                yield _Movable(op, [self.posts[n] for n in numbers], self.needed(op))
+                yield _Movable(op, [self.posts[n] for n in numbers], self.predecessors(op))
 
-    def advance(self, row: Sequence[_Movable], moves: _Positions) -> None:
-        """Move what is cut out for others, and the receives of it."""
-        there, leads = moves.there, moves.lead
-        for op, posts, needed in row:
+    def advance(self, row: Sequence[_Movable], schedule: _Schedule) -> None:
+        """Move slices that are cut out for others, and their receives, to an earlier position."""
+        new_position, leads = schedule.new_position, schedule.lead
+        for op, posts, predecessors in row:
             lead = max([leads[post] for post in posts])
-            wanted = self.before(self.place[op], self.at[op], lead)
-            earliest = max([there[other] for other in needed], default=-1.0)
-            there[op] = min(max(wanted - 0.5, earliest), float(self.at[op]))
-            moves.is_moved[op] = True
+            wanted = self.before(self.device_of[op], self.position[op], lead)
+            earliest = max([new_position[other] for other in predecessors], default=-1.0)
+            new_position[op] = min(max(wanted - 0.5, earliest), float(self.position[op]))
+            schedule.is_moved[op] = True
 
     def carried(self, tensor: int) -> list[int]:
         """Return the messages that carry a tensor."""
         return [n for n in self.sent.get(tensor, ()) if self.tensors[n] == tensor]
 
-    def needed(self, op: int) -> list[int]:
+    def predecessors(self, op: int) -> list[int]:
         """Return the ops on the same device that must come before."""
         made = [self.producer[t] for t in self.inputs[op]]
-        return [n for n in (*made, *self.after[op]) if self.place[n] == self.place[op]]
+        return [n for n in (*made, *self.after[op]) if self.device_of[n] == self.device_of[op]]
 
-    def delay(self, device: int, row: Sequence[int], moves: _Positions) -> None:
-        """Move what is put together of received pieces towards its first reader."""
-        clock, there, leads = self.clock[device], moves.there, moves.lead
+    def delay(self, device: int, row: Sequence[int], schedule: _Schedule) -> None:
+        """Move what is assembled of received slices towards its first reader."""
+        clock, new_position, leads = self.clock[device], schedule.new_position, schedule.lead
         for op in reversed(row):
             kind = self.kinds[op]
-            if kind not in (FETCH, JOIN, REDUCE) or moves.is_moved[op]:
+            if kind not in (FETCH, JOIN, REDUCE) or schedule.is_moved[op]:
                 continue
             lead = leads.get(op, 0.0)
             for tensor in self.inputs[op]:
@@ -225,44 +230,49 @@ class OverlapScheduler:
                 if made in leads and self.kinds[made] == FETCH:
                     lead = max(lead, leads[made])
             used = [r for t in self.outputs[op] for r in self.readers[t]]
-            last = min((there[r] for r in (*used, *self.before_of[op])), default=float(len(row)))
-            wanted = bisect.bisect_left(clock, clock[self.at[op]] + lead)
-            if lead and min(wanted, last) > self.at[op] + 1:
-                there[op] = min(wanted - 0.5, last)
-                moves.is_moved[op] = True
+            last = min(
+                (new_position[r] for r in (*used, *self.before_of[op])), default=float(len(row))
+            )
+            wanted = bisect.bisect_left(clock, clock[self.position[op]] + lead)
+            if lead and min(wanted, last) > self.position[op] + 1:
+                new_position[op] = min(wanted - 0.5, last)
+                schedule.is_moved[op] = True
                 if kind == JOIN:  # its buffer need not be there earlier, too
                     buffer = self.producer[self.inputs[op][0]]
-                    there[buffer], moves.is_moved[buffer] = float(self.at[buffer]), False
+                    new_position[buffer], schedule.is_moved[buffer] = (
+                        float(self.position[buffer]),
+                        False,
+                    )
 
     def posted(
-        self, number: int, moves: _Positions, keys: Sequence[float], now: Sequence[int]
+        self, number: int, schedule: _Schedule, keys: Sequence[float], now: Sequence[int]
     ) -> tuple[float, int]:
         """Return where a receive is posted so that its transfer can begin.
 
         Args:
             number: Of the message.
-            moves: What was moved.
-            keys: Places of the receiver's ops in their new order, in old positions.
-            now: New positions of ops.
+            schedule: The new positions.
+            keys: Those of the receiver's ops, in their new order.
+            now: New position of each op in the order of its device.
 
         Returns:
-            The place, in old positions, and the new position of the op before which that is.
+            The position, as a fraction of the old ones, and the new position of the op behind it.
         """
-        reader, there = self.posts[number], moves.there
-        old = float(self.at[reader])
-        piece = self.producer[self.tensors[number]]
-        # Devices do the same at the same place, so the receiver moves as far as the sender does.
-        early = old - (self.at[piece] - there[piece])
-        slot = old - 0.5 if there[reader] > old else early
+        reader, new_position = self.posts[number], schedule.new_position
+        old = float(self.position[reader])
+        sent_by = self.producer[self.tensors[number]]
+        # Devices do the same at the same position, so the receiver moves as far as the sender.
+        early = old - (self.position[sent_by] - new_position[sent_by])
+        slot = old - 0.5 if new_position[reader] > old else early
         first = 0
         if self.into[number] >= 0:
             first = now[self.producer[self.into[number]]] + 1
             slot = max(slot, keys[first - 1])
-        # Not before its place is there, even where all wait for another region that moved up.
+        # Not before its buffer is there, even where all wait for another region that moved up.
         return slot, max(min(bisect.bisect_left(keys, slot), now[reader]), first)
 
 
-def _rows(ptr: np.ndarray, index: np.ndarray) -> list[list[int]]:
+def _rows(ptr: Int64[ndarray, " r"], index: Int64[ndarray, " e"]) -> list[list[int]]:
     """Return compressed sparse rows as lists."""
     ends, found = ptr.tolist(), index.tolist()
     return [found[begin:end] for begin, end in itertools.pairwise(ends)]

@@ -1,4 +1,7 @@
-"""What the spreading writes into: ops of all devices, their order, and messages."""
+"""The emitter: what the SPMD partitioner writes into.
+
+It holds the ops of all devices in their order and the messages between them, and gives names.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ Shape = tuple[int, ...] | None
 
 
 class ShardedTensor(NamedTuple):
-    """A tensor as the devices hold it.
+    """A tensor as it lies on the devices.
 
     Attributes:
         tensor: The whole one.
-        names: Of each device's part, None where there is none.
-        boxes: What it is of the whole, may stick out.
+        names: By device, the name of its local tensor, None where there is none.
+        boxes: By device, what that is of the whole; it may be out of bounds.
     """
 
     tensor: Tensor
@@ -31,7 +34,13 @@ class ShardedTensor(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """What a device needs of a tensor: a box, the value outside of it, whether values matter."""
+    """What a device needs of a tensor.
+
+    Attributes:
+        box: In indices of the whole tensor; may be out of bounds if `fill` is a number.
+        fill: The value out of bounds.
+        content: Whether values are read; else any tensor of that shape will do.
+    """
 
     box: Box
     fill: float | None = None
@@ -39,11 +48,11 @@ class FetchRequest(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """Where in the step helpers stand: beside which op of the graph, and until when sends last.
+    """Where in the step inserted ops stand, and until when sends last.
 
     Attributes:
-        op: The op of the graph.
-        hold: Per device the op after which it waits for what it sent; None: the sent piece's own.
+        op: The op of the graph that they stand beside.
+        hold: By device, the op after which it waits for what it sent; None: the sent slice's own.
     """
 
     op: Op
@@ -52,12 +61,12 @@ class Anchor(NamedTuple):
 
 @final
 class Emitter:
-    """The plan while it is being written.
+    """The partitioned graph while it is written: ops by device, messages, names.
 
     Args:
         graph: The graph.
         sharding: The decision.
-        in_turn: Receive the pieces of a region one after the other.
+        in_turn: Receive the slices of a region one after the other.
         reuse: Number of ops of the graph for which a fetched region is kept for another reader.
 
     Raises:
@@ -88,7 +97,7 @@ class Emitter:
         self.rows: list[list[str]] = [[] for _ in self.devices]
         self.messages: list[Message] = []
         self.helpers: dict[tuple[str, int], list[str]] = {}
-        # Local tensors that lie in memory with gaps, though they are dense in the graph.
+        # Local tensors that are strided, though they are dense in the graph.
         self.strided: set[str] = set()
         self._counts: dict[str, int] = {}
         self._owned: dict[str, ShardedTensor] = {}
@@ -147,10 +156,25 @@ class Emitter:
         workspace: int = 0,
         more: dict[str, Any] | None = None,
     ) -> str:
-        """Append an op that moves a tensor of the graph; return the name of its output.
+        """Append an op that moves a tensor of the graph.
 
         Where the storage is written in place, it comes after whatever its reader comes after, and
         before the write (see `after`).
+
+        Args:
+            device: Where it runs.
+            name: Of the op.
+            kind: `pardnn.slice`, `pardnn.fetch` and the like.
+            args: Encoded positional arguments.
+            inputs: Names of the local tensors that it reads.
+            output: The local tensor that it makes.
+            anchor: Where it stands.
+            memory: Of the op.
+            workspace: Bytes.
+            more: Further entries of the op's arguments.
+
+        Returns:
+            The name of the output.
         """
         op = anchor.op
         self.emit(
@@ -165,7 +189,10 @@ class Emitter:
         return output.name
 
     def after(self, op: Op, device: int) -> tuple[str, ...]:
-        """Return what must come before a device's part of an op without being read."""
+        """Return what must come before a device's local op without being read.
+
+        The control dependencies of the graph, kept on each device (Tofu, section 6 and Fig. 7).
+        """
         if not op.after:
             return ()
         found: list[str] = []
@@ -184,7 +211,16 @@ class Emitter:
         hold: str,
         into: str | None = None,
     ) -> None:
-        """Let a tensor go to another device, into a new buffer or in place into one of its own."""
+        """Append a message.
+
+        Args:
+            tensor: The local tensor that is sent.
+            source: Its device.
+            target: The receiver.
+            before: The receiver's op before which the receive is posted.
+            hold: The sender's op after which it waits for the send.
+            into: A buffer of the receiver that it is received into in place; a new one if None.
+        """
         self.messages.append(
             Message(
                 tensor=tensor,
@@ -198,7 +234,14 @@ class Emitter:
 
 
 def local_tensor(tensor: Tensor, name: str, box: Box, alias: str | None = None) -> Tensor:
-    """Return a device's part of a tensor: a new one, or a view of `alias`."""
+    """Return the local tensor of a device.
+
+    Args:
+        tensor: The whole one.
+        name: Of the local one.
+        box: What it is of the whole.
+        alias: The local tensor that it is a view of; it is a new, dense one if None.
+    """
     size, shape, strides = _local_form(
         tensor.bytes, tensor.shape, tensor.strides, lengths(box), alias is None
     )
@@ -211,7 +254,7 @@ def local_tensor(tensor: Tensor, name: str, box: Box, alias: str | None = None) 
 def _local_form(
     size: int, whole: Shape, strides: Shape, shape: tuple[int, ...], is_new: bool
 ) -> tuple[int, Shape, Shape]:
-    """Return bytes, shape and strides of a part of a tensor."""
+    """Return bytes, shape and strides of a local tensor."""
     tensor = Tensor(name="", bytes=size, shape=whole, strides=strides)
     strides = (new_strides if is_new else local_strides)(tensor, shape)
     return (size, None, strides) if whole is None else (bytes_of(tensor, shape), shape, strides)

@@ -1,4 +1,12 @@
-"""What a sharding must hold to, and the nearest one that does."""
+"""Legalization: what a sharding must hold to, and the nearest one that does.
+
+Problem: a sharding may cut what cannot be cut, or lay out a storage that is written in place in
+two ways.
+Idea: what cannot be cut as stated is left whole. All tensors that share a written storage must have
+the same blocks; where one is needed elsewhere, the storage is whole everywhere, and so are the ops
+that write or view it. Repeated until nothing changes.
+Complexity: O(passes x ops), with at most one pass per storage that is left whole.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +20,11 @@ from pardnn.shard.spmd.templates import non_local_tensor, partition_op, replicat
 
 
 def legalize(graph: Graph, sharding: Sharding) -> Sharding:
-    """Return a sharding that can be carried out: what cannot be cut as stated is left whole.
+    """Return the nearest sharding that can be carried out.
 
-    Storage that is written in place must be cut the same way by all who share it; where it is not,
-    it is whole everywhere, and so are the ops that write or view it. O(passes x ops), of which
-    there are as many as storages are left whole, at most.
+    Args:
+        graph: A captured graph.
+        sharding: Any layouts and loops; tensors and ops that it lacks count as whole.
     """
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     none = (None,) * len(sharding.mesh.shape)
@@ -48,7 +56,7 @@ def legalize(graph: Graph, sharding: Sharding) -> Sharding:
 
 
 def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]) -> str | None:
-    """Leave an op whole that cannot be cut; return what it still does not find locally."""
+    """Leave an op whole that cannot be cut; return a tensor that it still does not find locally."""
     if is_random_op(op.kind):
         for name in writes(op):
             if any(emitter.boxes[t.name] != emitter.boxes[name] for t in op.outputs):

@@ -1,4 +1,10 @@
-"""The devices' parts of one op: regions provided, arguments localised, results settled."""
+"""The local ops of one op: inputs resharded, arguments localised, results brought to their layout.
+
+Every device makes the call of its `templates.Template` on local tensors. An input that it does not
+own just so is resharded before, and a result that is partial or lies elsewhere is reduced or
+resharded after. Kernels that do not read strides get contiguous copies of strided inputs.
+Reference: Tofu (EuroSys 2019), section 6.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,12 @@ from pardnn.shard.spmd.templates import PartitionedOp, filled, non_local_tensor,
 
 
 def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None:
-    """Write the devices' parts of an op.
+    """Write the local ops of an op of the graph.
+
+    Args:
+        emitter: Where to write.
+        op: The op.
+        partitioned: What each device does of it.
 
     Raises:
         InvalidPlanError: E410, if it writes what is not local.
@@ -31,19 +42,19 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
         )
     anchor = Anchor(op, tuple([f"{op.name}@{device}" for device in emitter.devices]))
     local = _inputs(emitter, op, partitioned, anchor)
-    outputs_of = [_output(emitter, op, partitioned, tensor) for tensor in op.outputs]
+    outputs = [_output(emitter, op, partitioned, tensor) for tensor in op.outputs]
     for device in emitter.devices:
         if op.kind != LOSS_KIND or device == 0:
-            _emit(emitter, op, partitioned, device, local[device], outputs_of)
-    computed = {output.computed.tensor.name: output.computed for output in outputs_of}
+            _emit(emitter, op, partitioned, device, local[device], outputs)
+    computed = {output.computed.tensor.name: output.computed for output in outputs}
     for number, result in enumerate(partitioned.returned):
         if result is None or computed[result].names == emitter.own(result).names:
             continue
         source = shared_input(emitter, op, emitter.tensors[result])
         is_view = source is not None and source in partitioned.names.values() and all(
-            f"{source}@{device}" in here.values() for device, here in enumerate(local)
+            f"{source}@{device}" in by_slot.values() for device, by_slot in enumerate(local)
         )  # fmt: skip
-        results = [result for result in partitioned.template.results[number] if result is not None]
+        results = [found for found in partitioned.template.results[number] if found is not None]
         reduce_or_reshard(emitter, computed[result], results, anchor, is_view=is_view)
 
 
@@ -52,22 +63,22 @@ def _inputs(
 ) -> list[dict[str, str]]:
     """Return, per device, the local tensor in each slot."""
     local: list[dict[str, str]] = [{} for _ in emitter.devices]
-    provided: dict[Any, list[str | None]] = {}
+    resharded: dict[Any, list[str | None]] = {}
     is_loss = op.kind == LOSS_KIND
     for slot, name in partitioned.names.items():
         own = emitter.own(name)
         if partitioned.template.boxes[slot] == own.boxes and not is_loss:
-            for here, found in zip(local, own.names, strict=True):
-                here[slot] = str(found)
+            for by_slot, found in zip(local, own.names, strict=True):
+                by_slot[slot] = str(found)
             continue
         requests = partitioned.template.requests[slot]
         if is_loss:
             requests = (requests[0], *[None] * (len(requests) - 1))
-        if (name, requests) not in provided:
-            provided[name, requests] = reshard(emitter, own, requests, anchor)
-        for here, found in zip(local, provided[name, requests], strict=True):
+        if (name, requests) not in resharded:
+            resharded[name, requests] = reshard(emitter, own, requests, anchor)
+        for by_slot, found in zip(local, resharded[name, requests], strict=True):
             if found is not None:
-                here[slot] = found
+                by_slot[slot] = found
     if emitter.strided and not _takes_strided(op):
         _copy_strided(emitter, op, partitioned, local, anchor)
     return local
@@ -85,25 +96,23 @@ def _copy_strided(
     local: Sequence[dict[str, str]],
     anchor: Anchor,
 ) -> None:
-    """Copy inputs that have gaps here and none in the graph, but for those that are changed."""
+    """Copy inputs that are strided here and dense in the graph, but for those that are written."""
     changed = writes(op)
-    for device, here in enumerate(local):
-        if emitter.strided.isdisjoint(here.values()):
+    for device, by_slot in enumerate(local):
+        if emitter.strided.isdisjoint(by_slot.values()):
             continue
-        for slot, name in here.items():
-            tensor, box = (
-                emitter.tensors[partitioned.names[slot]],
-                partitioned.template.boxes[slot][device],
-            )
+        for slot, name in by_slot.items():
+            tensor = emitter.tensors[partitioned.names[slot]]
+            box = partitioned.template.boxes[slot][device]
             if name not in emitter.strided or tensor.name in changed or box is None:
                 continue
             everything = whole(tensor.shape or ())
             if is_dense(tensor, everything, everything):
-                here[slot] = contiguous_copy(emitter, tensor, device, box, name, anchor)
+                by_slot[slot] = contiguous_copy(emitter, tensor, device, box, name, anchor)
 
 
 class _Output(NamedTuple):
-    """An output as the devices leave it, and the slot of the input whose storage it shares."""
+    """An output as it is computed, and the slot of the input whose storage it shares."""
 
     computed: ShardedTensor
     alias: str | None
@@ -118,15 +127,13 @@ def _output(emitter: Emitter, op: Op, partitioned: PartitionedOp, tensor: Tensor
 
 
 def _computed(emitter: Emitter, partitioned: PartitionedOp, tensor: Tensor) -> ShardedTensor:
-    """Return under which names the devices leave an output, and what that is of the whole."""
+    """Return an output as it is computed: under its final name where that is its layout."""
     own = emitter.own(tensor.name)
     if tensor.name not in partitioned.returned:
         return own
     number = partitioned.returned.index(tensor.name)
-    boxes, is_partial = (
-        partitioned.template.made[number],
-        partitioned.template.is_partial[number],
-    )
+    template = partitioned.template
+    boxes, is_partial = template.made[number], template.is_partial[number]
     if not is_partial and boxes == own.boxes:
         return own
     base = emitter.fresh(f"{tensor.name}:here")
@@ -143,11 +150,11 @@ def _emit(
     partitioned: PartitionedOp,
     device: int,
     local: Mapping[str, str],
-    outputs_of: Sequence[_Output],
+    outputs: Sequence[_Output],
 ) -> None:
-    outputs: list[Tensor] = []
+    local_outputs: list[Tensor] = []
     renamed: dict[str | None, str | None] = {None: None}
-    for computed, slot in outputs_of:
+    for computed, slot in outputs:
         name, box = computed.names[device], computed.boxes[device]
         assert name is not None
         assert box is not None
@@ -155,16 +162,16 @@ def _emit(
         alias = None if slot is None else local[slot]
         if alias in emitter.strided:
             emitter.strided.add(name)
-        outputs.append(local_tensor(computed.tensor, name, box, alias))
-    result = partitioned.template.fractions[device]
+        local_outputs.append(local_tensor(computed.tensor, name, box, alias))
+    fraction = partitioned.template.fractions[device]
     backward = op.backward_of and f"{op.backward_of}@{device}"
     emitter.emit(
         device,
         Op(
             name=f"{op.name}@{device}", kind=op.kind, inputs=tuple(dict.fromkeys(local.values())),
-            after=emitter.after(op, device), outputs=tuple(outputs), memory=op.memory,
-            seconds=op.seconds and {kind: s * result for kind, s in op.seconds.items()},
-            workspace=math.ceil(op.workspace * result), source=op.source, module=op.module,
+            after=emitter.after(op, device), outputs=tuple(local_outputs), memory=op.memory,
+            seconds=op.seconds and {kind: s * fraction for kind, s in op.seconds.items()},
+            workspace=math.ceil(op.workspace * fraction), source=op.source, module=op.module,
             backward_of=backward if backward in emitter.names else None, step=op.step,
             arguments=_arguments(op, partitioned, device, local, renamed),
         ),
@@ -178,7 +185,7 @@ def _arguments(
     local: Mapping[str, str],
     renamed: Mapping[str | None, str | None],
 ) -> dict[str, Any] | None:
-    """Return the call on a device's parts, given its tensors by slot and by output."""
+    """Return the arguments of a local op, given its tensors by slot and by output."""
     if op.arguments is None:
         return None
     args, kwargs = partitioned.template.arguments[device]

@@ -1,17 +1,17 @@
-"""Spreading: from the decision how tensors and ops are cut to a complete plan.
+"""SPMD partitioning: from a sharding to a complete plan.
 
 Problem: a `Sharding` says what every device owns and which loops it runs. A plan says every op of
 every device, every message, and where buffers are allocated and released.
-Idea: the devices' ops, with their localised arguments, are a graph of their own (the partitioned
-graph), and the plan is a placement of it. Ops keep the order of the graph on every device, so
-that what one device frees early the others free early too. A remote region is cut out by its
-owner, sent, and put together just before the op that reads it (delayed until needed); partial
-results are added by the owners of the blocks (reductions spread over all). So all memory that a
-step takes is in the plan, and its proof, the judge and the runtime need not know of sharding.
-Complexity: O(ops x devices + messages); equal calls are analysed once.
+Idea: the local ops of all devices are a graph of their own (the partitioned graph), and the plan
+is a placement of it. Ops keep the order of the graph on every device, so memory that one device
+reuses the others reuse too. Remote regions are fetched directly before the op that reads them
+(`multi_fetch`), and partial results are added by the owners of the blocks (`spread_reduction`). So
+all memory that a step takes is in the plan, and its proof, the simulator and the runtime need not
+know of sharding.
+Complexity: O(ops x devices + messages); equal calls are partitioned once (`templates`).
 Reference: Tofu (EuroSys 2019), section 6.
-Deviations: ops without a description run whole everywhere; random ops draw the numbers of one
-device; copies of a large result are added up in parts that are then exchanged.
+Deviations: order stands for the paper's extra control dependencies; ops without a description run
+whole everywhere; random ops draw the numbers of one device.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pardnn.plan.mesh import Box, placements
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
 from pardnn.shard.aten.lookup import description_of
+from pardnn.shard.cache import begin_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.emitter import Emitter, box_list, local_tensor
 from pardnn.shard.spmd.local_ops import emit_local_ops
@@ -43,7 +44,7 @@ def spmd_partition(
     Args:
         graph: A captured graph.
         sharding: A layout for every tensor and the cut loops of every call; see `legalize`.
-        in_turn: Receive the pieces of a region one after the other, so that less memory is held
+        in_turn: Receive the slices of a region one after the other, so that less memory is held
             and a region takes longer.
         reuse: Two ops that need the same region of a tensor share one fetch if at most so many
             ops of the graph lie between them; the region is held so long.
@@ -52,6 +53,7 @@ def spmd_partition(
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
         DescriptionError: E220, if a description is wrong.
     """
+    begin_graph()
     emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse)
     undescribed: Counter[str] = Counter()
     for emitter.now, number in enumerate(graph.arrays.topological.tolist()):
@@ -84,7 +86,7 @@ def _note(kind: str, count: int) -> str:
 
 
 def _source(emitter: Emitter, op: Op) -> None:
-    """Every device has its blocks of what exists before the step."""
+    """Write the shards of what exists before the step."""
     for device in emitter.devices:
         for tensor in op.outputs:
             box = emitter.boxes[tensor.name][device]

@@ -1,4 +1,7 @@
-"""Random ops: every device draws the whole, as one device would, and keeps its blocks."""
+"""Random ops: every device draws the whole, as one device would, and keeps its shard.
+
+So the values do not depend on the number of devices, and k replicas are one draw of the generator.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ RANDOM = frozenset({
     "aten._sample_dirichlet", "aten.rrelu_with_noise",
 })  # fmt: skip
 #: Of their first argument only the shape counts.
-FORM_ONLY = frozenset({
+SHAPE_ONLY = frozenset({
     "aten.native_dropout", "aten.dropout", "aten.rand_like", "aten.randn_like",
     "aten.randint_like", "aten.normal_", "aten.uniform_", "aten.exponential_", "aten.random_",
     "aten.log_normal_", "aten.geometric_", "aten.cauchy_", "aten.bernoulli_", "aten.bernoulli.p",
@@ -45,11 +48,11 @@ def is_random_op(kind: str) -> bool:
 
 
 def emit_random_op(emitter: Emitter, op: Op) -> None:
-    """Write the devices' draws of a random op, whatever loops are cut."""
+    """Write the draws of all devices for a random op, whatever loops are cut."""
     call = call_of(op, emitter.tensors)
     names = {_operator(op.kind), canonical_name(op.kind)}
     shape_only = None
-    if names & FORM_ONLY and call.args and isinstance(call.args[0], dict):
+    if names & SHAPE_ONLY and call.args and isinstance(call.args[0], dict):
         shape_only = call.args[0]["tensor"]
     is_scaling = bool(names & SCALING) and shape_only is not None
     anchor = Anchor(op, tuple(f"{op.name}@{device}" for device in emitter.devices))

@@ -1,8 +1,9 @@
-"""What the devices do of one op, worked out once for all ops that make the same call.
+"""The local ops of one op, worked out once for all ops that make the same call.
 
-A step repeats its layers, and devices do alike: calls that differ in the names of their tensors
-alone share one `Template`, in which tensors are numbers. O(size of the arguments) for each further
-op.
+Problem: a step repeats its layers, and devices do alike.
+Idea: calls that differ in the names of their tensors alone share one `Template`, in which tensors
+are numbers.
+Complexity: O(size of the arguments) for each further op of a template.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ class ArgumentTemplate(NamedTuple):
 
 
 class Template(NamedTuple):
-    """What the devices do of equal calls. Slots name the tensors of the localised calls.
+    """The local ops of equal calls. Slots name the tensors of the local calls.
 
     Attributes:
         local_ops: One per device; tensors named by slot.
         slots: Slot, and number of the tensor among those of the call.
-        requests: By slot, what each device needs, None for nothing.
-        boxes: By slot, the boxes of that.
-        results: By result, what each device's is of the whole one, None: not computed.
-        made: By result, the boxes of that.
-        is_partial: By result, whether it is combined of several.
-        fractions: Which share of the loops each device runs.
-        arguments: Of each device, positional and by name.
+        requests: By slot and device, what it needs, None for nothing.
+        boxes: By slot and device, the box of that.
+        results: By result and device, what its is of the whole one, None: not computed.
+        made: By result and device, the box of that.
+        is_partial: By result, whether it is a partial one.
+        fractions: By device, the fraction of the loops' iterations that it runs.
+        arguments: By device, positional and by name.
     """
 
     local_ops: tuple[LocalOp, ...]
@@ -66,12 +67,12 @@ class Template(NamedTuple):
 
 
 class PartitionedOp(NamedTuple):
-    """What the devices do of one op.
+    """One op of the graph, partitioned.
 
     Attributes:
-        template: Of all ops like it.
-        names: Slot to tensor of the graph.
-        returned: Output that each result becomes.
+        template: Shared by all ops that make an equal call.
+        names: By slot, the tensor of the graph.
+        returned: The output that each result becomes.
     """
 
     template: Template
@@ -90,7 +91,7 @@ def returned_names(op: Op) -> tuple[str | None, ...]:
 
 
 def replicate_op(op: Op, tensors: Mapping[str, Tensor], mesh: Mesh) -> PartitionedOp:
-    """Return the work if every device runs all of an op; no description is needed."""
+    """Return an op that every device runs whole; no description is needed."""
     found = partition_op(op, (None,) * len(mesh.shape), tensors, mesh)
     assert found is not None
     return found
@@ -99,7 +100,13 @@ def replicate_op(op: Op, tensors: Mapping[str, Tensor], mesh: Mesh) -> Partition
 def partition_op(
     op: Op, axes: AxisLoops, tensors: Mapping[str, Tensor], mesh: Mesh
 ) -> PartitionedOp | None:
-    """Return the work if loops of an op are cut; None if they cannot be.
+    """Return an op whose loops are cut; None if they cannot be.
+
+    Args:
+        op: A call of the graph.
+        axes: The loop that is cut at each mesh axis.
+        tensors: Of the graph, by name.
+        mesh: The devices.
 
     Raises:
         DescriptionError: E220, if the operator's description is wrong.
@@ -144,9 +151,8 @@ def _template(
 ) -> Template | None:
     call, returned = call_of(op, tensors), returned_names(op)
     if all(axis is None for axis in axes):
-        names, found = {str(numbers[name]): name for name in call.shapes}, _whole(
-            call, returned, axes, tensors, mesh, numbers
-        )  # fmt: skip
+        names = {str(numbers[name]): name for name in call.shapes}
+        found = _whole(call, returned, axes, tensors, mesh, numbers)
     elif description_of(call.kind) is None:
         return None
     else:
@@ -183,7 +189,7 @@ def _whole(
     mesh: Mesh,
     numbers: Mapping[str, int],
 ) -> tuple[LocalOp, ...]:
-    """Return what each device does of a call that all run."""
+    """Return the local ops of a call that all devices run whole."""
     slots = {name: str(number) for name, number in numbers.items()}
     local = Call(
         call.kind,
@@ -219,21 +225,25 @@ def _is_possible(found: Sequence[LocalOp], returned: Sequence[str | None]) -> bo
 def _argument_templates(
     found: Sequence[LocalOp],
 ) -> tuple[tuple[list[ArgumentTemplate], dict[str, ArgumentTemplate]], ...]:
-    forms: dict[int, tuple[list[ArgumentTemplate], dict[str, ArgumentTemplate]]] = {}
+    found_arguments: dict[int, tuple[list[ArgumentTemplate], dict[str, ArgumentTemplate]]] = {}
     for op in found:
         call = op.call
-        if id(call) not in forms:
+        if id(call) not in found_arguments:
             named = {key: _argument_template(value) for key, value in call.kwargs.items()}
-            forms[id(call)] = [_argument_template(value) for value in call.args], named
-    return tuple(forms[id(op.call)] for op in found)
+            found_arguments[id(call)] = [_argument_template(value) for value in call.args], named
+    return tuple(found_arguments[id(op.call)] for op in found)
 
 
 def _argument_template(value: Any) -> ArgumentTemplate:
-    held: dict[str, int] = {}
-    _plain(value, held)
+    numbers: dict[str, int] = {}
+    _plain(value, numbers)
     if isinstance(value, dict) and set(value) == {"tensor"}:
         return ArgumentTemplate(value["tensor"], -1)
-    return ArgumentTemplate(value, len(held)) if held else ArgumentTemplate(localised(value, {}), 0)
+    return (
+        ArgumentTemplate(value, len(numbers))
+        if numbers
+        else ArgumentTemplate(localised(value, {}), 0)
+    )
 
 
 def filled(argument: ArgumentTemplate, local: Mapping[str, str]) -> Any:
@@ -257,9 +267,15 @@ def localised(value: Any, local: Mapping[str, str]) -> Any:
 
 
 def non_local_tensor(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str | None:
-    """Return a tensor that an op writes or views in written storage, but does not find locally.
+    """Return a tensor that an op writes, or views in written storage, but does not find locally.
 
-    None if all is where it is needed.
+    Args:
+        emitter: Has the layouts.
+        op: The op.
+        partitioned: What each device does of it.
+
+    Returns:
+        Its name; None if all is where it is needed.
     """
     if any(emitter.owners[name] in emitter.written for name in op.inputs):
         changed = writes(op)

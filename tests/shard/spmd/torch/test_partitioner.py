@@ -85,10 +85,10 @@ def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
     seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
     cluster = Cluster.uniform(plan.num_devices)
     parts = planned_graph(graph, plan)
-    mover = OverlapScheduler(parts, plan_arrays(parts, plan), seconds, cluster)
-    moved = overlapped_plan(parts, plan, mover.moved(rng.choice([1.0, 9.0])))
-    assert plan_problems(graph, moved) == []
-    assert spmd.run_spread(graph, moved, values, expected) == []
+    scheduler = OverlapScheduler(parts, plan_arrays(parts, plan), seconds, cluster)
+    overlapped = overlapped_plan(parts, plan, scheduler.schedule(rng.choice([1.0, 9.0])))
+    assert plan_problems(graph, overlapped) == []
+    assert spmd.run_spread(graph, overlapped, values, expected) == []
     return plan
 
 
