@@ -91,7 +91,7 @@ class _Package(types.ModuleType):
 
     @plan.setter
     def plan(self, value: Any) -> None:
-        """Ignore the import system's wish."""
+        """Ignore what the import system sets."""
 
 
 sys.modules[__name__].__class__ = _Package

@@ -176,7 +176,7 @@ def test_an_op_without_a_copy_and_one_too_many() -> None:
     assert plan.partition is not None
     renamed = changed(plan, "b@1", lambda op: dataclasses.replace(op, name="c@1"))
     problems = plan_problems(graph, renamed)
-    assert any("op 'b' has 1 copies on 2 devices" in problem for problem in problems)
+    assert any("op 'b' has 1 local ops on 2 devices" in problem for problem in problems)
     assert any("'c@1'" in problem and "part of no op" in problem for problem in problems)
 
 

@@ -27,12 +27,41 @@ MAX_PROBLEMS = 20
 
 
 class _Context(NamedTuple):
+    """What rules look at.
+
+    Attributes:
+        graph: The graph, or the partitioned graph.
+        plan: The plan under check.
+        cluster: What it must run on, if that is known.
+        ops: By name.
+        producer: The op that produces each tensor.
+        owner: The tensor that owns the storage of each tensor.
+        position: Of each op in the order of its device.
+    """
+
     graph: Graph
     plan: Plan
     cluster: Cluster | None
     ops: dict[str, Op]
     producer: dict[str, Op]
-    position: dict[str, int]  # in the order of the op's device
+    owner: dict[str, str]
+    position: dict[str, int]
+
+
+def _context(graph: Graph, plan: Plan, cluster: Cluster | None) -> _Context:
+    tensors = [tensor.name for op in graph.ops for tensor in op.outputs]
+    return _Context(
+        graph=graph,
+        plan=plan,
+        cluster=cluster,
+        ops={op.name: op for op in graph.ops},
+        producer={tensor.name: op for op in graph.ops for tensor in op.outputs},
+        owner={
+            name: tensors[of]
+            for name, of in zip(tensors, graph.arrays.tensor_owner.tolist(), strict=True)
+        },
+        position={name: i for row in plan.order for i, name in enumerate(row)},
+    )
 
 
 def capacities(cluster: Cluster, reserve: float) -> list[int | None]:
@@ -62,14 +91,7 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
         if problems:
             return problems
         graph = planned_graph(graph, plan)
-    context = _Context(
-        graph,
-        plan,
-        cluster,
-        {op.name: op for op in graph.ops},
-        {tensor.name: op for op in graph.ops for tensor in op.outputs},
-        {name: i for row in plan.order for i, name in enumerate(row)},
-    )
+    context = _context(graph, plan, cluster)
     for rule in (_placement, _order, _groups, _messages, _deliveries, _writes):
         # Later rules assume that every op has one device and one position.
         problems += [p for _, p in zip(range(MAX_PROBLEMS), rule(context), strict=False)]
@@ -209,18 +231,11 @@ def _deliveries(c: _Context) -> Iterator[str]:
 
 def _writes(c: _Context) -> Iterator[str]:
     """Check that storage is written where it is owned, and not while it is being sent."""
-    parent = {t.name: t.alias_of for op in c.graph.ops for t in op.outputs if t.alias_of}
-
-    def owner(tensor: str) -> str:
-        while tensor in parent:
-            tensor = parent[tensor]
-        return tensor
-
     written: dict[str, list[Op]] = {}
     for op in c.graph.ops:
         for tensor in writes(op):
-            written.setdefault(owner(tensor), []).append(op)
-            home = c.plan.placement[c.producer[owner(tensor)].name]
+            written.setdefault(c.owner[tensor], []).append(op)
+            home = c.plan.placement[c.producer[c.owner[tensor]].name]
             if c.plan.placement[op.name] != home:
                 yield (
                     f"op {op.name!r:.60} writes {tensor!r:.60} in place on device "
@@ -228,7 +243,7 @@ def _writes(c: _Context) -> Iterator[str]:
                 )
     for m in c.plan.messages:
         sent = c.position[c.producer[m.tensor].name]
-        for op in written.get(owner(m.tensor), []):
+        for op in written.get(c.owner[m.tensor], []):
             at = c.position[op.name]
             left = None if m.hold_until is None else c.position[m.hold_until]
             if at > sent and c.plan.placement[op.name] == m.source and (left is None or left >= at):

@@ -1,9 +1,9 @@
-"""The checker of partitioned graphs: independent of the code that spreads a graph.
+"""The checker of partitioned graphs: independent of the code that partitions a graph.
 
-It proves that every op of the graph has its copy on every device, that the blocks of every tensor
-are those that its layout names, and, following each element from its owner through slices,
-messages and fetches, that what is put together is the right part of one tensor. What an op needs
-of its inputs, only its description knows; the numeric tests certify that. O(ops + parts).
+It proves that every op of the graph has its local op on every device, that the shards of every
+tensor are those that its layout names, and, following each element from its owner through slices,
+messages and fetches, that what is assembled is the right region of one tensor. Which regions of
+its inputs an op needs, only its description knows; the numeric tests certify that. O(local ops).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pardnn.plan.plan import Plan
 _WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
 
 
-#: Kinds of which `_moved` tells what they make of the whole tensors.
-_MOVES = frozenset({SLICE, FETCH, JOIN, UPDATE, REDUCE})
+#: Kinds that move data: `_region_of` tells which region of a tensor each of them makes.
+_DATA_MOVEMENTS = frozenset({SLICE, FETCH, JOIN, UPDATE, REDUCE})
 
 
-class _Place(NamedTuple):
-    """What a local tensor is: a box of a tensor, or of a result that has yet to be placed."""
+class _Region(NamedTuple):
+    """What a local tensor is: a box of a tensor of the graph, or of another local tensor."""
 
     of: str
     box: Box
 
 
 def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yield what is wrong with the partitioned graph of a plan, which has one."""
+    """Yield what is wrong with the partitioned graph of a sharded plan."""
     partition = plan.partition
     assert partition is not None
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
@@ -59,9 +59,9 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
             )
             return
         boxes[name] = found
-    yield from _copies(graph, plan, partition)
-    yield from _parts(plan, partition, tensors, boxes)
-    yield from _landings(plan, partition)
+    yield from _local_ops(graph, plan, partition)
+    yield from _local_tensors(plan, partition, tensors, boxes)
+    yield from _in_place_receives(plan, partition)
 
 
 def layout_of(words: tuple[str, ...]) -> Layout | None:
@@ -85,8 +85,8 @@ def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, .
     return owned_boxes(shape, layout, mesh)
 
 
-def _copies(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
-    """Check that every op runs on every device, the mark of the loss on one, and nothing else."""
+def _local_ops(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
+    """Check that every op has a local op on every device, the mark of the loss on one alone."""
     parts = {op.name: op for op in partition.ops}
     expected: set[str] = set()
     for op in graph.ops:
@@ -94,18 +94,19 @@ def _copies(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
         there = [name for name in names if name in parts]
         expected |= set(there)
         if len(there) != (1 if op.kind == LOSS_KIND else len(names)):
-            yield f"partition: op {op.name!r:.60} has {len(there)} copies on {len(names)} devices"
+            count = f"{len(there)} local ops on {len(names)} devices"
+            yield f"partition: op {op.name!r:.60} has {count}"
         for device, name in enumerate(names):
             if name in parts and plan.placement.get(name) != device:
                 yield f"partition: op {name!r:.60} is not placed on device {device}"
-            if name in parts and not _is_copy(op, parts[name]):
+            if name in parts and not _is_local_op(op, parts[name]):
                 yield f"partition: op {name!r:.60} is {parts[name].kind}, no part of {op.kind}"
     for name, op in parts.items():
         if name not in expected and not op.kind.startswith("pardnn."):
             yield f"partition: op {name!r:.60} ({op.kind}) is part of no op of the graph"
 
 
-def _is_copy(op: Op, part: Op) -> bool:
+def _is_local_op(op: Op, part: Op) -> bool:
     if part.kind == op.kind:
         return True
     is_random = part.kind == DRAW and _arguments(part)[:1] == [op.kind]
@@ -116,22 +117,22 @@ def _arguments(op: Op) -> list[Any]:
     return (op.arguments or {}).get("args", [])
 
 
-def _parts(
+def _local_tensors(
     plan: Plan,
     partition: Partition,
     tensors: Mapping[str, Tensor],
     boxes: Mapping[str, tuple[Box, ...]],
 ) -> Iterator[str]:
-    """Follow what each local tensor is of the whole ones."""
+    """Follow which region of a tensor of the graph each local tensor is."""
     local = {tensor.name: tensor for op in partition.ops for tensor in op.outputs}
-    places: dict[str, _Place] = {}
-    begun = _Begun({}, _completed(partition))
+    regions: dict[str, _Region] = {}
+    open_buffers = _OpenBuffers({}, _completed(partition))
     for op in partition.ops:
         device = plan.placement.get(op.name, 0)
         found = problem = None
         try:
-            if op.kind in _MOVES:
-                found = _moved(op, local, places, begun)
+            if op.kind in _DATA_MOVEMENTS:
+                found = _region_of(op, local, regions, open_buffers)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             found, problem = None, f"its arguments make no sense ({error!s:.60})"
         if isinstance(found, str):
@@ -140,16 +141,16 @@ def _parts(
             name, _, at = tensor.name.rpartition("@")
             if name in tensors and at == str(device):
                 box = boxes[name][device]
-                problem = problem or _block_problem(op, tensor, box, found, name)
-                places[tensor.name] = _Place(name, box)
+                problem = problem or _shard_problem(op, tensor, box, found, name)
+                regions[tensor.name] = _Region(name, box)
             elif found is not None:
-                places[tensor.name] = found
+                regions[tensor.name] = found
         if problem is not None:
             yield f"partition: op {op.name!r:.60}: {problem}"
 
 
-def _block_problem(op: Op, tensor: Tensor, box: Box, found: Any, name: str) -> str | None:
-    """Return why a tensor is not the block that its device owns."""
+def _shard_problem(op: Op, tensor: Tensor, box: Box, found: Any, name: str) -> str | None:
+    """Return why a local tensor is not the shard that its device owns."""
     lengths = tuple([end - begin for begin, end in box])
     if (tensor.shape or ()) != lengths:
         return f"{tensor.name!r:.60} has shape {list(tensor.shape or ())}, owned is {list(lengths)}"
@@ -163,7 +164,7 @@ def _block_problem(op: Op, tensor: Tensor, box: Box, found: Any, name: str) -> s
     return None
 
 
-class _Begun(NamedTuple):
+class _OpenBuffers(NamedTuple):
     """Buffers of fetches that updates and joins complete.
 
     Attributes:
@@ -181,33 +182,33 @@ def _completed(partition: Partition) -> frozenset[str]:
     )
 
 
-def _moved(
-    op: Op, local: Mapping[str, Tensor], places: dict[str, _Place], begun: _Begun
-) -> _Place | str | None:
-    """Return what a moved tensor is of the whole; a sentence if it cannot be what it says."""
+def _region_of(
+    op: Op, local: Mapping[str, Tensor], regions: dict[str, _Region], open_buffers: _OpenBuffers
+) -> _Region | str | None:
+    """Return the region that an op that moves data makes; a sentence if it cannot be one."""
     if op.kind == SLICE:
         reference, ends = _arguments(op)
-        return _cut(reference["tensor"], ends, local, places)
+        return _sliced(reference["tensor"], ends, local, regions)
     if op.kind == FETCH:
         shape, fill, rows = _arguments(op)
         if tuple(shape) != (op.outputs[0].shape or ()):
             return f"it makes {list(shape)}, its output has {op.outputs[0].shape}"
-        return _continued(op, (shape, fill, list(rows)), local, places, begun)
+        return _continued(op, (shape, fill, list(rows)), local, regions, open_buffers)
     if op.kind == JOIN:
         target, rows = _arguments(op)
-        shape, fill, before = begun.args[target["tensor"]]
-        return _continued(op, (shape, fill, [*before, *rows]), local, places, begun)
+        shape, fill, before = open_buffers.args[target["tensor"]]
+        return _continued(op, (shape, fill, [*before, *rows]), local, regions, open_buffers)
     if op.kind == UPDATE:
         target, ends, source = _arguments(op)
-        if target["tensor"] in begun.args:
-            shape, fill, before = begun.args[target["tensor"]]
+        if target["tensor"] in open_buffers.args:
+            shape, fill, before = open_buffers.args[target["tensor"]]
             made = shape, fill, [*before, [source, ends]]
-            return _continued(op, made, local, places, begun)
+            return _continued(op, made, local, regions, open_buffers)
         rows = [[source, ends]]
         shape = local[target["tensor"]].shape or ()
-        found = _put_together(shape, 0.0, rows, local, places)
-        before = places.get(target["tensor"])
-        if isinstance(found, _Place) and before is not None and found.of == before.of:
+        found = _assembled(shape, 0.0, rows, local, regions)
+        before = regions.get(target["tensor"])
+        if isinstance(found, _Region) and before is not None and found.of == before.of:
             return found if found == before else "it puts a piece in a place of another one"
         return found
     if op.kind == REDUCE:
@@ -224,36 +225,44 @@ def _continued(
     op: Op,
     made: tuple[Any, Any, list[Any]],
     local: Mapping[str, Tensor],
-    places: dict[str, _Place],
-    begun: _Begun,
-) -> _Place | str | None:
-    """Return what a buffer is; where it is completed later, what is missing is no problem."""
+    regions: dict[str, _Region],
+    open_buffers: _OpenBuffers,
+) -> _Region | str | None:
+    """Return the region in a buffer; what is filled in later may be missing.
+
+    Args:
+        op: A fetch, an update or a join.
+        made: Shape, fill, and what was filled in so far with its box.
+        local: The local tensors by name.
+        regions: What is known of them.
+        open_buffers: Those that a later op completes.
+    """
     shape, fill, rows = made
     (output,) = op.outputs
     filled = sum(_volume([b - a for a, b in ends]) for _, ends in rows)
-    if output.name in begun.completed and filled < _volume(shape):  # else it is overwritten
-        begun.args[output.name] = made
+    if output.name in open_buffers.completed and filled < _volume(shape):  # else it is overwritten
+        open_buffers.args[output.name] = made
         fill = 0.0 if fill is None else fill
-    return _put_together(shape, fill, rows, local, places)
+    return _assembled(shape, fill, rows, local, regions)
 
 
-def _cut(
-    name: str, ends: Any, local: Mapping[str, Tensor], places: dict[str, _Place]
-) -> _Place | str:
+def _sliced(
+    name: str, ends: Any, local: Mapping[str, Tensor], regions: dict[str, _Region]
+) -> _Region | str:
     shape = local[name].shape or ()
     box = tuple([(int(a), int(b)) for a, b in ends])
     if len(box) != len(shape) or any(
         not 0 <= a <= b <= size for (a, b), size in zip(box, shape, strict=True)
     ):
         return f"it cuts {ends!r:.80} out of {name!r:.60} of shape {list(shape)}"
-    own = places.get(name) or _Place(name, tuple([(0, size) for size in shape]))
+    own = regions.get(name) or _Region(name, tuple([(0, size) for size in shape]))
     ends = zip(own.box, box, strict=True)
-    return _Place(own.of, tuple([(c + a, c + b) for (c, _), (a, b) in ends]))
+    return _Region(own.of, tuple([(c + a, c + b) for (c, _), (a, b) in ends]))
 
 
-def _put_together(
-    shape: Any, fill: Any, rows: Any, local: Mapping[str, Tensor], places: dict[str, _Place]
-) -> _Place | str | None:
+def _assembled(
+    shape: Any, fill: Any, rows: Any, local: Mapping[str, Tensor], regions: dict[str, _Region]
+) -> _Region | str | None:
     origins: set[tuple[str, tuple[int, ...]]] = set()
     filled = 0
     for reference, ends in rows:
@@ -264,7 +273,7 @@ def _put_together(
         if lengths != (local[name].shape or ()) or not is_inside:
             return f"{name!r:.60} of shape {local[name].shape} does not fit {ends!r:.80}"
         filled += _volume(lengths)
-        place = places.get(name)
+        place = regions.get(name)
         if place is None:
             origins.add((name, ()))
         else:
@@ -278,7 +287,7 @@ def _put_together(
     if len(origins) != 1 or not next(iter(origins))[1]:
         return None
     ((of, low),) = origins
-    return _Place(of, tuple((a, a + n) for a, n in zip(low, shape, strict=True)))
+    return _Region(of, tuple((a, a + n) for a, n in zip(low, shape, strict=True)))
 
 
 def _volume(shape: Any) -> int:
@@ -288,40 +297,46 @@ def _volume(shape: Any) -> int:
     return total
 
 
-def _landings(plan: Plan, partition: Partition) -> Iterator[str]:
-    """Check that what is received in place gets where a join expects it, and nobody else looks."""
+def _in_place_receives(plan: Plan, partition: Partition) -> Iterator[str]:
+    """Check that a join finds what it expects received in place, and nothing reads it before."""
     producer = {tensor.name: op for op in partition.ops for tensor in op.outputs}
     position = {name: i for row in plan.order for i, name in enumerate(row)}
-    readers: dict[str, list[Op]] = {}
+    consumers: dict[str, list[Op]] = {}
     for op in partition.ops:
         for name in op.inputs:
-            readers.setdefault(name, []).append(op)
-    landed: dict[tuple[str, int], str] = {}
+            consumers.setdefault(name, []).append(op)
+    received: dict[tuple[str, int], str] = {}
     for m in plan.messages:
         if m.into is None:
             continue
         where = f"messages: {m.tensor!r:.60} into {m.into!r:.60}"
-        landed[m.tensor, m.target] = m.into
-        maker = producer.get(m.into)
-        if maker is None or maker.kind != FETCH or plan.placement.get(maker.name) != m.target:
+        received[m.tensor, m.target] = m.into
+        producer_op = producer.get(m.into)
+        if (
+            producer_op is None
+            or producer_op.kind != FETCH
+            or plan.placement.get(producer_op.name) != m.target
+        ):
             yield f"{where}: that is made by no fetch of device {m.target}"
-        elif position[maker.name] >= position.get(m.post_before, -1):
+        elif position[producer_op.name] >= position.get(m.post_before, -1):
             yield f"{where}: it may arrive before its place is there"
     for op in partition.ops:
         if op.kind == JOIN:
             yield from (
                 f"partition: op {op.name!r:.60}: {problem}"
-                for problem in _joining(op, plan.placement.get(op.name, 0), landed, producer)
+                for problem in _join_problems(
+                    op, plan.placement.get(op.name, 0), received, producer
+                )
             )
-    buffers = {*landed.values(), *(_arguments(op)[0]["tensor"] for op in partition.ops
+    buffers = {*received.values(), *(_arguments(op)[0]["tensor"] for op in partition.ops
                                    if op.kind == JOIN)}  # fmt: skip
     sent = {m.tensor for m in plan.messages}
     for name in sorted(buffers):
-        others = [op for op in readers.get(name, []) if op.kind not in (JOIN, UPDATE)]
+        others = [op for op in consumers.get(name, []) if op.kind not in (JOIN, UPDATE)]
         if others or name in sent:
-            reader = others[0].name if others else "a message"
-            yield f"partition: {reader!r:.60} reads {name!r:.60}, which is not complete"
-    left = landed.keys() - {
+            consumer = others[0].name if others else "a message"
+            yield f"partition: {consumer!r:.60} reads {name!r:.60}, which is not complete"
+    left = received.keys() - {
         (name, plan.placement.get(op.name, 0))
         for op in partition.ops if op.kind == JOIN for name in op.inputs
     }  # fmt: skip
@@ -329,10 +344,10 @@ def _landings(plan: Plan, partition: Partition) -> Iterator[str]:
         yield f"messages: {name!r:.60} is received in place on device {device}, but not joined"
 
 
-def _joining(
-    op: Op, device: int, landed: Mapping[tuple[str, int], str], producer: Mapping[str, Op]
+def _join_problems(
+    op: Op, device: int, received: Mapping[tuple[str, int], str], producer: Mapping[str, Op]
 ) -> Iterator[str]:
-    """Check that every part of a join was received into its place, in the order of its memory."""
+    """Check that every shard of a join was received into its box, in the order of its memory."""
     target, rows = _arguments(op)
     buffer = target["tensor"]
     while producer[buffer].kind == UPDATE:
@@ -340,7 +355,7 @@ def _joining(
     (made,) = producer[buffer].outputs
     for reference, ends in rows:
         name = reference["tensor"]
-        if landed.get((name, device)) != buffer:
+        if received.get((name, device)) != buffer:
             yield f"{name!r:.60} is not received into {buffer!r:.60}"
         piece = next(t for t in producer[name].outputs if t.name == name)
         if piece.dtype != made.dtype or not is_run(made, piece, ends):
@@ -348,7 +363,7 @@ def _joining(
 
 
 def is_run(buffer: Tensor, piece: Tensor, box: Any) -> bool:
-    """Whether a box of a new tensor takes the bytes of a piece, as it is sent, in their order."""
+    """Whether a box of a new tensor is one run of memory that takes a shard's bytes in order."""
     sizes = tuple([end - begin for begin, end in box])
     return _is_run(_strides(buffer), _strides(piece), sizes)
 

@@ -1,4 +1,9 @@
-"""The plan file, `pardnn.plan/1`, and the placement file (`op device` lines)."""
+"""The plan file, `pardnn.plan/1`, and the placement file (`op device` lines).
+
+Of a message, `post_before` is the post of an irecv: the receiver's op before which the buffer is
+allocated and the receive posted. `hold_until` is the wait of an isend: the sender's op after which
+it waits for the send and may free the tensor.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Lowered(NamedTuple):
 
 
 class _Events(NamedTuple):
-    """Nodes: ops run (0 to n-1), ops are reached (n to 2n-1), messages (2n to 2n+m-1)."""
+    """A graph of events: ops run (0 to n-1), are reached (n to 2n-1), messages (2n to 2n+m-1)."""
 
     successors: list[list[int]]
     missing: list[int]
@@ -55,12 +55,12 @@ def first_uses(graph: Graph, plan: PlanArrays) -> list[int]:
     tensor = np.repeat(np.arange(a.num_tensors), np.diff(a.consumer_ptr))
     device = plan.place[a.consumer_op]
     is_remote = plan.place[a.tensor_op[tensor]] != device
-    readers, codes = a.consumer_op[is_remote], (tensor * k + device)[is_remote]
-    by_position = np.lexsort((positions(plan)[readers], codes))
+    consumers, codes = a.consumer_op[is_remote], (tensor * k + device)[is_remote]
+    by_position = np.lexsort((positions(plan)[consumers], codes))
     read, first = np.unique(codes[by_position], return_index=True)
     wanted = plan.message_tensor * k + plan.message_target
     assert np.isin(wanted, read).all(), "a message that nobody reads"
-    return readers[by_position][first[np.searchsorted(read, wanted)]].tolist()
+    return consumers[by_position][first[np.searchsorted(read, wanted)]].tolist()
 
 
 def _event_edges(graph: Graph, plan: PlanArrays, first_use: list[int]) -> Iterator[tuple[int, int]]:

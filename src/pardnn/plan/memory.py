@@ -3,9 +3,9 @@
 No clock: for each op in a device's order, allocate the receive buffers posted before it (but for
 messages that are received into a tensor that is there already), its workspace and its own outputs;
 then release the workspace and every storage whose last use on the device has passed and which no
-message holds. The peak is the same number in the checker, the judge, the runtime's prediction and
-the limit. `sim.peak` is the kernel for planners; tests hold the two equal. Numpy only: ranks use
-this, and must not load a compiler.
+message holds. The peak is the same number in the checker, the simulator, the runtime's prediction
+and the limit. `sim.peak` is the kernel for planners; tests hold the two equal. Numpy only: ranks
+use this, and must not load a compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import RESIDUAL, GraphArrays
+from pardnn.graph.csr import RESIDUAL, GraphArrays, owners_of
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays, positions
 
@@ -55,10 +55,7 @@ class Storages(NamedTuple):
 
 
 def device_storages(graph: Graph, plan: PlanArrays) -> list[list[Storage]]:
-    """Return the storages of each device, in the order in which they are allocated.
-
-    As `all_storages`, as objects.
-    """
+    """Return `all_storages` as objects: one list per device, received copies first."""
     found = all_storages(graph, plan)
     ends = np.searchsorted(found.device, np.arange(plan.num_devices + 1)).tolist()
     rows = list(map(Storage, *(column.tolist() for column in found[1:])))
@@ -68,20 +65,14 @@ def device_storages(graph: Graph, plan: PlanArrays) -> list[list[Storage]]:
 def storage_roots(arrays: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " t"]:
     """Return whose storage each tensor has on the device that computes it.
 
-    That is a tensor that is computed there, or t + i for the received copy of tensor i. Aliases
-    are followed by pointer doubling, O(t log t).
+    That is a tensor that is computed there, or t + i for the received copy of tensor i: a view of
+    what was received is a view of the copy. O(t log of the longest chain of views).
     """
-    alias, num_tensors = arrays.tensor_alias, arrays.num_tensors
+    alias, t = arrays.tensor_alias, arrays.num_tensors
     home = plan.place[arrays.tensor_op]
-    above = np.arange(2 * num_tensors)
-    views = np.flatnonzero(alias >= 0)
-    of = alias[views]
-    above[views] = np.where(home[of] == home[views], of, of + num_tensors)
-    while True:
-        further = above[above]
-        if np.array_equal(further, above):
-            return above[:num_tensors]
-        above = further
+    is_remote = home[alias] != home
+    own_or_copy = np.where(alias < 0, -1, alias + t * is_remote)
+    return owners_of(np.concatenate([own_or_copy, np.full(t, -1)]))[:t]
 
 
 def all_storages(graph: Graph, plan: PlanArrays) -> Storages:
@@ -122,11 +113,11 @@ def _last_uses(a: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " s"]:
     n, t, k = a.num_ops, a.num_tensors, max(plan.num_devices, 1)
     position, roots = positions(plan), storage_roots(a, plan)
     home = plan.place[a.tensor_op]
-    readers = np.repeat(np.arange(n), np.diff(a.input_ptr))
+    consumers = np.repeat(np.arange(n), np.diff(a.input_ptr))
     held = np.where(plan.message_hold < 0, n, position[plan.message_hold])
     tensor = np.concatenate([a.input_tensor, np.arange(t), plan.message_tensor])
-    device = np.concatenate([plan.place[readers], home, plan.message_source])
-    at = np.concatenate([position[readers], position[a.tensor_op], held])
+    device = np.concatenate([plan.place[consumers], home, plan.message_source])
+    at = np.concatenate([position[consumers], position[a.tensor_op], held])
     root = np.where(home[tensor] == device, roots[tensor], t + tensor)
     last = np.full(t + len(plan.message_tensor), -1, dtype=np.int64)
     is_own = root < t

@@ -1,9 +1,10 @@
 """The partitioned graph of a sharded plan: the ops of every device, as a graph of its own.
 
-Idea: op "h" of the graph becomes "h@0" to "h@3", one per device, with localised arguments and
-shapes; what a device needs of others is cut out (`pardnn.slice`), travels as a message, and is put
-together (`pardnn.fetch`) or added up (`pardnn.reduce`). So a sharded plan is a placement of this
-graph, and the checker, the judge, the memory proof and the runtime know nothing of sharding.
+Idea: op "h" of the graph becomes the local ops "h@0" to "h@3", one per device, with localised
+arguments and shapes; what a device needs of others is sliced (`pardnn.slice`), travels as a
+message, and is assembled (`pardnn.fetch`) or reduced (`pardnn.reduce`). So a sharded plan is a
+placement of this graph, and the checker, the simulator, the memory proof and the runtime know
+nothing of sharding.
 
 | kind | arguments `args` | result |
 | --- | --- | --- |
@@ -15,16 +16,16 @@ graph, and the checker, the judge, the memory proof and the runtime know nothing
 | `pardnn.draw` | kind, args, kwargs, boxes | of the random op on the whole, cut |
 
 - Shape, dtype and strides of a new tensor are those of the op's output. Fill is a number, or
-  `{"float": "-inf"}`; what no part covers has it, or with None no meaning.
+  `{"float": "-inf"}`; elements that no tensor covers have it, or with None no meaning.
 - A join completes what a fetch began: the fetch makes the buffer and fills in what is here, the
   rest is received in place, by messages `into` the buffer, before the join. So remote regions need
   no memory but the buffer. Only joins and updates read such a buffer. A box that is received in
-  place is one run of the buffer's memory; pieces of other boxes are received on their own, and put
+  place is one run of the buffer's memory; tensors of other boxes are received on their own, and put
   in by a fetch or an update.
 - Reducers are "sum", "max", "min", "prod", and "mean": the sum of `weights[i] * tensors[i]`.
 - A draw calls `kind` with `args` and `kwargs`, in which `{"ones": [shape, dtype, strides or None]}`
   is a new tensor of ones (into which an in-place kind draws), and keeps of each result the box in
-  `boxes`, None for a result that nobody needs. Draws with the same `arguments["of"]`, one per
+  `boxes`, None for a result that no device needs. Draws with the same `arguments["of"]`, one per
   device, are one draw of the generator. Its workspace is the whole.
 - `arguments["collective"]` of a fetch or a reduce names the collective that it is part of:
   `{"collective": "all_gather", "axis": "m0", "dim": 1}`; also "reduce_scatter", "all_reduce",

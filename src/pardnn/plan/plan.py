@@ -1,6 +1,6 @@
 """The plan: the whole decision, as data.
 
-Planners write it, the judge and the runtime read it, and none of the three knows the others. It
+Planners write it, the simulator and the runtime read it, and none of the three knows the others. It
 fixes where every op runs, in which order on each device, and for every message where in each
 rank's list the receive buffer is allocated and the sent tensor released. So its peak memory is
 known without a clock (`plan.memory`).
@@ -36,7 +36,7 @@ class Message:
         hold_until: The sender's op after which it waits for the send and may free the tensor;
             None: the tensor is held until the end of the step.
         into: The receiver's tensor into which it is received in place, without a buffer of its
-            own: an output of a `pardnn.fetch`, see `plan.partition`. None: into a new buffer.
+            own: an output of a `pardnn.fetch` (`plan.partitioned_graph`). None: into a new buffer.
     """
 
     __pydantic_config__ = STRICT
@@ -67,14 +67,14 @@ class Plan:
     Attributes:
         placement: Device index of each op.
         order: Op names of each device, in the order in which it runs them.
-        messages: Every tensor that crosses devices. Their order is the planner's wish for the
-            global total order of messages; `plan.lower` keeps to it where that cannot deadlock.
+        messages: Every tensor that crosses devices. Their order is the global total order
+            that the planner proposes; `plan.lower` keeps to it where that cannot deadlock.
         graph_fingerprint: Of the graph it was made for.
         op_digests: Eight hex digits per op of `placement`, or tensor of `partition.sharding`,
             joined, to tell what changed.
         versions: Of pardnn and what it was captured with.
-        partition: The partitioned graph, if tensors and ops are spread over devices; placement,
-            order and messages then are of its ops. None if every op runs on one device.
+        partition: The partitioned graph, if tensors and ops are sharded; placement, order and
+            messages then are of its ops. None if every op runs on one device.
         cluster: What it was made for; None in a plan written by hand.
         algorithm: The one that won.
         objective: What it minimised.

@@ -64,7 +64,7 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateResult:
-    """What the judge says of a plan. `peak_bytes` comes from the order, without a clock."""
+    """A simulated plan. `peak_bytes` comes from the order, without a clock."""
 
     __pydantic_config__ = STRICT
 
@@ -91,7 +91,7 @@ class CompareRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareResult:
-    """All algorithms under one judge."""
+    """Several algorithms under one simulator."""
 
     __pydantic_config__ = STRICT
 
@@ -196,9 +196,9 @@ class RunResult:
     devices of their own, `shared_cores_s` for ranks that share this machine's cores: null if their
     messages or calls were not measured here. A limit is null where the device has none. With
     `--verify`, `verified` tells whether no loss differs from one device's by more than `tolerance`,
-    relative: 0, every bit, where each op runs on one device; where sums are spread over devices,
-    1e-10 in double and 1e-4 in single precision. A loss that is no finite number is null in JSON,
-    which has none.
+    relative: 0, every bit, where each op runs on one device; where sums are sharded, 1e-10 in
+    double and 1e-4 in single precision. A loss that is no finite number is null in JSON, which has
+    none.
     """
 
     __pydantic_config__ = STRICT
