@@ -283,7 +283,7 @@ def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> Pardnn
     if missed:
         # The rank that timed out is not the cause: the one that wrote nothing is.
         first = silent[0]
-        lines.insert(0, f"rank {first} ended before its work was done, and left no account.")
+        lines.insert(0, f"rank {first} ended before its work was done, and wrote no result.")
     lines += _exit_line(first, failed)
     own = errors.get(first)
     if own is not None and root["code"] in _TRACED_CODES:
@@ -323,7 +323,7 @@ def _ended_silently(silent: Sequence[int], failed: Any) -> PardnnError:
         code = failure.exitcode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
     return RankError(
-        f"rank {rank} ended {how}, and left no account.\nLook at what it printed last.",
+        f"rank {rank} ended {how}, and wrote no result.\nLook at what it printed last.",
         code="E602",
         details={"rank": rank, "first_failing_rank": rank},
     )

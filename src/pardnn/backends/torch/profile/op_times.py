@@ -152,7 +152,13 @@ def profile_graph(
 def cached_table(
     device: torch.device | str = "cpu", *, threads: int | None = None, folder: Path | None = None
 ) -> CostTable:
-    """Return the cached costs of a device; for the arguments see `profile_graph`."""
+    """Return the cached costs of a device.
+
+    Args:
+        device: Where the calls were run.
+        threads: That an op may use on a CPU; as many as now if absent.
+        folder: Of the cost cache; the user's if absent.
+    """
     device = torch.device(device)
     with _quiet(device, threads):
         return load_table(machine_of(device), folder or cache_folder())

@@ -7,16 +7,25 @@ Idea: before each of its ops, the rank moves its generator past the draws of all
 before it in the order of the unplaced step. How far each moves a generator is measured
 (`generator.measure`), and successive skips are joined into one.
 
+A plan may run the ops of independent branches in another order than the step. Then one pass over
+all draws saves the generator's state at the start of each own op ahead of the step.
+
 Complexity: O(random ops) a step, and one `generator.advance` for each op of the rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from pardnn.backends.torch.rng.generator import Draws, skip_calls
+from pardnn.backends.torch.rng.generator import (
+    Draws,
+    default_generator,
+    read_state,
+    skip_calls,
+    write_state,
+)
 from pardnn.errors import MismatchError
 
 
@@ -102,3 +111,75 @@ class RandomStream:
             )
         skip_calls(self._generator, self._calls[self._done :], is_repeated=True)
         self._done = self._next = 0
+
+
+class UnorderedStream:
+    """The random stream of a rank that does not run its random ops in the order of the step.
+
+    Has the methods of `RandomStream`. Before the first own draw, one pass over all draws of the
+    step saves the generator's state at the start of each own op.
+
+    Args:
+        order: All random ops in the order of the whole step.
+        calls: How each of them advances the generator.
+        mine: Those that this rank runs.
+        generator: That they draw from.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[str],
+        calls: Sequence[Draws],
+        mine: set[str],
+        generator: torch.Generator,
+    ) -> None:
+        self._order = tuple(order)
+        self._calls = tuple(calls)
+        self._mine = mine
+        self._generator = generator
+        self._states: dict[str, bytes] = {}
+        self._end = b""
+
+    def _look_ahead(self) -> None:
+        skipped: list[Draws] = []
+        for name, call in zip(self._order, self._calls, strict=True):
+            if name in self._mine:
+                skip_calls(self._generator, skipped)
+                skipped = []
+                self._states[name] = read_state(self._generator)
+            skipped.append(call)
+        skip_calls(self._generator, skipped)
+        self._end = read_state(self._generator)
+
+    def before(self, op: str) -> None:
+        """Set the generator to the state at the start of `op`."""
+        if not self._states:
+            self._look_ahead()
+        write_state(self._generator, self._states[op])
+
+    def finish(self) -> None:
+        """Set the generator to the state at the end of the step."""
+        if not self._states:
+            self._look_ahead()
+        write_state(self._generator, self._end)
+        self._states = {}
+
+
+def make_stream(
+    order: Sequence[str], draws: Mapping[str, Draws], mine: Sequence[str], device: torch.device
+) -> RandomStream | UnorderedStream:
+    """Return what keeps one rank's generator where the step on one device would have it.
+
+    Args:
+        order: All random ops in the order of the whole step.
+        draws: How each advances the generator.
+        mine: Those that this rank runs, in the order of its plan.
+        device: Whose generator they draw from.
+    """
+    position = {name: i for i, name in enumerate(order)}
+    calls = [draws[name] for name in order]
+    positions = [position[name] for name in mine]
+    in_order = positions == sorted(positions)
+    is_once = len(set(mine)) == len(mine)
+    kind = RandomStream if in_order and is_once else UnorderedStream
+    return kind(list(order), calls, set(mine), default_generator(device))

@@ -22,6 +22,7 @@ from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view, shard_of
 from pardnn.backends.torch.rng.generator import Draws
+from pardnn.backends.torch.rng.stream import make_stream
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
 from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, live_bytes
@@ -29,7 +30,6 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import (
     drawn_once,
     is_random,
-    make_stream,
     random_ops,
     redrawn,
 )

@@ -8,7 +8,7 @@ once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,14 +20,9 @@ from pardnn.backends.torch.ops.schema import signature
 from pardnn.backends.torch.rng.generator import (
     Draws,
     Effect,
-    default_generator,
     has_fixed_draws,
     measure,
-    read_state,
-    skip_calls,
-    write_state,
 )
-from pardnn.backends.torch.rng.stream import RandomStream
 from pardnn.errors import FileError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.partitioned_graph import DRAW
@@ -187,71 +182,3 @@ def draws_to_data(draws: Mapping[str, Draws]) -> dict[str, Any]:
 def draws_from_data(data: Mapping[str, Any]) -> dict[str, Draws]:
     """Return the draws that `draws_to_data` wrote."""
     return {name: Draws(Effect(*a), Effect(*b)) for name, (a, b) in data.items()}
-
-
-class SteppedStates:
-    """The random stream of a rank that does not run its random ops in the order of the step.
-
-    Has the methods of `RandomStream`. Before the first own draw, one pass over all draws of the
-    step saves the generator's state at the start of each own op.
-
-    Args:
-        order: All random ops in the order of the whole step.
-        calls: How each of them advances the generator.
-        mine: Those that this rank runs.
-        generator: That they draw from.
-    """
-
-    def __init__(
-        self, order: Sequence[str], calls: Sequence[Draws], mine: set[str], generator: Any
-    ) -> None:
-        self._order = tuple(order)
-        self._calls = tuple(calls)
-        self._mine = mine
-        self._generator = generator
-        self._states: dict[str, bytes] = {}
-        self._end = b""
-
-    def _look_ahead(self) -> None:
-        skipped: list[Draws] = []
-        for name, call in zip(self._order, self._calls, strict=True):
-            if name in self._mine:
-                skip_calls(self._generator, skipped)
-                skipped = []
-                self._states[name] = read_state(self._generator)
-            skipped.append(call)
-        skip_calls(self._generator, skipped)
-        self._end = read_state(self._generator)
-
-    def before(self, op: str) -> None:
-        """Set the generator to the state at the start of `op`."""
-        if not self._states:
-            self._look_ahead()
-        write_state(self._generator, self._states[op])
-
-    def finish(self) -> None:
-        """Set the generator to the state at the end of the step."""
-        if not self._states:
-            self._look_ahead()
-        write_state(self._generator, self._end)
-        self._states = {}
-
-
-def make_stream(
-    order: Sequence[str], draws: Mapping[str, Draws], mine: Sequence[str], device: torch.device
-) -> RandomStream | SteppedStates:
-    """Return what keeps one rank's generator where the step on one device would have it.
-
-    Args:
-        order: All random ops in the order of the whole step.
-        draws: How each advances the generator.
-        mine: Those that this rank runs, in the order of its plan.
-        device: Whose generator they draw from.
-    """
-    position = {name: i for i, name in enumerate(order)}
-    calls = [draws[name] for name in order]
-    positions = [position[name] for name in mine]
-    in_order = positions == sorted(positions)
-    is_once = len(set(mine)) == len(mine)
-    kind = RandomStream if in_order and is_once else SteppedStates
-    return kind(list(order), calls, set(mine), default_generator(device))
