@@ -42,8 +42,8 @@ def by_time(start: Float64[ndarray, " m"], finish: Float64[ndarray, " m"]) -> In
     """Return positions sorted by start, then by finish, then by position. O(m log m).
 
     Args:
-        start: Any numbers.
-        finish: The same.
+        start: Any numbers, such as seconds.
+        finish: Any numbers, such as seconds.
     """
     if len(start) <= MANY_KEYS:
         return np.lexsort((finish, start))
@@ -57,16 +57,22 @@ def by_time(start: Float64[ndarray, " m"], finish: Float64[ndarray, " m"]) -> In
     return order
 
 
-def by_column(rank: Int64[ndarray, " n"], column: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
-    """Return positions sorted by column, then by rank.
+def by_column(position: Int64[ndarray, " n"], column: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
+    """Return numbers 0 to n - 1 sorted by column, then by position.
 
     Args:
-        rank: A permutation of 0 to n - 1.
+        position: A permutation of 0 to n - 1.
         column: Numbers of devices.
     """
-    by_rank = np.empty(len(rank), dtype=np.int64)
-    by_rank[rank] = np.arange(len(rank))
+    by_position = inverse_permutation(position)
     if int(column.max(initial=0)) > np.iinfo(np.int16).max:
-        return by_rank[np.argsort(column[by_rank], kind="stable")]
+        return by_position[np.argsort(column[by_position], kind="stable")]
     # 16 bits are sorted by digits.
-    return by_rank[np.argsort(column[by_rank].astype(np.int16), kind="stable")]
+    return by_position[np.argsort(column[by_position].astype(np.int16), kind="stable")]
+
+
+def inverse_permutation(permutation: Int64[ndarray, " n"]) -> Int64[ndarray, " n"]:
+    """Return the position of each number in a permutation of 0 to n - 1. O(n)."""
+    inverse = np.empty(len(permutation), dtype=np.int64)
+    inverse[permutation] = np.arange(len(permutation))
+    return inverse

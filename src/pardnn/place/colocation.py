@@ -38,7 +38,7 @@ def colocated(
 
 
 @helper
-def _find(root: ndarray, op: int) -> int:
+def _find(root: Int64[ndarray, " n"], op: int) -> int:
     while root[op] != op:
         root[op] = root[root[op]]
         op = root[op]
@@ -46,7 +46,9 @@ def _find(root: ndarray, op: int) -> int:
 
 
 @kernel
-def _union_kernel(a: GraphArrays, overwrites: ndarray, with_views: bool, root: ndarray) -> None:
+def _union_kernel(
+    a: GraphArrays, overwrites: Int64[ndarray, "w 2"], with_views: bool, root: Int64[ndarray, " n"]
+) -> None:
     n = len(root)
     first = np.full(n, -1, dtype=np.int64)
     for op in range(n):
@@ -65,7 +67,7 @@ def _union_kernel(a: GraphArrays, overwrites: ndarray, with_views: bool, root: n
 
 
 @kernel
-def _number_kernel(root: ndarray, numbers: ndarray) -> None:
+def _number_kernel(root: Int64[ndarray, " n"], numbers: Int64[ndarray, " n"]) -> None:
     number_of = np.full(len(root), -1, dtype=np.int64)
     count = 0
     for op in range(len(root)):

@@ -75,11 +75,11 @@ def predecessor_edges(arrays: GraphArrays) -> Edges:
 
 def _joined(
     arrays: GraphArrays,
-    data_ptr: ndarray,
-    other: ndarray,
-    tensor: ndarray,
-    order_ptr: ndarray,
-    order_op: ndarray,
+    data_ptr: Int64[ndarray, " p"],
+    other: Int64[ndarray, " e"],
+    tensor: Int64[ndarray, " e"],
+    order_ptr: Int64[ndarray, " p"],
+    order_op: Int64[ndarray, " a"],
 ) -> Edges:
     edge = np.empty((len(other) + len(order_op), 3), dtype=np.int64)
     data: slice | ndarray = slice(None)

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
@@ -141,8 +141,8 @@ def _apart(
     arrays: GraphArrays,
     machine: Machine,
     capacities: Sequence[int | None] | None,
-    producer: ndarray,
-    consumer: ndarray,
+    producer: Int64[ndarray, " e"],
+    consumer: Int64[ndarray, " e"],
 ) -> Bool[ndarray, " e"]:
     """Whether no device can run both ends of an edge and hold the residual bytes of both."""
     limits = [None] * machine.num_devices if capacities is None else list(capacities)
@@ -223,15 +223,15 @@ def degree_of_parallelism(arrays: GraphArrays, machine: Machine) -> float:
 
 @kernel
 def _heads_kernel(
-    topological: ndarray,
-    ptr: ndarray,
-    predecessor: ndarray,
-    comm: ndarray,
-    forced: ndarray,
-    after_ptr: ndarray,
-    after_op: ndarray,
-    seconds: ndarray,
-    head: ndarray,
+    topological: Int64[ndarray, " n"],
+    ptr: Int64[ndarray, " p"],
+    predecessor: Int64[ndarray, " e"],
+    comm: Float64[ndarray, " e"],
+    forced: Bool[ndarray, " e"],
+    after_ptr: Int64[ndarray, " p"],
+    after_op: Int64[ndarray, " a"],
+    seconds: Float64[ndarray, " n"],
+    head: Float64[ndarray, " n"],
 ) -> None:
     """Bound the starts of ops; with the graph reversed, how long the step goes on after them."""
     key, item = np.empty(len(predecessor) + 1), np.empty(len(predecessor) + 1, dtype=np.int64)
@@ -267,7 +267,9 @@ def _heads_kernel(
 
 
 @helper
-def _insert(mine: ndarray, made: int, producer: int, head: ndarray) -> int:
+def _insert(
+    mine: Int64[ndarray, " s"], made: int, producer: int, head: Float64[ndarray, " n"]
+) -> int:
     """Put a producer, unless it is there, among others sorted by head; return their number."""
     for i in range(made):
         if mine[i] == producer:
@@ -281,7 +283,7 @@ def _insert(mine: ndarray, made: int, producer: int, head: ndarray) -> int:
 
 
 @kernel
-def _cuts_kernel(a: GraphArrays, cuts: ndarray, before: ndarray) -> None:
+def _cuts_kernel(a: GraphArrays, cuts: Bool[ndarray, " n"], before: Int64[ndarray, " n"]) -> None:
     """Mark the ops that come before or after each other op.
 
     `before` counts the marked ops that come before an op.
@@ -333,7 +335,12 @@ def _cuts_kernel(a: GraphArrays, cuts: ndarray, before: ndarray) -> None:
 
 @kernel
 def _parts_kernel(
-    a: GraphArrays, inside: ndarray, part: ndarray, seconds: ndarray, top: ndarray, path: ndarray
+    a: GraphArrays,
+    inside: Bool[ndarray, " n"],
+    part: Int64[ndarray, " n"],
+    seconds: Float64[ndarray, " n"],
+    top: Float64[ndarray, " n"],
+    path: Float64[ndarray, " c"],
 ) -> None:
     """Find the longest path of each part; edges between parts lead through a cut."""
     for op in a.topological:

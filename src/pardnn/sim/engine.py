@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InvalidPlanError, shown
@@ -88,7 +88,9 @@ def run_lists(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Timeli
     return Timeline(start, finish, dispatch, plan.message_tensor, source, target, sent, arrived)
 
 
-def _by_op(ops: ndarray, num_ops: int) -> tuple[ndarray, ndarray]:
+def _by_op(
+    ops: Int64[ndarray, " m"], num_ops: int
+) -> tuple[Int64[ndarray, " p"], Int64[ndarray, " m"]]:
     counts = np.bincount(ops, minlength=num_ops)
     pointers = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     return pointers, np.argsort(ops, kind="stable").astype(np.int64)
@@ -118,13 +120,13 @@ def _waits(a: GraphArrays, plan: PlanArrays) -> _Waits:
 
 @kernel
 def _first_use_kernel(
-    consumer_ptr: ndarray,
-    consumer_op: ndarray,
-    place: ndarray,
-    position: ndarray,
-    tensor: ndarray,
-    target: ndarray,
-    first_use: ndarray,
+    consumer_ptr: Int64[ndarray, " t1"],
+    consumer_op: Int64[ndarray, " e"],
+    place: Int64[ndarray, " n"],
+    position: Int64[ndarray, " n"],
+    tensor: Int64[ndarray, " m"],
+    target: Int64[ndarray, " m"],
+    first_use: Int64[ndarray, " m"],
 ) -> None:
     for i in range(len(tensor)):
         best = -1
@@ -137,24 +139,24 @@ def _first_use_kernel(
 
 @kernel
 def _order_kernel(
-    order_ptr: ndarray,
-    order_op: ndarray,
-    place: ndarray,
-    seconds: ndarray,
-    before_ptr: ndarray,
-    before_op: ndarray,
-    latency: ndarray,
-    source: ndarray,
-    target: ndarray,
-    hold: ndarray,
-    delay: ndarray,
-    link: ndarray,
+    order_ptr: Int64[ndarray, " k1"],
+    order_op: Int64[ndarray, " n"],
+    place: Int64[ndarray, " n"],
+    seconds: Float64[ndarray, " n"],
+    before_ptr: Int64[ndarray, " p"],
+    before_op: Int64[ndarray, " a"],
+    latency: Float64[ndarray, "k k"],
+    source: Int64[ndarray, " m"],
+    target: Int64[ndarray, " m"],
+    hold: Int64[ndarray, " m"],
+    delay: Float64[ndarray, " m"],
+    link: Int64[ndarray, " l"],
     waits: _Waits,
-    start: ndarray,
-    finish: ndarray,
-    dispatch: ndarray,
-    sent: ndarray,
-    arrived: ndarray,
+    start: Float64[ndarray, " n"],
+    finish: Float64[ndarray, " n"],
+    dispatch: Int64[ndarray, " n"],
+    sent: Float64[ndarray, " m"],
+    arrived: Float64[ndarray, " m"],
 ) -> None:
     n, m, k = len(place), len(sent), len(latency)
     # Events: ops finish (id < n), messages arrive (< n + m), order edges arrive (>= n + m).
@@ -218,15 +220,15 @@ def _order_kernel(
 @helper
 def _send(
     now: float,
-    halves: ndarray,
-    half: ndarray,
-    link: ndarray,
-    link_free: ndarray,
-    delay: ndarray,
-    sent: ndarray,
-    arrived: ndarray,
-    event_key: ndarray,
-    event_id: ndarray,
+    halves: Int64[ndarray, " h"],
+    half: Bool[ndarray, " m"],
+    link: Int64[ndarray, " l"],
+    link_free: Float64[ndarray, " q"],
+    delay: Float64[ndarray, " m"],
+    sent: Float64[ndarray, " m"],
+    arrived: Float64[ndarray, " m"],
+    event_key: Float64[ndarray, " x"],
+    event_id: Int64[ndarray, " x"],
     events: int,
     first_id: int,
 ) -> int:

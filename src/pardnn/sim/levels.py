@@ -128,13 +128,13 @@ def slowest_link(machine: Machine) -> tuple[float, float]:
 
 @kernel
 def _longest_kernel(
-    order: ndarray,
-    ptr: ndarray,
-    edge: ndarray,
-    comm: ndarray,
-    seconds: ndarray,
-    without: ndarray,
-    with_op: ndarray,
+    order: Int64[ndarray, " n"],
+    ptr: Int64[ndarray, " p"],
+    edge: Int64[ndarray, "x 3"],
+    comm: Float64[ndarray, " x"],
+    seconds: Float64[ndarray, " n"],
+    without: Float64[ndarray, " n"],
+    with_op: Float64[ndarray, " n"],
 ) -> None:
     for op in order:
         longest = 0.0
@@ -146,12 +146,12 @@ def _longest_kernel(
 
 @kernel
 def _placed_comm_kernel(
-    ptr: ndarray,
-    edge: ndarray,
-    place: ndarray,
-    latency: ndarray,
-    bandwidth: ndarray,
-    comm: ndarray,
+    ptr: Int64[ndarray, " p"],
+    edge: Int64[ndarray, "x 3"],
+    place: Int64[ndarray, " n"],
+    latency: Float64[ndarray, "k k"],
+    bandwidth: Float64[ndarray, "k k"],
+    comm: Float64[ndarray, " x"],
 ) -> None:
     for op in range(len(place)):
         d = place[op]

@@ -10,7 +10,7 @@ where the cluster lists its islands one after the other.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.ir import Graph
@@ -52,7 +52,7 @@ def place_contiguous(
     return fitted(graph, machine, place, capacities)
 
 
-def _forward_ops(graph: Graph) -> ndarray:
+def _forward_ops(graph: Graph) -> Int64[ndarray, " n"]:
     """Number of the forward op that each op belongs to; its own if it is none's backward."""
     number = {op.name: i for i, op in enumerate(graph.ops)}
     return np.array(

@@ -18,13 +18,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError, StuckError, UsageError
 from pardnn.graph.csr import GraphArrays, op_edges
 from pardnn.graph.ir import Graph
-from pardnn.place.baselines.heft import static_timeline
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.baselines.m_sct import edge_seconds
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
@@ -33,6 +33,7 @@ from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
+from pardnn.sim.timeline import static_timeline
 from pardnn.solvers import ask, wrong_answer
 
 MOST_OPS = 30
@@ -52,8 +53,8 @@ class Optimum(NamedTuple):
         is_proven: Whether this schedule is optimal for the model, up to rounding.
     """
 
-    place: ndarray
-    start: ndarray
+    place: Int64[ndarray, " n"]
+    start: Float64[ndarray, " n"]
     lower_bound_s: float
     is_proven: bool
 
@@ -118,13 +119,11 @@ def ordered(
         InfeasibleError: E301, if no order of this placement that was tried fits.
     """
     a = graph.arrays
-    position = np.empty(a.num_ops, dtype=np.int64)
-    position[a.topological] = np.arange(a.num_ops)
+    position = inverse_permutation(a.topological)
     seconds = machine.seconds[machine.device_class[found.place], np.arange(a.num_ops)]
     finish = found.start + seconds
     # An op of no time may start together with one that takes some: it comes first.
-    dispatch = np.empty(a.num_ops, dtype=np.int64)
-    dispatch[np.lexsort((position, finish, found.start))] = np.arange(a.num_ops)
+    dispatch = inverse_permutation(np.lexsort((position, finish, found.start)))
     timeline = static_timeline(a, machine, found.place, found.start, finish, dispatch)
     return fitted(graph, machine, found.place, capacities, timeline)
 
@@ -178,7 +177,7 @@ def _problem(
     arrays: GraphArrays,
     machine: Machine,
     capacities: list[int | None],
-    overwrites: ndarray,
+    overwrites: Int64[ndarray, "w 2"],
     tick: float,
 ) -> dict[str, Any]:
     n, k = arrays.num_ops, machine.num_devices

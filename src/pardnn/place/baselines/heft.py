@@ -13,21 +13,21 @@ O((ops + edges) K).
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.kernels.jit import kernel
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
-from pardnn.sim.timeline import Timeline
-from pardnn.sim.transfers import transfers_of
+from pardnn.sim.timeline import Timeline, static_timeline
 
 
 def place_heft(
@@ -57,7 +57,7 @@ def place_heft(
 
 def heft_timeline(
     arrays: GraphArrays, machine: Machine, room: Int64[ndarray, " k"] | None = None
-) -> tuple[ndarray, Timeline]:
+) -> tuple[Int64[ndarray, " n"], Timeline]:
     """Return HEFT's placement and its own schedule, which ignores link contention.
 
     Args:
@@ -67,8 +67,7 @@ def heft_timeline(
     """
     n = arrays.num_ops
     # Topological position breaks ties, so that ops without duration stay in order.
-    position = np.empty(n, dtype=np.int64)
-    position[arrays.topological] = np.arange(n)
+    position = inverse_permutation(arrays.topological)
     order = np.lexsort((position, -bottom_levels(arrays, machine)))
     place = np.full(n, -1, dtype=np.int64)
     start, finish = np.zeros(n), np.zeros(n)
@@ -77,31 +76,8 @@ def heft_timeline(
         arrays, machine, runnable(arrays, machine), order, place, start, finish,
         residual_bytes(arrays), room,
     )  # fmt: skip
-    dispatch = np.empty(n, dtype=np.int64)
-    dispatch[order] = np.arange(n)
+    dispatch = inverse_permutation(order)
     return place, static_timeline(arrays, machine, place, start, finish, dispatch)
-
-
-def static_timeline(
-    arrays: GraphArrays,
-    machine: Machine,
-    place: ndarray,
-    start: ndarray,
-    finish: ndarray,
-    dispatch: ndarray,
-) -> Timeline:
-    """Return the timeline of a schedule whose transfers start when their tensor exists."""
-    transfers = transfers_of(arrays, place, machine.num_devices)
-    source = place[arrays.tensor_op[transfers.tensor]]
-    sent = finish[arrays.tensor_op[transfers.tensor]]
-    sizes = arrays.tensor_bytes[transfers.tensor]
-    arrived = sent + (
-        machine.latency[source, transfers.target]
-        + sizes / machine.bandwidth[source, transfers.target]
-    )
-    return Timeline(
-        start, finish, dispatch, transfers.tensor, source, transfers.target, sent, arrived
-    )
 
 
 @kernel
@@ -109,10 +85,10 @@ def heft_kernel(
     a: GraphArrays,
     machine: Machine,
     runs: Bool[ndarray, "g k"],
-    order: ndarray,
-    place: ndarray,
-    start: ndarray,
-    finish: ndarray,
+    order: Int64[ndarray, " n"],
+    place: Int64[ndarray, " n"],
+    start: Float64[ndarray, " n"],
+    finish: Float64[ndarray, " n"],
     residual: Int64[ndarray, " g"],
     room: Int64[ndarray, " k"],
 ) -> None:

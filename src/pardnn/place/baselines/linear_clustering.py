@@ -19,13 +19,14 @@ of networks near O((ops + edges) log ops).
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays, transposed
 from pardnn.graph.ir import Graph
 from pardnn.kernels.heap import heap_pop, heap_push
 from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.levels import slowest_link
@@ -56,8 +57,7 @@ def place_linear_clustering(
 def linear_clusters(arrays: GraphArrays, machine: Machine) -> Int64[ndarray, " n"]:
     """Return the cluster of each op, numbered in the order in which they were found."""
     n = arrays.num_ops
-    position = np.empty(n, dtype=np.int64)
-    position[arrays.topological] = np.arange(n)
+    position = inverse_permutation(arrays.topological)
     num_groups = int(arrays.group.max()) + 1
     members = transposed(np.arange(n + 1), arrays.group, num_groups)
     of = np.full(n, -1, dtype=np.int64)
@@ -90,8 +90,7 @@ def balanced(
     _start_kernel(arrays, unit, fastest_seconds(machine), slowest_link(machine), top)
     begin = np.full(len(can), np.inf)
     np.minimum.at(begin, unit, top)
-    position = np.empty(n, dtype=np.int64)
-    position[arrays.topological] = np.arange(n)
+    position = inverse_permutation(arrays.topological)
     first = np.full(len(can), n)
     np.minimum.at(first, unit, position)
     work = np.zeros((len(can), len(machine.seconds)))
@@ -110,10 +109,10 @@ def balanced(
 def _level(
     a: GraphArrays,
     op: int,
-    seconds: ndarray,
+    seconds: Float64[ndarray, " n"],
     link: tuple[float, float],
-    level: ndarray,
-    of: ndarray,
+    level: Float64[ndarray, " n"],
+    of: Int64[ndarray, " n"],
 ) -> tuple[float, int]:
     """Longest path from an op through what no cluster has, and the op that follows on it."""
     longest, follower = 0.0, -1
@@ -133,12 +132,12 @@ def _level(
 @kernel
 def _paths_kernel(
     a: GraphArrays,
-    member_ptr: ndarray,
-    member: ndarray,
-    position: ndarray,
-    seconds: ndarray,
+    member_ptr: Int64[ndarray, " g1"],
+    member: Int64[ndarray, " n"],
+    position: Int64[ndarray, " n"],
+    seconds: Float64[ndarray, " n"],
     link: tuple[float, float],
-    of: ndarray,
+    of: Int64[ndarray, " n"],
 ) -> None:
     n = len(of)
     level = np.zeros(n)
@@ -191,11 +190,11 @@ def _paths_kernel(
 def _mark_predecessors(
     a: GraphArrays,
     op: int,
-    position: ndarray,
-    of: ndarray,
-    marked: ndarray,
-    stale_key: ndarray,
-    stale: ndarray,
+    position: Int64[ndarray, " n"],
+    of: Int64[ndarray, " n"],
+    marked: Bool[ndarray, " n"],
+    stale_key: Float64[ndarray, " x"],
+    stale: Int64[ndarray, " x"],
     changed: int,
 ) -> int:
     """Queue the predecessors of an op whose level may have changed, last in the graph first."""
@@ -218,7 +217,11 @@ def _mark_predecessors(
 
 @kernel
 def _start_kernel(
-    a: GraphArrays, unit: ndarray, seconds: ndarray, link: tuple[float, float], top: ndarray
+    a: GraphArrays,
+    unit: Int64[ndarray, " n"],
+    seconds: Float64[ndarray, " n"],
+    link: tuple[float, float],
+    top: Float64[ndarray, " n"],
 ) -> None:
     for op in a.topological:
         for edge in range(a.input_ptr[op], a.input_ptr[op + 1]):

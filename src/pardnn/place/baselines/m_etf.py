@@ -26,13 +26,13 @@ from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.graph.ir import Graph
 from pardnn.kernels.heap import heap_pop, heap_push
 from pardnn.kernels.jit import helper, kernel
-from pardnn.place.baselines.heft import static_timeline
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
-from pardnn.sim.timeline import Timeline
+from pardnn.sim.timeline import Timeline, static_timeline
 
 
 def place_m_etf(
@@ -71,8 +71,7 @@ def etf_timeline(
             unless another op can start there at once and nowhere sooner.
     """
     n, k = arrays.num_ops, machine.num_devices
-    position = np.empty(n, dtype=np.int64)
-    position[arrays.topological] = np.arange(n)
+    position = inverse_permutation(arrays.topological)
     residual = residual_bytes(arrays)
     task = _Task(runnable(arrays, machine), limits(capacities), residual, position, favourite)
     state = _State(
@@ -179,7 +178,9 @@ def _arrive(
 
 
 @helper
-def _reserved(a: GraphArrays, task: _Task, s: _State, missing: ndarray, last: int, d: int) -> int:
+def _reserved(
+    a: GraphArrays, task: _Task, s: _State, missing: Int64[ndarray, " n"], last: int, d: int
+) -> int:
     """Return the favourite child that device d waits for after its last op; -1 for none."""
     child = task.favourite[last] if last >= 0 else -1
     if child < 0 or s.place[child] >= 0 or missing[child] > 0:
@@ -242,7 +243,13 @@ def _etf_kernel(a: GraphArrays, machine: Machine, task: _Task, s: _State) -> Non
 
 @helper
 def _offer(
-    a: GraphArrays, task: _Task, s: _State, op: int, key: ndarray, item: ndarray, size: ndarray
+    a: GraphArrays,
+    task: _Task,
+    s: _State,
+    op: int,
+    key: Float64[ndarray, "2 k x"],
+    item: Int64[ndarray, "2 k x"],
+    size: Int64[ndarray, "2 k"],
 ) -> None:
     for d in range(len(s.free)):
         if _allowed(a, task, s, op, d):
@@ -251,7 +258,13 @@ def _offer(
 
 @helper
 def _queue(
-    task: _Task, s: _State, op: int, d: int, key: ndarray, item: ndarray, size: ndarray
+    task: _Task,
+    s: _State,
+    op: int,
+    d: int,
+    key: Float64[ndarray, "2 k x"],
+    item: Int64[ndarray, "2 k x"],
+    size: Int64[ndarray, "2 k"],
 ) -> None:
     """Put the position of an op into a heap of a device; equal keys go by it."""
     at = task.position[op]
@@ -265,11 +278,11 @@ def _queue(
 def _unblock(
     task: _Task,
     s: _State,
-    key: ndarray,
-    item: ndarray,
-    size: ndarray,
-    blocked: ndarray,
-    num_blocked: ndarray,
+    key: Float64[ndarray, "2 k x"],
+    item: Int64[ndarray, "2 k x"],
+    size: Int64[ndarray, "2 k"],
+    blocked: Int64[ndarray, "k n"],
+    num_blocked: Int64[ndarray, " k"],
 ) -> None:
     for d in range(len(s.free)):
         for i in range(num_blocked[d]):
@@ -284,11 +297,11 @@ def _first_pair(
     task: _Task,
     s: _State,
     limited: bool,
-    key: ndarray,
-    item: ndarray,
-    size: ndarray,
-    blocked: ndarray,
-    num_blocked: ndarray,
+    key: Float64[ndarray, "2 k x"],
+    item: Int64[ndarray, "2 k x"],
+    size: Int64[ndarray, "2 k"],
+    blocked: Int64[ndarray, "k n"],
+    num_blocked: Int64[ndarray, " k"],
 ) -> tuple[int, int]:
     """Return the op and device that can start first; (-1, -1) if memory forbids them all."""
     best, where, soonest = -1, -1, np.inf

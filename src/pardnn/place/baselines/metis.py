@@ -126,7 +126,7 @@ def assigned(
     # A pair without a link counts as a very slow one.
     latency = np.where(np.isfinite(machine.latency), machine.latency, 1e6)
 
-    def cost(device: ndarray) -> float:
+    def cost(device: Int64[ndarray, " k"]) -> float:
         way = np.ix_(device, device)
         return float((count * latency[way] + size / machine.bandwidth[way]).sum())
 

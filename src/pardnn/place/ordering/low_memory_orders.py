@@ -14,6 +14,7 @@ from numpy import ndarray
 from pardnn.graph.csr import RESIDUAL, GraphArrays
 from pardnn.kernels.heap import heap_pop, heap_push
 from pardnn.kernels.jit import helper, kernel
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.ordering.schedule import free_plan
 from pardnn.sim.peak import peaks
 
@@ -26,8 +27,7 @@ TINY = 16
 
 def file_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
     """Return positions in the file's topological order: what eager execution does."""
-    position = np.empty(arrays.num_ops, dtype=np.int64)
-    position[arrays.topological] = np.arange(arrays.num_ops)
+    position = inverse_permutation(arrays.topological)
     return position
 
 
@@ -36,8 +36,7 @@ def blended_positions(
 ) -> Int64[ndarray, " n"]:
     """Return the topological order between two: `one` at weight 0, `other` at weight 1."""
     order = np.lexsort((other, one * (1 - weight) + other * weight))
-    position = np.empty(len(order), dtype=np.int64)
-    position[order] = np.arange(len(order))
+    position = inverse_permutation(order)
     return position
 
 

@@ -26,7 +26,7 @@ from numpy import ndarray
 from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.jit import kernel
 from pardnn.kernels.segment_tree import RangeMax, add_range, first_fitting, last_fitting, range_max
-from pardnn.kernels.sorting import stable_order
+from pardnn.kernels.sorting import inverse_permutation, stable_order
 from pardnn.place.ordering.schedule import first_overwrite, first_reaching, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
@@ -162,8 +162,7 @@ def _with_latest_slots(
     overwrites: Int64[ndarray, "w 2"],
 ) -> tuple[PlanArrays, _Order]:
     """Return a plan in a global order, its messages as they were but in their latest slots."""
-    list_position = np.empty(len(free.place), dtype=np.int64)
-    list_position[free.order_op] = np.arange(len(free.place))
+    list_position = inverse_permutation(free.order_op)
     position = np.ascontiguousarray(position, dtype=np.int64)
     order = _Order(position, list_position, position[free.order_op])
     m = len(free.message_tensor)

@@ -19,10 +19,9 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import helper, kernel
-from pardnn.kernels.sorting import stable_order
+from pardnn.kernels.sorting import inverse_permutation, stable_order
 from pardnn.place.pardnn.problem import Problem
-from pardnn.sim.timeline import Timeline
-from pardnn.sim.transfers import transfers_of
+from pardnn.sim.timeline import Timeline, static_timeline
 
 
 class Homes(NamedTuple):
@@ -91,25 +90,10 @@ def _are_equal(links: Float64[ndarray, "k k"]) -> bool:
 
 
 def list_schedule_timeline(problem: Problem, made: ListSchedule) -> Timeline:
-    """Return the timeline of a schedule whose transfers start when their tensor exists."""
-    a, machine = problem.arrays, problem.machine
-    transfers = transfers_of(a, made.place, machine.num_devices)
-    producer = a.tensor_op[transfers.tensor]
-    source, target = made.place[producer], transfers.target
-    seconds = machine.latency[source, target] + (
-        a.tensor_bytes[transfers.tensor] / machine.bandwidth[source, target]
-    )
-    dispatch = np.empty(len(made.order), dtype=np.int64)
-    dispatch[made.order] = np.arange(len(made.order))
-    return Timeline(
-        start=made.start,
-        finish=made.finish,
-        dispatch=dispatch,
-        message_tensor=transfers.tensor,
-        message_source=source,
-        message_target=target,
-        message_start=made.finish[producer],
-        message_finish=made.finish[producer] + seconds,
+    """Return the timeline of a list schedule."""
+    dispatch = inverse_permutation(made.order)
+    return static_timeline(
+        problem.arrays, problem.machine, made.place, made.start, made.finish, dispatch
     )
 
 

@@ -66,7 +66,7 @@ def place_pardnn(
 class _NothingFitsError(InfeasibleError):
     """No plan was found: what the search came nearest with."""
 
-    def __init__(self, nearest: PlanArrays, group: ndarray) -> None:
+    def __init__(self, nearest: PlanArrays, group: Int64[ndarray, " n"]) -> None:
         super().__init__("no plan fits")
         self.nearest = nearest
         self.group = group
@@ -109,7 +109,7 @@ def _place(
     arrays: GraphArrays,
     machine: Machine,
     capacities: list[int | None],
-    overwrites: ndarray,
+    overwrites: Int64[ndarray, "w 2"],
     begin: float,
 ) -> Decision:
     group = colocated(arrays, overwrites)
@@ -149,7 +149,7 @@ def _adjacency(arrays: GraphArrays) -> Adjacency:
     return adjacency._replace(order=order, reverse=order[::-1].copy())
 
 
-def _with_views(problem: Problem, overwrites: ndarray) -> Problem:
+def _with_views(problem: Problem, overwrites: Int64[ndarray, "w 2"]) -> Problem:
     if bool((problem.arrays.tensor_alias < 0).all()):
         return problem
     group = colocated(problem.arrays, overwrites, with_views=True)

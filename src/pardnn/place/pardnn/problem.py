@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.jit import kernel
-from pardnn.kernels.sorting import stable_order
+from pardnn.kernels.sorting import inverse_permutation, stable_order
 from pardnn.place.colocation import runnable
 from pardnn.place.pardnn.view_priority import Views, views_of
 from pardnn.sim.adjacency import OTHER, Adjacency, Edges, adjacency_of
@@ -117,8 +117,7 @@ def heaviest_first(problem: Problem, clusters: Clusters) -> Clusters:
     k, c = problem.machine.num_devices, len(clusters.head)
     weight = np.bincount(clusters.of, weights=problem.seconds, minlength=c)
     turn = np.concatenate([np.arange(k), k + stable_order(-weight[k:])])
-    number = np.empty(c, dtype=np.int64)
-    number[turn] = np.arange(c)
+    number = inverse_permutation(turn)
     return Clusters(number[clusters.of], clusters.head[turn], clusters.tail[turn])
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
-from pardnn.kernels.sorting import stable_order
+from pardnn.kernels.sorting import inverse_permutation, stable_order
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
@@ -47,7 +47,7 @@ def renumbering_by_priority(arrays: GraphArrays, machine: Machine) -> Renumberin
     key = -bottom_levels(arrays, machine)
     op = arrays.topological[stable_order(key[arrays.topological])]
     tensor, _ = _rows(arrays.output_ptr, op)
-    return Renumbering(op, tensor, _inverse(op), _inverse(tensor))
+    return Renumbering(op, tensor, inverse_permutation(op), inverse_permutation(tensor))
 
 
 def renumbered(arrays: GraphArrays, renumbering: Renumbering) -> GraphArrays:
@@ -107,12 +107,6 @@ def original_plan(plan: PlanArrays, renumbering: Renumbering) -> PlanArrays:
         message_post=renumbering.op[plan.message_post],
         message_hold=np.where(plan.message_hold >= 0, hold, -1),
     )
-
-
-def _inverse(permutation: Int64[ndarray, " m"]) -> Int64[ndarray, " m"]:
-    inverse = np.empty_like(permutation)
-    inverse[permutation] = np.arange(len(permutation))
-    return inverse
 
 
 def _rows(

@@ -27,6 +27,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import kernel
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.ordering.schedule import free_plan
@@ -142,7 +143,7 @@ def simulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
     return in_order(problem, place, _priorities(problem, place))
 
 
-def _priorities(problem: Problem, place: Int64[ndarray, " n"]) -> ndarray:
+def _priorities(problem: Problem, place: Int64[ndarray, " n"]) -> Float64[ndarray, " n"]:
     key = -bottom_levels(problem.arrays, problem.machine, place, problem.adjacency)
     return with_bases(problem.views, key, place)
 
@@ -164,8 +165,7 @@ def in_order(
 
 
 def _timed(place: Int64[ndarray, " n"], timeline: Timeline) -> Candidate:
-    order = np.empty(len(place), dtype=np.int64)
-    order[timeline.dispatch] = np.arange(len(place))
+    order = inverse_permutation(timeline.dispatch)
     return Candidate(place, order, timeline.makespan, timeline)
 
 
@@ -306,8 +306,7 @@ def _one_pass(problem: Problem, key: Float64[ndarray, " n"], homes: Homes) -> Ca
     if not problem.machine.serial:
         return Candidate(made.place, made.order, made.makespan, made)
     # The pass ignores contention on the links; the simulator does not.
-    position = np.empty(len(made.order), dtype=np.int64)
-    position[made.order] = np.arange(len(made.order))
+    position = inverse_permutation(made.order)
     plan = free_plan(problem.arrays, problem.machine.num_devices, made.place, position)
     return _timed(made.place, run_lists(problem.arrays, problem.machine, plan))
 

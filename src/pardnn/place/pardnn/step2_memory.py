@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import legal_placement
 from pardnn.place.ordering.fit import fit_candidate, fit_order, fits
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
@@ -128,8 +129,7 @@ class Start(NamedTuple):
 
 def start_of(task: Task, candidate: Candidate) -> Start:
     """Return what repair of a large graph's fastest placement starts from."""
-    position = np.empty(task.problem.arrays.num_ops, dtype=np.int64)
-    position[candidate.order] = np.arange(len(position))
+    position = inverse_permutation(candidate.order)
     place = candidate.place  # groups are together
     if task.units is not task.problem:
         place = legal_placement(task.units.arrays, task.units.runs, place, candidate.order)

@@ -26,12 +26,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays, transposed
 from pardnn.graph.ir import Graph
-from pardnn.place.baselines.heft import heft_kernel, static_timeline
+from pardnn.kernels.sorting import inverse_permutation
+from pardnn.place.baselines.heft import heft_kernel
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.ordering.fit import fit_candidate, fits
 from pardnn.place.ordering.memory_bounded import UNLIMITED, limits
@@ -44,6 +45,7 @@ from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
+from pardnn.sim.timeline import static_timeline
 
 #: Ops whose times are computed again, if no budget is given, at most.
 WORK = 200_000_000
@@ -198,7 +200,9 @@ class _Found(NamedTuple):
     order: Int64[ndarray, " n"]
 
 
-def _better(job: _Job, best: _Found, place: ndarray, order: ndarray) -> tuple[_Found, bool]:
+def _better(
+    job: _Job, best: _Found, place: Int64[ndarray, " n"], order: Int64[ndarray, " n"]
+) -> tuple[_Found, bool]:
     """Return the better of what was known and a placement with an order, if that fits.
 
     And whether memory made the second one wait.
@@ -232,11 +236,12 @@ def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
     return bool((held <= job.room).all())
 
 
-def ranked_by(job: _Job, place: Int64[ndarray, " n"]) -> tuple[ndarray, ndarray]:
+def ranked_by(
+    job: _Job, place: Int64[ndarray, " n"]
+) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"]]:
     """Return HEFT's placement, and its order, by the bottom levels of another placement."""
     a, n = job.arrays, job.arrays.num_ops
-    position = np.empty(n, dtype=np.int64)
-    position[a.topological] = np.arange(n)
+    position = inverse_permutation(a.topological)
     order = np.lexsort((position, -bottom_levels(a, job.machine, place)))
     found = np.full(n, -1, dtype=np.int64)
     heft_kernel(
@@ -255,7 +260,7 @@ def ranked_by(job: _Job, place: Int64[ndarray, " n"]) -> tuple[ndarray, ndarray]
 
 def _searched(
     job: _Job, best: _Found, slower: float, work: int, tolerance: float, seed: int
-) -> tuple[ndarray, ndarray, int]:
+) -> tuple[Int64[ndarray, " n"], Int64[ndarray, " n"], int]:
     """Return the best placement and order near the best plan, and the next seed."""
     m = job.machine
     if slower != 1.0:
@@ -283,7 +288,9 @@ def task_of(
     sent = arrays.tensor_bytes[arrays.input_tensor].astype(np.float64)
     size = np.concatenate([sent, np.zeros(len(successor))])
 
-    def rows(key: ndarray, other: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    def rows(
+        key: Int64[ndarray, " e"], other: Int64[ndarray, " e"]
+    ) -> tuple[Int64[ndarray, " p"], Int64[ndarray, " e"], Float64[ndarray, " e"]]:
         by_key = np.lexsort((other, key))
         ends = np.cumsum(np.bincount(key, minlength=n))
         ptr = np.concatenate([[0], ends]).astype(np.int64)

@@ -12,6 +12,7 @@ also change places with others, where memory is full above all; these changes ar
 from __future__ import annotations
 
 import numpy as np
+from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import helper, kernel
@@ -144,7 +145,12 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
 
 
 @helper
-def _copy(place: ndarray, order: ndarray, to_place: ndarray, to_order: ndarray) -> None:
+def _copy(
+    place: Int64[ndarray, " n"],
+    order: Int64[ndarray, " n"],
+    to_place: Int64[ndarray, " n"],
+    to_order: Int64[ndarray, " n"],
+) -> None:
     """Copy element by element: assigning to slices compiles the text of its errors, 3 s."""
     for i in range(len(place)):
         to_place[i], to_order[i] = place[i], order[i]
