@@ -15,7 +15,14 @@ from pardnn.kernels.jit import kernel
 
 @kernel
 def fenwick_add(tree: Float64[ndarray, "m k"], index: int, column: int, amount: float) -> None:
-    """Add `amount` to element `index` of a column."""
+    """Add `amount` to element `index` of a column.
+
+    Args:
+        tree: The trees.
+        index: The element.
+        column: The tree.
+        amount: What is added.
+    """
     at = index + 1
     while at < len(tree):
         tree[at, column] += amount
@@ -26,7 +33,14 @@ def fenwick_add(tree: Float64[ndarray, "m k"], index: int, column: int, amount: 
 def fenwick_sums(
     tree: Float64[ndarray, "m k"], begin: int, end: int, sums: Float64[ndarray, " k"]
 ) -> None:
-    """Fill the sum of elements begin to end - 1 of each column."""
+    """Fill the sum of elements begin to end - 1 of each column.
+
+    Args:
+        tree: The trees.
+        begin: First element.
+        end: The element after the last.
+        sums: Filled.
+    """
     sums[:] = 0.0
     while end > begin:
         for column in range(len(sums)):

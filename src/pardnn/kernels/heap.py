@@ -16,7 +16,15 @@ from pardnn.kernels.jit import helper
 def heap_push(
     keys: Float64[ndarray, " c"], ids: Int64[ndarray, " c"], size: int, key: float, item: int
 ) -> int:
-    """Add an item to the heap in `keys[:size]`, `ids[:size]`; return its new size. O(log size)."""
+    """Add an item to the heap in `keys[:size]`, `ids[:size]`; return its new size. O(log size).
+
+    Args:
+        keys: Of the items.
+        ids: The items.
+        size: Number of items.
+        key: Of the new item.
+        item: The new item.
+    """
     at = size
     while at > 0:
         parent = (at - 1) >> 1
@@ -32,7 +40,13 @@ def heap_push(
 
 @helper
 def heap_pop(keys: Float64[ndarray, " c"], ids: Int64[ndarray, " c"], size: int) -> int:
-    """Remove the top, which the caller has read at index 0; return the new size. O(log size)."""
+    """Remove the top, which the caller has read at index 0; return the new size. O(log size).
+
+    Args:
+        keys: Of the items.
+        ids: The items.
+        size: Number of items.
+    """
     size -= 1
     key, item = keys[size], ids[size]
     at = 0

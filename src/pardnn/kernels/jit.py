@@ -1,4 +1,4 @@
-"""How kernels are compiled: without what nobody calls.
+"""JIT compilation of kernels, without wrappers that nothing calls.
 
 Numba wraps every function twice, for Python and for C, and for each wrapper unpacks every array of
 every argument. Of a kernel that takes a NamedTuple of twenty arrays, that is half of what there is
@@ -25,7 +25,7 @@ def kernel(function: Function) -> Function:
 def helper(function: Function) -> Function:
     """Compile a function that kernels alone call.
 
-    From Python it may not be called: there is no way in, and the process ends. A test looks for
+    From Python it must not be called: without a wrapper the process ends. A test looks for
     such calls in this package, its tests and its benchmarks (`tests/kernels/test_jit.py`).
     """
     return _njit(cache=True, no_cfunc_wrapper=True, no_cpython_wrapper=True)(function)

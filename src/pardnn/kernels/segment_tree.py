@@ -1,4 +1,4 @@
-"""Bytes held along lists, with range updates and range maxima: a segment tree in one array.
+"""Segment trees in one array: values along a list, with range updates and range maxima.
 
 Node i has the children 2i and 2i + 1; leaf p of a tree over `size` leaves (a power of two) is node
 size + p. `add[i]` counts for the whole range of node i, `top[i]` is the largest value in it, the
@@ -44,7 +44,14 @@ def range_max(values: Int64[ndarray, " n"]) -> RangeMax:
 
 @kernel
 def add_range(tree: RangeMax, begin: int, end: int, amount: int) -> None:
-    """Add `amount` to the values at positions begin to end - 1."""
+    """Add `amount` to the values at positions begin to end - 1.
+
+    Args:
+        tree: The tree.
+        begin: First position.
+        end: The position after the last.
+        amount: What is added.
+    """
     if begin >= end or amount == 0:
         return
     top, add = tree
@@ -71,7 +78,13 @@ def add_range(tree: RangeMax, begin: int, end: int, amount: int) -> None:
 
 @kernel
 def max_range(tree: RangeMax, begin: int, end: int) -> int:
-    """Return the largest value at positions begin to end - 1; `NOTHING` if there is none."""
+    """Return the largest value at positions begin to end - 1; `NOTHING` if there is none.
+
+    Args:
+        tree: The tree.
+        begin: First position.
+        end: The position after the last.
+    """
     if begin >= end:
         return NOTHING
     top, add = tree
@@ -97,7 +110,14 @@ def max_range(tree: RangeMax, begin: int, end: int) -> int:
 
 @kernel
 def first_fitting(tree: RangeMax, begin: int, end: int, limit: int) -> int:
-    """Return the smallest p >= begin so that no value at p to end - 1 exceeds `limit`."""
+    """Return the smallest p >= begin so that no value at p to end - 1 exceeds `limit`.
+
+    Args:
+        tree: The tree.
+        begin: First position.
+        end: The position after the last.
+        limit: Largest value that fits.
+    """
     while begin < end:
         middle = (begin + end - 1) >> 1
         # The answer is monotone: if [middle, end) fits, look further left.
@@ -112,7 +132,14 @@ def first_fitting(tree: RangeMax, begin: int, end: int, limit: int) -> int:
 
 @kernel
 def last_fitting(tree: RangeMax, begin: int, end: int, limit: int) -> int:
-    """Return the largest p <= end so that no value at begin to p - 1 exceeds `limit`."""
+    """Return the largest p <= end so that no value at begin to p - 1 exceeds `limit`.
+
+    Args:
+        tree: The tree.
+        begin: First position.
+        end: The position after the last.
+        limit: Largest value that fits.
+    """
     while begin < end:
         middle = (begin + end + 1) >> 1
         if max_range(tree, begin, middle) > limit:

@@ -41,6 +41,13 @@ def fitted(
 ) -> Decision:
     """Return a plan for a fixed placement, in the order of `timeline` if that fits.
 
+    Args:
+        graph: The graph.
+        machine: Durations and links.
+        place: Device of each op; groups are together.
+        capacities: Usable bytes of each device; None is unlimited.
+        timeline: A complete timeline of this placement; None: only low-memory orders are tried.
+
     Raises:
         InfeasibleError: E301, if no order was found that fits.
     """

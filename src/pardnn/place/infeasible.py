@@ -34,9 +34,9 @@ def infeasible(
         group: Co-location group of each op.
     """
     a = graph.arrays
-    held = live_bytes(a, attempt)
+    live = live_bytes(a, attempt)
     device_of = attempt.place[attempt.order_op]
-    over = held - limits(capacities)[device_of]
+    over = live - limits(capacities)[device_of]
     worst = int(over.argmax())
     device, op = int(device_of[worst]), graph.ops[int(attempt.order_op[worst])]
     usable = capacities[device]
@@ -47,7 +47,7 @@ def infeasible(
     workspace = int(a.workspace[largest])
     made = int(a.tensor_bytes[a.output_ptr[largest] : a.output_ptr[largest + 1]].sum())
     message = (
-        f"no plan fits. The nearest found needs {_text(int(held[worst]))} on device {device}, "
+        f"no plan fits. The nearest found needs {_text(int(live[worst]))} on device {device}, "
         f"while {shown(op.name)}{_at(op.source)} runs; usable are {_text(usable)}.\n"
         f"Largest single op: {shown(big.name)}{_at(big.source)}: "
         f"{_text(int(needs[largest]))}, of it outputs {_text(made)}, workspace "
@@ -60,7 +60,7 @@ def infeasible(
         "op": op.name,
         "source": op.source,
         "position": worst - int(attempt.order_ptr[device]),
-        "bytes": int(held[worst]),
+        "bytes": int(live[worst]),
         "usable_bytes": usable,
         "alive": _alive(graph, attempt, worst),
         "largest_op": {"name": big.name, "source": big.source, "bytes": int(needs[largest])},

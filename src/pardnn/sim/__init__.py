@@ -1,1 +1,1 @@
-"""The judge: what a plan costs, and what no plan can beat."""
+"""The simulator: the time and memory of a plan, and what no plan can beat."""

@@ -1,6 +1,6 @@
-"""The graph as edges between ops, data and order alike: what longest paths and lists walk.
+"""Adjacency of ops, data and order edges alike: what longest paths and list scheduling walk.
 
-`GraphArrays` leads from an op over its tensors to their readers. A kernel that only follows edges
+`GraphArrays` leads from an op over its tensors to their consumers. A kernel that only follows edges
 reads one row per edge here: neighbouring rows are neighbours in memory, and a kernel takes two
 arrays instead of nine, which it is compiled for and called with.
 """
@@ -35,10 +35,10 @@ class Adjacency(NamedTuple):
     """Both directions, and the orders in which longest paths are found.
 
     Attributes:
-        order: Ops, each after all it depends on.
-        reverse: The same backwards.
-        successors: To the ops that wait for an op, once per tensor.
-        predecessors: To the ops that it waits for.
+        order: Ops, each after all its predecessors.
+        reverse: Ops, each after all its successors.
+        successors: Edges to the ops that wait for an op, once per tensor.
+        predecessors: Edges to the ops that it waits for.
     """
 
     order: Int64[ndarray, " n"]
@@ -58,7 +58,7 @@ def adjacency_of(arrays: GraphArrays) -> Adjacency:
 
 
 def successor_edges(arrays: GraphArrays) -> Edges:
-    """Return for each op the ops that read what it makes, then those that follow it."""
+    """Return for each op its consumers, then those that only order puts after it."""
     tensor = np.repeat(np.arange(arrays.num_tensors), np.diff(arrays.consumer_ptr))
     data_ptr = arrays.consumer_ptr[arrays.output_ptr]
     return _joined(
@@ -67,7 +67,7 @@ def successor_edges(arrays: GraphArrays) -> Edges:
 
 
 def predecessor_edges(arrays: GraphArrays) -> Edges:
-    """Return for each op the ops that make what it reads, then those that it follows."""
+    """Return for each op its producers, then those that only order puts before it."""
     tensor = arrays.input_tensor
     producer = arrays.tensor_op[tensor]
     return _joined(arrays, arrays.input_ptr, producer, tensor, arrays.after_ptr, arrays.after_op)

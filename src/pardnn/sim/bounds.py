@@ -56,7 +56,7 @@ def work_seconds(machine: Machine) -> float:
 
 
 def work_shares(machine: Machine) -> Float64[ndarray, "w n"]:
-    """Return what each op adds to the least time of any set of ops, in seconds, in two ways.
+    """Return what each op adds to the least time of any set of ops, in seconds, for two weightings.
 
     Any weights x over the devices with sum 1 bound the time of a set by the sum over its ops of the
     minimum over devices of x * seconds (duality of the linear program that splits ops freely).

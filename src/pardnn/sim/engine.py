@@ -1,4 +1,4 @@
-"""The judge: the time that a plan takes, under its own static order or a dynamic scheduler.
+"""The simulator: the time of a plan, under its own static order or a dynamic scheduler.
 
 Under `order` each device runs its list. A transfer starts when its producer has finished and the
 receiver has reached `post_before`; a sender stops after `hold_until` until the send has left; an
@@ -71,7 +71,13 @@ def simulate(
 
 
 def run_lists(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Timeline:
-    """Return the timeline of a plan under its own order; NaN for what a deadlock stops."""
+    """Return the timeline of a plan under its own order; NaN for what a deadlock stops.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        plan: The plan.
+    """
     n, m, k = arrays.num_ops, len(plan.message_tensor), machine.num_devices
     start, finish = np.full(n, np.nan), np.full(n, np.nan)
     sent, arrived = np.full(m, np.nan), np.full(m, np.nan)
@@ -172,8 +178,8 @@ def _order_kernel(
     while True:
         for w in range(awake):
             d = wake[w]
-            held = at[d] > order_ptr[d] and waits.holds[order_op[at[d] - 1]] > 0
-            if running[d] or held or at[d] == order_ptr[d + 1]:
+            waiting = at[d] > order_ptr[d] and waits.holds[order_op[at[d] - 1]] > 0
+            if running[d] or waiting or at[d] == order_ptr[d + 1]:
                 continue
             op = order_op[at[d]]
             if not reached[op]:

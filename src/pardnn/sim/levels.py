@@ -50,7 +50,14 @@ def top_levels(
     place: Int64[ndarray, " n"] | None = None,
     adjacency: Adjacency | None = None,
 ) -> Float64[ndarray, " n"]:
-    """Return top levels, with the arguments of `bottom_levels`."""
+    """Return top levels; arguments as in `bottom_levels`.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: As in `bottom_levels`.
+        adjacency: The graph's edges, if they are known.
+    """
     edges = adjacency.predecessors if adjacency else predecessor_edges(arrays)
     order = adjacency.order if adjacency else arrays.topological.copy()
     if place is None:
@@ -99,8 +106,8 @@ def placed_comm(
     Args:
         edges: In one direction.
         place: Device of each op.
-        latency: From the device of the op to that of the other end.
-        bandwidth: The same.
+        latency: Seconds, from the device of the op to that of the other end.
+        bandwidth: Bytes per second, from the device of the op to that of the other end.
     """
     comm = np.empty(len(edges.edge))
     place = np.ascontiguousarray(place, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What the judge knows of costs and cluster, as arrays for kernels."""
+"""Durations and links as arrays for kernels: costs and cluster together."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ from pardnn.cost.costs import Costs
 
 
 class Machine(NamedTuple):
-    """Durations and links. Devices of equal type and speed share a row of `seconds`."""
+    """Durations and links. Devices of equal type and speed are one class.
 
-    seconds: Float64[ndarray, "c n"]  # infinite where the class cannot run the op
+    Attributes:
+        seconds: Of each op on each class; infinite where the class cannot run it.
+        device_class: Row of `seconds` of each device.
+        latency: Seconds, from a device to another.
+        bandwidth: Bytes per second, from a device to another.
+        serial: 1: one transfer at a time per directed link.
+    """
+
+    seconds: Float64[ndarray, "f n"]
     device_class: Int64[ndarray, " k"]
     latency: Float64[ndarray, "k k"]
     bandwidth: Float64[ndarray, "k k"]
-    serial: int  # 1: one transfer at a time per directed link
+    serial: int
 
     @property
     def num_devices(self) -> int:

@@ -1,8 +1,8 @@
 """Step time of a plan on ranks that share the cores of one machine.
 
-The judge (`pardnn.sim.engine`) gives every device its own speed and every message its link. Ranks
-on one machine share its cores, and move their messages themselves. Here each rank follows its own
-action list, and whoever is at work gets an equal part of the cores, at most a whole one each
+The simulator (`pardnn.sim.engine`) gives every device its own speed and every message its link.
+Ranks on one machine share its cores, and move their messages themselves. Here each rank follows its
+own action list, and every rank at work gets an equal part of the cores, at most a whole one
 (processor sharing). A message costs its sender and its receiver their own time (LogGP's overheads,
 `pardnn.cost.links.LinkCosts`), more if the receiver sleeps when it comes.
 """
@@ -71,7 +71,7 @@ def simulated_step(graph: Graph, plan: Plan, seconds: Float64[ndarray, " n"], ho
 
 
 class _State:
-    """What every rank is at."""
+    """The action that each rank is at, and what is left of it."""
 
     def __init__(
         self, graph: Graph, plan: Plan, seconds: Float64[ndarray, " n"], host: Host

@@ -1,7 +1,7 @@
 """The optimal placement and order of a few ops by CP-SAT.
 
-Reads {"device": [[[device, ticks], ...] per unit op], "group", "edges": [[i, j, w, way]], "ways":
-[[ticks per pair of devices] per way], "residual": [bytes per group], "capacity": [bytes or null],
+Reads {"device": [[[device, ticks], ...] per op], "group", "edges": [[i, j, w, size]], "comm":
+[[ticks per pair of devices] per size], "residual": [bytes per group], "capacity": [bytes or null],
 "forbidden": [placement of groups], "horizon", "seconds", "seed"}; writes {"status", "place",
 "start", "bound"}, times in ticks. Op j reads what i makes; if they are on two devices, op w (j, or
 who overwrites it) starts no earlier than its arrival.
@@ -53,20 +53,20 @@ def _add_ops(model: Any, problem: dict[str, Any], on: list[list[Any]]) -> list[A
     end = [model.new_int_var(0, horizon, "") for _ in range(n)]
     step = model.new_int_var(0, horizon, "")
     busy: list[list[Any]] = [[] for _ in devices]
-    for op, ways in enumerate(problem["device"]):
+    for op, options in enumerate(problem["device"]):
         row = on[problem["group"][op]]
-        for d, ticks in ways:
+        for d, ticks in options:
             busy[d].append(model.new_optional_interval_var(start[op], ticks, end[op], row[d], ""))
-        for d in {*devices} - {d for d, _ in ways}:
+        for d in {*devices} - {d for d, _ in options}:
             model.add(row[d] == 0)
         model.add(step >= end[op])
     for intervals in busy:
         model.add_no_overlap(intervals)
-    for i, j, w, way in problem["edges"]:
+    for i, j, w, size in problem["edges"]:
         one, other = (on[problem["group"][op]] for op in (i, j))
         model.add(start[w] >= end[i])
         if one is not other:
-            _add_ways(model, one, other, end[i], start[w], problem["ways"][way])
+            _add_comm(model, one, other, end[i], start[w], problem["comm"][size])
     model.minimize(step)
     return start
 
@@ -74,15 +74,15 @@ def _add_ops(model: Any, problem: dict[str, Any], on: list[list[Any]]) -> list[A
 def _add_limits(model: Any, problem: dict[str, Any], on: list[list[Any]]) -> None:
     for row in on:
         model.add_exactly_one(row)
-    for d, most in enumerate(problem["capacity"]):
-        if most is not None:
-            held = [size * on[group][d] for group, size in enumerate(problem["residual"])]
-            model.add(sum(held) <= most)
+    for d, capacity in enumerate(problem["capacity"]):
+        if capacity is not None:
+            residual = [size * on[group][d] for group, size in enumerate(problem["residual"])]
+            model.add(sum(residual) <= capacity)
     for place in problem["forbidden"]:
         model.add_bool_or([on[group][d].negated() for group, d in enumerate(place)])
 
 
-def _add_ways(
+def _add_comm(
     model: Any,
     one: list[Any],
     other: list[Any],
@@ -91,10 +91,10 @@ def _add_ways(
     ticks: list[list[int | None]],
 ) -> None:
     for p, row in enumerate(ticks):
-        for q, way in enumerate(row):
+        for q, comm in enumerate(row):
             if p == q:
                 continue
-            if way is None:
+            if comm is None:
                 model.add_bool_or([one[p].negated(), other[q].negated()])
             else:
-                model.add(start >= end + way).only_enforce_if([one[p], other[q]])
+                model.add(start >= end + comm).only_enforce_if([one[p], other[q]])

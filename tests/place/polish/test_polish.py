@@ -16,7 +16,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.baselines.round_robin import place_round_robin
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.pardnn import place_pardnn
-from pardnn.place.polish.blocks import give, judged, move_block
+from pardnn.place.polish.blocks import give, move_block, path_through_block
 from pardnn.place.polish.neighbourhood import State, Task, best_slot, changed, fill_kernel
 from pardnn.place.polish.polish import polish, polish_best, state_of, task_of
 from pardnn.place.polish.search import search_kernel
@@ -285,7 +285,7 @@ def test_a_block_is_judged_as_it_is_simulated(family: str) -> None:
         fresh = state_of(state.place, state.order, 3)
         fill_kernel(task, fresh)
         fresh.block[0], fresh.dirty[op] = op, True
-        path = judged(task, fresh, 1, d)
+        path = path_through_block(task, fresh, 1, d)
         fresh.dirty[op] = False
         if not np.isfinite(path):
             continue

@@ -7,9 +7,9 @@ that does not fit in any order that was tried is forbidden and the model solved 
 answer is the best found, no longer proven to be best.
 
 Times are rounded to ticks, `TICKS` of which make the horizon. The solver runs in a child process;
-its schedule is judged like any other.
+its schedule is simulated like any other.
 
-Deviation from the judge: transfers do not contend, so with serial links the optimum is that of
+Deviation from the simulator: transfers do not contend, so with serial links the optimum is that of
 independent ones.
 """
 
@@ -150,8 +150,8 @@ def optimum(
         forbidden: Placements of groups that are not wanted.
     """
     usable = np.where(np.isfinite(machine.seconds), machine.seconds, 0.0)
-    ways = edge_seconds(arrays, op_edges(arrays), slowest_link(machine))
-    horizon = float(usable.max(axis=0).sum() + ways.sum())
+    comm = edge_seconds(arrays, op_edges(arrays), slowest_link(machine))
+    horizon = float(usable.max(axis=0).sum() + comm.sum())
     # A power of two: times that are multiples of one stay exact.
     tick = 2.0 ** np.ceil(np.log2(max(horizon, 1e-300) / TICKS))
     problem = _problem(arrays, machine, capacities, overwrites, tick)
@@ -194,7 +194,7 @@ def _problem(
         ],
         "group": arrays.group.tolist(),
         "edges": [[i, j, w, sizes.index(num_bytes)] for i, j, w, num_bytes in edges],
-        "ways": [
+        "comm": [
             [
                 [
                     _ticks(machine.latency[p, q] + num_bytes / machine.bandwidth[p, q], tick)
@@ -215,7 +215,7 @@ def _problem(
 def overwritten(
     arrays: GraphArrays, overwrites: Int64[ndarray, "w 2"], pairs: Int64[ndarray, "e 2"]
 ) -> list[tuple[int, int, int, int]]:
-    """Return (i, j, w, bytes) where j reads what i makes and w, after i, overwrites.
+    """Return (i, j, w, bytes) where j reads what i makes, and w, after i, overwrites it.
 
     Args:
         arrays: The graph, a small one: O(ops ** 2).
@@ -230,12 +230,12 @@ def overwritten(
     for t in range(arrays.num_tensors):
         owner, i = int(arrays.tensor_owner[t]), int(arrays.tensor_op[t])
         writers = [w for w in overwrites[overwrites[:, 0] == owner, 1].tolist() if w != i]
-        readers = arrays.consumer_op[arrays.consumer_ptr[t] : arrays.consumer_ptr[t + 1]].tolist()
+        consumers = arrays.consumer_op[arrays.consumer_ptr[t] : arrays.consumer_ptr[t + 1]].tolist()
         found += [
             (i, j, w, int(arrays.tensor_bytes[t]))
             for w in writers
             if w in successor[i]
-            for j in readers
+            for j in consumers
             if j != w
         ]
     return found

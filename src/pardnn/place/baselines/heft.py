@@ -50,7 +50,7 @@ def place_heft(
     try:
         return fitted(graph, machine, place, capacities, timeline)
     except InfeasibleError:
-        # Not plain HEFT any more, but a fair rival: it passes by devices whose memory is full.
+        # Not plain HEFT any more, but a fair baseline: it passes by devices whose memory is full.
         place, timeline = heft_timeline(arrays, machine, limits(capacities))
         return fitted(graph, machine, place, capacities, timeline)
 
@@ -95,6 +95,17 @@ def heft_kernel(
     """Fill `place`, `start` and `finish` for ops in a topological `order`.
 
     A group whose residual bytes find room on no device goes where the others would.
+
+    Args:
+        a: The graph, with closed groups.
+        machine: Durations and links.
+        runs: Whether a device can run a group.
+        order: Ops in the order in which they are placed.
+        place: Device of each op; filled.
+        start: Seconds; filled.
+        finish: Seconds; filled.
+        residual: Residual bytes of each group.
+        room: Residual bytes that each device may hold.
     """
     k = len(machine.device_class)
     left = room.copy()

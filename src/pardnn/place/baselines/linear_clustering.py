@@ -154,11 +154,11 @@ def _paths_kernel(
     taken = np.empty(n, dtype=np.int64)
     count = 0
     while waiting > 0:
-        op, held = item[0], -key[0]
+        op, pushed_level = item[0], -key[0]
         waiting = heap_pop(key, item, waiting)
         if of[op] >= 0:
             continue
-        if level[op] < held:
+        if level[op] < pushed_level:
             waiting = heap_push(key, item, waiting, -level[op], op)
             continue
         num_taken = 0

@@ -95,7 +95,7 @@ def etf_timeline(
 
 class _Task(NamedTuple):
     runs: Bool[ndarray, "g k"]
-    most: Int64[ndarray, " k"]
+    capacity: Int64[ndarray, " k"]
     residual: Int64[ndarray, " g"]  # bytes of a group
     position: Int64[ndarray, " n"]
     favourite: Int64[ndarray, " n"]
@@ -135,7 +135,7 @@ def _fits(a: GraphArrays, task: _Task, s: _State, op: int, d: int) -> bool:
             needed += a.tensor_bytes[t]
     if s.group_place[a.group[op]] < 0:
         needed += task.residual[a.group[op]]
-    return s.used[d] + needed <= task.most[d]
+    return s.used[d] + needed <= task.capacity[d]
 
 
 @helper

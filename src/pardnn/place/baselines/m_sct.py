@@ -107,7 +107,13 @@ def edge_seconds(
 def linear_program(
     pairs: Int64[ndarray, "e 2"], seconds: Float64[ndarray, " n"], cost: Float64[ndarray, " e"]
 ) -> dict[str, Any]:
-    """Return the program over [x of edges, starts of ops, step] as `solvers.lp` reads it."""
+    """Return the program over [x of edges, starts of ops, step] as `solvers.lp` reads it.
+
+    Args:
+        pairs: Edges between ops.
+        seconds: Of each op.
+        cost: Seconds of communication of each edge.
+    """
     n, e = len(seconds), len(pairs)
     rows: list[list[tuple[int, float]]] = []
     low: list[float] = []

@@ -57,15 +57,15 @@ def filled(arrays: GraphArrays, machine: Machine) -> Int64[ndarray, " n"]:
     np.add.at(size, arrays.group, op_bytes(arrays))
     cap = int(size.sum()) // k + int(size.max())
     where = np.full(len(size), -1, dtype=np.int64)
-    held = [0] * k
+    filled_bytes = [0] * k
     device = 0
     for op in arrays.topological.tolist():
         group = arrays.group[op]
         if where[group] >= 0:
             continue
-        while device < k - 1 and held[device] + size[group] > cap:
+        while device < k - 1 and filled_bytes[device] + size[group] > cap:
             device += 1
         turns = [(device + i) % k for i in range(k)]
         where[group] = next(d for d in turns if runs[group, d])
-        held[where[group]] += int(size[group])
+        filled_bytes[where[group]] += int(size[group])
     return where[arrays.group]

@@ -127,8 +127,8 @@ def assigned(
     latency = np.where(np.isfinite(machine.latency), machine.latency, 1e6)
 
     def cost(device: Int64[ndarray, " k"]) -> float:
-        way = np.ix_(device, device)
-        return float((count * latency[way] + size / machine.bandwidth[way]).sum())
+        links = np.ix_(device, device)
+        return float((count * latency[links] + size / machine.bandwidth[links]).sum())
 
     device = np.arange(k)
     least = cost(device)

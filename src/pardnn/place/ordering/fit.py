@@ -36,7 +36,13 @@ BISECTIONS, FEW_BISECTIONS, MANY_OPS = 4, 1, 50_000
 
 
 def fits(arrays: GraphArrays, plan: PlanArrays, capacities: Sequence[int | None]) -> bool:
-    """Return whether no device of the plan exceeds its usable bytes."""
+    """Return whether no device of the plan exceeds its usable bytes.
+
+    Args:
+        arrays: The graph.
+        plan: A plan.
+        capacities: Usable bytes of each device; None is unlimited.
+    """
     return bool((peaks(arrays, plan) <= limits(capacities)).all())
 
 

@@ -34,7 +34,13 @@ def file_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
 def blended_positions(
     one: Int64[ndarray, " n"], other: Int64[ndarray, " n"], weight: float
 ) -> Int64[ndarray, " n"]:
-    """Return the topological order between two: `one` at weight 0, `other` at weight 1."""
+    """Return the topological order between two: `one` at weight 0, `other` at weight 1.
+
+    Args:
+        one: Positions in an order.
+        other: Positions in another order.
+        weight: Of the other.
+    """
     order = np.lexsort((other, one * (1 - weight) + other * weight))
     position = inverse_permutation(order)
     return position
@@ -51,9 +57,9 @@ def eager_free_positions(arrays: GraphArrays) -> Int64[ndarray, " n"]:
     base, largest = file_positions(arrays), int(arrays.tensor_bytes.max(initial=0))
     tiny = max(8, largest // (TINY * max(arrays.num_ops, 1)))
     best, least = base, -1
-    for most, length in ((0, 0), (tiny, CHAIN)):
+    for takes, length in ((0, 0), (tiny, CHAIN)):
         position = np.empty(arrays.num_ops, dtype=np.int64)
-        _eager_free_kernel(arrays, base, most, np.empty(length, dtype=np.int64), position)
+        _eager_free_kernel(arrays, base, takes, np.empty(length, dtype=np.int64), position)
         plan = free_plan(arrays, 1, np.zeros(arrays.num_ops, dtype=np.int64), position)
         peak = int(peaks(arrays, plan).max(initial=0))
         if least < 0 or peak < least:

@@ -135,7 +135,17 @@ def first_overwrite(
     device: int,
     made: int,
 ) -> int:
-    """Return the first op on `device`, after position `made`, that overwrites `tensor`; or -1."""
+    """Return the first op on `device`, after position `made`, that overwrites `tensor`; or -1.
+
+    Args:
+        a: The graph.
+        place: Device of each op.
+        position: Of each op in the lists of the devices.
+        overwrites: From `first_overwrites`.
+        tensor: The tensor.
+        device: The device.
+        made: Position of the op that makes it.
+    """
     if len(overwrites) == 0:
         return -1
     tensor = a.tensor_owner[tensor]
@@ -160,7 +170,14 @@ def first_overwrite(
 def first_reaching(
     values: Int64[ndarray, " n"] | Float64[ndarray, " n"], begin: int, end: int, least: float
 ) -> int:
-    """Return the first position with a value of at least so much, or the end; most are near."""
+    """Return the first position with a value of at least so much, or the end; most are near.
+
+    Args:
+        values: Increasing between the two positions.
+        begin: First position.
+        end: The position after the last.
+        least: The value to reach.
+    """
     step = 1
     while begin + step < end and values[begin + step] < least:
         begin, step = begin + step, 2 * step

@@ -69,7 +69,13 @@ def balance_by_level(
 
 
 def loads_of(problem: Problem, cluster_graph: ClusterGraph, device: Int64[ndarray, " c"]) -> Loads:
-    """Return the loads of clusters on their devices, -1 for none yet."""
+    """Return the loads of clusters on their devices, -1 for none yet.
+
+    Args:
+        problem: The problem.
+        cluster_graph: The clusters.
+        device: Of each cluster.
+    """
     k, machine = problem.machine.num_devices, problem.machine
     loads = Loads(
         work=np.zeros((len(cluster_graph.levels) + 1, k)),

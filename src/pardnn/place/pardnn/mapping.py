@@ -50,7 +50,13 @@ def can_run(problem: Problem, clusters: Clusters) -> Bool[ndarray, "c k"]:
 def placement(
     problem: Problem, clusters: Clusters, device: Int64[ndarray, " c"]
 ) -> Int64[ndarray, " n"]:
-    """Return the device of each op: that of its cluster, or the next that can run its group."""
+    """Return the device of each op: that of its cluster, or the next that can run its group.
+
+    Args:
+        problem: The problem.
+        clusters: The clusters.
+        device: Of each cluster.
+    """
     place, group = device[clusters.of], problem.arrays.group
     illegal = np.flatnonzero(~problem.runs[group, place])
     place[illegal] = next_runnable(problem.runs[group[illegal]], place[illegal])

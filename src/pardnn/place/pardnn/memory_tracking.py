@@ -119,7 +119,14 @@ def memory_profile_of(
     position: Int64[ndarray, " n"],
     capacity: Int64[ndarray, " k"],
 ) -> MemoryProfile:
-    """Return the memory profile of a placement; arguments as in `track_memory`."""
+    """Return the memory profile of a placement; `track_memory` returns more.
+
+    Args:
+        arrays: The graph.
+        place: Device of each op; groups are together.
+        position: Of each op in a topological order of all ops.
+        capacity: Usable bytes per device.
+    """
     return track_memory(arrays, place, position, capacity).profile
 
 
@@ -242,7 +249,13 @@ def reduce_rows(
 
 @helper
 def count_storage(p: MemoryProfile, owner: int, sign: int) -> None:
-    """Add (sign 1) or take away (-1) what a storage and its sent copies hold."""
+    """Add (sign 1) or take away (-1) what a storage and its sent copies hold.
+
+    Args:
+        p: The profile; changed.
+        owner: Tensor that owns the storage.
+        sign: 1 or -1.
+    """
     home, begin = p.place[p.producer[owner]], p.position[p.producer[owner]]
     end = begin
     for i in range(p.alias_ptr[owner], p.alias_ptr[owner + 1]):

@@ -1,7 +1,7 @@
 """Step 1 of ParDNN: the placement with the shortest simulated step, memory aside.
 
 Slicing, mapping and refinement as in the thesis (section 4.1.1); then list scheduling from their
-result. Placements are judged by the emulator under `priority`, and the best one seen is kept, one
+result. Placements are timed by the emulator under `priority`, and the best one seen is kept, one
 device included, so no step makes the result worse.
 
 Deviations: the last refinement. From three starts, the clusters, plain HEFT and a pipeline's stages

@@ -66,7 +66,7 @@ class Task(NamedTuple):
 
     Attributes:
         problem: The problem of step 1.
-        units: The same with views joined to what they view.
+        units: The problem with views joined to what they view.
         capacities: Usable bytes per device.
         overwrites: From `first_overwrites`.
     """

@@ -42,7 +42,7 @@ def swap_clusters(
     Args:
         problem: The problem.
         clusters: The clusters, primaries first.
-        cluster_graph: The same as a graph.
+        cluster_graph: The clusters as a graph.
         device: Of each cluster.
     """
     k, machine = problem.machine.num_devices, problem.machine

@@ -1,11 +1,11 @@
 """Blocks of ops that read each other on one device, and the device where they run best together.
 
 Where messages are dear no op can leave alone: it would pay for a message to what it leaves behind.
-A block pays only at its rim. Every device that the rim speaks to is judged as a slot of a single op
-is: each op of the block stands where it stood in the global order, so the paths through the block
-follow from when the ops around it end, and how long the step goes on after their start. Paths
-through the block twice are left out, so the block that is moved is simulated, and goes back if it
-was judged too well.
+A block pays only at its rim. Every device that the rim speaks to is evaluated as a slot of a single
+op is: each op of the block stands where it stood in the global order, so the paths through the
+block follow from when the ops around it end, and how long the step goes on after their start. Paths
+through the block twice are left out, so the block that is moved is simulated, and goes back if its
+evaluation was too good.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -18,11 +18,11 @@ import numpy as np
 from pardnn.kernels.jit import helper, kernel
 from pardnn.place.polish.neighbourhood import LOOK, State, Task, changed, makespan
 
-#: Ops of a block that is judged, at most. Measured: 8, 16 and 32 are within 0.2 % of each other.
-MOST_JUDGED = 16
+#: Ops of a block that is evaluated, at most. Measured: 8, 16 and 32 are within 0.2 % of each other.
+MOST_EVALUATED = 16
 #: Groups may make a block larger; above this many ops it stays where it is.
 MOST_ORDERED = 64
-#: Devices judged for a block, at most.
+#: Devices evaluated for a block, at most.
 MOST_DEVICES = 8
 
 
@@ -42,6 +42,14 @@ def gather(t: Task, s: State, op: int, size: int, seed: int, begin: int) -> tupl
     """List a group, and groups of its device that it reads or that read it, until there are `size`.
 
     They are written to `block` from `begin` on. Returns where they end and the generator's state.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        op: The first op of the block.
+        size: Ops of the block.
+        seed: State of the random generator.
+        begin: Position in `State.block`.
     """
     end, d = _append_group(t, s, op, begin), s.place[op]
     at = begin
@@ -78,7 +86,15 @@ def _append_group(t: Task, s: State, op: int, end: int) -> int:
 
 @helper
 def may_go(t: Task, s: State, begin: int, end: int, d: int) -> bool:
-    """Return whether listed ops can run on a device."""
+    """Return whether listed ops can run on a device.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        begin: First position in `State.block`.
+        end: The position after the last.
+        d: The device.
+    """
     able = True
     for i in range(begin, end):
         able = able and t.runs[t.group[s.block[i]], d]
@@ -87,7 +103,14 @@ def may_go(t: Task, s: State, begin: int, end: int, d: int) -> bool:
 
 @helper
 def residual(t: Task, s: State, begin: int, end: int) -> int:
-    """Return the residual bytes of listed ops."""
+    """Return the residual bytes of listed ops.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        begin: First position in `State.block`.
+        end: The position after the last.
+    """
     size = 0
     for i in range(begin, end):
         size += t.residual[s.block[i]]
@@ -96,7 +119,15 @@ def residual(t: Task, s: State, begin: int, end: int) -> int:
 
 @kernel
 def give(t: Task, s: State, begin: int, end: int, d: int) -> int:
-    """Put listed ops on a device, every op at its position; return the work."""
+    """Put listed ops on a device, every op at its position; return the work.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        begin: First position in `State.block`.
+        end: The position after the last.
+        d: The device.
+    """
     work = 0
     for i in range(begin, end):
         op = s.block[i]
@@ -130,10 +161,16 @@ def _near_before(s: State, op: int, d: int) -> int:
 
 
 @kernel
-def judged(t: Task, s: State, end: int, d: int) -> float:
+def path_through_block(t: Task, s: State, end: int, d: int) -> float:
     """Return the longest path through the first `end` ops of `block` if all ran on device d.
 
     They are in order and marked in `dirty`. Seconds; infinite where the queue of d is far.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        end: Number of ops.
+        d: The device.
     """
     done = 0.0
     for i in range(end):
@@ -191,7 +228,7 @@ def _name_devices(t: Task, s: State, end: int, seed: int) -> int:
 def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, int]:
     """Return the longest path at the best other device, the device (-1: none), and the work.
 
-    Of the marked devices the first `MOST_DEVICES` are judged, from `begin` on, in a circle.
+    Of the marked devices the first `MOST_DEVICES` are evaluated, from `begin` on, in a circle.
     """
     k, old, tried = len(s.near), s.place[s.block[0]], 0
     start = np.int64(0)  # a literal would compile what takes it twice
@@ -201,10 +238,10 @@ def _best_device(t: Task, s: State, end: int, begin: int) -> tuple[float, int, i
         d = (begin + step) % k
         if s.near[d] == 0 or d == old or tried == MOST_DEVICES or not may_go(t, s, start, end, d):
             continue
-        if more > 0 and s.held[d] + more > t.room[d]:
+        if more > 0 and s.resident[d] + more > t.room[d]:
             continue
         tried += 1
-        now = judged(t, s, end, d)
+        now = path_through_block(t, s, end, d)
         if now < path:
             path, where = now, d
     return path, where, (1 + tried) * end
@@ -215,9 +252,16 @@ def move_block(t: Task, s: State, op: int, limit: float, seed: int) -> tuple[int
     """Move the block of an op to the device where it is best, unless the step is above a limit.
 
     Returns the work and the state of the generator.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        op: An op of the block.
+        limit: Seconds that the step may take.
+        seed: State of the random generator.
     """
     seed, begin = seed * 48271 % 2147483647, np.int64(0)
-    end, seed = gather(t, s, op, 2 + seed // 8 % (MOST_JUDGED - 1), seed, begin)
+    end, seed = gather(t, s, op, 2 + seed // 8 % (MOST_EVALUATED - 1), seed, begin)
     if end > MOST_ORDERED:
         return end, seed
     _put_in_order(s, end)

@@ -4,7 +4,7 @@ A plan is a device per op and one global order; the ops of a device run in it. K
 its finish and `left`, the seconds from its start to the end of the step, both along the longest
 path of inputs, messages and queues. An op taken out of its queue makes no path longer; put between
 two other ops, it adds only paths through itself, whose length both numbers tell at once. So every
-device and many places in its queue are judged without a simulation, and the change that is made
+device and many places in its queue are evaluated without a simulation, and the change that is made
 costs a simulation of what it changes alone.
 """
 
@@ -61,7 +61,7 @@ class State(NamedTuple):
     finish: Float64[ndarray, " n"]
     left: Float64[ndarray, " n"]
     dirty: Bool[ndarray, " n"]
-    held: Int64[ndarray, " k"]  # residual bytes
+    resident: Int64[ndarray, " k"]  # residual bytes
     near: Int64[ndarray, " k"]  # scratch of one evaluation
     ready: Float64[ndarray, " k"]
     follow: Float64[ndarray, " k"]
@@ -105,7 +105,7 @@ def fill_kernel(t: Task, s: State) -> None:
     """Fill everything but `place` and `order`, from these two."""
     s.first[:] = -1
     s.last[:] = -1
-    s.held[:] = 0
+    s.resident[:] = 0
     for p in range(len(s.order)):
         op = s.order[p]
         d = s.place[op]
@@ -116,7 +116,7 @@ def fill_kernel(t: Task, s: State) -> None:
         else:
             s.first[d] = op
         s.last[d] = op
-        s.held[d] += t.residual[op]
+        s.resident[d] += t.residual[op]
         s.finish[op] = _finish(t, s, op)
     for p in range(len(s.order) - 1, -1, -1):
         s.left[s.order[p]] = _left(t, s, s.order[p])
@@ -229,10 +229,19 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
 
 @kernel
 def changed(t: Task, s: State, op: int, d: int, x: int, to: int) -> int:
-    """Move an op, as `_move` does, and compute again what that changes; return the work."""
+    """Move an op, as `_move` does, and compute again what that changes; return the work.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        op: The op.
+        d: Its new device.
+        x: The op after which it is queued there; -1: it is the first.
+        to: Its new position in the global order.
+    """
     was, then = s.before[op], s.behind[op]
-    s.held[s.place[op]] -= t.residual[op]
-    s.held[d] += t.residual[op]
+    s.resident[s.place[op]] -= t.residual[op]
+    s.resident[d] += t.residual[op]
     _move(s, op, d, x, to)
     return _update(t, s, op, was, then)
 
@@ -266,14 +275,14 @@ def _paths(t: Task, s: State, op: int) -> None:
         predecessor = t.in_op[edge]
         p, at, size = s.place[predecessor], s.finish[predecessor], t.in_bytes[edge]
         for d in range(k):
-            way = 0.0 if d == p else t.latency[p, d] + size / t.bandwidth[p, d]
-            s.ready[d] = max(s.ready[d], at + way)
+            comm = 0.0 if d == p else t.latency[p, d] + size / t.bandwidth[p, d]
+            s.ready[d] = max(s.ready[d], at + comm)
     for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
         successor = t.out_op[edge]
         q, left, size = s.place[successor], s.left[successor], t.out_bytes[edge]
         for d in range(k):
-            way = 0.0 if d == q else t.latency[d, q] + size / t.bandwidth[d, q]
-            s.follow[d] = max(s.follow[d], left + way)
+            comm = 0.0 if d == q else t.latency[d, q] + size / t.bandwidth[d, q]
+            s.follow[d] = max(s.follow[d], left + comm)
 
 
 @kernel
@@ -283,6 +292,13 @@ def best_slot(
     """Return the longest path through the op at the best other slot, and the slot.
 
     That is: seconds, device, the op before it, its position, and the state of the generator.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        op: The op.
+        noise: Seconds per unit of a random number, added to the length of each path.
+        seed: State of the random generator.
     """
     low, high = _window(t, s, op)
     _neighbours(s, op)
@@ -294,14 +310,14 @@ def best_slot(
         if not t.runs[group, d] or s.near[d] == -2:
             continue
         # Groups do not part: their ops change places in their queue alone.
-        if d != here and (not alone or s.held[d] + t.residual[op] > t.room[d]):
+        if d != here and (not alone or s.resident[d] + t.residual[op] > t.room[d]):
             continue
         base = t.seconds[t.device_class[d], op]
-        for way in range(2):
+        for direction in range(2):
             x, at = s.near[d], s.position[op]
             y = s.behind[op] if d == here else (s.behind[x] if x >= 0 else s.first[d])
             for step in range(REACH):
-                if step > 0 or (way == 0 and d != here):
+                if step > 0 or (direction == 0 and d != here):
                     start = s.ready[d] if x < 0 else max(s.ready[d], s.finish[x])
                     now = start + base + (s.follow[d] if y < 0 else max(s.follow[d], s.left[y]))
                     seed = seed * 48271 % 2147483647
@@ -309,7 +325,7 @@ def best_slot(
                         best, path = now + noise * seed, now
                         where, behind, to = d, x, at
                 # Only while an earlier start, or a shorter queue after it, is to be had.
-                if way == 0:
+                if direction == 0:
                     if x < 0 or s.finish[x] <= s.ready[d] or s.position[x] < low:
                         break
                     x, y, at = s.before[x], x, s.position[x]
@@ -322,7 +338,14 @@ def best_slot(
 
 @helper
 def critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
-    """Return the first op from a position on that lies on a path so long, and the steps to it."""
+    """Return the first op from a position on that lies on a path so long, and the steps to it.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        begin: Position of the global order.
+        length: Seconds.
+    """
     n = len(s.order)
     for step in range(n):
         op = s.order[(begin + step) % n]

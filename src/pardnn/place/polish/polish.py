@@ -1,13 +1,13 @@
-"""Polish: a plan made faster by small changes; never worse.
+"""Polish: local search from a plan, by small changes; never worse.
 
 First HEFT is run a few times by the bottom levels of the placement so far, in which edges within a
 device cost nothing. Then, again and again, an op on a longest path (of inputs, messages and queues)
 goes to the device and the place in its queue where the longest path through it is shortest; every
-device and the places near its time are judged without a simulation. Groups change device as one,
+device and the places near its time are evaluated without a simulation. Groups change device as one,
 and ops change places with others that run at about the same time; these changes are simulated. A
 change is kept if the step is slower than the best one seen by no more than a tolerance, which falls
 to zero (record-to-record travel). The search ignores contention and memory; after each round the
-plan is completed, squeezed into its memory if it must be, and kept if the judge finds it faster.
+plan is completed, fitted to the memory if it must be, and kept if the simulator finds it faster.
 Where links carry one transfer at a time, rounds take turns with links that are slower than they
 are, which stands for the queues at the links.
 
@@ -16,7 +16,7 @@ problem", J. Scheduling 2000 (an op taken out of its queue lengthens no path, so
 known); Dueck, "New optimization heuristics", J. Computational Physics 1993.
 
 Deterministic for a seed and a budget of work; a time limit alone may change the result.
-O(K (fan-in + fan-out)) per op judged, O(ops + edges) per change at worst, mostly far less.
+O(K (fan-in + fan-out)) per op evaluated, O(ops + edges) per change at worst, mostly far less.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WORK_PER_OP, USUAL_WORK = 10_000, 20_000_000
 WORK_PER_PAIR, LEAST_WORK = 400, 4_000_000
 #: Without the JIT, for those who look for a fault in a kernel, as many times less.
 PLAIN_PYTHON = 200
-#: The work is spent in so many rounds; the judge looks at the plan after each.
+#: The work is spent in so many rounds; the simulator looks at the plan after each.
 ROUNDS = 8
 #: Passes of HEFT by the bottom levels of the placement so far.
 PASSES = 8
@@ -128,8 +128,8 @@ def polish(
         else:
             slower = SLOWER[step % len(SLOWER)] if machine.serial else 1.0
             place, order, state = _searched(job, best, slower, each, tolerance, state)
-        found, tight = _better(job, best, place, order)
-        idle = idle + 1 if tight and found is best else 0
+        found, memory_binds = _better(job, best, place, order)
+        idle = idle + 1 if memory_binds and found is best else 0
         best = found
     return best.plan
 
@@ -176,7 +176,7 @@ def polish_best(
 
 
 def load_kernels(arrays: GraphArrays, machine: Machine) -> None:
-    """Compile what `polish` runs, or load it from the cache, on a graph as small as one likes."""
+    """Compile what `polish` runs, or load it from the cache; any small graph will do."""
     nowhere = np.zeros(arrays.num_ops, dtype=np.int64)
     state = state_of(nowhere, arrays.topological, machine.num_devices)
     task = task_of(arrays, machine)
@@ -220,20 +220,20 @@ def _better(
         a, machine, place, state.finish - seconds, state.finish, state.position
     )
     plan = ordered_plan(a, machine.num_devices, place, timeline, job.overwrites)
-    tight = not fits(a, plan, job.capacities)
-    if tight:
+    memory_binds = not fits(a, plan, job.capacities)
+    if memory_binds:
         fitted = fit_candidate(a, machine, place, timeline, job.capacities, job.overwrites)
         if fitted is None:
             return best, True
         plan = fitted
     makespan = run_lists(a, machine, plan).makespan
-    return (_Found(plan, makespan, order) if makespan < best.makespan else best), tight
+    return (_Found(plan, makespan, order) if makespan < best.makespan else best), memory_binds
 
 
 def _holds_residuals(job: _Job, place: Int64[ndarray, " n"]) -> bool:
-    held = np.zeros(job.machine.num_devices, dtype=np.int64)
-    np.add.at(held, place, job.residual)
-    return bool((held <= job.room).all())
+    resident = np.zeros(job.machine.num_devices, dtype=np.int64)
+    np.add.at(resident, place, job.residual)
+    return bool((resident <= job.room).all())
 
 
 def ranked_by(
@@ -331,7 +331,7 @@ def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devic
         finish=np.zeros(n),
         left=np.zeros(n),
         dirty=np.zeros(n, dtype=np.bool_),
-        held=np.zeros(k, dtype=np.int64),
+        resident=np.zeros(k, dtype=np.int64),
         near=np.zeros(k, dtype=np.int64),
         ready=np.zeros(k),
         follow=np.zeros(k),

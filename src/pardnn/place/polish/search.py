@@ -1,8 +1,8 @@
 """The search of `polish`: ops of longest paths go where the longest path through them is shorter.
 
-Single ops go to their best slot, which `polish_kernel` finds without a simulation, and in every
+Single ops go to their best slot, which `neighbourhood` finds without a simulation, and in every
 second step a block of ops that read each other on one device to its best device, which
-`polish_blocks` finds alike: where messages are dear, no op can go alone. Groups, and blocks again,
+`blocks` finds alike: where messages are dear, no op can go alone. Groups, and blocks again,
 also change places with others, where memory is full above all; these changes are simulated.
 """
 
@@ -27,7 +27,7 @@ from pardnn.place.polish.neighbourhood import (
     makespan,
 )
 
-#: What judging an op's slots costs, in ops computed again, plus half an op per device (measured).
+#: Cost of evaluating an op's slots, in ops computed again, plus half an op per device (measured).
 EVALUATION = 20
 #: Ops of a block that is exchanged, at most.
 MOST_BLOCK = 8
@@ -36,7 +36,8 @@ MOST_BLOCK = 8
 #: to make room for each other. On 5,000 ops without limits, one in 16 took 0.5 to 0.95 of the work
 #: and made a hundredth of the gain.
 MANY_TRIES, MANY_OPS, FEW_TRIES, FEWEST_TRIES = 8, 500, 32, 1024
-#: One of so many steps judges a block; a quarter as many on so few ops, where exchanges are cheap.
+#: One of so many steps evaluates a block; a quarter as many on so few ops, where exchanges cost
+#: little.
 BLOCK_TURNS, TINY_OPS = 2, 50
 
 
@@ -59,9 +60,9 @@ def _tried(
     if not may_go(t, s, begin, end, d) or not may_go(t, s, end, last, old):
         return 1 + last, seed
     more = residual(t, s, begin, end) - residual(t, s, end, last)
-    if more > 0 and s.held[d] + more > t.room[d]:
+    if more > 0 and s.resident[d] + more > t.room[d]:
         return 1 + last, seed
-    if more < 0 and s.held[old] - more > t.room[old]:
+    if more < 0 and s.resident[old] - more > t.room[old]:
         return 1 + last, seed
     # A loop, for the compiler's sake: it would copy what is called into each call.
     work = last
@@ -91,13 +92,13 @@ def _exchange(t: Task, s: State, op: int, blocks: bool, limit: float, seed: int)
     seed = seed * 48271 % 2147483647
     other = s.order[min(max(s.position[op] + seed % 33 - 16, 0), n - 1)]
     seed = seed * 48271 % 2147483647
-    way = seed // 64 % 4
-    d = seed % k if way == 0 else s.place[other]
+    choice = seed // 64 % 4
+    d = seed % k if choice == 0 else s.place[other]
     if blocks:
         size = 2 + seed // 256 % (MOST_BLOCK - 1)
-        if way == 1:
+        if choice == 1:
             d = _some_neighbour_device(t, s, op, seed // 4096)
-    return _tried(t, s, op, d, other if way == 3 else -1, size, limit, seed)
+    return _tried(t, s, op, d, other if choice == 3 else -1, size, limit, seed)
 
 
 @kernel
@@ -105,6 +106,13 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
     """Leave the best plan found in `place` and `order`; return the state of the generator.
 
     `most_work` counts ops whose times are computed again.
+
+    Args:
+        t: What stays as it is.
+        s: The plan under change.
+        most_work: Ops whose times may be computed again.
+        tolerance: Part of the makespan by which a change may be worse, at first.
+        seed: State of the random generator.
     """
     n, k = len(s.order), len(s.near)
     fill_kernel(t, s)
