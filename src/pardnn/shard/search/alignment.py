@@ -1,9 +1,11 @@
-"""Calls that work position by position: tensors that they want cut alike, and the loops for it.
+"""Calls that work position by position: which dims of their tensors are cut together.
 
 An element-wise op, a transpose or a dropout has, for every dim of its result, a loop whose cut
-cuts the arguments at the same places. If all its tensors are one decision it moves no bytes
-whatever the decision is, and search need not look at it.
-Reference: Tofu (EuroSys 2019), section 5.1, "coalescing operators".
+cuts the arguments at the same indices. If all its tensors are one class it moves no bytes
+whatever the layout is, and the search need not look at it.
+Reference: Tofu (EuroSys 2019), section 5.1, "Coalescing operators": "We analyze the TDL description
+to determine if an operator is element-wise".
+Deviations: transposes and all that permutes dims count too.
 """
 
 from __future__ import annotations
@@ -29,10 +31,10 @@ Place = str | int
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What a call wants cut alike.
+    """Which dims of its tensors a call cuts together.
 
     Attributes:
-        loops: Loop to the dim that it cuts of each tensor, where it cuts all at the same places.
+        loops: By loop, the dim that it cuts of each tensor, where it cuts all at the same indices.
         pairs: Places whose tensors have all dims in common, each with the first output, and for
             each dim of that output the dim there.
         is_total: Whether every tensor of the call that has dims is among the pairs.
@@ -49,7 +51,7 @@ _ALIGNMENTS: dict[int, Alignment] = cached({})
 
 
 def alignment_of(number: int) -> Alignment:
-    """Return what a call wants cut alike, by its number; equal calls are looked at once."""
+    """Return which dims of its tensors a call cuts together, by the number of the call."""
     if number not in _ALIGNMENTS:
         _ALIGNMENTS[number] = _alignment(interned_call(number), number)
     return _ALIGNMENTS[number]

@@ -85,7 +85,7 @@ def _row_tables(tables: CostTables) -> CostTables:
     first: dict[str, int | None] = {}
     for root, members in problem.classes.members.items():
         dims = problem.classes.dims[min(members, key=position.__getitem__)]
-        variable = problem.variables[problem.number[root]]
+        variable = problem.variables[problem.numbers[root]]
         if variable.dims:
             own = {dims[d]: d for d in variable.dims}
             first[variable.root] = own[min(dim for dim in own if dim is not None)]

@@ -1,8 +1,9 @@
-"""Coarsening: which tensors of a training step share one decision.
+"""Coarsening: which tensors of a training step share one layout, and which ops one factor.
 
+Problem: a step has thousands of ops; the dynamic program needs tens, nearly in a chain.
 Idea: an equivalence on tensors is all that is needed. Ops follow: those that then read and write
 the same classes by the same call are one op of the coarse graph, counted as often as they occur.
-The levels, each with all that the ones before tie:
+The levels, each with all that the ones before merge:
 
 0. *needed*: storages that are written in place, with all their views;
 1. *steps of training*: a tensor with its gradient, the sums of gradients, chains of element-wise
@@ -10,8 +11,13 @@ The levels, each with all that the ones before tie:
 2. *repetition*: unrolled time steps and every second of a row of equal layers. Two neighbours stay
    free to differ, so that a layer may be cut by columns and the next by rows.
 
-Reference: Tofu (EuroSys 2019), section 5.1. Deviations: repeated layers are ours; time steps and
-layers are found from source lines, module paths and shapes, no annotation is needed.
+Complexity: O(tensors log tensors + size of the arguments).
+Reference: Tofu (EuroSys 2019), section 5.1, "Grouping forward and backward operations" and
+"Coalescing operators".
+Deviations: from level 1 on a tensor and its gradient have one layout, where the paper tries all
+combinations inside of a group; ops need no groups, as each chooses its strategy by itself; repeated
+layers are ours; time steps and layers are found from source lines, module paths and shapes, no
+annotation is needed.
 """
 
 from __future__ import annotations
@@ -20,8 +26,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from pardnn.graph.ir import Graph, Op, writes
 from pardnn.shard.partition.call import Call, call_of, skeleton_of
@@ -40,8 +44,8 @@ class OpCall(NamedTuple):
 
     Attributes:
         op: The op.
-        number: Of its call, see `interned_call.intern_call`.
-        places: Name of the tensor at each slot and each output that is computed.
+        number: Of its call, see `interning`.
+        places: The tensor at each slot, and at each output that is computed, by name.
     """
 
     op: Op
@@ -103,16 +107,10 @@ class Storage(NamedTuple):
 
 
 def storage_of(graph: Graph) -> Storage:
-    """Return who owns and who writes storage. O(tensors log tensors)."""
+    """Return who owns and who writes storage. O(tensors)."""
     names = [tensor.name for op in graph.ops for tensor in op.outputs]
-    alias = graph.arrays.tensor_alias
-    owner = np.where(alias >= 0, alias, np.arange(len(alias)))
-    while True:
-        above = owner[owner]
-        if (above == owner).all():
-            break
-        owner = above
-    owners = {name: names[i] for name, i in zip(names, owner.tolist(), strict=True)}
+    owner = graph.arrays.tensor_owner.tolist()
+    owners = {name: names[i] for name, i in zip(names, owner, strict=True)}
     written = {owners[n] for op in graph.ops if _may_write(op) for n in writes(op)}
     return Storage(owners, frozenset([n for n, owner in owners.items() if owner in written]))
 
@@ -124,7 +122,7 @@ def _may_write(op: Op) -> bool:
 
 @dataclass(slots=True)
 class Group:
-    """Ops that make the same call on the same classes of tensors, however these are tied later.
+    """Ops that make the same call on the same classes, however these are merged later.
 
     Attributes:
         first: The first of them.
@@ -141,7 +139,7 @@ class Coarse(NamedTuple):
     """A coarse graph.
 
     Attributes:
-        classes: Which tensors share a decision.
+        classes: Which tensors share a layout.
         groups: Of all ops, by first occurrence.
     """
 
@@ -150,7 +148,7 @@ class Coarse(NamedTuple):
 
 
 def coarsened(graph: Graph, calls: Sequence[OpCall], level: int, storage: Storage) -> Coarse:
-    """Return which tensors share a decision, and which ops are alike.
+    """Coarsen a graph: which tensors share a layout, and which ops are one factor.
 
     Args:
         graph: The graph.
@@ -164,7 +162,7 @@ def coarsened(graph: Graph, calls: Sequence[OpCall], level: int, storage: Storag
         _merge_repeated(graph, calls, classes)
     groups = _groups(calls, classes, storage)
     if level >= TRAINING:
-        for group in groups:  # what is tied for one of a group is tied for all
+        for group in groups:  # what is merged for one of a group is merged for all
             _merge_aligned(group.first, alignment_of(group.first.number), classes)
         _merge_gradients(calls, groups, classes)
     return Coarse(classes, groups)
@@ -184,7 +182,13 @@ def _groups(calls: Sequence[OpCall], classes: TensorClasses, storage: Storage) -
 
 
 def op_key(op_call: OpCall, classes: TensorClasses, local: set[str]) -> Any:
-    """Return what is equal for ops that are the same term, whatever their tensors are called."""
+    """Return what is equal for ops of the same factor, whatever their tensors are called.
+
+    Args:
+        op_call: The op.
+        classes: Of the tensors.
+        local: From `local_names`.
+    """
     names = list(op_call.places.values())
     root, dims = classes.root, classes.dims
     twice = len(set(names)) < len(names)
@@ -195,7 +199,7 @@ def op_key(op_call: OpCall, classes: TensorClasses, local: set[str]) -> Any:
 
 
 def local_names(op_call: OpCall, storage: Storage) -> set[str]:
-    """Return the names that an op must find or leave where they are owned."""
+    """Return the tensors that an op must find or leave where they are owned: written storage."""
     owners, written = storage
     op = op_call.op
     if written.isdisjoint(op.inputs):
@@ -212,7 +216,7 @@ def local_names(op_call: OpCall, storage: Storage) -> set[str]:
 def _merge_written(
     graph: Graph, calls: Sequence[OpCall], classes: TensorClasses, storage: Storage
 ) -> None:
-    """Tie all aliases of storages that are written: a write must find what it writes locally."""
+    """Merge all aliases of written storages: a write must find what it writes locally."""
     owners, written = storage
     known: dict[Any, Dims] = {}
     for op_call in calls:
@@ -234,7 +238,14 @@ def _merge_written(
 
 
 def view_dims(op_call: OpCall, slot: Place, output: int, rank: int) -> Dims:
-    """Return which dim of an output each dim of an input becomes, if one loop cuts both."""
+    """Return which dim of an output each dim of an input becomes, if one loop cuts both.
+
+    Args:
+        op_call: The op.
+        slot: Of the input.
+        output: Number of the output.
+        rank: Of the input.
+    """
     dims: list[int | None] = [None] * rank
     for cuts in alignment_of(op_call.number).loops.values():
         if slot in cuts and output in cuts:
@@ -251,7 +262,7 @@ def _merge_aligned(op_call: OpCall, alignment: Alignment, classes: TensorClasses
 def _merge_gradients(
     calls: Sequence[OpCall], groups: Sequence[Group], classes: TensorClasses
 ) -> None:
-    """Tie a tensor with its gradient.
+    """Merge a tensor with its gradient.
 
     What a backward op computes and a backward op of another forward op reads, of the shape of the
     latter's result, is the gradient of that result.
@@ -267,7 +278,7 @@ def _merge_gradients(
         names = [name for place, name in op_call.places.items() if isinstance(place, str)]
         own = (None, origin.op.name)
         are_others = [made.get(name) not in own for name in names]
-        key = (forward[op_call.op.name][0], number, *are_others)  # all that ties follow from
+        key = (forward[op_call.op.name][0], number, *are_others)  # all that merging depends on
         if key not in known:
             known.add(key)
             others = [n for n, is_other in zip(names, are_others, strict=True) if is_other]
@@ -275,7 +286,7 @@ def _merge_gradients(
 
 
 def _merge_results(origin: OpCall, gradients: Sequence[str], classes: TensorClasses) -> None:
-    """Tie each of some gradients with a result of its shape."""
+    """Merge each of some gradients with a result of its shape."""
     results = [name for place, name in origin.places.items() if isinstance(place, int)]
     for name in dict.fromkeys(gradients):
         for result in results:
@@ -286,7 +297,7 @@ def _merge_results(origin: OpCall, gradients: Sequence[str], classes: TensorClas
 
 
 def _merge_repeated(graph: Graph, calls: Sequence[OpCall], classes: TensorClasses) -> None:
-    """Tie what the same call of the same line makes of the same, in time steps and equal layers."""
+    """Merge what the same call of the same line makes of the same, in time steps and layers."""
     parity = _Parity([c.op.module for c in calls] + [op.name for op in graph.ops if op.is_source])
     numbers: dict[Any, int] = {}
     plain: dict[str, int] = {}

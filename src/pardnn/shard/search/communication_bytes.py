@@ -4,15 +4,17 @@
     + sum over ops, outputs, devices of the partial results of the owned block that others hold
 
 times the size of an element. A region that two ops need counts twice: each has its own fetch.
-An output whose share is no partial result but lies elsewhere is exchanged: |owned - computed|.
-Reference: Tofu (EuroSys 2019), section 5.1 and Lemma 1, with ghost regions carried along exactly.
+An output that is not partial but lies elsewhere is exchanged: |owned - computed|.
+Complexity: O(distinct ops x devices), x devices where results are partial.
+Reference: Tofu (EuroSys 2019), section 5 ("minimize the total communication cost") and Lemma 1.
+Deviations: exact boxes over all mesh axes. An input that is needed whole stays whole inside each
+worker group, so two cuts that replicate it cost 3 S where Lemma 1 with section 5.2 gives 2 S.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,42 +33,17 @@ from pardnn.shard.partition.mesh_strategies import (
     owned_array,
 )
 from pardnn.shard.partition.per_device import input_names
+from pardnn.shard.search.box_volumes import common_volumes, group_numbers, partial_volumes, volumes
 from pardnn.shard.sharding import Sharding
 
 
-def volumes(boxes: Int64[ndarray, "*b rank 2"]) -> Int64[ndarray, "*b"]:
-    """Return the number of elements of each box; 0 where it is empty."""
-    lengths = boxes[..., 1] - boxes[..., 0]
-    return np.multiply.reduce(np.maximum(lengths, 0, out=lengths), axis=-1)
-
-
-def overlaps(
-    one: Int64[ndarray, "*b rank 2"], other: Int64[ndarray, "*c rank 2"]
-) -> Int64[ndarray, "*d rank 2"]:
-    """Return what boxes have in common, broadcast against each other."""
-    low = np.maximum(one[..., 0], other[..., 0])
-    found = np.empty((*low.shape, 2), dtype=np.int64)
-    found[..., 0] = low
-    np.minimum(one[..., 1], other[..., 1], out=found[..., 1])
-    return found
-
-
-def common_volumes(
-    one: Int64[ndarray, "*b rank 2"], other: Int64[ndarray, "*c rank 2"]
-) -> Int64[ndarray, "*d"]:
-    """Return the number of elements that boxes have in common, broadcast against each other."""
-    lengths = np.minimum(one[..., 1], other[..., 1])
-    lengths -= np.maximum(one[..., 0], other[..., 0])
-    return np.multiply.reduce(np.maximum(lengths, 0, out=lengths), axis=-1)
-
-
 def fetched(
-    regions: Int64[ndarray, "a n rank 2"], owned: Int64[ndarray, "l n rank 2"]
-) -> Int64[ndarray, "a l"]:
-    """Return the elements that all devices fetch, for each way to compute and to own.
+    regions: Int64[ndarray, "s n rank 2"], owned: Int64[ndarray, "l n rank 2"]
+) -> Int64[ndarray, "s l"]:
+    """Return the elements that all devices fetch, for each strategy and layout.
 
     Args:
-        regions: What each of n devices needs, inside of the tensor, in a ways.
+        regions: What each of n devices needs, inside of the tensor, by s strategies.
         owned: What each owns, in l layouts.
     """
     common = common_volumes(regions[:, None], owned[None]).sum(axis=-1)
@@ -74,19 +51,19 @@ def fetched(
 
 
 def combined(
-    results: Int64[ndarray, "a n rank 2"],
+    results: Int64[ndarray, "s n rank 2"],
     reduced: Sequence[Sequence[bool]],
     axis_sizes: Sequence[int],
     owned: Int64[ndarray, "l n rank 2"],
-) -> Int64[ndarray, "a l"]:
+) -> Int64[ndarray, "s l"]:
     """Return the elements that devices get of others to have what they own of an output.
 
     Of each group of partial results a device gets what its block has in common with them, except
     what it has itself; those of a group that are equal count once.
 
     Args:
-        results: Where the result of each of n devices lies, inside of the output, in a ways.
-        reduced: For each way and mesh axis, whether results along it are partial ones.
+        results: Where the result of each of n devices lies, inside of the output, by s strategies.
+        reduced: For each strategy and mesh axis, whether results along it are partial.
         axis_sizes: Devices along each mesh axis.
         owned: What each device owns, in l layouts.
     """
@@ -102,37 +79,6 @@ def combined(
     return total
 
 
-def partial_volumes(
-    results: Int64[ndarray, "p n rank 2"],
-    groups: Int64[ndarray, "p n"],
-    owned: Int64[ndarray, "#p l n rank 2"],
-) -> Int64[ndarray, "p l"]:
-    """Return the elements of partial results that make up what devices own, their own included.
-
-    Args:
-        results: Where the partial result of each device lies.
-        groups: Number of each device's group, equal for those whose results are added up.
-        owned: What each device owns, in l layouts.
-    """
-    equal = (results[:, :, None] == results[:, None]).all(axis=(-1, -2))
-    equal &= groups[:, :, None] == groups[:, None]
-    is_first = equal.argmax(axis=-1) == np.arange(results.shape[1])
-    common = common_volumes(owned[:, :, :, None], results[:, None, None]).sum(axis=2)
-    return (common * is_first[:, None]).sum(axis=-1)
-
-
-@lru_cache(maxsize=1024)
-def group_numbers(reduced: tuple[bool, ...], axis_sizes: tuple[int, ...]) -> ndarray:
-    """Return a number per device, equal for those whose partial results are of one group."""
-    number = np.zeros(tuple(axis_sizes), dtype=np.int64)
-    for axis, (flag, size) in enumerate(zip(reduced, axis_sizes, strict=True)):
-        if flag:
-            shape = [1] * len(axis_sizes)
-            shape[axis] = size
-            number = number * size + np.arange(size).reshape(shape)
-    return number.reshape(-1)
-
-
 def element_bytes(tensor: Tensor) -> int:
     """Bytes of one element."""
     count = math.prod(tensor.shape or ())
@@ -140,7 +86,7 @@ def element_bytes(tensor: Tensor) -> int:
 
 
 def is_call(op: Op) -> bool:
-    """Whether an op is a call on tensors: no source, no mark of the loss, no host arithmetic."""
+    """Whether an op is a call on tensors: no source, no loss marker, no host arithmetic."""
     return not op.is_source and op.kind != LOSS_KIND and not op.kind.startswith("scalar.")
 
 
@@ -211,7 +157,7 @@ def needed(
     """Return the distinct regions that an op fetches of each input, one or several, by name.
 
     Args:
-        strategies: To compute the op; the first is taken.
+        strategies: Of the op; the first is taken.
         names: Of the tensor in each slot.
         shapes: Of tensors.
     """
@@ -228,7 +174,7 @@ def needed(
 
 
 def produced(op: Op, strategies: MeshStrategies) -> list[tuple[str, ndarray, Flags]]:
-    """Return name, shares and partial axes of each tensor that an op computes in the first way."""
+    """Return name, boxes and partial axes of each tensor that an op computes, first strategy."""
     returned = (op.arguments or {}).get("returns") or [tensor.name for tensor in op.outputs]
     results = [strategies.result(output) for output in range(len(returned))]
     rows = zip(returned, results, strategies.reduced[0], strict=True)

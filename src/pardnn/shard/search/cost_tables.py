@@ -1,29 +1,28 @@
-"""Tables of a problem: what each way to compute costs under each layout, and the best choice.
+"""Cost tables of a problem: what each sharding strategy costs under each layout.
 
-A *state* has the layouts and loops of some mesh axes; other axes are *open*, and all that they
-may be is tried. So one routine serves the first step of the recursion, the later ones inside of
-the blocks that the steps before left, all steps jointly, and a second look at any of them.
+A *state* has the layouts and loops of some mesh axes; other axes are *open*, and all options there
+are tried. So one routine serves the first step of the recursion, the later ones inside of the
+blocks that the steps before left, all steps jointly, and a second look at any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
 from pardnn.shard.partition.interning import cuttable_loops
 from pardnn.shard.partition.mesh_strategies import Flags, MeshStrategies, extend, owned_array, uncut
-from pardnn.shard.search.objective import TableRequest, not_local
+from pardnn.shard.search.objective import Objective, TableRequest, not_local
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
 from pardnn.shard.sharding import AxisLoops
 
 Layouts = tuple[Layout, ...]
-"""Layouts that a decision may have."""
+"""Layouts that a variable may have."""
 
 #: Cost of what must not be.
 NEVER = 1e30
@@ -33,56 +32,27 @@ class State(NamedTuple):
     """A choice for the first mesh axes.
 
     Attributes:
-        layouts: Of each decision.
-        axes: Of each term.
+        layouts: By variable.
+        axes: By factor, the loop that is cut at each mesh axis.
     """
 
     layouts: tuple[Layout, ...]
     axes: tuple[AxisLoops, ...]
 
 
-@runtime_checkable
-class Objective(Protocol):
-    """What is minimised."""
-
-    @property
-    def may_replicate(self) -> bool:
-        """Whether tensors and ops may stay whole where they could be cut."""
-        ...
-
-    @property
-    def are_axes_alike(self) -> bool:
-        """Whether it does not matter which mesh axis is which, if they have as many devices."""
-        ...
-
-    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "a l"]]:
-        """Cost of fetching and combining tensors of ops, for each way and each layout."""
-        ...
-
-    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " a"]:
-        """Cost of computing one op, for each way."""
-        ...
-
-    def layout_cost(
-        self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
-    ) -> Any:
-        """Cost of holding a decision's tensors, for each layout."""
-        ...
-
-
 @dataclass
 class CostTables:
-    """Options and tables of a problem, kept while it is searched.
+    """Options of a problem and what they cost, kept while it is searched.
 
     Attributes:
         problem: What is decided.
         objective: What is minimised.
         axis_sizes: Devices along each mesh axis, all of them.
-        allows_layout: Further limits on layouts, for baselines: of a decision and its layout on
+        allows_layout: Further limits on layouts, for baselines: of a variable and its layout on
             the first mesh axes.
         allows_strategy: Further limits on loops, given by output and mesh axis whether results are
             partial.
-        loop: The loop of a term that is cut where it can be, None if any may be.
+        loop: The loop of a factor that is cut where it can be, None if any may be.
         memo: What is known of the problem with these options, by name.
     """
 
@@ -99,7 +69,7 @@ class CostTables:
         self._layouts: dict[Any, Layouts] = {}
         self._options: dict[Layouts, Layouts] = {}
         self._owned: dict[Any, ndarray] = {}
-        self._beginnings: dict[tuple[int, AxisLoops], MeshStrategies] = {}
+        self._prefixes: dict[tuple[int, AxisLoops], MeshStrategies] = {}
         self._communication: dict[Any, ndarray] = {}
         self.memo: dict[str, Any] = {}
 
@@ -110,16 +80,28 @@ class CostTables:
         strategy: Callable[[Sequence[Flags]], bool] | None = None,
         loop: Callable[[Factor], str | None] | None = None,
     ) -> CostTables:
-        """Return tables with further limits, which share what is known here where they can."""
+        """Return tables with further limits, which share what is known here where they can.
+
+        Args:
+            layout: See `allows_layout`.
+            strategy: See `allows_strategy`.
+            loop: See `loop`.
+        """
         found = CostTables(self.problem, self.objective, self.axis_sizes, layout, strategy, loop)
         found._owned, found._options = self._owned, self._options
-        found._beginnings = self._beginnings
-        if strategy is None and loop is None:  # tables are known by the identity of ways
+        found._prefixes = self._prefixes
+        if strategy is None and loop is None:  # tables are keyed by the identity of strategies
             found._strategies, found._communication = self._strategies, self._communication
         return found
 
     def layouts(self, variable: Variable, fixed: Layout, open_axes: Sequence[int]) -> Layouts:
-        """Return the layouts that a decision may have, given those of the other mesh axes."""
+        """Return the layouts that a variable may have.
+
+        Args:
+            variable: The variable.
+            fixed: Its layout; entries at open axes do not count.
+            open_axes: Mesh axes that are chosen.
+        """
         key = (
             variable.kind,
             variable.root if self.allows_layout else None,
@@ -153,7 +135,13 @@ class CostTables:
     def strategies(
         self, factor: Factor, fixed: AxisLoops, open_axes: Sequence[int]
     ) -> MeshStrategies:
-        """Return the ways in which a term may be computed, given the loops of other mesh axes."""
+        """Return the strategies by which a factor may be computed.
+
+        Args:
+            factor: The factor.
+            fixed: Its loops; entries at open axes do not count.
+            open_axes: Mesh axes that are chosen.
+        """
         subset = id(factor) if self.allows_strategy else self.loop and self.loop(factor)
         key = (factor.number, factor.is_local, fixed, tuple(open_axes), subset)
         if key not in self._strategies:
@@ -181,7 +169,7 @@ class CostTables:
     ) -> MeshStrategies:
         loops, wanted = cuttable_loops(factor.number), self.loop and self.loop(factor)
         first = min(open_axes, default=len(fixed))
-        found = self._begun(factor.number, fixed[:first])
+        found = self._fixed_prefix(factor.number, fixed[:first])
         for axis in range(first, len(fixed)):
             before, axis_sizes = found, self.axis_sizes[axis]
             if axis not in open_axes:
@@ -198,21 +186,24 @@ class CostTables:
                 found = found.subset(allowed) if 0 < len(allowed) < len(found) else found
         return found
 
-    def _begun(self, number: int, axes: AxisLoops) -> MeshStrategies:
-        """Return the one way to cut loops at the first mesh axes, none if it cannot be."""
+    def _fixed_prefix(self, number: int, axes: AxisLoops) -> MeshStrategies:
+        """Return the one strategy with these loops at the first mesh axes, none if impossible."""
         if not axes:
             return uncut(number)
         key = (number, axes)
-        if key not in self._beginnings:
-            before, axis_sizes = self._begun(number, axes[:-1]), self.axis_sizes[len(axes) - 1]
-            self._beginnings[key] = extend(before, (axes[-1],), axis_sizes)
-        return self._beginnings[key]
+        if key not in self._prefixes:
+            before, axis_sizes = (
+                self._fixed_prefix(number, axes[:-1]),
+                self.axis_sizes[len(axes) - 1],
+            )
+            self._prefixes[key] = extend(before, (axes[-1],), axis_sizes)
+        return self._prefixes[key]
 
     def communication(
         self, asked: Sequence[tuple[Operand, MeshStrategies, Layouts]]
     ) -> list[ndarray]:
-        """Return tables of tensors of terms: ways by layouts, both as they are kept here."""
-        # What is kept is known by its id, which is always of the same.
+        """Return cost tables of operands, strategies by layouts, both as they are kept here."""
+        # Options are kept as long as these tables, so that an id is always of one.
         keys = [
             (id(strategies), operand.kind, id(layouts)) for operand, strategies, layouts in asked
         ]

@@ -1,10 +1,17 @@
-"""The best choice of some mesh axes, the others fixed: the dynamic program over the coarse graph.
+"""The dynamic program over the coarse graph: the best choice of some mesh axes, the others fixed.
 
-Idea: `tables` knows what each way to compute costs under each layout; the loops of an op are chosen
-inside of its term, which leaves a table over the layouts of its few tensors, and `eliminate` finds
-the layouts. Ops with many tensors keep their loops as a variable.
-Complexity: O(terms + sum of the tables' sizes).
-Reference: Tofu (EuroSys 2019), section 5.1.
+Problem: a layout for every variable and a strategy for every factor, of least total cost.
+Idea: `cost_tables` knows what each strategy costs under each layout. In each factor the strategy is
+minimised out, which leaves a table over the layouts of its few tensors:
+
+    table[l1, l2, ...] = min over strategies s of (compute[s] + move1[s, l1] + move2[s, l2] + ...)
+
+The sum of these tables is minimised by eliminating one variable at a time (`variable_elimination`):
+on a chain of layers that is the forward pass of the dynamic program, and reading the choices off
+backwards is its traceback. The paper's brute force inside of a group is the table of a factor.
+Complexity: O(factors + sum of the tables' sizes).
+Reference: Tofu (EuroSys 2019), section 5.1; the algorithm of Jia et al., ICML 2018, there [14].
+Deviations: the coarse graph need not be a chain.
 """
 
 from __future__ import annotations
@@ -14,29 +21,30 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float64
 from numpy import ndarray
 
+from pardnn.shard.partition.mesh_strategies import MeshStrategies
 from pardnn.shard.search.cost_tables import CostTables, Layouts, State
-from pardnn.shard.search.objective import MeshStrategies
 from pardnn.shard.search.problem import Factor, Variable
 from pardnn.shard.search.variable_elimination import Minimum, Table, minimise
 from pardnn.shard.sharding import AxisLoops
 
 #: Cost of a written tensor that is held whole though it could be cut: less than what must not be.
 WHOLE = 1e18
-#: Entries up to which a term becomes one table; above, its loops are a variable of their own.
+#: Entries up to which a factor becomes one table; above, its strategy is a variable of its own.
 FACTOR_ENTRIES = 1 << 16
 #: Entries that are worked on at a time: 8 MiB.
 AT_ONCE = 1 << 20
 
 
 class Solution(NamedTuple):
-    """A state of least cost among those that were open.
+    """A state of least cost among those that the open mesh axes allow.
 
     Attributes:
         state: The choice.
         cost: In the objective's unit, without penalties only if it is feasible.
-        is_exact: Whether none is better, for the ties of the problem and the axes that were open.
+        is_exact: Whether none is better, for the classes of the problem and these open axes.
     """
 
     state: State
@@ -95,23 +103,41 @@ def _chosen(tables: CostTables, sub: Subproblem, minimum: Minimum) -> Solution:
 
 
 class FactorCosts(NamedTuple):
-    """The ways of a term, what computing costs, and what the layout of each decision costs."""
+    """The cost table of a factor, before a strategy is chosen.
+
+    Attributes:
+        strategies: The options.
+        computation: Cost of computing one op, by strategy.
+        by_variable: Cost of moving the tensors of each variable, strategies by layouts.
+    """
 
     strategies: MeshStrategies
-    computation: ndarray
-    by_variable: dict[int, ndarray]
+    computation: Float64[ndarray, " s"]
+    by_variable: dict[int, Float64[ndarray, "s l"]]
 
 
 class Subproblem(NamedTuple):
-    """All that may be chosen, with its tables."""
+    """All that may be chosen at the open mesh axes, with its costs.
+
+    Attributes:
+        options: By variable, its layouts.
+        layout_costs: By variable, the cost of each layout whatever is computed.
+        factor_costs: By factor.
+    """
 
     options: list[Layouts]
-    layout_costs: list[ndarray]
+    layout_costs: list[Float64[ndarray, " l"]]
     factor_costs: list[FactorCosts]
 
 
 def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> Subproblem:
-    """Return all that may be chosen at some mesh axes, the others as a state has them."""
+    """Return all that may be chosen at some mesh axes, the others as a state has them.
+
+    Args:
+        tables: Of the problem.
+        fixed: A state; entries at open axes do not count.
+        open_axes: Mesh axes to choose.
+    """
     problem = tables.problem
     bare = [_without(layout, open_axes) for layout in fixed.layouts]
     options = [
@@ -144,8 +170,14 @@ def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> 
     return Subproblem(options, layout_costs, factor_costs)
 
 
-def layout_cost(tables: CostTables, variable: Variable, layouts: Layouts) -> ndarray:
-    """Return what holding a decision costs in each layout; a written one had better be cut."""
+def layout_cost(tables: CostTables, variable: Variable, layouts: Layouts) -> Float64[ndarray, " l"]:
+    """Return what each layout of a variable costs; written storage had better be cut.
+
+    Args:
+        tables: Of the problem.
+        variable: The variable.
+        layouts: Its options.
+    """
     layout_costs = tables.objective.layout_cost(
         variable, layouts, tables.axis_sizes[: len(layouts[0])]
     )
@@ -167,14 +199,14 @@ def _without(choice: Any, open_axes: Sequence[int]) -> Any:
     return tuple(None if axis in open_axes else c for axis, c in enumerate(choice))
 
 
-class _Row(NamedTuple):
-    """A term before its loops are chosen.
+class _Weighted(NamedTuple):
+    """A factor whose strategy is to be minimised out.
 
     Attributes:
-        keys: Decisions with a choice, in increasing order.
-        weight: How often it occurs.
-        fixed: Cost of each way whatever is chosen.
-        tables: By decision, ways by layouts.
+        keys: Variables with a choice, in increasing order.
+        weight: How many ops it stands for.
+        fixed: Cost of each strategy whatever is chosen.
+        tables: By key, strategies by layouts.
     """
 
     keys: tuple[int, ...]
@@ -186,8 +218,12 @@ class _Row(NamedTuple):
 def _factor_tables(
     factors: Sequence[Factor], factor_costs: Sequence[FactorCosts], sizes: list[int]
 ) -> list[Table]:
-    """Return the tables of all terms; loops of terms with many tensors become new variables."""
-    alike: dict[tuple[int, ...], list[_Row]] = {}
+    """Return tables over layouts for all factors, each with the least cost over its strategies.
+
+    The strategy of a factor with many tensors becomes a new variable instead, whose size is added
+    to `sizes`.
+    """
+    alike: dict[tuple[int, ...], list[_Weighted]] = {}
     summed: dict[tuple[int, ...], ndarray] = {}
     for factor, (strategies, fixed, by_variable) in zip(factors, factor_costs, strict=True):
         for number, values in by_variable.items():
@@ -195,7 +231,7 @@ def _factor_tables(
                 fixed = fixed + values[:, 0]
         keys = tuple(sorted([number for number in by_variable if sizes[number] > 1]))
         if keys:
-            row = _Row(keys, len(factor.ops), fixed, [by_variable[number] for number in keys])
+            row = _Weighted(keys, len(factor.ops), fixed, [by_variable[number] for number in keys])
             alike.setdefault((len(strategies), *[sizes[number] for number in keys]), []).append(row)
     for shape, rows in alike.items():
         entries = math.prod(shape)
@@ -206,14 +242,14 @@ def _factor_tables(
         step = max(1, AT_ONCE // entries)
         for begin in range(0, len(rows), step):
             some = rows[begin : begin + step]
-            for row, values in zip(some, _least(some, shape), strict=True):
+            for row, values in zip(some, _minimum(some, shape), strict=True):
                 known = summed.get(row.keys)
                 summed[row.keys] = values if known is None else known + values
     return [Table(keys, values) for keys, values in summed.items()]
 
 
-def _least(rows: Sequence[_Row], shape: tuple[int, ...]) -> ndarray:
-    """Return a table over layouts for each of some terms of one form: their best way counts."""
+def _minimum(rows: Sequence[_Weighted], shape: tuple[int, ...]) -> ndarray:
+    """Return min over strategies of the summed tables, for some factors of one shape."""
     ones = (1,) * (len(shape) - 1)
     total = np.array([row.fixed for row in rows]).reshape(-1, shape[0], *ones)
     for position, size in enumerate(shape[1:]):
@@ -224,8 +260,8 @@ def _least(rows: Sequence[_Row], shape: tuple[int, ...]) -> ndarray:
     return total.min(axis=1) * np.array([row.weight for row in rows]).reshape(-1, *ones)
 
 
-def _add_variable(row: _Row, sizes: list[int], summed: dict[tuple[int, ...], ndarray]) -> None:
-    """Add the tables of a term whose way is a variable of its own."""
+def _add_variable(row: _Weighted, sizes: list[int], summed: dict[tuple[int, ...], ndarray]) -> None:
+    """Add the tables of a factor whose strategy is a variable of its own."""
     own = len(sizes)
     sizes.append(len(row.fixed))
     summed[(own,)] = row.fixed * row.weight

@@ -1,24 +1,31 @@
-"""What is asked about ways to compute one op."""
+"""What an objective has to answer, and what it is asked: cost tables of strategies by layouts.
+
+`objective_bytes` and `objective_seconds` are the two that there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
+from pardnn.plan.mesh import Layout
 from pardnn.shard.partition.mesh_strategies import MeshStrategies
-from pardnn.shard.search.problem import Operand
+from pardnn.shard.search.problem import Factor, Operand, Variable
 
 
 def fetches(
     strategies: MeshStrategies, operand: Operand
-) -> Iterator[tuple[ndarray, ndarray | None]]:
-    """Yield what ways need at each slot of a tensor, and which: None for all of them.
+) -> Iterator[tuple[Int64[ndarray, "s n rank 2"], Bool[ndarray, " s"] | None]]:
+    """Yield what strategies need of an operand, one region per slot that an op reads it at.
 
-    A region that is needed at two slots is yielded once.
+    A region that is needed at two slots is fetched once, and is yielded once.
+
+    Yields:
+        The regions by strategy and device, and which strategies fetch them: None for all.
     """
     known: list[tuple[ndarray, ndarray]] = []
     for slot in operand.slots if operand.shape else ():
@@ -35,11 +42,11 @@ def fetches(
 
 
 class TableRequest(NamedTuple):
-    """Which table is asked for.
+    """A cost table that is asked for: strategies of an op by layouts of one of its tensors.
 
     Attributes:
         operand: A tensor of an op.
-        strategies: To compute the op.
+        strategies: Of the op.
         owned: What each of n devices owns of the tensor, in l layouts.
         axis_sizes: Devices along each mesh axis.
     """
@@ -50,8 +57,8 @@ class TableRequest(NamedTuple):
     axis_sizes: tuple[int, ...]
 
 
-def not_local(request: TableRequest) -> ndarray:
-    """Return for each way and layout whether a tensor is not just where the op works on it."""
+def not_local(request: TableRequest) -> Bool[ndarray, "s l"]:
+    """Return for each strategy and layout whether the op does not find a tensor in place."""
     operand, strategies, owned, _ = request
     wrong = np.zeros((len(strategies), len(owned)), dtype=bool)
     dims = [strategies.dim_slices.inputs[slot] for slot in operand.slots]
@@ -63,3 +70,32 @@ def not_local(request: TableRequest) -> ndarray:
     for box in dims:
         wrong |= (owned[None] != strategies.unclipped[:, None, :, box]).any(axis=(2, 3, 4))
     return wrong
+
+
+@runtime_checkable
+class Objective(Protocol):
+    """What is minimised: a sum over ops of communication and computation, and over layouts."""
+
+    @property
+    def may_replicate(self) -> bool:
+        """Whether tensors and ops may stay whole where they could be cut."""
+        ...
+
+    @property
+    def are_axes_alike(self) -> bool:
+        """Whether it does not matter which mesh axis is which, if they have as many devices."""
+        ...
+
+    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "s l"]]:
+        """Cost of fetching and combining operands, for each strategy and layout."""
+        ...
+
+    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
+        """Cost of computing one op of a factor, for each strategy."""
+        ...
+
+    def layout_cost(
+        self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
+    ) -> Any:
+        """Cost of a variable's tensors whatever is computed, for each layout."""
+        ...

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from pardnn.plan.mesh import Layout
 from pardnn.shard.partition.mesh_strategies import MeshStrategies
-from pardnn.shard.search.communication_bytes import (
+from pardnn.shard.search.box_volumes import (
     common_volumes,
     group_numbers,
     partial_volumes,
@@ -36,12 +36,12 @@ class BytesObjective:
     may_replicate = False
     are_axes_alike = True
 
-    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "a l"]]:
+    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "s l"]]:
         """Bytes, summed over devices."""
         found = elements(requests)
         return [f.astype(np.float64) * r.operand.item for f, r in zip(found, requests, strict=True)]
 
-    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " a"]:
+    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
         """Nothing."""
         return np.zeros(len(strategies))
 
@@ -52,7 +52,7 @@ class BytesObjective:
         return np.zeros(len(layouts))
 
 
-def elements(requests: Sequence[TableRequest]) -> list[Int64[ndarray, "a l"]]:
+def elements(requests: Sequence[TableRequest]) -> list[Int64[ndarray, "s l"]]:
     """Return the elements of tensors that devices get, for each way and each layout."""
     totals = [np.zeros((len(r.strategies), len(r.owned)), dtype=np.int64) for r in requests]
     plain: dict[Any, list[tuple[int, ndarray, ndarray | None]]] = {}

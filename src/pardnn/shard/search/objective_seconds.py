@@ -27,7 +27,13 @@ from pardnn.graph.ir import Graph, Op, Tensor, writes
 from pardnn.plan.mesh import Layout
 from pardnn.shard.partition.interning import interned_call
 from pardnn.shard.partition.mesh_strategies import MeshStrategies, owned_array
-from pardnn.shard.search.communication_bytes import common_volumes, group_numbers, overlaps, volumes
+from pardnn.shard.search.box_volumes import (
+    common_volumes,
+    group_numbers,
+    overlaps,
+    same_boxes,
+    volumes,
+)
 from pardnn.shard.search.objective import TableRequest, fetches
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
 
@@ -67,7 +73,7 @@ class SecondsObjective:
         """Nothing is known yet."""
         self._ratios: dict[int, dict[int, float]] = {}
 
-    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "a l"]]:
+    def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "s l"]]:
         """Seconds of the slowest device's messages."""
         return [self._communication(*request) for request in requests]
 
@@ -77,7 +83,7 @@ class SecondsObjective:
         strategies: MeshStrategies,
         owned: ndarray,
         axis_sizes: tuple[int, ...],
-    ) -> Float64[ndarray, "a l"]:
+    ) -> Float64[ndarray, "s l"]:
         n = owned.shape[1]
         stride = len(self.latency) // n
         latency = self.latency[::stride, ::stride].T
@@ -88,7 +94,7 @@ class SecondsObjective:
         each = taken.sum(axis=-1) if self.is_serial else taken.max(axis=-1)
         return each.max(axis=-1)
 
-    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " a"]:
+    def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
         """Seconds of the slowest device's part."""
         whole = self.seconds[factor.ops[0].op.name]
         if not whole or not len(strategies):
@@ -215,17 +221,12 @@ def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
     return found
 
 
-def same_boxes(boxes: Int64[ndarray, "*b n rank 2"]) -> ndarray:
-    """Return for each pair of devices whether their boxes are equal."""
-    return (boxes[..., :, None, :, :] == boxes[..., None, :, :, :]).all(axis=(-1, -2))
-
-
 def traffic(
     operand: Operand,
     strategies: MeshStrategies,
     owned: Int64[ndarray, "l n rank 2"],
     axis_sizes: tuple[int, ...],
-) -> Float64[ndarray, "a l n n"]:
+) -> Float64[ndarray, "s l n n"]:
     """Return elements by way, layout, receiver and sender."""
     n = owned.shape[1]
     total = np.zeros((len(strategies), len(owned), n, n))

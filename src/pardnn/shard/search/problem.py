@@ -1,9 +1,10 @@
-"""The choice of a sharding as a sum of small tables: decisions for tensors, terms for ops.
+"""The search problem as a factor graph: variables for tensors, factors for ops.
 
-Each class of tied tensors is a *decision*: a layout. Each op of the coarse graph is a *term*: the
-least cost, over the loops it may cut, of what it fetches and combines, given the layouts of its
-tensors. For fixed loops that cost is a sum over the tensors, so a term is made of one table per
-tensor, loops by layouts.
+Each equivalence class of tensors is a *variable*: a layout. Each op of the coarse graph is a
+*factor*: the least cost, over its sharding strategies, of what it fetches and combines, given the
+layouts of its tensors. For a fixed strategy that cost is a sum over the tensors, so a factor is
+made of one table per tensor, strategies by layouts.
+Reference: Tofu (EuroSys 2019), section 5.1 and Fig. 5(c).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class Operand:
     """A tensor of an op.
 
     Attributes:
-        variable: Whose layout it has.
-        kind: Number of all the rest: uses that differ in their decision alone have the same.
-        dims: Its dim for each dim of the decision's root.
+        variable: Position of the variable whose layout it has.
+        kind: Equal for operands that differ in their variable alone: tables are cached by it.
+        dims: Its dim for each dim of the variable's root.
         shape: Of the tensor.
         item: Bytes of an element.
         slots: Where the op reads it.
@@ -47,12 +48,12 @@ class Operand:
 
 @dataclass(slots=True)
 class Factor:
-    """Equal ops on equal decisions.
+    """Equal ops on equal variables: a term of the sum that is minimised.
 
     Attributes:
-        number: Of the call.
-        operands: Tensors that have dims, or are partial results.
-        ops: The ops by name; their number is the weight of the term.
+        number: Of the call, see `interning`.
+        operands: Tensors that have dims, or may be partial results.
+        ops: All of them; how many they are is the weight of the factor.
         is_local: Whether some tensor must be where it is owned.
     """
 
@@ -68,7 +69,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One class of tensors.
+    """The layout of one equivalence class of tensors.
 
     Attributes:
         root: The tensor whose dims layouts are of.
@@ -76,7 +77,7 @@ class Variable:
         forms: Distinct (shape, dims) of the members, the root's first.
         is_written: Whether some member is written in place.
         bytes: Of all members together.
-        kind: Number of dims, forms and `is_written`.
+        kind: Equal for variables of equal dims, forms and `is_written`: options are cached by it.
     """
 
     root: str
@@ -89,14 +90,14 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What has to be decided.
+    """A factor graph: what has to be decided, and what it costs.
 
     Attributes:
         variables: One per class; the first stands for all tensors without dims.
         factors: One per distinct op whose cost depends on them.
-        free: Ops that follow their tensors at no cost.
-        classes: The classes.
-        number: Of the decision of each class, by root.
+        free: Ops that follow their tensors at no cost, such as element-wise ones.
+        classes: The equivalence classes of tensors.
+        numbers: Position of the variable of each class, by root.
         tensors: Of the graph, by name.
     """
 
@@ -104,24 +105,35 @@ class Problem:
     factors: tuple[Factor, ...]
     free: tuple[OpCall, ...]
     classes: TensorClasses
-    number: Mapping[str, int]
+    numbers: Mapping[str, int]
     tensors: Mapping[str, Tensor]
 
     def layout(self, name: str, layouts: Sequence[tuple[int | None, ...]]) -> tuple[Any, ...]:
-        """Return a tensor's own layout, given one for each decision."""
+        """Return a tensor's own layout.
+
+        Args:
+            name: Of the tensor.
+            layouts: One per variable.
+        """
         dims = self.classes.dims[name]
-        chosen = layouts[self.number[self.classes.root[name]]]
+        chosen = layouts[self.numbers[self.classes.root[name]]]
         return tuple(None if d is None else dims[d] for d in chosen)
 
 
 def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None) -> Problem:
-    """Return the problem of a graph, coarsened to a level of `coarsen`. O(tensors + arguments)."""
+    """Return the problem of a graph. O(tensors + arguments).
+
+    Args:
+        graph: The graph.
+        level: Of coarsening: `NEEDED`, `TRAINING` or `REPEATED`.
+        calls: From `op_calls`, if they are known.
+    """
     calls = op_calls(graph) if calls is None else calls
     storage = storage_of(graph)
     classes, groups = coarsened(graph, calls, level, storage)
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     roots = [root for root in classes.members if classes.shapes[root]]
-    number = dict.fromkeys(classes.members, 0) | {root: i for i, root in enumerate(roots, 1)}
+    numbers = dict.fromkeys(classes.members, 0) | {root: i for i, root in enumerate(roots, 1)}
     kinds: dict[Any, int] = {}
     factors: dict[Any, Factor] = {}
     free: list[OpCall] = []
@@ -132,16 +144,16 @@ def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None
         if key not in known:
             known[key] = None
             if not _is_free(op_call, classes):
-                operands = _uses(op_call, classes, number, tensors, group.local, kinds)
+                operands = _operands(op_call, classes, numbers, tensors, group.local, kinds)
                 known[key] = factors.setdefault(
                     (op_call.number, operands), Factor(op_call.number, operands)
                 )
         factor = known[key]
         (free if factor is None else factor.ops).extend(group.ops)
     scalars = Variable("", (), (((), ()),), False, 0, -1)
-    others = [_decision(root, classes, tensors, storage, kinds) for root in roots]
+    others = [_variable(root, classes, tensors, storage, kinds) for root in roots]
     return Problem(
-        (scalars, *others), tuple(factors.values()), tuple(free), classes, number, tensors
+        (scalars, *others), tuple(factors.values()), tuple(free), classes, numbers, tensors
     )
 
 
@@ -166,10 +178,10 @@ def _is_free(op_call: OpCall, classes: TensorClasses) -> bool:
     )
 
 
-def _uses(
+def _operands(
     op_call: OpCall,
     classes: TensorClasses,
-    number: Mapping[str, int],
+    numbers: Mapping[str, int],
     tensors: Mapping[str, Tensor],
     local: set[str],
     kinds: dict[Any, int],
@@ -193,11 +205,11 @@ def _uses(
                 name in local,
             )
             kind = kinds.setdefault(rest, len(kinds))
-            operands.append(Operand(number[classes.root[name]], kind, *rest))
+            operands.append(Operand(numbers[classes.root[name]], kind, *rest))
     return tuple(operands)
 
 
-def _decision(
+def _variable(
     root: str,
     classes: TensorClasses,
     tensors: Mapping[str, Tensor],

@@ -228,7 +228,7 @@ def expanded(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Shardi
     """Return the sharding of all tensors and ops that a choice for the coarse graph stands for."""
     layouts: dict[str, Layout] = {}
     for root, members in problem.classes.members.items():
-        chosen = state.layouts[problem.number[root]]
+        chosen = state.layouts[problem.numbers[root]]
         if not problem.classes.shapes[root]:
             chosen = (None,) * len(mesh.shape)
         known: dict[Dims, Layout] = {}

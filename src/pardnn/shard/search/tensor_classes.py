@@ -1,7 +1,7 @@
-"""Tensors tied to one decision: union-find that remembers which dim of one is which of another.
+"""Equivalence classes of tensors that share a layout: union-find that maps dims.
 
 Idea: a class has a root tensor; every member says which of its dims each dim of the root is. So
-`w` and `w.t()` can be one decision, and so can a tensor and what an in-place write makes of it.
+`w` and `w.t()` can be in one class, and so can a tensor and what an in-place write makes of it.
 Complexity: O(tensors log tensors), smaller classes move into larger ones.
 """
 
@@ -17,7 +17,7 @@ Dims = tuple[int | None, ...]
 
 @dataclass
 class TensorClasses:
-    """Classes of tensors under construction.
+    """Equivalence classes of tensors, under construction.
 
     Attributes:
         shapes: Of all tensors, by name.
@@ -40,13 +40,13 @@ class TensorClasses:
         self.members.update({name: [name] for name in self.shapes})
 
     def merge(self, one: str, other: str, dims: Dims | None = None, *, hard: bool = False) -> bool:
-        """Tie two tensors.
+        """Merge the classes of two tensors.
 
         Args:
             one: A tensor.
             other: A tensor.
             dims: For each dim of `one` that of `other`; the same if not given.
-            hard: Whether they must be one decision, even if some dims are lost by it.
+            hard: Whether they must be one class, even if some dims cannot be cut any more.
 
         Returns:
             Whether they are one class now.
@@ -77,7 +77,7 @@ class TensorClasses:
         return True
 
     def _joins(self, one: str, other: str) -> bool:
-        """Move a class of one into one of its shape, the usual case: nothing has to be renamed."""
+        """Add a tensor to a class of its shape, the usual case: no dims have to be mapped."""
         kept, moved = self.root[one], self.root[other]
         if len(self.members[moved]) > 1 or moved in self.blocked:
             return False

@@ -7,7 +7,8 @@ left is a table over its neighbours, the frontier. It is exact whatever the grap
 Complexity: O(sum of the tables' sizes), exponential in the width of the frontier only. Where a
 table would exceed a bound, the variable with the most neighbours is fixed to its value in a given
 assignment instead, and the answer is not called exact any more.
-Reference: bucket elimination, R. Dechter, Artificial Intelligence 113, 1999.
+Reference: bucket elimination, R. Dechter, Artificial Intelligence 113, 1999; on a chain the dynamic
+program of Tofu (EuroSys 2019), section 5.1.
 """
 
 from __future__ import annotations
