@@ -40,8 +40,8 @@ class Interpreter:
         self.sources = [op for op in self.ops if op.is_source]
         self.loss = next(op.inputs[0] for op in graph.ops if op.kind == LOSS_KIND)
         self.state = {op.name: self._first(op) for op in self.sources if op.kind in PERSISTENT}
-        self.redrawn = {redraws(op) for op in graph.ops}
-        self.began: dict[str, torch.Tensor] = {}
+        self.replayed = {replayed_op(op) for op in graph.ops}
+        self.states_before: dict[str, torch.Tensor] = {}
         self.mutable = {t.name for op in graph.ops for t in op.outputs}
 
     def _first(self, op: Op) -> torch.Tensor:
@@ -81,15 +81,15 @@ class Interpreter:
         return inputs
 
     def _call(self, op: Op, call: Callable[[Any], None], env: dict[str, Any]) -> None:
-        """Run one op; what draws numbers once more begins where the first draw began."""
-        if op.name in self.redrawn:
-            self.began[op.name] = torch.get_rng_state()
-        again = redraws(op)
-        if again is None:
+        """Run one op; an RNG replay begins in the state in which its original began."""
+        if op.name in self.replayed:
+            self.states_before[op.name] = torch.get_rng_state()
+        original = replayed_op(op)
+        if original is None:
             call(env)
             return
         now = torch.get_rng_state()
-        torch.set_rng_state(self.began[again])
+        torch.set_rng_state(self.states_before[original])
         call(env)
         torch.set_rng_state(now)
 
@@ -130,10 +130,10 @@ def _ordered(graph: Graph, seed: int | None) -> list[Op]:
     producer = {t.name: op.name for op in graph.ops for t in op.outputs}
     before = {op.name: {producer[t] for t in op.inputs} | set(op.after) for op in graph.ops}
     # The generator serves one op after the other: random ops keep their order.
-    draws = [op.name for op in graph.ops if is_random(op) and redraws(op) is None]
+    draws = [op.name for op in graph.ops if is_random(op) and replayed_op(op) is None]
     for op in graph.ops:
-        if redraws(op) is not None:
-            before[op.name].add(str(redraws(op)))
+        if replayed_op(op) is not None:
+            before[op.name].add(str(replayed_op(op)))
     for earlier, later in itertools.pairwise(draws):
         before[later].add(earlier)
     named = {op.name: op for op in graph.ops}
@@ -155,7 +155,7 @@ def _ordered(graph: Graph, seed: int | None) -> list[Op]:
     return order
 
 
-def redraws(op: Op) -> str | None:
+def replayed_op(op: Op) -> str | None:
     """Return the op whose random numbers an op draws once more."""
     return (op.arguments or {}).get("redraws") if not op.is_source else None
 
@@ -180,11 +180,11 @@ def unordered_writes(graph: Graph) -> list[tuple[str, str]]:
 
     producer = {t.name: i for i, op in enumerate(graph.ops) for t in op.outputs}
     index = {op.name: i for i, op in enumerate(graph.ops)}
-    reach = [0] * len(graph.ops)
+    ancestors = [0] * len(graph.ops)
     for i in graph.arrays.topological:
         op = graph.ops[i]
         for j in {producer[t] for t in op.inputs} | {index[o] for o in op.after}:
-            reach[i] |= reach[j] | 1 << j
+            ancestors[i] |= ancestors[j] | 1 << j
     accesses: dict[str, set[int]] = {}
     for i, op in enumerate(graph.ops):
         for name in op.inputs:
@@ -195,11 +195,13 @@ def unordered_writes(graph: Graph) -> list[tuple[str, str]]:
             found += [
                 (op.name, graph.ops[j].name)
                 for j in accesses[owner(name)] - {i}
-                if not reach[i] >> j & 1 and not reach[j] >> i & 1 and not is_view(graph.ops[j])
+                if not ancestors[i] >> j & 1
+                and not ancestors[j] >> i & 1
+                and not is_view(graph.ops[j])
             ]
     return found
 
 
 def is_view(op: Op) -> bool:
-    """Whether an op reads no content: it only describes a storage anew."""
+    """Whether an op reads no content and returns a view."""
     return op.memory == "reference" and not writes(op)

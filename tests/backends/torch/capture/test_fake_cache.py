@@ -1,4 +1,4 @@
-"""Fake results that are remembered are those that the fake kernels would return again."""
+"""Fake results that are cached are those that the fake kernels would return again."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def _described(result: Any, tensors: Any) -> list[Any]:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Has each remembered result compared with the kernel's; the list names what was compared."""
+    """Has each cached result compared with the kernel's; the list names what was compared."""
     real, compared = fake_cache.FakeCache.result, []
 
     def result(self: Any, func: Any, args: Any, kwargs: Any, tensors: Any, key: Any) -> Any:
@@ -50,13 +50,13 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["unet", "gan"])
-def test_remembered_results_are_those_of_the_kernels(name: str, checked: list[str]) -> None:
+def test_cached_results_are_those_of_the_kernels(name: str, checked: list[str]) -> None:
     step, args = MODELS[name]()
     capture(step, *args)
     assert len(checked) > 100
 
 
-def odd_step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+def mixed_views_step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
     """Aliased and distinct arguments, views of views, lists, complex and negated numbers."""
     h = model(x)
     with torch.no_grad():
@@ -80,13 +80,13 @@ def odd_step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
     return train(model, optimizer, total)
 
 
-def test_graphs_do_not_depend_on_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_do_not_depend_on_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 4)
     args = (model, torch.optim.Adam(model.parameters()), torch.randn(4, 3))
-    remembered = graph_to_json(capture(odd_step, *args))
+    cached = graph_to_json(capture(mixed_views_step, *args))
     monkeypatch.setattr(fake_cache.FakeCache, "tensor_key", lambda *_: None)
-    assert graph_to_json(capture(odd_step, *args)) == remembered
+    assert graph_to_json(capture(mixed_views_step, *args)) == cached
 
 
 def _kernels_run(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -1,4 +1,4 @@
-"""Random numbers that a step draws twice: checkpoints over dropout, states put back by hand."""
+"""RNG replays: checkpoints over dropout, and states that the user restores."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_numbers_that_nobody_can_tell_are_refused(forward):
     assert caught.value.code == "E801"
 
 
-def test_a_file_that_redraws_what_nothing_draws_is_refused():
+def test_a_file_that_replays_what_nothing_draws_is_refused():
     ops = {op.name: op for op in executors.captured(NESTED).ops}
     op = next(op for op in ops.values() if "redraws" in (op.arguments or {}))
     assert drawn_once(op, ops) == op.arguments["redraws"]

@@ -41,8 +41,8 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(*raw)
 
 
-def check(factory: Callable[..., Any], parts: int = 3, **kwargs: Any) -> Recording:
-    """Replay a factory in parts on virtual ranks, and compare with what it builds for real."""
+def check(factory: Callable[..., Any], num_ranks: int = 3, **kwargs: Any) -> Recording:
+    """Replay a factory on virtual ranks, and compare with what it builds for real."""
     torch.manual_seed(123)
     start = rng.read_state(GENERATOR)
     expected = tensors(factory(**kwargs))
@@ -53,9 +53,9 @@ def check(factory: Callable[..., Any], parts: int = 3, **kwargs: Any) -> Recordi
     recorded = tensors(result)
     assert recorded.keys() == expected.keys()
     names = sorted(recorded)
-    for part in range(parts):
+    for rank in range(num_ranks):
         torch.manual_seed(9)
-        mine = names[part::parts]
+        mine = names[rank::num_ranks]
         for name, real in zip(mine, replay(recording, [recorded[n] for n in mine]), strict=True):
             assert type(real) is torch.Tensor
             assert same(real, expected[name]), name

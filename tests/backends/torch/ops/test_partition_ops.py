@@ -41,20 +41,20 @@ def test_a_slice_is_a_view() -> None:
 
 def test_adjacent_shards_are_concatenated() -> None:
     x = torch.randn(4, 6)
-    pieces = [[ref("a"), [[0, 4], [0, 1]]], [ref("b"), [[0, 4], [1, 6]]]]
+    shards = [[ref("a"), [[0, 4], [0, 1]]], [ref("b"), [[0, 4], [1, 6]]]]
     env = {"a": x[:, :1], "b": x[:, 1:]}
-    assert torch.equal(run("pardnn.fetch", [[4, 6], None, pieces], dict(env), output(4, 6)), x)
-    across = run("pardnn.fetch", [[4, 6], None, pieces], env, output(4, 6, strides=(1, 4)))
+    assert torch.equal(run("pardnn.fetch", [[4, 6], None, shards], dict(env), output(4, 6)), x)
+    across = run("pardnn.fetch", [[4, 6], None, shards], env, output(4, 6, strides=(1, 4)))
     assert torch.equal(across, x)
     assert across.stride() == (1, 4)
 
 
 def test_a_fetch_copies_shards_anywhere_and_fills_the_rest() -> None:
     x = torch.randn(3, 3)
-    pieces = [[ref("a"), [[1, 3], [0, 2]]], [ref("b"), [[0, 1], [2, 3]]]]
+    shards = [[ref("a"), [[1, 3], [0, 2]]], [ref("b"), [[0, 1], [2, 3]]]]
     fill = {"float": "-inf"}
     env = {"a": x[:2, :2], "b": x[2:, 2:]}
-    out = run("pardnn.fetch", [[3, 3], fill, pieces], env, output(3, 3))
+    out = run("pardnn.fetch", [[3, 3], fill, shards], env, output(3, 3))
     expected = torch.full((3, 3), float("-inf"))
     expected[1:, :2], expected[:1, 2:] = x[:2, :2], x[2:, 2:]
     assert torch.equal(out, expected)

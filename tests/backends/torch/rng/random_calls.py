@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 Make = Callable[[], torch.Tensor]
 
 
-def _gapped(size: int, dtype: torch.dtype) -> torch.Tensor:
+def _strided(size: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(2 * size, dtype=dtype)[::2]
 
 
@@ -19,10 +19,10 @@ def random_calls(size: int, dtype: torch.dtype) -> dict[str, Make]:
     return {
         "uniform_": lambda: torch.empty(size, dtype=dtype).uniform_(),
         "normal_": lambda: torch.empty(size, dtype=dtype).normal_(),
-        "normal_ gapped": lambda: _gapped(size, dtype).normal_(),
-        "uniform_ gapped": lambda: _gapped(size, dtype).uniform_(),
+        "normal_ strided": lambda: _strided(size, dtype).normal_(),
+        "uniform_ strided": lambda: _strided(size, dtype).uniform_(),
         "bernoulli_": lambda: torch.empty(size, dtype=dtype).bernoulli_(0.3),
-        "bernoulli_ gapped": lambda: _gapped(size, dtype).bernoulli_(0.3),
+        "bernoulli_ strided": lambda: _strided(size, dtype).bernoulli_(0.3),
         "bernoulli tensor": lambda: torch.bernoulli(torch.full((size,), 0.4, dtype=dtype)),
         "dropout": lambda: torch.native_dropout(flat + 1, 0.3, True)[0],
         "rand": lambda: torch.rand(size, dtype=dtype),

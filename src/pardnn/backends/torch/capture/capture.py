@@ -313,6 +313,7 @@ def _copy_back_replaced(trace: _Trace, irregular: Collection[str]) -> list[Call]
 
 
 def _is_registered(source: Source) -> bool:
+    """Whether the next step finds the source: optimizer state, or a buffer in a dictionary."""
     return (source.kind == "state" and source.parameter is None) or any(
         getattr(slot.holder, "get", None) is not None and source.kind == "buffer"
         for slot in source.slots
@@ -370,25 +371,26 @@ def _ordered_live_calls(
     return sources_first
 
 
-def _check_item_reads(calls: list[Call], free: set[Call]) -> None:
+def _check_item_reads(calls: list[Call], permitted: set[Call]) -> None:
     """Reject `.item()` of what depends on the batch or the parameters: every rank would wait."""
     tainted: set[Value] = set()
     for call in calls:
         touched = call.random or any(value in tainted for value in call.inputs)
         if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
             touched = True
-        if touched and call.kind == "aten._local_scalar_dense.default" and call not in free:
+        if touched and call.kind == "aten._local_scalar_dense.default" and call not in permitted:
             raise unsupported.data_dependent_branch(call.source)
         if touched:
             tainted.update(call.outputs)
 
 
 def _check_repeatable(one: _Trace, other: _Trace) -> None:
+    """Reject a step whose two traces differ."""
     index = traces_differ(one.tracer.calls[: one.length], other.tracer.calls)
     if index is None:
         return
     calls = other.tracer.calls if index < len(other.tracer.calls) else one.tracer.calls
     # Only the first of the two traces knows where its calls come from.
-    twin = one.tracer.calls[min(index, one.length - 1)]
+    located = one.tracer.calls[min(index, one.length - 1)]
     what = f"{calls[index].kind} has other arguments the second time"
-    raise unsupported.changing_step(what, twin.source)
+    raise unsupported.changing_step(what, located.source)

@@ -163,8 +163,8 @@ class FakeCache:
         made = [out for out in outputs if isinstance(out, torch.Tensor)]
         storages = [out.untyped_storage()._cdata for out in made]
         recipes = [self._recipe(output, tensors) for output in outputs]
-        known = {tensor.untyped_storage()._cdata for tensor in tensors}
-        new = [storage for storage in storages if storage not in known]
+        existing = {tensor.untyped_storage()._cdata for tensor in tensors}
+        new = [storage for storage in storages if storage not in existing]
         if len(set(new)) < len(new) or any(recipe is None for recipe in recipes):
             return None
         return Recipes(kind, tuple(recipe for recipe in recipes if recipe is not None))

@@ -151,7 +151,7 @@ def replay(
 
     Raises:
         UnsupportedError: E817, a tensor is not of this recording.
-        MismatchError: E517, an op lays its result out in another way than tracing said.
+        MismatchError: E517, an op returns another geometry than under tracing.
     """
     if isinstance(recording, Built):
         return _take(recording, tensors, shards or [None] * len(tensors))

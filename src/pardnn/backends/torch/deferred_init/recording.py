@@ -152,7 +152,7 @@ def tensor_ref(recording: Recording, tensor: torch.Tensor) -> TensorRef:
     """Return the reference to a tensor whose storage is known.
 
     Raises:
-        UnsupportedError: E817, the tensor came into being in a way that was not seen, or its
+        UnsupportedError: E817, the tensor was created by no call that was recorded, or its
             layout is not strided.
     """
     number = None

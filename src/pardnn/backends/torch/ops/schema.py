@@ -243,13 +243,13 @@ def split_call(
     if any(len(value) not in (0, length) for name, value in named.items() if name in lists):
         return None
 
-    def part(name: str, value: Any, i: int) -> Any:
+    def element(name: str, value: Any, i: int) -> Any:
         return value[i : i + 1] if name in lists else value
 
     return [
         (
-            [part(name, value, i) for name, value in zip(sig.names, args, strict=False)],
-            {name: part(name, value, i) for name, value in kwargs.items()},
+            [element(name, value, i) for name, value in zip(sig.names, args, strict=False)],
+            {name: element(name, value, i) for name, value in kwargs.items()},
         )
         for i in range(length)
     ]

@@ -18,8 +18,8 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import UInt32
 from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 
 BLOCK = 624
 DEGREE = 19937
@@ -32,8 +32,8 @@ _GATHER = 128
 # Words compared after the first match; a false match of 128 bits is out of the question.
 _WITNESSES = 4
 
-# Exponents below DEGREE of the characteristic polynomial; tests derive them anew by
-# Berlekamp-Massey from 40,000 output bits.
+# Exponents below DEGREE of the characteristic polynomial; a test derives them from 40,000 output
+# bits by Berlekamp-Massey.
 # fmt: off
 EXPONENTS = (
     19314, 19087, 18860, 18691, 18633, 18406, 18237, 18179, 18068, 17952, 17841, 17783, 17725,
@@ -54,11 +54,11 @@ class Twister(NamedTuple):
     """State of an MT19937.
 
     Attributes:
-        key: Current block of words, untempered, uint32, shape [624].
+        key: Current block of words, untempered.
         position: Words of the block that have been drawn, 0 to 624.
     """
 
-    key: NDArray[np.uint32]
+    key: UInt32[np.ndarray, " 624"]
     position: int
 
 
@@ -101,9 +101,9 @@ def _square(polynomial: int) -> int:
     size = (polynomial.bit_length() + 7) // 8
     raw = np.frombuffer(polynomial.to_bytes(size, "little"), dtype=np.uint8)
     bits = np.unpackbits(raw, bitorder="little")
-    spread = np.zeros(2 * bits.size, dtype=np.uint8)
-    spread[::2] = bits
-    return int.from_bytes(np.packbits(spread, bitorder="little").tobytes(), "little")
+    spaced = np.zeros(2 * bits.size, dtype=np.uint8)
+    spaced[::2] = bits
+    return int.from_bytes(np.packbits(spaced, bitorder="little").tobytes(), "little")
 
 
 @lru_cache(maxsize=4096)
@@ -159,17 +159,22 @@ def _same_stream(left: Twister, right: Twister) -> bool:
 
 
 def distance(start: Twister, end: Twister, limit: int) -> int | None:
-    """Return how many draws lie between two states, or None if more than `limit`.
+    """Return how many draws lie between two states; None if more than `limit`.
 
-    The next words of `end` are looked up in the stream that `start` produces, in pieces that grow
-    from 64 to a million draws: O(draws), about 8 ns each, 24 MB at most.
+    The next words of `end` are searched for in the stream that `start` produces, in blocks that
+    grow from 64 to a million draws: O(draws), about 8 ns each, 24 MB at most.
+
+    Args:
+        start: The earlier state.
+        end: The later state.
+        limit: Most draws to search.
     """
     witnesses = _generator(end).random_raw(_WITNESSES)
     generator = _generator(start)
     carried = np.empty(0, dtype=np.uint64)
-    passed, piece = 0, 64
+    passed, num_words = 0, 64
     while passed <= limit:
-        stream = np.concatenate([carried, generator.random_raw(piece)])
+        stream = np.concatenate([carried, generator.random_raw(num_words)])
         room = stream.size - _WITNESSES + 1
         for index in np.flatnonzero(stream[:room] == witnesses[0]).tolist():
             if np.array_equal(stream[index : index + _WITNESSES], witnesses):
@@ -177,5 +182,5 @@ def distance(start: Twister, end: Twister, limit: int) -> int | None:
                 return found if found <= limit and _same_stream(skip(start, found), end) else None
         carried = stream[room:]
         passed += room
-        piece = min(piece * 16, 1 << 20)
+        num_words = min(num_words * 16, 1 << 20)
     return None

@@ -30,7 +30,7 @@ from pardnn.errors import MismatchError
 
 
 class RandomStream:
-    """One rank's way through the random ops of a step, in the order of the unplaced step.
+    """The generator of one rank, advanced through the random ops of a step in their order.
 
     Args:
         order: Names of all random ops of the step that draw from this generator.
@@ -53,16 +53,19 @@ class RandomStream:
         generator: torch.Generator,
     ) -> None:
         self._calls = tuple(calls)
-        self._place = {name: index for index, name in enumerate(order)}
+        self._positions = {name: index for index, name in enumerate(order)}
         self._mine = tuple(index for index, name in enumerate(order) if name in mine)
         self._generator = generator
-        self._done = 0
-        self._next = 0
-        if not len(self._place) == len(order) == len(calls) or not mine <= self._place.keys():
+        self._num_passed = 0
+        self._num_run = 0
+        if (
+            not len(self._positions) == len(order) == len(calls)
+            or not mine <= self._positions.keys()
+        ):
             raise MismatchError(
                 f"the random ops of a step do not fit together: {len(order)} in order, "
-                f"{len(self._place)} different names, {len(calls)} measured, "
-                f"{len(mine - self._place.keys())} on this rank that are not in the order.\n"
+                f"{len(self._positions)} different names, {len(calls)} measured, "
+                f"{len(mine - self._positions.keys())} on this rank that are not in the order.\n"
                 "Measure and plan the same graph.",
                 code="E515",
             )
@@ -73,29 +76,29 @@ class RandomStream:
         Raises:
             MismatchError: E516, this rank does not run `op`, or runs it out of order.
         """
-        place = self._place.get(op)
-        if self._next == len(self._mine) or place != self._mine[self._next]:
+        position = self._positions.get(op)
+        if self._num_run == len(self._mine) or position != self._mine[self._num_run]:
             raise MismatchError(
                 f"random op {op!r} is not the next one of this rank: it would draw another op's "
                 f"numbers.\nA plan runs random ops in the order of the step; this is number "
-                f"{place} of it, {self._next} of this rank's {len(self._mine)} are done.",
+                f"{position} of it, {self._num_run} of this rank's {len(self._mine)} are done.",
                 code="E516",
                 details={"op": op},
             )
         self.ahead()
-        self._done = self._mine[self._next] + 1
-        self._next += 1
+        self._num_passed = self._mine[self._num_run] + 1
+        self._num_run += 1
 
     def ahead(self) -> None:
-        """Move the generator to this rank's next random op now, while the rank waits anyway.
+        """Move the generator to this rank's next random op in advance, while the rank waits.
 
-        `before` then has nothing left to skip. After the last op it does nothing.
+        `before` then has nothing left to skip. After the last op this does nothing.
         """
-        if self._next == len(self._mine):
+        if self._num_run == len(self._mine):
             return
-        place = self._mine[self._next]
-        skip_calls(self._generator, self._calls[self._done : place], is_repeated=True)
-        self._done = place
+        position = self._mine[self._num_run]
+        skip_calls(self._generator, self._calls[self._num_passed : position], is_repeated=True)
+        self._num_passed = position
 
     def finish(self) -> None:
         """Move the generator to the end of the step and start over for the next step.
@@ -103,14 +106,14 @@ class RandomStream:
         Raises:
             MismatchError: E516, some of this rank's random ops have not run.
         """
-        if self._next != len(self._mine):
+        if self._num_run != len(self._mine):
             raise MismatchError(
-                f"the step ended with {len(self._mine) - self._next} random ops of this rank not "
-                "run: the generator would not be where one device leaves it.",
+                f"the step ended with {len(self._mine) - self._num_run} random ops of this rank "
+                "not run: the generator would not be where one device leaves it.",
                 code="E516",
             )
-        skip_calls(self._generator, self._calls[self._done :], is_repeated=True)
-        self._done = self._next = 0
+        skip_calls(self._generator, self._calls[self._num_passed :], is_repeated=True)
+        self._num_passed = self._num_run = 0
 
 
 class UnorderedStream:

@@ -38,7 +38,7 @@ class Source:
         kind: "parameter", "buffer", "state" (optimizer state and gradients kept across steps), or
             "input" (batch and hyperparameters, read at every step).
         slots: Every place that holds it; a tied parameter has several. Empty for a gradient.
-        parameter: For a gradient, the slots' parameter.
+        parameter: For a gradient, its parameter; else None.
     """
 
     name: str
@@ -223,8 +223,8 @@ def _missing(
     found: Sequence[Source], step: Callable[..., Any], args: Sequence[Any], graph: Graph
 ) -> list[Source]:
     """Return the sources of state that the graph names and the first step would create."""
-    known = {source.name: source for source in found}
-    wanted = {op.name for op in graph.ops if op.kind == "state"} - known.keys()
+    existing = {source.name for source in found}
+    wanted = {op.name for op in graph.ops if op.kind == "state"} - existing
     parameters = [source for source in found if source.kind == "parameter"]
     made: dict[str, Source] = {}
     for parameter in parameters:
