@@ -190,7 +190,13 @@ class Cluster:
         return cls.uniform(count, memory=memory, bandwidth=bandwidth, latency=latency)
 
     def seconds(self, source: int, target: int, num_bytes: int) -> float:
-        """Seconds of one message between two devices; 0 within a device."""
+        """Seconds of one message between two devices; 0 within a device.
+
+        Args:
+            source: Index of the sending device.
+            target: Index of the receiving device.
+            num_bytes: Of the message.
+        """
         a = self.arrays
         return float(a.latency[source, target] + num_bytes / a.bandwidth[source, target])
 

@@ -33,7 +33,11 @@ T = TypeVar("T")
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return a file's content, unpacked if the name ends in `.gz`, of at most `MAX_BYTES`."""
+    """Return a file's content, unpacked if the name ends in `.gz`, of at most `MAX_BYTES`.
+
+    Raises:
+        FileError: E403 (it cannot be read), E404 (it is too large).
+    """
     path = Path(path)
     try:
         with path.open("rb") as raw:
@@ -182,6 +186,11 @@ def parse_json(content: bytes, what: str) -> Any:
 
 def parse_as(kind: type[T], content: bytes, what: str) -> T:
     """Parse strict JSON into the dataclass `kind`, whose field `format` is its name and version.
+
+    Args:
+        kind: The dataclass.
+        content: Of the file.
+        what: Names it in errors.
 
     Raises:
         FileError: E406 (not JSON) or E407 (wrong field, with its path such as `$.ops[3].memory`).

@@ -71,7 +71,11 @@ def parse_bytes(size: int | str, what: str = "size") -> int:
 
 
 def parse_bandwidth(rate: float | str) -> float:
-    """Return bytes per second from a number or text such as "300GB/s"."""
+    """Return bytes per second from a number or text such as "300GB/s".
+
+    Raises:
+        UsageError: E201, listing the accepted forms.
+    """
     if isinstance(rate, str):
         units = {f"{unit}/s": float(scale) for unit, scale in _BYTES.items()}
         number, scale = _split(rate, units, 'write "300GB/s" or "12GiB/s"', "bandwidth")
@@ -82,7 +86,11 @@ def parse_bandwidth(rate: float | str) -> float:
 
 
 def parse_seconds(time: float | str) -> float:
-    """Return seconds from a number or text such as "25us"."""
+    """Return seconds from a number or text such as "25us".
+
+    Raises:
+        UsageError: E201, listing the accepted forms.
+    """
     if isinstance(time, str):
         number, per_second = _split(time, _PER_SECOND, 'write "25us", "1ms" or "2s"', "time")
         time = number / per_second

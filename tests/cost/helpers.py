@@ -2,6 +2,10 @@
 
 import math
 
+import numpy as np
+
+from pardnn.cost.call import tensors_by_name
+from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 
@@ -80,3 +84,9 @@ def mlp_graph(batch: int, width: int = 256) -> Graph:
             ),
         ],
     )
+
+
+def roofline_seconds(graph: Graph, model: DeviceModel):
+    """Seconds of every op of a graph on a device."""
+    tensors = tensors_by_name(graph)
+    return np.array([op_seconds(op, tensors, model) for op in graph.ops])

@@ -15,13 +15,12 @@ from pardnn.cost.costs import (
     roofline_costs,
 )
 from pardnn.cost.presets import DEVICE_MODELS
-from pardnn.cost.roofline import roofline_seconds
 from pardnn.cost.table import CostTable, Entry, Machine
 from pardnn.errors import UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Op
-from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
+from tests.cost.helpers import call, mlp_graph, mm_graph, roofline_seconds, source, tensor
 
 MACHINE = Machine(device="test", library="none", threads=1)
 

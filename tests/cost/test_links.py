@@ -21,8 +21,6 @@ def test_collectives_against_their_closed_forms(k, num_bytes, bandwidth, latency
     rounds = int(np.ceil(np.log2(k)))
     ring = (k - 1) * latency + (k - 1) / k * num_bytes / bandwidth
     assert links.all_gather_seconds(num_bytes, k, **link) == pytest.approx(ring)
-    assert links.reduce_scatter_seconds(num_bytes, k, **link) == pytest.approx(ring)
-    assert links.all_to_all_seconds(num_bytes, k, **link) == pytest.approx(ring)
     assert links.ring_all_reduce_seconds(num_bytes, k, **link) == pytest.approx(2 * ring)
     tree = 2 * rounds * (latency + num_bytes / bandwidth)
     assert links.tree_all_reduce_seconds(num_bytes, k, **link) == pytest.approx(tree)

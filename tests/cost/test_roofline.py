@@ -7,11 +7,11 @@ from hypothesis import given
 from pardnn.cost.call import call_of, tensors_by_name
 from pardnn.cost.flops import work_of
 from pardnn.cost.presets import DEVICE_MODELS, device_model
-from pardnn.cost.roofline import HOST_SECONDS, roofline_seconds
+from pardnn.cost.roofline import HOST_SECONDS
 from pardnn.errors import UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
+from tests.cost.helpers import call, mlp_graph, mm_graph, roofline_seconds, source, tensor
 
 MODELS = sorted(DEVICE_MODELS)
 SIZES = st.integers(1, 2048)

@@ -51,7 +51,13 @@ class Family:
     literals: tuple[Growth, ...]
 
     def grown(self, value: int, growth: int, batch_size: int) -> int:
-        """Return an integer at a batch size: on the line, rounded up, not below 0."""
+        """Return an integer at a batch size: on the line, rounded up, not below 0.
+
+        Args:
+            value: At the batch size of `graph`.
+            growth: What `more` samples add.
+            batch_size: Any.
+        """
         return max(0, value - (-growth * (batch_size - self.size) // self.more))
 
 
@@ -102,7 +108,14 @@ def resized(graph: Graph, ops: Sequence[Op]) -> Graph:
 
 
 def costs_at(family: Family, low: Costs, high: Costs, batch_size: int) -> Costs:
-    """Return how long the ops take at a batch size, affine between those of the two captures."""
+    """Return how long the ops take at a batch size, affine between those of the two captures.
+
+    Args:
+        family: Of the two captures.
+        low: Costs of the capture at the smaller batch size.
+        high: Costs of the other.
+        batch_size: Any.
+    """
     share = (batch_size - family.size) / family.more
 
     def seconds(kind: str) -> ndarray:

@@ -73,6 +73,10 @@ def verify_call(
         kwargs: Likewise.
         values: Tensors and host scalars by name.
         workers: Numbers of workers to cut among.
+
+    Raises:
+        UsageError: E201, if the operator has no description.
+        DescriptionError: E220, if its description cannot be analysed.
     """
     description = description_of(kind)
     if description is None:

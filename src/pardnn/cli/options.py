@@ -112,6 +112,14 @@ def cluster_from_options(
 ) -> Cluster:
     """Return the cluster that the options describe.
 
+    Args:
+        devices: `--devices`.
+        max_memory: `--max-memory`, one size or one for each device, separated by commas.
+        bandwidth: `--bandwidth`.
+        latency: `--latency`.
+        links: `--links`.
+        cluster: `--cluster`; then none of the others.
+
     Raises:
         UsageError: E205, if they contradict each other or name no cluster.
     """

@@ -19,7 +19,14 @@ def print_text(renderable: Any) -> None:
 
 
 def show(result: Any, as_json: bool, note: str | None, *, shown: bool = False) -> None:
-    """Print a result as one JSON object, or for people."""
+    """Print a result as one JSON object, or for people.
+
+    Args:
+        result: A value of `report.results`.
+        as_json: Whether `--json` was given.
+        note: What people are told last.
+        shown: Whether people have seen the result itself already.
+    """
     if as_json:
         from pardnn.report.results import result_to_dict
 

@@ -41,7 +41,13 @@ class Call:
         return found if isinstance(found, Tensor) else None
 
     def literal(self, position: int, name: str, default: Any) -> Any:
-        """The argument at that position, or called `name`, or `default`."""
+        """The argument at that position, or called `name`, or `default`.
+
+        Args:
+            position: Among the positional arguments.
+            name: As a keyword.
+            default: If it is not given.
+        """
         if position < len(self.args):
             return self.args[position]
         return self.kwargs.get(name, default)

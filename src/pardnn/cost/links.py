@@ -61,42 +61,69 @@ class LinkCosts:
 
 
 def message_seconds(num_bytes: float | int, *, bandwidth: float, latency: float) -> float:
-    """Seconds of one message of `num_bytes`."""
+    """Seconds of one message of `num_bytes`.
+
+    Args:
+        num_bytes: Of the message.
+        bandwidth: Of the link, bytes/s.
+        latency: Of the link, seconds.
+    """
     return latency + num_bytes / bandwidth
 
 
 def all_gather_seconds(
     num_bytes: float | int, k: int, *, bandwidth: float, latency: float
 ) -> float:
-    """Seconds of a ring all-gather after which each of k ranks holds `num_bytes`."""
+    """Seconds of a ring all-gather after which each of k ranks holds `num_bytes`.
+
+    Args:
+        num_bytes: That each rank holds afterwards.
+        k: Number of ranks.
+        bandwidth: Of the link, bytes/s.
+        latency: Of the link, seconds.
+    """
     return (k - 1) * message_seconds(num_bytes / k, bandwidth=bandwidth, latency=latency)
-
-
-def reduce_scatter_seconds(
-    num_bytes: float | int, k: int, *, bandwidth: float, latency: float
-) -> float:
-    """Seconds of a ring reduce-scatter in which each of k ranks starts with `num_bytes`."""
-    return all_gather_seconds(num_bytes, k, bandwidth=bandwidth, latency=latency)
 
 
 def ring_all_reduce_seconds(
     num_bytes: float | int, k: int, *, bandwidth: float, latency: float
 ) -> float:
-    """Seconds of a reduce-scatter and an all-gather: best for long messages."""
+    """Seconds of a reduce-scatter and an all-gather: best for long messages.
+
+    Args:
+        num_bytes: That each rank holds.
+        k: Number of ranks.
+        bandwidth: Of the link, bytes/s.
+        latency: Of the link, seconds.
+    """
     return 2 * all_gather_seconds(num_bytes, k, bandwidth=bandwidth, latency=latency)
 
 
 def tree_all_reduce_seconds(
     num_bytes: float | int, k: int, *, bandwidth: float, latency: float
 ) -> float:
-    """Seconds of a binomial reduce and a binomial broadcast: best for short messages."""
+    """Seconds of a binomial reduce and a binomial broadcast: best for short messages.
+
+    Args:
+        num_bytes: That each rank holds.
+        k: Number of ranks.
+        bandwidth: Of the link, bytes/s.
+        latency: Of the link, seconds.
+    """
     return 2 * broadcast_seconds(num_bytes, k, bandwidth=bandwidth, latency=latency)
 
 
 def all_reduce_seconds(
     num_bytes: float | int, k: int, *, bandwidth: float, latency: float
 ) -> float:
-    """Seconds of the faster of the two all-reduces, which is what libraries choose."""
+    """Seconds of the faster of the two all-reduces, which is what libraries choose.
+
+    Args:
+        num_bytes: That each rank holds.
+        k: Number of ranks.
+        bandwidth: Of the link, bytes/s.
+        latency: Of the link, seconds.
+    """
     return min(
         algorithm(num_bytes, k, bandwidth=bandwidth, latency=latency)
         for algorithm in (ring_all_reduce_seconds, tree_all_reduce_seconds)
@@ -104,16 +131,16 @@ def all_reduce_seconds(
 
 
 def broadcast_seconds(num_bytes: float | int, k: int, *, bandwidth: float, latency: float) -> float:
-    """Seconds of a binomial broadcast of `num_bytes` to k ranks."""
+    """Seconds of a binomial broadcast of `num_bytes` to k ranks.
+
+    Args:
+        num_bytes: That each rank holds afterwards.
+        k: Number of ranks.
+        bandwidth: Of the link, bytes/s.
+        latency: Of the link, seconds.
+    """
     rounds = (k - 1).bit_length()
     return rounds * message_seconds(num_bytes, bandwidth=bandwidth, latency=latency)
-
-
-def all_to_all_seconds(
-    num_bytes: float | int, k: int, *, bandwidth: float, latency: float
-) -> float:
-    """Seconds of a pairwise exchange in which each rank holds `num_bytes` and sends (k-1)/k."""
-    return all_gather_seconds(num_bytes, k, bandwidth=bandwidth, latency=latency)
 
 
 def fit_link(num_bytes: Sequence[float | int], seconds: Sequence[float]) -> LinkFit:

@@ -16,13 +16,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from jaxtyping import Float64
-from numpy import ndarray
-
-from pardnn.cost.call import call_of, is_free, is_view, tensors_by_name
+from pardnn.cost.call import call_of, is_free, is_view
 from pardnn.cost.flops import Unit, Work, work_of
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import Op, Tensor
 
 #: FLOP of a sum that one worker does before kernels split it: 256 multiply-adds.
 SPLIT = 512.0
@@ -81,14 +77,13 @@ def op_seconds(op: Op, tensors: Mapping[str, Tensor], model: DeviceModel) -> flo
     """Seconds of one op on this device.
 
     Sources, the loss mark and views take none; host arithmetic takes `HOST_SECONDS`.
+
+    Args:
+        op: An op.
+        tensors: Those of its graph, by name.
+        model: The device.
     """
     if is_free(op) or is_view(op):
         return 0.0
     work = work_of(call_of(op, tensors))
     return HOST_SECONDS if work is None else work_seconds(work, model)
-
-
-def roofline_seconds(graph: Graph, model: DeviceModel) -> Float64[ndarray, " n"]:
-    """Seconds of every op of the graph on this device. O(ops + arguments)."""
-    tensors = tensors_by_name(graph)
-    return np.array([op_seconds(op, tensors, model) for op in graph.ops], dtype=np.float64)

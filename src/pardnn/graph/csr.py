@@ -60,7 +60,13 @@ def frozen(values: Sequence[int] | ndarray) -> Int64[ndarray, " n"]:
 
 
 def transposed(ptr: ndarray, index: ndarray, num_columns: int) -> tuple[ndarray, ndarray]:
-    """Transpose compressed sparse rows; the rows of each column come in increasing order."""
+    """Transpose compressed sparse rows; the rows of each column come in increasing order.
+
+    Args:
+        ptr: Where each row begins in `index`, and the end.
+        index: Columns of each row.
+        num_columns: Number of columns.
+    """
     counts = np.bincount(index, minlength=num_columns)
     pointers = np.concatenate([[0], np.cumsum(counts)])
     row_of = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
@@ -81,7 +87,7 @@ def owners_of(alias: Int64[ndarray, " t"]) -> Int64[ndarray, " t"]:
 
 
 def op_edges(arrays: GraphArrays) -> Int64[ndarray, "pairs 2"]:
-    """Distinct (earlier op, later op) pairs, data and order edges together, sorted."""
+    """Distinct (predecessor, successor) pairs of ops, data and order edges together, sorted."""
     n = arrays.num_ops
     data = np.stack(
         [

@@ -98,7 +98,12 @@ class MsrMachine:
 
 
 def graph_from_msr(content: bytes, what: str, name: str) -> tuple[Graph, MsrMachine]:
-    """Read an input; `what` names it in errors, and the graph will be called `name`.
+    """Read an input.
+
+    Args:
+        content: Of the file.
+        what: Names it in errors.
+        name: Of the graph.
 
     Raises:
         FileError: E402 (no graph), E406 (no JSON), E407 (wrong field).

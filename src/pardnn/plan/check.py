@@ -118,6 +118,11 @@ def _partition(graph: Graph, plan: Plan) -> Iterator[str]:
 def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None:
     """Raise unless the plan is valid for the graph.
 
+    Args:
+        graph: The graph.
+        plan: Any plan.
+        cluster: What it must run on; the plan's own if None.
+
     Raises:
         InvalidPlanError: E410, with all problems in `details["problems"]`.
     """

@@ -9,17 +9,13 @@ its inputs an op needs, only its description knows; the numeric tests certify th
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
-from pardnn.plan.mesh import Box, Layout, Mesh, owned_boxes
+from pardnn.plan.mesh import Box, Mesh, layout_of, owned_boxes
 from pardnn.plan.partitioned_graph import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE, Partition
 from pardnn.plan.plan import Plan
-
-_WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
-
 
 #: Kinds that move data: `_region_of` tells which region of a tensor each of them makes.
 _DATA_MOVEMENTS = frozenset({SLICE, FETCH, JOIN, UPDATE, REDUCE})
@@ -64,19 +60,14 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
     yield from _in_place_receives(plan, partition)
 
 
-def layout_of(words: tuple[str, ...]) -> Layout | None:
-    """Return the layout that DTensor's words say, one per mesh axis; None if they say none."""
-    found: list[int | None] = []
-    for word in words:
-        match = _WORD.fullmatch(word)
-        if match is None:
-            return None
-        found.append(None if match[1] is None else int(match[1]))
-    return tuple(found)
-
-
 def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, ...] | None:
-    """Return what each device owns of a tensor; None if it cannot be laid out so."""
+    """Return what each device owns of a tensor; None if it cannot be laid out so.
+
+    Args:
+        tensor: Of the graph.
+        words: Its placements, in DTensor's words, one per mesh axis.
+        mesh: The devices.
+    """
     layout, shape = layout_of(words), tensor.shape or ()
     if layout is None or len(layout) != len(mesh.shape):
         return None
@@ -209,7 +200,7 @@ def _region_of(
         found = _assembled(shape, 0.0, rows, local, regions)
         before = regions.get(target["tensor"])
         if isinstance(found, _Region) and before is not None and found.of == before.of:
-            return found if found == before else "it puts a piece in a place of another one"
+            return found if found == before else "it puts a shard in a place of another one"
         return found
     if op.kind == REDUCE:
         _, addends, weights = _arguments(op)
@@ -357,19 +348,25 @@ def _join_problems(
         name = reference["tensor"]
         if received.get((name, device)) != buffer:
             yield f"{name!r:.60} is not received into {buffer!r:.60}"
-        piece = next(t for t in producer[name].outputs if t.name == name)
-        if piece.dtype != made.dtype or not is_run(made, piece, ends):
-            yield f"{ends!r:.80} is no run of the memory of {buffer!r:.60} in the piece's order"
+        shard = next(t for t in producer[name].outputs if t.name == name)
+        if shard.dtype != made.dtype or not is_run(made, shard, ends):
+            yield f"{ends!r:.80} is no run of the memory of {buffer!r:.60} in the shard's order"
 
 
-def is_run(buffer: Tensor, piece: Tensor, box: Any) -> bool:
-    """Whether a box of a new tensor is one run of memory that takes a shard's bytes in order."""
+def is_run(buffer: Tensor, shard: Tensor, box: Any) -> bool:
+    """Whether a box of a new tensor is one run of memory that takes a shard's bytes in order.
+
+    Args:
+        buffer: The new tensor.
+        shard: The shard, as it is sent.
+        box: Where it goes: begin and end per dim.
+    """
     sizes = tuple([end - begin for begin, end in box])
-    return _is_run(_strides(buffer), _strides(piece), sizes)
+    return _is_run(_strides(buffer), _strides(shard), sizes)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _is_run(buffer: tuple[int, ...], piece: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+def _is_run(buffer: tuple[int, ...], shard: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     step = 1
     for stride, size, _ in sorted(zip(buffer, sizes, range(len(sizes)), strict=True)):
         if size == 1:
@@ -378,7 +375,7 @@ def _is_run(buffer: tuple[int, ...], piece: tuple[int, ...], sizes: tuple[int, .
             return False
         step *= size
     large = [dim for dim, size in enumerate(sizes) if size > 1]
-    orders = [sorted(large, key=lambda d: (-s[d], d)) for s in (buffer, piece)]
+    orders = [sorted(large, key=lambda d: (-s[d], d)) for s in (buffer, shard)]
     return orders[0] == orders[1]
 
 

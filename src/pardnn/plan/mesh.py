@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ Box = tuple[tuple[int, int], ...]
 
 Layout = tuple[int | None, ...]
 """Per mesh axis the tensor dim that is cut, None for whole."""
+
+
+_WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +61,10 @@ def make_mesh(shape: Sequence[int]) -> Mesh:
 def cut_points(extent: int, parts: int, multiple: int = 1) -> tuple[int, ...] | None:
     """Return where each part of a range begins, and the end; None if one would be empty.
 
-    Parts differ by at most `multiple`; the last one takes what is less than a multiple.
+    Args:
+        extent: Length of the range.
+        parts: How many; they differ by at most `multiple`.
+        multiple: Of which lengths are multiples; the last part takes what is less than that.
     """
     units = -(-extent // multiple)
     if units < parts:
@@ -67,6 +74,11 @@ def cut_points(extent: int, parts: int, multiple: int = 1) -> tuple[int, ...] | 
 
 def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, ...] | None:
     """Return each device's box of a tensor; None if some device would have an empty one.
+
+    Args:
+        shape: Of the tensor.
+        layout: The tensor dim that each mesh axis shards.
+        mesh: The devices.
 
     Deviation from DTensor: parts of a dim that the axis does not divide differ by at most one,
     where DTensor's last parts may be empty.
@@ -93,3 +105,14 @@ def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, 
 def placements(layout: Layout) -> tuple[str, ...]:
     """Return a layout in DTensor's words, one per mesh axis."""
     return tuple("Replicate()" if dim is None else f"Shard({dim})" for dim in layout)
+
+
+def layout_of(words: tuple[str, ...]) -> Layout | None:
+    """Return the layout that DTensor's words say; None if they say none. Undoes `placements`."""
+    found: list[int | None] = []
+    for word in words:
+        match = _WORD.fullmatch(word)
+        if match is None:
+            return None
+        found.append(None if match[1] is None else int(match[1]))
+    return tuple(found)

@@ -131,7 +131,14 @@ def memory_by_device(graph: Graph, plan: PlanArrays) -> list[MemoryByKind]:
 
 
 def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKind:
-    """Return what a device holds while the op at position `at` of its order runs."""
+    """Return what a device holds while one of its ops runs.
+
+    Args:
+        graph: The graph.
+        plan: A valid plan for it.
+        device: Its number.
+        at: Position of the op in the device's order.
+    """
     kinds = {"parameter": "parameters", "buffer": "parameters", "constant": "parameters"}
     kinds["state"] = "optimizer"
     gradients = _gradients(graph)

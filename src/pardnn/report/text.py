@@ -47,7 +47,13 @@ def percent_text(fraction: float) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> RenderableType:
-    """Return a table; the first column is left-aligned, numbers right-aligned."""
+    """Return a table.
+
+    Args:
+        title: Stands above; may be empty.
+        columns: Heads; the first column is left-aligned, the others right-aligned.
+        rows: A cell per column.
+    """
     found = Table(
         title=Text(title) if title else None,
         title_justify="left",
@@ -116,7 +122,13 @@ def _max_batch(result: results.MaxBatchResult) -> RenderableType:
 
 
 def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableType:
-    """Return what a person wants to know of a plan just made."""
+    """Return what a person wants to know of a plan just made.
+
+    Args:
+        graph: The graph.
+        plan: Its plan.
+        result: What the plan says of itself.
+    """
     cluster = plan.cluster
     counts = [len(row) for row in plan.order]
     rows = [
