@@ -2,11 +2,15 @@
 
 import dataclasses
 
+import numpy as np
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster, Device, Rate
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.ir import Graph
+from pardnn.place.colocation import colocated
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.pardnn.problem import Problem, problem_of
 from pardnn.sim.machine import Machine, machine_of
 
 
@@ -58,3 +62,16 @@ def limited(cluster: Cluster, memory: int | None) -> Cluster:
     """The cluster with one limit for every device."""
     devices = tuple(dataclasses.replace(device, memory=memory) for device in cluster.devices)
     return dataclasses.replace(cluster, devices=devices)
+
+
+def problem_for(graph: Graph, num_devices: int = 2, *, with_views: bool = False) -> Problem:
+    group = colocated(graph.arrays, first_overwrites(graph), with_views=with_views)
+    group.setflags(write=False)
+    machine = machine_for(graph, cluster_of(num_devices))
+    return problem_of(graph.arrays._replace(group=group), machine)
+
+
+def random_place(graph: Graph, num_devices: int, seed: int) -> np.ndarray:
+    group = colocated(graph.arrays, first_overwrites(graph), with_views=bool(seed % 2))
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, num_devices, int(group.max()) + 1)[group]

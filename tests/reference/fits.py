@@ -23,8 +23,8 @@ def _order_fits(graph: Graph, place: Sequence[int], capacities: Sequence[int]) -
 
     def storage(name: str, d: int) -> tuple[str, int]:
         """The storage that holds a tensor on a device: its owner's, or a received copy's."""
-        maker, tensor = producer[name]
-        if place[maker] == d and tensor.alias_of is not None:
+        producer_op, tensor = producer[name]
+        if place[producer_op] == d and tensor.alias_of is not None:
             return storage(tensor.alias_of, d)
         return name, d
 
@@ -44,15 +44,15 @@ def _order_fits(graph: Graph, place: Sequence[int], capacities: Sequence[int]) -
         for op in graph.ops
     ]
 
-    def held(ran: frozenset[int], sent: frozenset[int], op: int) -> int:
+    def live_bytes(ran: frozenset[int], sent: frozenset[int], op: int) -> int:
         d, total = place[op], graph.ops[op].workspace
         for (name, home), users in uses.items():
             if home != d:
                 continue
-            maker, tensor = producer[name]
-            if place[maker] != d:
+            producer_op, tensor = producer[name]
+            if place[producer_op] != d:
                 alive = keys.index((name, d)) in sent and bool(users - ran)
-            elif graph.ops[maker].memory == "residual":
+            elif graph.ops[producer_op].memory == "residual":
                 alive = True
             else:
                 waiting = any(
@@ -60,7 +60,7 @@ def _order_fits(graph: Graph, place: Sequence[int], capacities: Sequence[int]) -
                     for i, key in enumerate(keys)
                     if place[producer[key[0]][0]] == d
                 )
-                exists = maker in ran or maker == op
+                exists = producer_op in ran or producer_op == op
                 alive = exists and (bool(users - ran) or waiting)
             total += tensor.bytes if alive else 0
         return total
@@ -81,6 +81,6 @@ def _order_fits(graph: Graph, place: Sequence[int], capacities: Sequence[int]) -
             if op in ran or needs[op] - ran:
                 continue
             arrived = all(i in sent for i, (name, d) in enumerate(keys) if op in messages[name, d])
-            if arrived and held(ran, sent, op) <= capacities[place[op]]:
+            if arrived and live_bytes(ran, sent, op) <= capacities[place[op]]:
                 stack.append((ran | {op}, sent))
     return False

@@ -9,17 +9,17 @@ from pardnn.sim.machine import Machine
 
 
 def op_successors(graph: Graph) -> list[dict[int, int]]:
-    """Later ops of each op, with the largest tensor between them in bytes; -1 for order alone."""
+    """Successors of each op, with the largest tensor between them in bytes; -1 for order alone."""
     number = {op.name: i for i, op in enumerate(graph.ops)}
     producer = {t.name: (i, t.bytes) for i, op in enumerate(graph.ops) for t in op.outputs}
-    later: list[dict[int, int]] = [{} for _ in graph.ops]
+    successors: list[dict[int, int]] = [{} for _ in graph.ops]
     for i, op in enumerate(graph.ops):
         for name in op.inputs:
             j, size = producer[name]
-            later[j][i] = max(later[j].get(i, -1), size)
+            successors[j][i] = max(successors[j].get(i, -1), size)
         for name in op.after:
-            later[number[name]].setdefault(i, -1)
-    return later
+            successors[number[name]].setdefault(i, -1)
+    return successors
 
 
 def levels(
@@ -27,31 +27,31 @@ def levels(
     peeled: set[int],
 ) -> tuple[dict[int, float], dict[int, float]]:  # fmt: skip
     """Top and bottom levels by recursion; edges within a cluster cost nothing."""
-    later = op_successors(graph)
+    successors = op_successors(graph)
     left = [i for i in range(len(graph.ops)) if i not in peeled]
-    earlier: dict[int, list[int]] = {i: [] for i in left}
+    predecessors: dict[int, list[int]] = {i: [] for i in left}
     for i in left:
-        for j in later[i]:
+        for j in successors[i]:
             if j not in peeled:
-                earlier[j].append(i)
+                predecessors[j].append(i)
 
     def cost(i: int, j: int) -> float:
-        if later[i][j] < 0 or (of[i] >= 0 and of[i] == of[j]):
+        if successors[i][j] < 0 or (of[i] >= 0 and of[i] == of[j]):
             return 0.0
-        return link[0] + later[i][j] * link[1]
+        return link[0] + successors[i][j] * link[1]
 
     top: dict[int, float] = {}
     bottom: dict[int, float] = {}
 
     def fill_top(j: int) -> float:
         if j not in top:
-            paths = [fill_top(i) + seconds[i] + cost(i, j) for i in earlier[j]]
+            paths = [fill_top(i) + seconds[i] + cost(i, j) for i in predecessors[j]]
             top[j] = max(paths, default=0.0)
         return top[j]
 
     def fill_bottom(i: int) -> float:
         if i not in bottom:
-            paths = [cost(i, j) + fill_bottom(j) for j in later[i] if j not in peeled]
+            paths = [cost(i, j) + fill_bottom(j) for j in successors[i] if j not in peeled]
             bottom[i] = seconds[i] + max(paths, default=0.0)
         return bottom[i]
 
@@ -67,7 +67,7 @@ def slices(
 ) -> list[list[int]]:  # fmt: skip
     """Paths of primaries and secondaries as Alg. 1 finds them; groups go with their first path."""
     n = len(graph.ops)
-    later = op_successors(graph)
+    successors = op_successors(graph)
     of = [-1] * n
     peeled: set[int] = set()
     paths: list[list[int]] = []
@@ -89,12 +89,12 @@ def slices(
         while op >= 0:
             path.append(op)
             peel(op)
-            ways = {
+            lengths = {
                 j: bottom[j] + (0.0 if size < 0 else link[0] + size * link[1])
-                for j, size in later[op].items()
+                for j, size in successors[op].items()
                 if j not in peeled
             }
-            op = max(ways, key=lambda j: (ways[j], -j), default=-1)
+            op = max(lengths, key=lambda j: (lengths[j], -j), default=-1)
         paths.append(path)
     top, bottom = levels(graph, seconds, link, of, set())
     weight = {i: top[i] + bottom[i] for i in top}
@@ -104,7 +104,7 @@ def slices(
         while op >= 0:
             path.append(op)
             peel(op)
-            ahead = [j for j in later[op] if j not in peeled]
+            ahead = [j for j in successors[op] if j not in peeled]
             op = heaviest(ahead, weight, bottom) if ahead else -1
         paths.append(path)
     return paths
@@ -145,53 +145,53 @@ def closed_groups(graph: Graph) -> list[set[int]]:
     return sorted(sets, key=min)
 
 
-def held_in_order(
-    graph: Graph, place: Sequence[int], rank: Sequence[int], num_devices: int
+def live_bytes_in_order(
+    graph: Graph, place: Sequence[int], position: Sequence[int], num_devices: int
 ) -> np.ndarray:
-    """Bytes held on each device at each rank if every message goes just before its first reader."""
+    """Bytes on each device at each position; messages go just before their first consumer."""
     n = len(graph.ops)
-    held = np.zeros((num_devices, n), dtype=np.int64)
+    live = np.zeros((num_devices, n), dtype=np.int64)
     producer = {t.name: (i, t) for i, op in enumerate(graph.ops) for t in op.outputs}
 
     def root(name: str) -> str:
         alias = producer[name][1].alias_of
         return name if alias is None else root(alias)
 
-    readers: dict[str, list[int]] = {name: [] for name in producer}
+    consumers: dict[str, list[int]] = {name: [] for name in producer}
     for i, op in enumerate(graph.ops):
         for name in op.inputs:
-            readers[name].append(i)
+            consumers[name].append(i)
     for i, op in enumerate(graph.ops):
-        held[place[i], rank[i]] += op.workspace
-    for name, (maker, tensor) in producer.items():
-        here = place[maker]
+        live[place[i], position[i]] += op.workspace
+    for name, (producer_op, tensor) in producer.items():
+        here = place[producer_op]
         for d in range(num_devices):
-            at = [rank[i] for i in readers[name] if place[i] == d]
+            at = [position[i] for i in consumers[name] if place[i] == d]
             if d != here and at:
-                held[d, min(at) : max(at) + 1] += tensor.bytes
+                live[d, min(at) : max(at) + 1] += tensor.bytes
         if root(name) != name:
             continue
-        end = rank[maker]
+        end = position[producer_op]
         for other in producer:
             if root(other) != name:
                 continue
-            end = max(end, rank[producer[other][0]])
+            end = max(end, position[producer[other][0]])
             for d in range(num_devices):
-                at = [rank[i] for i in readers[other] if place[i] == d]
+                at = [position[i] for i in consumers[other] if place[i] == d]
                 if at:
                     end = max(end, max(at) if d == here else min(at) - 1)
-        if graph.ops[maker].memory == "residual":
-            held[here] += tensor.bytes
+        if graph.ops[producer_op].memory == "residual":
+            live[here] += tensor.bytes
         else:
-            held[here, rank[maker] : end + 1] += tensor.bytes
-    return held
+            live[here, position[producer_op] : end + 1] += tensor.bytes
+    return live
 
 
 def least_makespan(graph: Graph, machine: Machine, groups: Sequence[int]) -> float:
     """The shortest step of all placements and orders, by exhaustion; links are independent."""
     n, k = len(graph.ops), machine.num_devices
-    later = op_successors(graph)
-    earlier: list[list[int]] = [[i for i in range(n) if j in later[i]] for j in range(n)]
+    successors = op_successors(graph)
+    predecessors: list[list[int]] = [[i for i in range(n) if j in successors[i]] for j in range(n)]
     best = np.inf
 
     def extend(done: dict[int, float], place: dict[int, int], free: tuple[float, ...]) -> None:
@@ -202,17 +202,17 @@ def least_makespan(graph: Graph, machine: Machine, groups: Sequence[int]) -> flo
             best = max(free)
             return
         for op in range(n):
-            if op in done or any(i not in done for i in earlier[op]):
+            if op in done or any(i not in done for i in predecessors[op]):
                 continue
             fixed = {place[i] for i in place if groups[i] == groups[op]}
             for d in fixed or range(k):
                 start = free[d]
-                for i in earlier[op]:
-                    way = 0.0
+                for i in predecessors[op]:
+                    comm = 0.0
                     if place[i] != d:
-                        size = max(later[i][op], 0)
-                        way = machine.latency[place[i], d] + size / machine.bandwidth[place[i], d]
-                    start = max(start, done[i] + way)
+                        size = max(successors[i][op], 0)
+                        comm = machine.latency[place[i], d] + size / machine.bandwidth[place[i], d]
+                    start = max(start, done[i] + comm)
                 finish = start + machine.seconds[machine.device_class[d], op]
                 if not np.isfinite(finish):
                     continue

@@ -1,4 +1,4 @@
-"""A naive judge: repeats one rule until nothing moves, a clock step at a time."""
+"""A naive simulator: repeats one rule until nothing moves, a clock step at a time."""
 
 from collections.abc import Sequence
 
@@ -45,24 +45,24 @@ def finish_times(graph: Graph, machine: Machine, plan: Plan) -> dict[str, float]
             if name in reached and name not in finish:
                 ready = [reached[name]]
                 for tensor in op.inputs:
-                    maker = producer[tensor]
-                    if place[maker] == d:
-                        ready.append(finish.get(maker, np.nan))
+                    producer_op = producer[tensor]
+                    if place[producer_op] == d:
+                        ready.append(finish.get(producer_op, np.nan))
                     else:
                         ready.append(arrived.get((tensor, d), np.nan))
-                for earlier in op.after:
-                    comm = machine.latency[place[earlier], d]
-                    ready.append(finish.get(earlier, np.nan) + comm)
+                for predecessor in op.after:
+                    comm = machine.latency[place[predecessor], d]
+                    ready.append(finish.get(predecessor, np.nan) + comm)
                 if not np.isnan(ready).any():
                     finish[name] = max(ready) + seconds[name]
                     moved = True
         for m in plan.messages:
             key = (m.tensor, m.target)
-            maker = producer[m.tensor]
-            if key not in arrived and maker in finish and m.post_before in reached:
+            producer_op = producer[m.tensor]
+            if key not in arrived and producer_op in finish and m.post_before in reached:
                 comm = machine.latency[m.source, m.target]
                 comm += size[m.tensor] / machine.bandwidth[m.source, m.target]
-                arrived[key] = max(finish[maker], reached[m.post_before]) + comm
+                arrived[key] = max(finish[producer_op], reached[m.post_before]) + comm
                 moved = True
     return finish if len(finish) == len(graph.ops) else None
 
@@ -89,8 +89,8 @@ def emulated_finish(
             if p != d:
                 comm = machine.latency[p, d] + size[tensor] / machine.bandwidth[p, d]
             times.append(finish[producer[tensor]] + comm)
-        for earlier in graph.ops[i].after:
-            j = number[earlier]
+        for predecessor in graph.ops[i].after:
+            j = number[predecessor]
             times.append(finish[j] + machine.latency[place[j], d])
         return float(np.max(times))  # NaN while something is missing
 
@@ -101,12 +101,12 @@ def emulated_finish(
                 starts[i] = max(ready_at(i), free[place[i]])
         now = min(starts.values())
 
-        def rank(i: int) -> tuple[float, int]:
+        def key_of(i: int) -> tuple[float, int]:
             return (ready_at(i) if key is None else key[i]), i
 
         # At one instant an op of no duration may make another one ready: smallest device first.
         first = min(place[i] for i in starts if starts[i] == now)
-        op = min((i for i in starts if starts[i] == now and place[i] == first), key=rank)
+        op = min((i for i in starts if starts[i] == now and place[i] == first), key=key_of)
         finish[op] = now + machine.seconds[machine.device_class[first], op]
         free[first] = finish[op]
     return finish

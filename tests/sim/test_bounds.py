@@ -136,3 +136,11 @@ def test_large_graphs_leave_messages_out(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("pardnn.sim.bounds.MANY_OPS", 1)
     simple = max(critical_path_seconds(graph.arrays, machine), work_seconds(machine))
     assert simple <= lower_bound_seconds(graph.arrays, machine) <= full
+
+
+def test_bound_is_below_the_optimum() -> None:
+    for seed in range(10):
+        graph = random_graph(seed, 6, FAMILIES[seed % 5], memory=False)
+        machine = machine_for(graph, cluster_of(2, speeds=(1.0, 2.0)))
+        best = least_makespan(graph, machine, range(len(graph.ops)))
+        assert lower_bound_seconds(graph.arrays, machine) <= best * (1 + 1e-12)

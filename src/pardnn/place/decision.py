@@ -46,7 +46,8 @@ def fitted(
         machine: Durations and links.
         place: Device of each op; groups are together.
         capacities: Usable bytes of each device; None is unlimited.
-        timeline: A complete timeline of this placement; None: only low-memory orders are tried.
+        timeline: A complete timeline of this placement, whose order is tried first; None for an
+            emulation's.
 
     Raises:
         InfeasibleError: E301, if no order was found that fits.

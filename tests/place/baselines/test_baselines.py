@@ -83,14 +83,14 @@ def test_one_device_is_one_device(name: str) -> None:
 
 def before(graph: Graph) -> list[dict[int, int]]:
     """Bytes over each edge that enters an op, -1 for order alone."""
-    earlier: list[dict[int, int]] = [{} for _ in graph.ops]
+    predecessors: list[dict[int, int]] = [{} for _ in graph.ops]
     for i, row in enumerate(op_successors(graph)):
         for j, size in row.items():
-            earlier[j][i] = size
-    return earlier
+            predecessors[j][i] = size
+    return predecessors
 
 
-def way(machine: Machine, p: int, d: int, size: int) -> float:
+def comm(machine: Machine, p: int, d: int, size: int) -> float:
     return 0.0 if p == d else machine.latency[p, d] + max(size, 0) / machine.bandwidth[p, d]
 
 
@@ -98,7 +98,7 @@ def naive_heft(
     graph: Graph, machine: Machine, group: Sequence[int], rank: Sequence[int]
 ) -> tuple[list[int], list[float]]:
     """Ops by rank, each where it finishes first."""
-    earlier = before(graph)
+    predecessors = before(graph)
     free = [0.0] * machine.num_devices
     device, finish = [-1] * len(graph.ops), [0.0] * len(graph.ops)
     for op in rank:
@@ -107,8 +107,8 @@ def naive_heft(
         }
         ends = {}
         for d in fixed or range(machine.num_devices):
-            begin = max([free[d], *(finish[i] + way(machine, device[i], d, size)
-                                    for i, size in earlier[op].items())])  # fmt: skip
+            begin = max([free[d], *(finish[i] + comm(machine, device[i], d, size)
+                                    for i, size in predecessors[op].items())])  # fmt: skip
             ends[d] = begin + machine.seconds[machine.device_class[d], op]
         device[op] = min(ends, key=lambda d: (ends[d], d))
         finish[op] = free[device[op]] = ends[device[op]]
@@ -133,19 +133,19 @@ def naive_etf(
     graph: Graph, machine: Machine, group: Sequence[int], position: Sequence[int]
 ) -> tuple[list[int], list[float]]:
     """Among all ready ops and devices the pair that starts first, without limits."""
-    earlier = before(graph)
+    predecessors = before(graph)
     n, k = len(graph.ops), machine.num_devices
     free = [0.0] * k
     device, finish = [-1] * n, [0.0] * n
     for _ in range(n):
         pairs = []
         for op in range(n):
-            if device[op] >= 0 or any(device[i] < 0 for i in earlier[op]):
+            if device[op] >= 0 or any(device[i] < 0 for i in predecessors[op]):
                 continue
             fixed = {device[i] for i in range(n) if device[i] >= 0 and group[i] == group[op]}
             for d in fixed or range(k):
                 arrivals = [
-                    finish[i] + way(machine, device[i], d, s) for i, s in earlier[op].items()
+                    finish[i] + comm(machine, device[i], d, s) for i, s in predecessors[op].items()
                 ]
                 pairs.append((max([free[d], *arrivals]), position[op], d, op))
         begin, _, d, op = min(pairs)
@@ -230,7 +230,7 @@ def test_linear_clusters_are_longest_paths(graph: Graph) -> None:
     of = linear_clusters(arrays, machine).tolist()
     seconds, link = fastest_seconds(machine).tolist(), slowest_link(machine)
     apart = [-1] * len(of)
-    later = op_successors(graph)
+    successors = op_successors(graph)
     for cluster in range(max(of) + 1):
         taken = {i for i in range(len(of)) if of[i] < cluster}
         bottom = levels(graph, seconds, link, apart, taken)[1]
@@ -240,7 +240,7 @@ def test_linear_clusters_are_longest_paths(graph: Graph) -> None:
         assert {i for i in range(len(of)) if arrays.group[i] in groups} == members
         assert any(bottom[i] == pytest.approx(longest) for i in members)
         if len(groups) == len(members):  # without groups a cluster is one path of that length
-            path = max(members, key=lambda i: (bottom[i], len(later[i])))
+            path = max(members, key=lambda i: (bottom[i], len(successors[i])))
             assert bottom[path] == pytest.approx(longest)
 
 
@@ -322,10 +322,10 @@ def test_m_sct_favours_the_heavy_child() -> None:
     graph = random_graph(3, 60, "layered", memory=False)
     machine = machine_for(graph, cluster_of(3))
     children = favourite_children(graph.arrays, machine)
-    later = op_successors(graph)
+    successors = op_successors(graph)
     some = [op for op in range(len(graph.ops)) if children[op] >= 0]
     assert some
-    assert all(children[op] in later[op] for op in some)
+    assert all(children[op] in successors[op] for op in some)
     chosen = children[some].tolist()
     assert len(set(chosen)) == len(chosen)
     plan = place("m-sct", graph, machine, [None] * 3).plan

@@ -1,12 +1,20 @@
 """Frugal orders run an update as soon as its gradient exists."""
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
+from pardnn.place.ordering.low_memory_orders import (
+    blended_positions,
+    eager_free_positions,
+    file_positions,
+)
 from pardnn.place.ordering.schedule import free_plan
 from pardnn.sim.peak import peaks
+from tests.reference import pardnn as naive
+from tests.strategies import graphs
 
 LAYERS, SIZE = 20, 1 << 20
 
@@ -57,3 +65,15 @@ def test_updates_run_as_soon_as_they_can() -> None:
     lasting = 2 * LAYERS * SIZE
     assert peak(file_positions(a)) > lasting + LAYERS * SIZE
     assert peak(eager_free_positions(a)) < lasting + 4 * SIZE
+
+
+@given(graph=graphs(max_ops=14, shuffled=True), weight=st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+def test_orders_are_topological(graph: Graph, weight: float) -> None:
+    a = graph.arrays
+    successors = naive.op_successors(graph)
+    file, eager = file_positions(a), eager_free_positions(a)
+    for position in (file, eager, blended_positions(file, eager, weight)):
+        assert sorted(position.tolist()) == list(range(a.num_ops))
+        assert all(position[i] < position[j] for i in range(a.num_ops) for j in successors[i])
+    assert np.array_equal(blended_positions(file, eager, 0.0), file)
+    assert np.array_equal(blended_positions(file, eager, 1.0), eager)

@@ -114,23 +114,25 @@ def naive_times(
     graph: Graph, machine: Machine, place: np.ndarray, order: list[int]
 ) -> tuple[list[float], list[float]]:
     """Finish of each op, and the seconds from its start to the end, by definition."""
-    later = op_successors(graph)
+    successors = op_successors(graph)
     n = len(order)
     seconds = [float(machine.seconds[machine.device_class[place[op]], op]) for op in range(n)]
     finish, left = [0.0] * n, [0.0] * n
 
-    def way(i: int, j: int, size: int) -> float:
+    def comm(i: int, j: int, size: int) -> float:
         p, d = place[i], place[j]
         return 0.0 if p == d else machine.latency[p, d] + max(size, 0) / machine.bandwidth[p, d]
 
     for at, op in enumerate(order):
         queue = [finish[i] for i in order[:at] if place[i] == place[op]]
-        arrived = [finish[i] + way(i, op, later[i][op]) for i in range(n) if op in later[i]]
+        arrived = [
+            finish[i] + comm(i, op, successors[i][op]) for i in range(n) if op in successors[i]
+        ]
         finish[op] = max([0.0, *queue, *arrived]) + seconds[op]
     for at in range(n - 1, -1, -1):
         op = order[at]
         queue = [left[j] for j in order[at + 1 :] if place[j] == place[op]]
-        rest = [way(op, j, size) + left[j] for j, size in later[op].items()]
+        rest = [comm(op, j, size) + left[j] for j, size in successors[op].items()]
         left[op] = max([0.0, *queue, *rest]) + seconds[op]
     return finish, left
 
@@ -149,7 +151,7 @@ def test_a_slot_promises_no_less_than_a_simulation_finds(graph: Graph, seed: int
 
 @settings(max_examples=10)
 @given(graph=graphs(max_ops=12), k=st.integers(2, 3))
-def test_serial_links_are_judged(graph: Graph, k: int) -> None:
+def test_serial_links_are_simulated(graph: Graph, k: int) -> None:
     cluster = cluster_of(k, serial=True, bandwidth=8.0)
     machine = machine_for(graph, cluster)
     plan = place_round_robin(graph, machine, [None] * k).plan
@@ -274,7 +276,7 @@ def test_blocks_go_where_no_op_can_go_alone() -> None:
 
 @pytest.mark.jit
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_block_is_judged_as_it_is_simulated(family: str) -> None:
+def test_a_block_is_evaluated_as_it_is_simulated(family: str) -> None:
     graph = random_graph(4, 40, family)
     _, arrays, task, state = round_robin_searched(graph, 3)
     judged_ops = 0
