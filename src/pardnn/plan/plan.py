@@ -32,8 +32,8 @@ class Message:
         tensor: Its name.
         source: Index of the sending device.
         target: Index of the receiving device.
-        post_before: The receiver's op before which the buffer is allocated and the receive posted.
-        hold_until: The sender's op after which it waits for the send and may free the tensor;
+        post_before: The receiver's op before which the buffer is allocated and the irecv posted.
+        hold_until: The sender's op after which it waits for its isend and may free the tensor;
             None: the tensor is held until the end of the step.
         into: The receiver's tensor into which it is received in place, without a buffer of its
             own: an output of a `pardnn.fetch` (`plan.partitioned_graph`). None: into a new buffer.

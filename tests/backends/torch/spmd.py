@@ -1,7 +1,7 @@
-"""All devices of a sharded plan in one process: the interpreter that certifies the spreading.
+"""All devices of a sharded plan in one process: the interpreter that certifies SPMD partitioning.
 
-It knows the table of `plan.partition` and nothing of `pardnn.shard`: ops run in the order of each
-device, messages carry copies, and every block is compared with the one-device run.
+It knows the table of `plan.partitioned_graph` and nothing of `pardnn.shard`: ops run in the order
+of each device, messages carry copies, and every shard is compared with the one-device run.
 """
 
 import zlib
@@ -163,7 +163,7 @@ def step_of(op: Op, env: dict[str, Any]) -> None:
         bind(op, CPU)(env)
 
 
-def run_spread(
+def run_partitioned(
     graph: Graph, plan: Plan, values: dict[str, Any], expected: dict[str, Any]
 ) -> list[str]:
     """Run a sharded plan; return what differs from the one-device run."""

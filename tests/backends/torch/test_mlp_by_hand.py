@@ -72,7 +72,7 @@ def test_replicated_parameters_train_alike():
     plan = spmd_partition(graph, sharding)
     assert plan_problems(graph, plan) == []
     values = spmd.source_values(step, args, graph)
-    assert spmd.run_spread(graph, plan, values, spmd.run_whole(graph, values)) == []
+    assert spmd.run_partitioned(graph, plan, values, spmd.run_whole(graph, values)) == []
     names = {op.arguments["collective"]["collective"] for op in planned_graph(graph, plan).ops
              if op.kind == REDUCE}  # fmt: skip
     assert "all_reduce" in names

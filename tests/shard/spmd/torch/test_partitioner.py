@@ -88,7 +88,7 @@ def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
     scheduler = OverlapScheduler(parts, plan_arrays(parts, plan), seconds, cluster)
     overlapped = overlapped_plan(parts, plan, scheduler.schedule(rng.choice([1.0, 9.0])))
     assert plan_problems(graph, overlapped) == []
-    assert spmd.run_spread(graph, overlapped, values, expected) == []
+    assert spmd.run_partitioned(graph, overlapped, values, expected) == []
     return plan
 
 

@@ -67,4 +67,4 @@ def test_a_users_kernel_gets_contiguous_inputs_whatever_its_file_is_called() -> 
     assert sharding.axes[op.name] == ("j",)
     values = spmd.source_values(step, args, graph)
     plan = spmd_partition(graph, sharding)
-    assert spmd.run_spread(graph, plan, values, spmd.run_whole(graph, values)) == []
+    assert spmd.run_partitioned(graph, plan, values, spmd.run_whole(graph, values)) == []
