@@ -1,4 +1,7 @@
-"""Algebra of boxes: what has to come from where."""
+"""Algebra of boxes: which elements a device needs, and who owns them.
+
+A box is first and last index per dim, the last exclusive. A shard is a box of a tensor.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pardnn.graph.ir import Tensor
 from pardnn.plan.mesh import Box, Mesh
 
 Slice = tuple[int, Box]
-"""A device and what is taken from it."""
+"""A device, and a box that is taken from its shard."""
 
 
 def lengths(box: Box) -> tuple[int, ...]:
@@ -39,7 +42,7 @@ def offset(outer: Box, inner: Box) -> Box:
 
 
 def clipped(box: Box, shape: Sequence[int]) -> Box:
-    """Return what of a box lies inside of a tensor."""
+    """Return a box without what is out of the bounds of a tensor."""
     return overlap(box, whole(shape))
 
 
@@ -66,12 +69,15 @@ def minus(box: Box, hole: Box) -> list[Box]:
 def cover(
     box: Box, owned: tuple[Box | None, ...], order: tuple[int, ...]
 ) -> tuple[tuple[Slice, ...], bool]:
-    """Return from which devices to take which parts of a box, and whether that is all of it.
+    """Cover a box with disjoint slices of what devices own.
 
     Args:
         box: What is needed.
-        owned: What each device has; equal questions of equal layers are answered once.
-        order: Devices, those to ask first first. O(devices x parts).
+        owned: What each device has.
+        order: Devices by preference. O(devices x slices).
+
+    Returns:
+        The slices, and whether they are all of the box.
     """
     missing = [box] if volume(box) else []
     slices: list[Slice] = []
@@ -95,7 +101,7 @@ def cover(
 def nearest(mesh_shape: tuple[int, ...], device: int) -> tuple[int, ...]:
     """Return all devices of a mesh, those first that differ along the last axes alone.
 
-    The first axes are the slowest links. Of several that hold the same, every device asks another.
+    The first axes are the slowest links. Of several replicas, every device asks another.
     """
     mesh = Mesh(shape=mesh_shape, names=tuple(map(str, range(len(mesh_shape)))))
     at = mesh.coordinates(device)
@@ -110,7 +116,7 @@ def nearest(mesh_shape: tuple[int, ...], device: int) -> tuple[int, ...]:
 
 
 def local_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return strides of a piece of a tensor: dense, in the tensor's order; None if contiguous.
+    """Return strides of a shard of a tensor: dense, in the tensor's order; None if contiguous.
 
     Dims that the tensor repeats without storing them (stride 0) stay so.
     """
@@ -140,7 +146,13 @@ def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | Non
 
 
 def is_dense(tensor: Tensor, owned: Box, box: Box) -> bool:
-    """Whether a box of a device's part of a tensor lies in memory without gaps."""
+    """Whether a box of a local tensor is one run of memory, in whatever order of dims.
+
+    Args:
+        tensor: The whole tensor.
+        owned: What the local one is of it.
+        box: The box, which lies in it.
+    """
     return _is_dense(tensor.shape, tensor.strides, lengths(owned), lengths(box))
 
 
@@ -172,6 +184,6 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def bytes_of(tensor: Tensor, shape: Sequence[int]) -> int:
-    """Return what a piece of a tensor takes."""
+    """Return the bytes of a shard of a tensor."""
     number = volume(whole(tensor.shape or ()))
     return tensor.bytes * volume(whole(shape)) // number if number else 0

@@ -18,13 +18,13 @@ def per_dim(value: int | Sequence[int], count: int) -> list[int]:
 
 
 def unpadded(padding: list[int]) -> Callable[..., Any]:
-    """Return the local padding: none where space is cut, as pieces bring theirs along."""
+    """Return the local padding: none where space is cut, as regions contain it."""
 
-    def local(part: Any) -> Any:
-        cut = [part.cuts(f"x{d}", f"dx{d}") for d in range(len(padding))]
+    def local_padding(local: Any) -> Any:
+        cut = [local.cuts(f"x{d}", f"dx{d}") for d in range(len(padding))]
         return [0 if c else p for c, p in zip(cut, padding, strict=True)] if any(cut) else KEEP
 
-    return local
+    return local_padding
 
 
 class Window:
@@ -81,7 +81,7 @@ def _grouped(input: Tensor, weight: Tensor, bias: Tensor | None, at: Window, gro
     return Local(
         Loops(("b", "g", *numbered("x", space)), value, {"g": groups}),
         padding=unpadded(at.padding),
-        groups=lambda part: part.extent("g"),
+        groups=lambda local: local.extent("g"),
     )
 
 
@@ -139,7 +139,7 @@ def convolution_backward(
     return Local(
         tuple(f if wanted else None for f, wanted in zip(made, output_mask, strict=True)),
         padding=unpadded(at.padding),
-        bias_sizes=lambda part: KEEP if not part.cuts("co") else [part.extent("co")],
+        bias_sizes=lambda local: KEEP if not local.cuts("co") else [local.extent("co")],
     )
 
 

@@ -40,11 +40,3 @@ def coverage(kinds: Iterable[str]) -> tuple[Coverage, ...]:
         else:
             rows.append(Coverage(kind, found.name, found.source, None))
     return tuple(rows)
-
-
-def undescribed_note(kind: str) -> str | None:
-    """Return the note that a plan makes of an operator that it runs whole, None if it need not."""
-    if description_of(kind) is not None:
-        return None
-    reason = reason_without(kind) or "it has no description; write one with @pardnn.describe"
-    return f"{kind} runs whole on every device: {reason}"

@@ -70,7 +70,7 @@ def several(*operands: Any, **more: Any) -> Any:
 def loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int = 1, *more: Any
 ) -> Any:
-    """A mean divides by the number of elements, which a piece does not know."""
+    """A mean divides by the number of elements, which a worker does not know."""
     if reduction == 1:
         everything = tuple(slice(None) for _ in range(self.ndim))
         return lambda *i: apply(grad_output.broadcast(i), self[everything], target[everything])[i]
@@ -91,5 +91,5 @@ def prelu_backward(grad_output: Tensor, self: Tensor, weight: Tensor) -> Any:
 
 @describe_strided("aten.polar", "aten.complex")
 def complex_of(a: Tensor, b: Tensor) -> Any:
-    """Complex numbers of two parts."""
+    """Complex numbers of real and imaginary parts."""
     return same_index(a, b)

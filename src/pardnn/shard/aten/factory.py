@@ -12,7 +12,7 @@ made = Opaque("made")
 
 def of_size() -> Local:
     """Return a tensor of the same value everywhere."""
-    return Local(lambda *i: made(), size=lambda part: list(part.outputs[0]))
+    return Local(lambda *i: made(), size=lambda local: list(local.outputs[0]))
 
 
 @describe_aten("aten.zeros", "aten.ones")
@@ -53,13 +53,13 @@ def new_empty(self: Tensor, size: list[int], **more: Any) -> Any:
 
 @describe_aten("aten.empty_strided", "aten.empty_permuted", is_random=True)
 def empty_strided(size: list[int], stride: list[int], **more: Any) -> Any:
-    """A piece would have other strides, so that it is made whole."""
+    """A shard would have other strides, so it is made whole."""
     return lambda *i: made()[i]
 
 
 @describe_aten("aten.new_empty_strided", is_random=True)
 def new_empty_strided(self: Tensor, size: list[int], stride: list[int], **more: Any) -> Any:
-    """A piece would have other strides, so that it is made whole."""
+    """A shard would have other strides, so it is made whole."""
     return lambda *i: made()[i]
 
 
@@ -83,7 +83,7 @@ def scalar_tensor(s: Any, **more: Any) -> Any:
 
 @describe_aten("aten.arange")
 def arange(end: Any, **more: Any) -> Any:
-    """Counts from 0; the call has no argument that says where a piece begins."""
+    """Counts from 0; the call has no argument that says where a shard begins."""
     return lambda i: made()[i]
 
 
@@ -94,6 +94,6 @@ def arange_start(start: Any, end: Any, step: Any = 1, **more: Any) -> Any:
         return lambda i: made()[i]  # rounding decides how many floats there are
     return Local(
         lambda i: made(),
-        start=lambda part: start + part.begin("i") * step,
-        end=lambda part: start + (part.begin("i") + part.extent("i")) * step,
+        start=lambda local: start + local.begin("i") * step,
+        end=lambda local: start + (local.begin("i") + local.extent("i")) * step,
     )

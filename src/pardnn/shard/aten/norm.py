@@ -153,7 +153,7 @@ def native_group_norm(
     def value(n: Any, *x: Any) -> Any:
         return normalise(input[(n, *rest)], *whole(weight), *whole(bias))[x]
 
-    return Local((value, value, value), N=lambda part: part.inputs["input"][0])
+    return Local((value, value, value), N=lambda local: local.inputs["input"][0])
 
 
 @describe_aten("aten.native_group_norm_backward")
@@ -173,4 +173,4 @@ def native_group_norm_backward(
 
     made = (lambda n, *x: gradient(*sample(n))[x], of_weight, of_weight)
     listed = tuple(f if wanted else None for f, wanted in zip(made, output_mask, strict=True))
-    return Local(listed, N=lambda part: part.inputs["input"][0])
+    return Local(listed, N=lambda local: local.inputs["input"][0])

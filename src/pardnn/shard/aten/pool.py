@@ -42,8 +42,8 @@ def _pooled(
         windows = [slice(a, a + n) for a, n in zip(starts, kernel, strict=True)]
         return pool(data[(*i[:leading], *windows)])
 
-    def local_padding(part: Any) -> Any:
-        cut = [part.cuts(f"i{leading + d}") for d in range(space)]
+    def local_padding(local: Any) -> Any:
+        cut = [local.cuts(f"i{leading + d}") for d in range(space)]
         return [0 if c else p for c, p in zip(cut, pads, strict=True)] if any(cut) else KEEP
 
     return Local(value, padding=local_padding)
@@ -96,7 +96,7 @@ def pool3d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
 
 @describe_aten("aten.max_pool2d_with_indices")
 def max_pool2d_with_indices(self: Tensor, *attributes: Any) -> Any:
-    """Maxima, and their positions in the plane, which a part of the plane does not know."""
+    """Maxima, and their positions in the plane, which a shard of the plane does not know."""
     return plane(self, 2), plane(self, 2)
 
 
@@ -150,7 +150,7 @@ def upsample_backward(
 ) -> Any:
     """Gradient of a resampling: planes are independent, and the call states their number."""
     value = plane(grad_output, grad_output.ndim - 2)
-    return Local(value, input_size=lambda part: list(part.outputs[0]))
+    return Local(value, input_size=lambda local: list(local.outputs[0]))
 
 
 @describe_aten("aten.glu")
@@ -203,12 +203,12 @@ def constant_pad_nd(self: Tensor, pad: Sequence[int], value: Any = 0) -> Any:
     is_plain = isinstance(value, int | float)
     data = self.padded(float(value)) if is_plain else self
 
-    def local(part: Any) -> Any:
-        cut = [n for n in range(len(pad) // 2) if part.cuts(f"i{self.ndim - 1 - n}")]
+    def local_pad(local: Any) -> Any:
+        cut = [n for n in range(len(pad) // 2) if local.cuts(f"i{self.ndim - 1 - n}")]
         return [0 if n // 2 in cut else size for n, size in enumerate(pad)] if cut else KEEP
 
     def shifted(*i: Any) -> Any:
         return pool(data[tuple(index - n for index, n in zip(i, before, strict=True))])
 
     everything = (ALL,) * self.ndim
-    return Local(shifted, pad=local) if is_plain else lambda *i: pool(self[everything])[i]
+    return Local(shifted, pad=local_pad) if is_plain else lambda *i: pool(self[everything])[i]

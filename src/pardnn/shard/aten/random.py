@@ -1,6 +1,6 @@
 """Random numbers: each element is drawn by itself, but the plan decides which draw it gets.
 
-A worker advances its generator past the draws of the others, or draws all and keeps its part.
+A worker advances its generator past the draws of the others, or draws all and keeps its shard.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
 @describe_aten("aten.rand", "aten.randn", is_random=True)
 def drawn(size: list[int], **more: Any) -> Any:
     """A new tensor of draws."""
-    return Local(lambda *i: number(*i), size=lambda part: list(part.outputs[0]))
+    return Local(lambda *i: number(*i), size=lambda local: list(local.outputs[0]))
 
 
 @describe_aten("aten.randint", is_random=True)
 def randint(high: int, size: list[int], **more: Any) -> Any:
     """A new tensor of whole numbers."""
-    return Local(lambda *i: number(*i), size=lambda part: list(part.outputs[0]))
+    return Local(lambda *i: number(*i), size=lambda local: list(local.outputs[0]))
 
 
 @describe_aten("aten.randint.low", is_random=True)
 def randint_low(low: int, high: int, size: list[int], **more: Any) -> Any:
     """A new tensor of whole numbers."""
-    return Local(lambda *i: number(*i), size=lambda part: list(part.outputs[0]))
+    return Local(lambda *i: number(*i), size=lambda local: list(local.outputs[0]))
 
 
 @describe_aten("aten.randperm", is_random=True)

@@ -81,7 +81,7 @@ def var(
     self: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *,
     correction: Any = None,
 ) -> Any:  # fmt: skip
-    """Variance: that of parts does not give that of the whole without their means."""
+    """Variance: that of shards does not give that of the whole without their means."""
     return _statistic(self, dim, keepdim)
 
 
@@ -110,7 +110,7 @@ def norm(self: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, **mor
 
 @describe_aten("aten.argmax", "aten.argmin", "aten.logsumexp")
 def argmax(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
-    """Position of an extreme value: a part knows only the position in the part."""
+    """Position of an extreme value: a worker knows only the position in its shard."""
     return _statistic(self, dim, keepdim)
 
 

@@ -1,7 +1,7 @@
 """Views and copies of views: the same elements at other places.
 
 Merging and splitting dims is affine in the common factors of both shapes. The cut is along the
-leading factor of each group of dims; any other would leave pieces that are no boxes.
+leading factor of each group of dims; shards of any other are no boxes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def view(self: Tensor, size: Sequence[int], *strides: Any) -> Any:
         return At(tuple(written), taken(self[tuple(read)]))
 
     loops = Loops(names, place, dict(zip(names, leads, strict=True)))
-    return Local(loops, size=lambda part: list(part.outputs[0]))
+    return Local(loops, size=lambda local: list(local.outputs[0]))
 
 
 @describe_strided("aten.view.dtype")
@@ -82,7 +82,7 @@ def view_dtype(self: Tensor, dtype: Any) -> Any:
 @describe_strided("aten.expand", "aten.broadcast_to")
 def expand(self: Tensor, size: Sequence[int], *, implicit: bool = False) -> Any:
     """Broadcast to a shape."""
-    return Local(lambda *i: taken(self.broadcast(i)), size=lambda part: list(part.outputs[0]))
+    return Local(lambda *i: taken(self.broadcast(i)), size=lambda local: list(local.outputs[0]))
 
 
 @describe_strided("aten.permute")
@@ -116,7 +116,7 @@ def unsqueeze(self: Tensor, dim: int) -> Any:
 
 
 def _squeezed(self: Tensor, dims: Sequence[int]) -> Any:
-    """A piece of one slice would lose its dim, so dims that are named and longer stay whole."""
+    """A shard of one slice would lose its dim, so dims that are named and longer stay whole."""
     named = {d % self.ndim for d in dims} if self.ndim else set()
     gone = {d for d in named if self.shape[d] == 1}
 
@@ -155,8 +155,8 @@ def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step:
     name = f"i{d}"
     return Local(
         value,
-        start=lambda part: 0 if part.cuts(name) else KEEP,
-        end=lambda part: part.inputs["self"][d] if part.cuts(name) else KEEP,
+        start=lambda local: 0 if local.cuts(name) else KEEP,
+        end=lambda local: local.inputs["self"][d] if local.cuts(name) else KEEP,
     )
 
 
@@ -172,7 +172,7 @@ def slice_backward(
 ) -> Any:
     """The gradient in its place, zeros elsewhere."""
     d = dim % len(input_sizes)
-    name, sizes = f"i{d}", lambda part: list(part.outputs[0])
+    name, sizes = f"i{d}", lambda local: list(local.outputs[0])
     begin = max(start + input_sizes[d], 0) if start < 0 else min(start, input_sizes[d])
     if step != 1:
         return Local(
@@ -181,8 +181,8 @@ def slice_backward(
     return Local(
         lambda *i: taken(grad_output.padded(0)[(*i[:d], i[d] - begin, *i[d + 1 :])]),
         input_sizes=sizes,
-        start=lambda part: 0 if part.cuts(name) else KEEP,
-        end=lambda part: part.outputs[0][d] if part.cuts(name) else KEEP,
+        start=lambda local: 0 if local.cuts(name) else KEEP,
+        end=lambda local: local.outputs[0][d] if local.cuts(name) else KEEP,
     )
 
 
@@ -199,7 +199,7 @@ def select_backward(grad_output: Tensor, input_sizes: Sequence[int], dim: int, i
     d = dim % len(input_sizes)
     return Local(
         lambda *i: taken(grad_output[(*i[:d], *i[d + 1 :])])[i[d]],
-        input_sizes=lambda part: list(part.outputs[0]),
+        input_sizes=lambda local: list(local.outputs[0]),
     )
 
 
@@ -232,7 +232,7 @@ def _parts(self: Tensor, count: int, dim: int) -> Any:
 
 @describe_strided("aten.split_with_sizes", "aten.split_with_sizes_copy")
 def split_with_sizes(self: Tensor, split_sizes: Sequence[int], dim: int = 0) -> Any:
-    """Runs of a dim; a share of that dim would hold some of them whole and lack others."""
+    """Runs of a dim; a shard of that dim would hold some of them whole and lack others."""
     return _parts(self, len(split_sizes), dim)
 
 
@@ -307,7 +307,7 @@ def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any
             ]
         )
 
-    return Local(value, offset=lambda part: 0 if part.cuts(name) else KEEP)
+    return Local(value, offset=lambda local: 0 if local.cuts(name) else KEEP)
 
 
 @describe_strided("aten.unfold")
@@ -336,10 +336,10 @@ def roll(self: Tensor, shifts: Any, dims: Any = ()) -> Any:
 
 @describe_strided("aten.tril", "aten.triu")
 def tril(self: Tensor, diagonal: int = 0) -> Any:
-    """Zeros on one side of the diagonal of each matrix; a part of it has another diagonal."""
+    """Zeros on one side of the diagonal of each matrix; a shard of it has another diagonal."""
     return Local(
         lambda *i: taken(self[i]),
-        diagonal=lambda part: (
-            diagonal + (part.begin(f"i{self.ndim - 2}") - part.begin(f"i{self.ndim - 1}"))
+        diagonal=lambda local: (
+            diagonal + (local.begin(f"i{self.ndim - 2}") - local.begin(f"i{self.ndim - 1}"))
         ),
     )

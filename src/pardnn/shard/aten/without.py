@@ -2,12 +2,12 @@
 
 _DYNAMIC = "the shape of the result depends on the data"
 _NUMBER = "its result is a number of the host, no tensor"
-_STORAGE = "it addresses storage, whose order a piece does not keep"
+_STORAGE = "it addresses storage, whose order a shard does not keep"
 _FOURIER = "each output mixes all inputs along dims that the output halves; not affine"
 
 #: Operator to reason. What is in neither list is unknown, and runs whole too.
 WITHOUT: dict[str, str] = {
-    "aten._embedding_bag_backward": "bags are told by offsets, which differ for each part",
+    "aten._embedding_bag_backward": "bags are told by offsets, which differ for each shard",
     "aten._fft_c2r": _FOURIER,
     "aten._fft_r2c": _FOURIER,
     "aten._grouped_mm": "which rows meet which matrix depends on the data",

@@ -1,7 +1,7 @@
 """The partitioning algorithms that Tofu is compared with, each as a `Sharding`.
 
-All move what `cost` counts, cut every tensor at every mesh axis that can, and keep to the same
-rules of what is valid, so only the choice differs.
+All pay what `communication_bytes` counts, cut every tensor at every mesh axis that can, and have
+the same options, so only the choice differs.
 
 | name | choice |
 | --- | --- |
@@ -26,6 +26,7 @@ import numpy as np
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
+from pardnn.shard.cache import begin_graph
 from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.partition.interning import strategies_of
 from pardnn.shard.partition.mesh_strategies import Flags
@@ -49,6 +50,7 @@ Chooser = Callable[[Graph, Sequence[OpCall], CostTables, int], Solution]
 
 
 def _chosen(choose: Chooser, graph: Graph, target: Mesh | Cluster) -> Sharding:
+    begin_graph()
     mesh = mesh_of(target) if isinstance(target, Cluster) else target
     calls = op_calls(graph)
     problem = baseline_problem(graph, calls, *coarse_problem(graph, calls, FEW_FACTORS))
@@ -59,7 +61,14 @@ def _chosen(choose: Chooser, graph: Graph, target: Mesh | Cluster) -> Sharding:
 def baseline_problem(
     graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem
 ) -> Problem:
-    """Return the problem that baselines decide: that of the search, gradients tied at least."""
+    """Return the problem that baselines decide: the search's, coarsened to `TRAINING` at least.
+
+    Args:
+        graph: The graph.
+        calls: From `op_calls`.
+        level: Of `problem`.
+        problem: Of the search.
+    """
     return make_problem(graph, TRAINING, calls) if level == NEEDED else problem
 
 
@@ -144,7 +153,7 @@ def _greedy(
     chosen: Mapping[int, Layout],
     place: Mapping[int, int],
 ) -> Layout:
-    """Return the layout of one decision that is best for its ops; undecided tensors are free."""
+    """Return the layout of one variable that is best for its ops; undecided operands are free."""
     problem = tables.problem
     variable = problem.variables[number]
     options = tables.layouts(variable, (*state.layouts[number], None), [axis])
@@ -181,6 +190,7 @@ def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -
     Its mesh has one axis.
     """
     del objective  # the choice does not depend on it
+    begin_graph()
     size = (mesh_of(target) if isinstance(target, Cluster) else target).size
     mesh = make_mesh((size,))
     _, problem = coarse_problem(graph, op_calls(graph), FEW_FACTORS)
@@ -271,7 +281,7 @@ def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> 
 
 
 def replicas(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solution:
-    """Return the best choice that cuts the batch, and leaves all that has none whole."""
+    """Return the best choice that cuts the batch and replicates all else (data parallelism)."""
     batch = _batch_of(tables.problem, batch_dims(graph, calls)[0])
 
     def allows(variable: Variable, layout: Layout) -> bool:
@@ -281,7 +291,7 @@ def replicas(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solut
 
 
 def _batch_of(problem: Problem, dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the dim of each decision that runs over the batch, by root."""
+    """Return the dim of each variable that runs over the batch, by root."""
     batch: dict[str, int] = {}
     for variable in problem.variables[1:]:
         for name in problem.classes.members[variable.root]:

@@ -1,8 +1,9 @@
-"""The objective `bytes`: exact traffic, every tensor cut as often as it can be.
+"""The objective `bytes`: exact communication volume, every tensor cut as often as it can be.
 
 Idea: thousands of small tables are asked for, most of a few shapes; those of one shape are counted
 together, in one pass of array arithmetic.
-Complexity: O(ways x layouts x devices) per table, x devices where results are partial.
+Complexity: O(strategies x layouts x devices) per table, x devices where results are partial.
+Reference: Tofu (EuroSys 2019), section 5, "Optimization goal": the total communication cost.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ class BytesObjective:
         return [f.astype(np.float64) * r.operand.item for f, r in zip(found, requests, strict=True)]
 
     def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
-        """Nothing."""
+        """Nothing: computation moves no bytes."""
         return np.zeros(len(strategies))
 
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """Nothing."""
+        """Nothing: what is owned moves no bytes."""
         return np.zeros(len(layouts))
 
 
 def elements(requests: Sequence[TableRequest]) -> list[Int64[ndarray, "s l"]]:
-    """Return the elements of tensors that devices get, for each way and each layout."""
+    """Return the elements that devices get, for each request by strategy and layout."""
     totals = [np.zeros((len(r.strategies), len(r.owned)), dtype=np.int64) for r in requests]
     plain: dict[Any, list[tuple[int, ndarray, ndarray | None]]] = {}
     partial: dict[Any, list[tuple[int, int, ndarray, ndarray]]] = {}
@@ -86,7 +87,7 @@ def _add_missing(
     is_input: bool,
     totals: list[ndarray],
 ) -> None:
-    """Add what devices need, or own, less what they own, or make."""
+    """Add what devices need less what they own, or of outputs what they own less what they make."""
     first, boxes, _ = rows[0]
     for some in _batches(rows, boxes.size * len(requests[first].owned)):
         boxes = np.array([row[1] for row in some])

@@ -1,9 +1,13 @@
-"""The objective `seconds`: how long ops take on their shards, and messages on the links.
+"""The objective `seconds`: how long local ops take on the devices, and messages on the links.
 
-An op takes its whole duration, scaled by a roofline of what each device does of it, the slowest
-counting. A tensor that it fetches or hands on takes latency + bytes / bandwidth of the slowest
-message on any device (all links work side by side), or the sum of a device's messages where the
-cluster has serial links. Tensors may stay whole where that is faster and fits.
+Problem: fewest bytes is not fastest where links differ, small ops do not get faster when they are
+cut, or memory is large enough for tensors to stay whole.
+Idea: a sum over ops. *Computation*: an op's duration, scaled by a roofline of its local ops, the
+slowest counting. *Communication*: latency + bytes / bandwidth of the slowest message on any device
+(all links work side by side), or the sum of a device's messages where the cluster has serial links.
+*Memory*: a price per byte of a layout, which `tofu` raises until the plan fits.
+Complexity: O(strategies x layouts x devices^2) per table.
+Reference: the sum of compute and transfer times is that of Jia et al. (ICML 2018; Tofu's [14]).
 Deviations from a real run: communication is not overlapped with computation, so a plan's
 simulated makespan is below the sum that is minimised here.
 """
@@ -16,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.cluster import Cluster
@@ -37,8 +41,8 @@ from pardnn.shard.search.box_volumes import (
 from pardnn.shard.search.objective import TableRequest, fetches
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
 
-#: Whose saturation and launch cost say how much faster a part is than the whole, where the costs
-#: come from no model.
+#: Whose saturation and launch cost say how much faster a local op is than the whole one, where the
+#: costs come from no model.
 MODEL = "a100"
 
 
@@ -51,15 +55,15 @@ class SecondsObjective:
         bandwidth: Bytes/s between each pair.
         is_serial: Whether a device's messages follow each other.
         seconds: Of each op of the graph on the slowest device, by name.
-        free: Seconds of the ops that follow a decision's tensors, by root: what each takes
+        free: Seconds of the ops that follow a variable's tensors, by root: what each takes
             however little it does, and the rest.
-        weights: Bytes of a decision that count against memory, by root.
-        price: Seconds per byte of them: the multiplier of the memory limit.
-        model: For the ratio of a part to the whole.
+        weights: Bytes of a variable that count against memory, by root.
+        price: Seconds per byte of them: the Lagrange multiplier of the memory limit.
+        model: For the ratio of a local op to the whole one.
     """
 
-    latency: ndarray
-    bandwidth: ndarray
+    latency: Float64[ndarray, "k k"]
+    bandwidth: Float64[ndarray, "k k"]
     is_serial: bool
     seconds: Mapping[str, float]
     free: Mapping[str, tuple[float, float]]
@@ -74,7 +78,7 @@ class SecondsObjective:
         self._ratios: dict[int, dict[int, float]] = {}
 
     def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "s l"]]:
-        """Seconds of the slowest device's messages."""
+        """Seconds of the slowest device's messages, for each strategy and layout."""
         return [self._communication(*request) for request in requests]
 
     def _communication(
@@ -95,7 +99,7 @@ class SecondsObjective:
         return each.max(axis=-1)
 
     def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
-        """Seconds of the slowest device's part."""
+        """Seconds of the slowest device's local op, for each strategy."""
         whole = self.seconds[factor.ops[0].op.name]
         if not whole or not len(strategies):
             return np.zeros(len(strategies))
@@ -111,7 +115,7 @@ class SecondsObjective:
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """Seconds of the ops that follow it, and the price of the memory that it takes."""
+        """Seconds of the ops that follow a variable, and the price of its memory, by layout."""
         least, rest = self.free.get(variable.root, (0.0, 0.0))
         rest += self.price * self.weights.get(variable.root, 0.0)
         if not least + rest:
@@ -125,14 +129,6 @@ class SecondsObjective:
         if number not in known:
             known[number] = op_seconds(*_local_op(factor.ops[0].op, number), self.model)
         return known[number]
-
-
-def fraction(variable: Variable, layout: Layout, axis_sizes: tuple[int, ...]) -> float:
-    """Return the largest share of a tensor that a device owns."""
-    shape = variable.forms[0][0]
-    owned = owned_array(shape, layout, axis_sizes)
-    assert owned is not None
-    return float(volumes(owned).max()) / max(1, math.prod(shape))
 
 
 def _local_op(op: Op, number: int) -> tuple[Op, dict[str, Tensor]]:
@@ -163,10 +159,74 @@ def _tensor(name: str, shape: tuple[int, ...], dtype: str | None) -> Tensor:
     return Tensor(name=name, bytes=size * math.prod(shape), shape=shape, dtype=dtype)
 
 
+def traffic(
+    operand: Operand,
+    strategies: MeshStrategies,
+    owned: Int64[ndarray, "l n rank 2"],
+    axis_sizes: tuple[int, ...],
+) -> Float64[ndarray, "s l n n"]:
+    """Return the elements that are sent for an operand, by strategy, layout, receiver and sender.
+
+    Replicas share the work: each sends an equal part of what is needed.
+
+    Args:
+        operand: A tensor of an op.
+        strategies: Of the op.
+        owned: What each of n devices owns of the tensor, in l layouts.
+        axis_sizes: Devices along each mesh axis.
+    """
+    n = owned.shape[1]
+    total = np.zeros((len(strategies), len(owned), n, n))
+    alike = same_boxes(owned)
+    copies = alike.sum(axis=-1)
+    for regions, new in fetches(strategies, operand):
+        common = common_volumes(regions[:, None, :, None], owned[None, :, None, :])
+        sent = np.where(alike[None], 0, common) / copies[None, :, None, :]
+        total += sent if new is None else np.where(new[:, None, None, None], sent, 0)
+    for output in operand.outputs:
+        results = strategies.result(output)
+        if results is not None:
+            for number, flags in enumerate(strategies.reduced):
+                result = results[number]
+                total[number] += _results(result, flags[output], axis_sizes, owned, copies, alike)
+    return total
+
+
+def _results(
+    result: Int64[ndarray, "n rank 2"],
+    reduced: tuple[bool, ...],
+    axis_sizes: tuple[int, ...],
+    owned: Int64[ndarray, "l n rank 2"],
+    copies: Int64[ndarray, "l n"],
+    alike: Bool[ndarray, "l n n"],
+) -> Float64[ndarray, "l n n"]:
+    """Return elements by layout, receiver and sender that results need to reach their owners."""
+    group = group_numbers(reduced, axis_sizes)
+    is_own = group[:, None] == group[None, :]
+    same = same_boxes(result) & is_own
+    layout_cost = same.sum(axis=-1)
+    common = common_volumes(owned[:, :, None], result[None, None])
+    mine = common_volumes(overlaps(owned, result[None])[:, :, None], result[None, None])
+    exchanged = np.where(same[None], 0, common - mine)
+    sent = np.where(is_own[None], exchanged, common) / layout_cost[None, None, :]
+    if not any(reduced):
+        return sent
+    gathered = np.where(alike, volumes(owned)[:, :, None] / copies[:, :, None], 0.0)
+    gathered *= 1 - np.eye(len(result))
+    return sent / copies[:, :, None] + gathered
+
+
 def seconds_objective(
     graph: Graph, problem: Problem, cluster: Cluster, costs: Costs
 ) -> SecondsObjective:
-    """Return the objective for a graph on a cluster."""
+    """Return the objective for a graph on a cluster.
+
+    Args:
+        graph: The graph.
+        problem: Made of it.
+        cluster: Has the links.
+        costs: Of the graph's ops.
+    """
     rows = [costs.on(device.type, device.speed) for device in cluster.devices]
     slowest = np.max(rows, axis=0)
     seconds = {op.name: float(s) for op, s in zip(graph.ops, slowest, strict=True)}
@@ -191,7 +251,7 @@ def seconds_objective(
 
 
 def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
-    """Return the bytes of each decision that are held at the fullest moment of the step, by root.
+    """Return the bytes of each variable that are live at the fullest moment of the step, by root.
 
     What outlives the step counts always; the rest if it is live where the graph, in its own order
     on one device, holds most.
@@ -221,49 +281,15 @@ def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
     return found
 
 
-def traffic(
-    operand: Operand,
-    strategies: MeshStrategies,
-    owned: Int64[ndarray, "l n rank 2"],
-    axis_sizes: tuple[int, ...],
-) -> Float64[ndarray, "s l n n"]:
-    """Return elements by way, layout, receiver and sender."""
-    n = owned.shape[1]
-    total = np.zeros((len(strategies), len(owned), n, n))
-    alike = same_boxes(owned)
-    copies = alike.sum(axis=-1)
-    for regions, new in fetches(strategies, operand):
-        common = common_volumes(regions[:, None, :, None], owned[None, :, None, :])
-        sent = np.where(alike[None], 0, common) / copies[None, :, None, :]
-        total += sent if new is None else np.where(new[:, None, None, None], sent, 0)
-    for output in operand.outputs:
-        results = strategies.result(output)
-        if results is not None:
-            for number, flags in enumerate(strategies.reduced):
-                result = results[number]
-                total[number] += _results(result, flags[output], axis_sizes, owned, copies, alike)
-    return total
+def fraction(variable: Variable, layout: Layout, axis_sizes: tuple[int, ...]) -> float:
+    """Return the largest fraction of a tensor that a device owns.
 
-
-def _results(
-    result: ndarray,
-    reduced: tuple[bool, ...],
-    axis_sizes: tuple[int, ...],
-    owned: ndarray,
-    copies: ndarray,
-    alike: ndarray,
-) -> ndarray:
-    """Return elements by layout, receiver and sender that results need to reach their owners."""
-    group = group_numbers(reduced, axis_sizes)
-    is_own = group[:, None] == group[None, :]
-    same = same_boxes(result) & is_own
-    layout_cost = same.sum(axis=-1)
-    common = common_volumes(owned[:, :, None], result[None, None])
-    mine = common_volumes(overlaps(owned, result[None])[:, :, None], result[None, None])
-    exchanged = np.where(same[None], 0, common - mine)
-    sent = np.where(is_own[None], exchanged, common) / layout_cost[None, None, :]
-    if not any(reduced):
-        return sent
-    gathered = np.where(alike, volumes(owned)[:, :, None] / copies[:, :, None], 0.0)
-    gathered *= 1 - np.eye(len(result))
-    return sent / copies[:, :, None] + gathered
+    Args:
+        variable: Of the tensor's class.
+        layout: One of its options.
+        axis_sizes: Devices along each mesh axis.
+    """
+    shape = variable.forms[0][0]
+    owned = owned_array(shape, layout, axis_sizes)
+    assert owned is not None
+    return float(volumes(owned).max()) / max(1, math.prod(shape))

@@ -1,12 +1,15 @@
-"""Mesh axis by mesh axis: the recursion of the search, its second looks, and where it starts.
+"""Recursive partitioning: one dynamic program per mesh axis, inside of what the axes before left.
 
-Idea: where the tables of all axes together are small they are chosen together. Else they are chosen
-one after the other, each inside of the blocks that the axes before left, with several tied and
-near-tied plans kept where that is little work; a second start is the best choice that is the same
-at every axis. The axes of each are chosen once more, with the others fixed.
-Complexity: grows with the distinct ops, and with the ways to cut one axis to the power of the axes
-that are chosen together.
-Reference: Tofu (EuroSys 2019), section 5.2. Deviations: see docs/algorithms/tofu.md.
+Problem: strategies of several axes together are too many for one dynamic program.
+Idea: where the tables of all axes together are small they are chosen together, and nothing is lost.
+Else they are chosen one after the other (`recursive_search`). As the paper's Theorem 3 does not
+hold under exact costs, several tied and near-tied plans of each step are kept where that is little
+work (a beam), a second start is the best choice that is the same at every axis, and the axes of
+each are chosen once more with the others fixed (polish).
+Complexity: grows with the distinct ops, and with the strategies of one axis to the power of the
+axes that are chosen together.
+Reference: Tofu (EuroSys 2019), section 5.2, Theorems 2 and 3.
+Deviations: beam, second start and polish; see docs/algorithms/tofu.md.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from pardnn.shard.search.problem import Problem, make_problem
 from pardnn.shard.search.tensor_classes import Dims
 from pardnn.shard.sharding import AxisLoops, Sharding
 
-#: Distinct ops up to which no tensors are tied but those that must be.
+#: Distinct ops up to which no classes are merged but those that must be.
 FEW_FACTORS = 40
-#: Calls up to which `seconds` are searched with no more ties than needed: a gradient may lie unlike
+#: Calls up to which `seconds` are searched without coarsening: a gradient may be laid out unlike
 #: its parameter. A transformer block at batch 8 on four slow links is 12 % faster for it.
 FEW_CALLS = 320
-#: Plans that are kept from one mesh axis to the next, and disturbances that others come from.
+#: Width of the beam from one mesh axis to the next, and relative noise that its plans come from.
 BEAM = 2
 NOISES = (0.0, 0.02)
 #: Table entries, and calls to cut, up to which several mesh axes are chosen together.
@@ -45,12 +48,12 @@ POLISHES = 8
 
 
 def coarse_problem(graph: Graph, calls: Sequence[OpCall], few: int) -> tuple[int, Problem]:
-    """Return the problem of a graph, with as many ties as its size asks for, and their level.
+    """Return the problem of a graph, coarsened as far as its size asks for, and the level.
 
     Args:
         graph: The graph.
         calls: From `op_calls`.
-        few: Calls up to which no tensors are tied but those that must be.
+        few: Calls up to which the graph is not coarsened.
     """
     if len(calls) <= few:
         return NEEDED, make_problem(graph, NEEDED, calls)
@@ -61,7 +64,7 @@ def coarse_problem(graph: Graph, calls: Sequence[OpCall], few: int) -> tuple[int
 def best_state(tables: CostTables) -> Solution:
     """Return the best choice that is found for all mesh axes.
 
-    It is exact, for the ties of the problem, if all axes could be chosen together.
+    It is exact, for the classes of the problem, if all axes could be chosen together.
     """
     problem, count = tables.problem, len(tables.axis_sizes)
     empty = _empty(problem)
@@ -116,22 +119,25 @@ def recursive_search(
     noises: Sequence[float] = (0.0,),
     count: int | None = None,
 ) -> Solution:
-    """Choose one mesh axis after the other: the recursion of the paper.
+    """Choose one mesh axis after the other: the recursion of the paper (section 5.2).
+
+    Step i runs the dynamic program for axis i with the axes before fixed. All worker groups of a
+    step are cut alike, so one choice serves all; boxes carry what earlier steps fetched.
 
     Args:
         tables: Of the problem.
-        beam: Plans that are kept from one axis to the next.
-        noises: Disturbances of the tables that further plans come from.
+        beam: Width: how many plans are kept from one axis to the next.
+        noises: Relative noise on the tables that further plans come from.
         count: How many axes to choose, the first ones; all if None.
     """
     count = len(tables.axis_sizes) if count is None else count
     first = Solution(_empty(tables.problem), 0.0, True)
     if beam == 1 and noises == (0.0,):
-        known: list[Solution] = tables.memo.setdefault("steps", [first])
-        while len(known) <= count:
-            axis = len(known) - 1
-            known.append(solve(tables, _lengthened(known[-1].state, 1), [axis]))
-        return known[count]
+        chosen: list[Solution] = tables.memo.setdefault("steps", [first])
+        while len(chosen) <= count:
+            axis = len(chosen) - 1
+            chosen.append(solve(tables, _lengthened(chosen[-1].state, 1), [axis]))
+        return chosen[count]
     memo = [first]
     for axis in range(count):
         found: dict[State, Solution] = {}
@@ -203,7 +209,7 @@ def polished(
 def _brought_last(tables: CostTables, window: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
     """Return an order of the mesh axes that opens one of them with the least work, and where.
 
-    Where axes are alike it comes last: then all ways to compute an op begin with the same cuts. Two
+    Where axes are alike it comes last: then all strategies of an op begin with the same cuts. Two
     are left where they are: where sizes do not divide, orders differ by what they find.
     """
     count = len(tables.axis_sizes)
@@ -225,18 +231,25 @@ def _permuted(state: State, order: Sequence[int]) -> State:
 
 
 def expanded(problem: Problem, state: State, mesh: Mesh, graph: Graph) -> Sharding:
-    """Return the sharding of all tensors and ops that a choice for the coarse graph stands for."""
+    """Return the sharding of all tensors and ops that a choice for the coarse graph stands for.
+
+    Args:
+        problem: The coarse graph.
+        state: The choice for all mesh axes.
+        mesh: The devices.
+        graph: The graph.
+    """
     layouts: dict[str, Layout] = {}
     for root, members in problem.classes.members.items():
         chosen = state.layouts[problem.numbers[root]]
         if not problem.classes.shapes[root]:
             chosen = (None,) * len(mesh.shape)
-        known: dict[Dims, Layout] = {}
+        by_dims: dict[Dims, Layout] = {}
         for name in members:
             dims = problem.classes.dims[name]
-            if dims not in known:
-                known[dims] = tuple([None if d is None else dims[d] for d in chosen])
-            layouts[name] = known[dims]
+            if dims not in by_dims:
+                by_dims[dims] = tuple([None if d is None else dims[d] for d in chosen])
+            layouts[name] = by_dims[dims]
     axes: dict[str, AxisLoops] = {}
     whole = (None,) * len(mesh.shape)
     for op in graph.ops:

@@ -1,11 +1,10 @@
-"""Search for the sharding that moves the fewest bytes, or takes the fewest seconds.
+"""Tofu's search: the sharding that moves the fewest bytes, or takes the fewest seconds.
 
 Problem: a layout for every tensor and loops for every op, over all axes of a mesh.
-Idea: coarsen the graph (`coarsen`), then choose mesh axis by mesh axis, each by a dynamic program
-over the coarse graph (`eliminate`) inside of the blocks that the axes before left. Where the
-tables of all axes together are small, they are chosen together: no recursion, nothing lost.
-Else several tied and near-tied plans of each step are kept, and the axes of the best are chosen
-once more, one by one with the others fixed, until nothing gets better.
+Idea: coarsen the graph (`coarsening`), then choose mesh axis by mesh axis (`recursion`), each by a
+dynamic program over the coarse graph (`dynamic_program`) inside of the blocks that the axes before
+left. Under `bytes` the baselines are a portfolio beside it; under `seconds` a memory limit is held
+by a price on memory.
 Complexity: O(ops) to read the graph; the rest grows with the distinct ops.
 Reference: Tofu (EuroSys 2019), section 5. Deviations: see docs/algorithms/tofu.md.
 """
@@ -47,8 +46,6 @@ from pardnn.shard.sharding import Sharding
 
 #: Prices of memory that are tried.
 PRICES = 8
-
-
 #: Times the least first cut, above which a baseline is not carried on where many ops are distinct.
 #: On 17 models what it moves in the end was never below 0.69 of that ratio.
 FAR = 1.5
@@ -60,7 +57,7 @@ class SearchResult(NamedTuple):
     Attributes:
         sharding: The decision.
         cost: Bytes or seconds.
-        is_exact: Whether no sharding with the same ties is better.
+        is_exact: Whether no sharding with the same equivalence classes is better.
         level: Of coarsening.
         num_factors: Distinct ops that were decided.
     """
@@ -106,7 +103,19 @@ def find_sharding(
     costs: Costs | None = None,
     capacity: float | None = None,
 ) -> SearchResult:
-    """Return the result of `search` with how it was found; `mesh` may lay a cluster out."""
+    """Search a sharding, and say how it was found.
+
+    Args:
+        graph: See `search`.
+        target: See `search`.
+        objective: See `search`.
+        mesh: The mesh of a cluster; that of `mesh_of` if not given.
+        costs: See `search`.
+        capacity: See `search`.
+
+    Raises:
+        UsageError: E212, for another objective, or "seconds" without a cluster.
+    """
     if objective not in ("bytes", "seconds"):
         raise UsageError(f"no objective {objective!r:.40}; there are bytes, seconds", code="E212")
     begin_graph()
@@ -139,7 +148,7 @@ def _found(
 
 
 class _Choice(NamedTuple):
-    """A choice for a problem on a mesh."""
+    """A solution of a problem on a mesh."""
 
     problem: Problem
     mesh: Mesh
@@ -149,11 +158,11 @@ class _Choice(NamedTuple):
 def _fewest_bytes(
     graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem, mesh: Mesh
 ) -> _Choice:
-    """Return what moves the fewest bytes: what is found, or what a baseline would choose.
+    """Return what moves the fewest bytes: the portfolio of the search and the baselines.
 
     A baseline that is better is polished, except for `equal-chop`: its mesh has one axis, and
     where sizes do not divide its blocks are others than any on a mesh of several. Where many ops
-    are distinct, baselines are not carried on whose first cut moves far more than it has to.
+    are distinct, baselines are dropped whose first cut moves far more than it has to.
     """
     tables = CostTables(problem, BytesObjective(), mesh.shape)
     best = _Choice(problem, mesh, best_state(tables))
@@ -179,7 +188,7 @@ def _fewest_bytes(
 
 
 def _fastest(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solution:
-    """Return the fastest state that is found, no slower than one device or replicas."""
+    """Return the fastest state that is found, no slower than one device or data parallelism."""
     best = best_state(tables)
     if best.is_exact:
         return best
@@ -217,7 +226,14 @@ def _within_memory(
 
 
 def peak_estimate(problem: Problem, objective: SecondsObjective, state: State, mesh: Mesh) -> float:
-    """Return an estimate of the peak of the fullest device, in bytes."""
+    """Estimate the peak memory of the fullest device, in bytes.
+
+    Args:
+        problem: The coarse graph.
+        objective: Has the bytes that count.
+        state: The layouts.
+        mesh: The devices.
+    """
     return sum(
         weight * fraction(variable, layout, mesh.shape)
         for variable, layout in zip(problem.variables, state.layouts, strict=True)

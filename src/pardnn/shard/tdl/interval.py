@@ -5,8 +5,9 @@ Idea: an index is an affine expression in the variables of the description. Its 
 bounds that are affine in the symbolic ends of those variables, so one run serves every worker,
 every number of workers and every shape; numbers are put in last.
 Complexity: O(terms) per operation.
-Reference: Tofu (EuroSys 2019), section 4.2.
-Deviations, all repairs of Fig. 4: lower and upper bound have a constant each (windows, padding);
+Reference: Tofu (EuroSys 2019), section 4.2, "Symbolic interval analysis", Eq. 1 and Fig. 4.
+Deviations, all repairs of Eq. 1 and Fig. 4: lower and upper bound have a constant each (windows,
+padding);
 a negative factor swaps the ends, so I - J is [l - u', u - l']; division by a number rounds, floor
 or ceiling; ends are inclusive, so a variable of extent X is [0, X - 1] and no element is counted
 twice; an expression stays affine in its variables until its interval is asked for, so (i + 2) - i
@@ -62,7 +63,7 @@ class Floor:
 Atom = Variable | Low | High | Floor
 
 
-def _refuse(what: str, instead: str) -> DescriptionError:
+def _not_affine(what: str, instead: str) -> DescriptionError:
     return DescriptionError(f"an index {what}; an index must be affine.\n{instead}")
 
 
@@ -98,7 +99,7 @@ class Affine:
 
     def __mul__(self, factor: object) -> Affine:
         if isinstance(factor, Affine):
-            raise _refuse("is multiplied by another index", "Multiply by numbers only.")
+            raise _not_affine("is multiplied by another index", "Multiply by numbers only.")
         times = _whole_number(factor)
         return _collect(((atom, n * times) for atom, n in self.terms), self.constant * times)
 
@@ -106,7 +107,7 @@ class Affine:
 
     def __floordiv__(self, divisor: object) -> Affine:
         if isinstance(divisor, Affine) or _whole_number(divisor) < 1:
-            raise _refuse("is divided by what is no positive number", "Divide by numbers only.")
+            raise _not_affine("is divided by what is no positive number", "Divide by numbers only.")
         by = _whole_number(divisor)
         if all(factor % by == 0 for _, factor in self.terms):  # the constant alone is rounded
             quotients = tuple((atom, factor // by) for atom, factor in self.terms)
@@ -114,22 +115,22 @@ class Affine:
         return Affine(((Floor(self, by), 1),))
 
     def __truediv__(self, divisor: object) -> Affine:
-        raise _refuse("is divided exactly", "Write `index // n` or `ceil_div(index, n)`.")
+        raise _not_affine("is divided exactly", "Write `index // n` or `ceil_div(index, n)`.")
 
     def __mod__(self, divisor: object) -> Affine:
-        raise _refuse(
+        raise _not_affine(
             "is taken modulo a number", "Write the output index as `n * a + b` instead, see `At`."
         )
 
     def _compare(self, other: object) -> bool:
-        raise _refuse(
+        raise _not_affine(
             "is compared", "Which elements are read may not depend on the value of an index."
         )
 
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compare  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
-        raise _refuse("decides a branch", "Branch on attributes and ranks only.")
+        raise _not_affine("decides a branch", "Branch on attributes and ranks only.")
 
     def __hash__(self) -> int:
         return hash((frozenset(self.terms), self.constant))
@@ -151,7 +152,9 @@ def _keys(value: Affine) -> Iterable[tuple[object, int]]:
 
 def _whole_number(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _refuse(f"meets {value!r:.40}, which is no whole number", "Use integers in indices.")
+        raise _not_affine(
+            f"meets {value!r:.40}, which is no whole number", "Use integers in indices."
+        )
     return value
 
 
@@ -180,9 +183,9 @@ def _collect(terms: Iterable[tuple[Atom, int]], constant: int) -> Affine:
         return Affine(terms if terms and terms[0][1] else (), constant)
     found: list[tuple[Atom, int]] = []
     for atom, factor in terms:
-        for position, (known, before) in enumerate(found):
-            if _same_atom(known, atom):
-                found[position] = (known, before + factor)
+        for position, (present, before) in enumerate(found):
+            if _same_atom(present, atom):
+                found[position] = (present, before + factor)
                 break
         else:
             found.append((atom, factor))

@@ -10,7 +10,7 @@ the indices of the output to the value there; several outputs are a tuple of lam
 Tensors are indexed with affine expressions of the variables; attributes are ordinary Python values
 and ranks ordinary numbers. `lambda *i` stands for as many variables as are left (i0, i1, ...).
 Variables of the same name in several outputs are one variable: the loops of the operator. How it
-is cut along each variable follows from the description, see `strategy`.
+is cut along each variable follows from the description, see `partition.strategy`.
 
 - `Sum`, `Max`, `Min`, `Prod`, `Mean`, or a `Reducer` of one's own, over further variables.
 - `Opaque` functions take elements and slices, `f(x[i, :])`; the indices that their result is taken
@@ -18,10 +18,11 @@ is cut along each variable follows from the description, see `strategy`.
 - `At((2 * i + j,), value)`: the value's place in the output, where that is no bare variable. Under
   a `Sum`, values that meet at one place are added up.
 - `Once(value)`: an addend that is added once, however the sum beside it is cut.
-- `Local(lambdas, padding=...)`: what an attribute becomes in the call on a piece.
+- `Local(lambdas, padding=...)`: what an attribute becomes in the call of a worker.
 
-Reference: Tofu (EuroSys 2019), section 4.1. Deviations: names join the loops of several outputs;
-`At`, `Once`, `Local` and padded tensors, without which pieces cannot be computed by the real op.
+Reference: Tofu (EuroSys 2019), section 4.1 and Fig. 3. Deviations: names join the loops of several
+outputs; `At`, `Once`, `Local`, `clipped` and `padded` say what the real op needs to be called on
+shards; custom reducers, which the paper leaves open, exist; `Mean` is built in.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Read(Node):
         index: One entry for each dim of the input.
         outside: What indices outside of the tensor mean.
         fill: The value there, if they mean one.
-        content: Whether values are read; if not, an empty piece of that shape will do.
+        content: Whether values are read; if not, an uninitialised tensor of that shape will do.
     """
 
     slot: str
@@ -137,7 +138,7 @@ class Reducer:
     """A commutative, associative function that combines partial results.
 
     Attributes:
-        name: "sum", "max", "min", "prod", "mean" (weighted by the share of the indices) or
+        name: "sum", "max", "min", "prod", "mean" (weighted by the number of indices) or
             "quotient" (sums of this output over sums of output `by`); any other needs `combine`.
         combine: Takes the list of the partial results and returns the whole one. With `together`,
             each partial result is the tuple of those outputs.
@@ -246,7 +247,7 @@ class Tensor:
 
     @property
     def clipped(self) -> Tensor:
-        """The tensor, whose piece is cut off where an index lies outside."""
+        """The tensor, clipped where an index is out of bounds."""
         return replace(self, outside="clip")
 
     @property
@@ -303,11 +304,11 @@ def _node(value: Any) -> Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Local:
-    """Outputs, and what attributes become on a piece.
+    """Outputs, and what attributes become in the call of a worker.
 
     Attributes:
         outputs: A lambda, or a tuple of lambdas.
-        attributes: By parameter: a value, or a function of the `Part` that is computed.
+        attributes: By parameter: a value, or a function of the worker's `WorkerShapes`.
     """
 
     outputs: Any

@@ -17,8 +17,9 @@ class Description:
     Attributes:
         name: Such as "aten.mm", without the overload, or with it where overloads differ.
         function: The description.
-        is_random: Pieces have the law of the whole, not its values: those come from the plan.
-        is_exact: Each piece of the input must hold just the elements that its output needs (views).
+        is_random: Workers' results have the distribution of the whole, not its values: those come
+            from the plan.
+        is_exact: What a worker reads must be just the elements that its output needs (views).
         takes_strided: The kernels read strides. Others get a contiguous copy of an input that is
             strided on its device though contiguous in the graph: some take a contiguous one for
             granted, as the backward pass of layer norm does, and are wrong without a word.
