@@ -18,11 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardnn.backends.torch.capture import constant_folding, unsupported
@@ -115,13 +111,7 @@ class Tracer(TorchDispatchMode):
     # Host scalars.
 
     def scalar_call(self, function: str, operands: list[Any], kind: type) -> Value:
-        """Record a call of host arithmetic and return its value.
-
-        Args:
-            function: Its name in `host_scalars.SCALAR_FUNCTIONS`.
-            operands: Values of the trace and literals.
-            kind: float, int or bool: the type of the result.
-        """
+        """Record a call of host arithmetic, as a `ScalarRecorder`, and return its value."""
         call = Call(kind=f"scalar.{function}", args=operands)
         call.inputs = list(dict.fromkeys(instances(operands, Value)))
         return self._finish_scalar(call, kind)
@@ -146,11 +136,7 @@ class Tracer(TorchDispatchMode):
         return sentinel
 
     def guard_scalar(self, node: HostNode) -> Any:
-        """Return the number behind a node and guard the inputs that it was computed from.
-
-        Raises:
-            UnsupportedError: E802, if only a run knows it.
-        """
+        """Return the number behind a node and guard its inputs, as a `ScalarRecorder`."""
         if node.hint is None and self.forced_decisions:
             return self.forced_decisions.pop(0)
         if node.hint is None:
@@ -174,19 +160,14 @@ class Tracer(TorchDispatchMode):
         self.aliases.note_read(call, value)
         if self.may_read_numbers:
             self.permitted_reads.add(call)
-        kind = bool if tensor.dtype == torch.bool else float
-        if kind is float and not tensor.dtype.is_floating_point:
-            kind = int
+        dtype = tensor.dtype
+        kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
         return symbol(HostNode(self, self._finish_scalar(call, kind), kind))
 
     # Calls.
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Record one call and return its fake result."""
         kwargs = kwargs or {}
@@ -330,11 +311,7 @@ class Tracer(TorchDispatchMode):
         return result
 
     def _view_in_place(
-        self,
-        func: torch._ops.OpOverload,
-        sig: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, func: torch._ops.OpOverload, sig: Signature, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """Record an in-place change of geometry, such as `t_`, as a view of the old value."""
         old = self.aliases.value(args[0])
