@@ -13,7 +13,7 @@ from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
-from pardnn.place.decision import fits
+from pardnn.place.ordering.fit import fits
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
@@ -184,11 +184,11 @@ def _within_memory(problem: Problem, sharding: Sharding) -> tuple[Plan, Graph, P
         plan = spmd_partition(graph, sharding, in_turn=reuse < 0, reuse=max(reuse, 0))
         local = planned_graph(graph, plan)
         arrays = plan_arrays(local, plan)
-        held = peaks(local.arrays, arrays)
-        is_fitting = fits(held, limits)
-        if is_fitting and held.max() <= memory_goal(graph, local, plan.num_devices):
+        goal = memory_goal(graph, local, plan.num_devices)
+        wanted = [goal if size is None else min(goal, size) for size in limits]
+        if fits(local.arrays, arrays, wanted):
             return plan, local, arrays
-        if plain is None and reuse < number and (is_fitting or reuse < 0):
+        if plain is None and reuse < number and (reuse < 0 or fits(local.arrays, arrays, limits)):
             plain = plan, local, arrays
     assert plain is not None
     return plain
@@ -234,7 +234,7 @@ def _overlapped(
     scheduler = OverlapScheduler(local, arrays, seconds, cluster)
     for lead in LEADS:
         overlapped = scheduler.schedule(lead)
-        if not fits(peaks(local.arrays, overlapped.arrays), limits):
+        if not fits(local.arrays, overlapped.arrays, limits):
             continue
         try:
             found = simulate(local, machine, overlapped.arrays).makespan
