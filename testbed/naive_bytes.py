@@ -62,7 +62,7 @@ def _partial(owned, results, tensor, mesh):
     """Elements that arrive: from each group of partial results, those the device has not."""
     if results[0] is None:
         return 0
-    held = [indices(result.box, tensor.shape) for result in results]
+    computed = [indices(result.box, tensor.shape) for result in results]
     reduced = [reducer is not None for reducer in results[0].reducers]
     group = [
         tuple(c for c, flag in zip(mesh.coordinates(d), reduced, strict=True) if flag)
@@ -71,20 +71,20 @@ def _partial(owned, results, tensor, mesh):
     total = 0
     for device in range(mesh.size):
         for other in set(group):
-            theirs = set().union(*(held[d] for d in range(mesh.size) if group[d] == other))
-            mine = held[device] if other == group[device] else set()
+            theirs = set().union(*(computed[d] for d in range(mesh.size) if group[d] == other))
+            mine = computed[device] if other == group[device] else set()
             wanted = owned[device] & theirs if any(reduced) else owned[device]
             total += len(wanted - mine)
     return total
 
 
-def least_bytes(graph, mesh, tied=lambda name: name):
+def least_bytes(graph, mesh, class_of=lambda name: name):
     """The least traffic over all layouts that cut every tensor at every axis, by trying all.
 
-    `tied` names the class of a tensor: those of one class are cut alike; "w'" means transposed.
+    `class_of` names the class of a tensor: those of one class are cut alike; "w'" means transposed.
     """
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
-    names = {name: tied(name) for name in tensors}
+    names = {name: class_of(name) for name in tensors}
     roots = sorted({name.removesuffix("'") for name in names.values()})
     cuts = list(itertools.product(range(2), repeat=len(mesh.shape)))
     total = np.zeros([1] * len(roots))
@@ -92,32 +92,32 @@ def least_bytes(graph, mesh, tied=lambda name: name):
         if not is_call(op):
             continue
         mine = list(dict.fromkeys([*op.inputs, *(t.name for t in op.outputs)]))
-        parts = [0]
+        costs_of_tensors = [0]
         for name in mine:
             costs = _of_cuts(op, tensors, tensors[name], cuts, mesh)
             if names[name].endswith("'"):
                 costs = costs[:, [cuts.index(tuple(1 - d for d in cut)) for cut in cuts]]
             shape = [len(costs)] + [1] * len(roots)
             shape[1 + roots.index(names[name].removesuffix("'"))] = len(cuts)
-            parts.append(costs.reshape(shape))
-        total = total + sum(parts).min(axis=0)
+            costs_of_tensors.append(costs.reshape(shape))
+        total = total + sum(costs_of_tensors).min(axis=0)
     return total.min()
 
 
-_KEPT = {}
+_COSTS = {}
 
 
 def _of_cuts(op, tensors, tensor, cuts, mesh):
-    """What an op moves of a tensor, for each way to cut the op and the tensor."""
+    """What an op moves of a tensor, for each strategy of the op and layout of the tensor."""
     call = call_of(op, tensors)
     position = [*op.inputs, *(t.name for t in op.outputs)].index(tensor.name)
     key = op.kind, str([tensors[name].shape for name in op.inputs]), position, mesh.shape
-    if key not in _KEPT:
+    if key not in _COSTS:
         loops = [strategy.loop for strategy in strategies(call)]
         found = [
             local_ops(call, axes, mesh) for axes in itertools.product(loops, repeat=len(mesh.shape))
         ]
-        _KEPT[key] = np.array(
+        _COSTS[key] = np.array(
             [
                 [
                     _of_tensor(op, call, strategy, tensor, Sharding(mesh, {tensor.name: cut}, {}))
@@ -127,4 +127,4 @@ def _of_cuts(op, tensors, tensor, cuts, mesh):
                 if strategy is not None
             ]
         )
-    return _KEPT[key]
+    return _COSTS[key]

@@ -1,4 +1,4 @@
-"""All that is kept of calls is counted together and thrown away together."""
+"""All that is cached of calls is counted together and thrown away together."""
 
 import pytest
 

@@ -1,8 +1,8 @@
 """A 0-1 program for HiGHS: pick one option of each row, pay for options and for pairs of them.
 
-Reads {"sizes", "unary": [[cost]], "pairs": [[i, j, [[cost]]]], "seconds"}; writes {"choice",
-"bound"} or {"status"}. The linearisation is the usual local polytope: a pair variable for each two
-options, whose sums are the options'.
+Reads {"unary": [[cost]], "pairs": [[row, row, [[cost]]]], "scale", "seconds"}, costs divided by
+"scale" for the solver; writes {"choice", "bound"} or {"status"}. The linearisation is the local
+polytope: one variable for each pair of options, which sum to the variables of the options.
 """
 
 # The solver is an optional extra.

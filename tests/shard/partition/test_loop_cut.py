@@ -1,4 +1,4 @@
-"""Stencils: the boxes and local calls that they give are those of the pieces."""
+"""Loop cuts: the boxes and local calls that they give are those of the workers' ops."""
 
 import pytest
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.jit
 
 
 def _padded():
-    """Ops whose pieces call with other padding, other sizes, or without the bias."""
+    """Ops whose workers call with other padding, other sizes, or without the bias."""
     g = Steps()
     x, w = g.source("x", (6, 4, 11), "input"), g.source("w", (8, 4, 4))
     b = g.source("b", (8,))
@@ -50,9 +50,9 @@ def test_loop_cuts_give_the_local_ops(graph, num_workers):
             if ops is None:
                 continue
             rows = axis_strategies.boxes[axis_strategies.places[loop]].tolist()
-            for op, row, local in zip(ops, rows, axis_strategies.calls(loop), strict=True):
+            for op, box_row, local in zip(ops, rows, axis_strategies.calls(loop), strict=True):
                 assert intern_call(op.call) == local
-                assert_boxes(axis_strategies, loop, op, row)
+                assert_boxes(axis_strategies, loop, op, box_row)
                 count += 1
                 todo += [(local, depth + 1)] if depth < 1 else []
             reducers = [result and result.reducer for result in ops[0].results]
@@ -60,18 +60,18 @@ def test_loop_cuts_give_the_local_ops(graph, num_workers):
     assert count > 4
 
 
-def assert_boxes(axis_strategies, loop, op, row):
+def assert_boxes(axis_strategies, loop, op, box_row):
     for slot, dims in axis_strategies.dim_slices.inputs.items():
         region = op.regions.get(slot)
         none = [[0, 0]] * (dims.stop - dims.start)
-        assert row[dims] == (none if region is None else [list(ends) for ends in region.box])
+        assert box_row[dims] == (none if region is None else [list(ends) for ends in region.box])
         assert region is None or region.content == axis_strategies.contents[loop][slot]
     for result, dims in zip(op.results, axis_strategies.dim_slices.outputs, strict=True):
         assert (result is None) == (dims is None)
-        assert result is None or row[dims] == [list(ends) for ends in result.box]
+        assert result is None or box_row[dims] == [list(ends) for ends in result.box]
 
 
-def test_a_piece_is_a_row_of_the_family_until_a_size_is_one():
+def test_a_local_call_is_of_the_same_shape_class_until_a_size_is_one():
     forget()
     (number,) = (c.number for c in op_calls(mlp(4, 10, 7, 9)) if c.op.name == "h")
     halves = axis_strategies_of(number, 2).calls("i")
@@ -82,16 +82,16 @@ def test_a_piece_is_a_row_of_the_family_until_a_size_is_one():
     assert interned_call(quarters[0]).outputs == ((1, 7),)
 
 
-def test_arguments_of_pieces_are_kept_where_they_follow_from_the_loop_alone():
+def test_local_arguments_are_cached_where_they_follow_from_the_loop_alone():
     forget()
     graph = _padded()
     numbers = {call.op.name: call.number for call in op_calls(graph)}
-    shape_class, row = classified(numbers["y"])
+    shape_class, dim_sizes = classified(numbers["y"])
     axis_strategies_of(numbers["y"], 2)
-    loops = loop_nest_of(shape_class, row)
-    assert loops is not None
-    assert loops.attributes["x0"] == ({"padding": [0]}, {"padding": [0]})
-    assert loops.attributes["ci"] == ({}, {"bias": None})
+    nest = loop_nest_of(shape_class, dim_sizes)
+    assert nest is not None
+    assert nest.attributes["x0"] == ({"padding": [0]}, {"padding": [0]})
+    assert nest.attributes["ci"] == ({}, {"bias": None})
     view, shape = classified(numbers["z"])
     axis_strategies_of(numbers["z"], 2)
     views = loop_nest_of(view, shape)

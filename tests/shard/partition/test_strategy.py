@@ -1,4 +1,4 @@
-"""Strategies as data: which ways there are to cut an operator, and what each worker needs."""
+"""Strategies as data: which loops of an operator can be cut, and what each worker needs."""
 
 import math
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def test_a_convolution_is_cut_with_a_halo() -> None:
     assert (halo.before + halo.after) * 8 * 16 == 256
 
 
-def test_padding_sticks_out_and_the_call_pads_no_more() -> None:
+def test_padding_is_out_of_bounds_and_the_call_pads_no_more() -> None:
     ops = partition(conv1d(), "x0", 2)
     assert boxes(ops, "input") == [
         ((0, 8), (0, 16), (-1, 9)), ((0, 8), (0, 16), (7, 17)),
@@ -99,7 +99,7 @@ def test_one_loop_joins_several_outputs() -> None:
         [True, True, True], outputs=((4, 5, 9), (6, 5, 3), (6,)), g=(4, 6, 9), x=(4, 5, 9),
         w=(6, 5, 3),
     )  # fmt: skip
-    found = {axis: strategy.outputs for axis, strategy in by_loop(made).items()}
+    found = {loop: strategy.outputs for loop, strategy in by_loop(made).items()}
     assert found["b"] == (Cut(0), Reduce("sum"), Reduce("sum"))
     assert found["co"] == (Reduce("sum"), Cut(0), Cut(0))
     assert found["ci"] == (Cut(1), Cut(1), Whole())
@@ -154,7 +154,7 @@ def test_a_dim_turned_around_is_cut_in_reverse() -> None:
     assert boxes(partition(made, "i0", 2), "self") == [((4, 7), (0, 4)), ((0, 4), (0, 4))]
 
 
-def test_parts_differ_by_one() -> None:
+def test_extents_of_workers_differ_by_one() -> None:
     assert cut_points(7, 3) == (0, 2, 4, 7)
     assert cut_points(8, 4) == (0, 2, 4, 6, 8)
     assert cut_points(3, 4) is None

@@ -68,13 +68,13 @@ def test_memory_is_a_limit():
     objective = seconds_objective(graph, problem, cluster, preset_costs(graph, "a100"))
     mesh = make_mesh((2, 2))
 
-    def held(found):
+    def live_bytes(found):
         layouts = tuple(found.sharding.layouts.get(d.root, ()) for d in problem.variables)
         return peak_estimate(problem, objective, State(layouts, ()), mesh)
 
     free = _found(graph, cluster)
-    limited = _found(graph, cluster, capacity=0.5 * held(free))
-    assert held(limited) <= 0.5 * held(free)
+    limited = _found(graph, cluster, capacity=0.5 * live_bytes(free))
+    assert live_bytes(limited) <= 0.5 * live_bytes(free)
 
 
 def test_weights_are_what_is_held_at_the_fullest_moment():

@@ -1,4 +1,4 @@
-"""Dims of tied tensors: maps of another rank stay what they are."""
+"""Dims of tensors of one class: maps of another rank stay what they are."""
 
 from pardnn.shard.search.tensor_classes import TensorClasses, composed, identity
 
@@ -9,7 +9,7 @@ def test_a_map_into_more_dims_keeps_its_rank():
     assert composed((1, None), identity(2)) == (1, None)
 
 
-def test_a_tensor_with_dims_of_size_one_is_tied_to_its_gradient():
+def test_a_tensor_with_dims_of_size_one_is_merged_with_its_gradient():
     shapes = {"view": (12, 48), "mean": (12, 48, 1, 1), "gradient": (12, 48, 1, 1)}
     classes = TensorClasses(shapes)
     assert classes.merge("view", "mean", (0, 1))
@@ -18,7 +18,7 @@ def test_a_tensor_with_dims_of_size_one_is_tied_to_its_gradient():
     assert classes.dims["mean"] == classes.dims["gradient"] == (0, 1)
 
 
-def test_a_view_that_lost_all_dims_is_tied_to_one_of_more_dims():
+def test_a_view_that_lost_all_dims_is_merged_with_one_of_more_dims():
     classes = TensorClasses(
         {"flat": (1152,), "strided": (12, 96), "copy": (12, 96), "view": (12, 96, 1)}
     )

@@ -26,9 +26,9 @@ from testbed.naive_bytes import least_bytes, naive_bytes
 pytestmark = pytest.mark.jit
 
 MESHES = {2: make_mesh((2,)), 4: make_mesh((2, 2)), 8: make_mesh((2, 2, 2))}
-#: What the classes of the step are when a tensor and its gradient are one decision.
-MLP_TIES = {"a": "h", "da": "h", "dh": "h", "a.t": "h'", "x.t": "x'", "w2.t": "w2'", "dy": "y"}
-MLP_TIES |= {"target": "y", "dw1": "w1", "dw2": "w2", "w1.new": "w1", "w2.new": "w2"}
+#: The classes of the step when a tensor and its gradient have one layout.
+MLP_CLASSES = {"a": "h", "da": "h", "dh": "h", "a.t": "h'", "x.t": "x'", "w2.t": "w2'", "dy": "y"}
+MLP_CLASSES |= {"target": "y", "dw1": "w1", "dw2": "w2", "w1.new": "w1", "w2.new": "w2"}
 
 
 @pytest.mark.parametrize(
@@ -61,16 +61,16 @@ def test_cases_worked_by_hand(graph, devices, elements):
 
 
 @pytest.mark.parametrize("level", [TRAINING, REPEATED])
-def test_ties_of_a_training_step_lose_nothing(level):
+def test_coarsening_a_training_step_loses_nothing(level):
     for sizes, elements in [((32, 256, 512, 128), 86_016), ((64, 128, 512, 512), 245_760)]:
         graph = mlp(*sizes)
         tables = CostTables(make_problem(graph, level), BytesObjective(), (2, 2))
         assert best_state(tables).cost == 4 * elements
 
 
-def test_ties_find_gradients_state_and_chains():
+def test_coarsening_finds_gradients_state_and_chains():
     classes = make_problem(mlp(8, 4, 6, 10), TRAINING).classes
-    for name, root in MLP_TIES.items():
+    for name, root in MLP_CLASSES.items():
         assert classes.root[name] == classes.root[root.removesuffix("'")], name
     assert classes.root["x"] != classes.root["h"] != classes.root["y"]
 
@@ -90,28 +90,24 @@ ANY = st.integers(4, 9)
 @given(st.lists(SMALL, min_size=3, max_size=4))
 def test_chains_of_powers_of_two_equal_exhaustive_search(sizes):
     graph = chain(*sizes)
-    assert find_sharding(graph, MESHES[4]).cost == _least(graph, MESHES[4])
+    assert find_sharding(graph, MESHES[4]).cost == least_bytes(graph, MESHES[4])
 
 
 @settings(max_examples=20)
 @given(st.lists(ANY, min_size=3, max_size=4))
 def test_one_step_equals_exhaustive_search(sizes):
     graph = chain(*sizes)
-    assert find_sharding(graph, MESHES[2]).cost == _least(graph, MESHES[2])
-
-
-def _least(graph, mesh):
-    return least_bytes(graph, mesh)
+    assert find_sharding(graph, MESHES[2]).cost == least_bytes(graph, MESHES[2])
 
 
 @pytest.mark.parametrize("sizes", [(4, 8, 4, 8), (8, 4, 4, 4), (4, 4, 8, 4)])
 def test_training_steps_equal_exhaustive_search(sizes):
     graph = mlp(*sizes)
-    best = least_bytes(graph, MESHES[4], lambda name: MLP_TIES.get(name, name))
+    best = least_bytes(graph, MESHES[4], lambda name: MLP_CLASSES.get(name, name))
     found = find_sharding(graph, MESHES[4])
     assert found.cost <= best
-    tied = CostTables(make_problem(graph, TRAINING), BytesObjective(), (2, 2))
-    assert best_state(tied).cost == best
+    coarsened = CostTables(make_problem(graph, TRAINING), BytesObjective(), (2, 2))
+    assert best_state(coarsened).cost == best
 
 
 @settings(max_examples=20)
@@ -144,7 +140,7 @@ def test_shardings_are_valid(sizes, shape):
 
 
 def assert_valid(graph, sharding):
-    """Every tensor has a block everywhere, every op its leaves, writes are local."""
+    """Every tensor has a block everywhere, every op its local ops, writes are local."""
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     for name, tensor in tensors.items():
         assert owned_boxes(tensor.shape, sharding.layouts[name], sharding.mesh) is not None

@@ -1,4 +1,4 @@
-"""Every description against its operator: inputs cut, pieces run, results compared in float64."""
+"""Every description against its operator: inputs cut, local ops run, compared in float64."""
 
 import json
 import zlib

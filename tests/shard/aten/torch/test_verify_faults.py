@@ -74,12 +74,12 @@ def softmax_elementwise(self: Any, dim: int, half: bool) -> Any:
 
 
 def mean_of_sums(self: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    """Means of parts are added up."""
+    """Means of shards are added up."""
     return lambda i: Sum(lambda k: self[i, k])
 
 
 def sum_of_means(self: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
-    """Sums of parts are averaged."""
+    """Sums of shards are averaged."""
     return lambda i: Mean(lambda k: self[i, k])
 
 
@@ -106,7 +106,7 @@ def unflipped(self: Any, dims: Any) -> Any:
 def all_rows(self: Any, size: Any) -> Any:
     """A dim that others are merged into is cut anywhere."""
     return Local(
-        lambda i, j: Opaque()(self[i, :, :])[j], size=lambda part: [size[0], part.outputs[0][1]]
+        lambda i, j: Opaque()(self[i, :, :])[j], size=lambda local: [size[0], local.outputs[0][1]]
     )
 
 

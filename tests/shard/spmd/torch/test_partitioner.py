@@ -1,4 +1,4 @@
-"""The certificate of the spreading: whatever is cut how, every block has the one-device values.
+"""The certificate of SPMD partitioning: whatever is cut how, every block has the one-device values.
 
 Random shardings (any loops, any layouts, any mesh) of small captured steps run with all devices in
 this process, in float64, and every tensor's block is compared when it is made.
@@ -76,7 +76,7 @@ def random_sharding(name: str, shape: tuple[int, ...], rng: random.Random) -> Sh
 
 
 def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
-    """Spread, move transfers beside computation of any length, check both, run the latter."""
+    """Partition, overlap transfers with computation of any length, check both, run the latter."""
     graph, values, expected = captured(name)
     plan = spmd_partition(
         graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000])

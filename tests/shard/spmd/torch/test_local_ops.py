@@ -15,7 +15,7 @@ from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.shard.tdl import registry
 from tests.backends.torch import spmd
 
-#: A user's module. Its name ends like that of a family whose kernels do read strides.
+#: A user's module. Its name ends like that of a file of ours whose kernels do read strides.
 REVIEW = """
 import pardnn
 

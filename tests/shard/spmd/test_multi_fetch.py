@@ -1,4 +1,4 @@
-"""Two ops that need the same region of a tensor share one fetch, while it is kept."""
+"""Two ops that need the same region of a tensor share one fetch, while it is cached."""
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
