@@ -9,9 +9,13 @@ from pardnn.cluster import Cluster, Device, Rate
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import colocated
-from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.place.pardnn.problem import Problem, problem_of
+from pardnn.plan.plan import PlanArrays
+from pardnn.sim.dynamic import emulate
+from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine, machine_of
+from pardnn.sim.timeline import Timeline
 
 
 def cluster_of(
@@ -75,3 +79,12 @@ def random_place(graph: Graph, num_devices: int, seed: int) -> np.ndarray:
     group = colocated(graph.arrays, first_overwrites(graph), with_views=bool(seed % 2))
     rng = np.random.default_rng(seed)
     return rng.integers(0, num_devices, int(group.max()) + 1)[group]
+
+
+def schedule(
+    graph: Graph, machine: Machine, place: np.ndarray, timeline: Timeline | None = None
+) -> PlanArrays:
+    """Return the plan of a placement, in the order of a timeline or of an emulation by levels."""
+    a = graph.arrays
+    timeline = timeline or emulate(a, machine, place, -bottom_levels(a, machine, place))
+    return ordered_plan(a, machine.num_devices, place, timeline, first_overwrites(graph))

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan
-from pardnn.place.ordering.schedule import first_overwrites, schedule
+from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.sim.engine import simulate
-from tests.place.machines import cluster_of, machine_for, random_place
+from tests.place.machines import cluster_of, machine_for, random_place, schedule
 from tests.reference.sim import finish_times
 from tests.strategies import graphs
 

@@ -5,11 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.graph.ir import Graph
-from pardnn.place.ordering.schedule import schedule
 from pardnn.sim.bounds import critical_path_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.levels import bottom_levels, top_levels
-from tests.place.machines import cluster_of, machine_for, random_place
+from tests.place.machines import cluster_of, machine_for, random_place, schedule
 from tests.strategies import graphs
 
 

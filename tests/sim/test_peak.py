@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
-from pardnn.place.ordering.schedule import schedule
 from pardnn.plan.memory import memory_curves, peak_bytes
 from pardnn.sim.peak import live_bytes, peaks
-from tests.place.machines import cluster_of, clusters, machine_for, random_place
+from tests.place.machines import cluster_of, clusters, machine_for, random_place, schedule
 from tests.strategies import graphs
 
 

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 
 from pardnn.graph.ir import Graph
-from pardnn.place.ordering.schedule import schedule
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, plan_from_arrays
 from pardnn.sim.machine import Machine
+from tests.place.machines import schedule
 
 
 def random_plan(graph: Graph, num_devices: int, seed: int = 0, num_clumps: int = 0) -> Plan:

@@ -8,7 +8,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan, memory_bounded_plan
-from pardnn.place.ordering.schedule import first_overwrites, schedule
+from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.sim.dynamic import emulate
@@ -16,7 +16,7 @@ from pardnn.sim.engine import simulate
 from pardnn.sim.levels import bottom_levels
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks
-from tests.place.machines import cluster_of, machine_for, random_place
+from tests.place.machines import cluster_of, machine_for, random_place, schedule
 from tests.strategies import graphs, random_graph
 
 

@@ -8,9 +8,9 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.place.ordering.schedule import schedule
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from tests.place.machines import schedule
 
 
 @given(st.integers(0, 2**32), st.integers(2, 4))

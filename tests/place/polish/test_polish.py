@@ -83,9 +83,9 @@ def test_what_the_search_knows_of_times_is_what_a_simulation_finds(family: str) 
         fill_kernel(task, again)
         for name in ("finish", "left", "before", "behind", "position", "first", "last", "held"):
             assert np.array_equal(getattr(again, name), getattr(fresh, name)), name
-        finish, left = naive_times(graph, machine, again.place, again.order.tolist())
+        finish, tail = naive_times(graph, machine, again.place, again.order.tolist())
         assert again.finish.tolist() == finish
-        assert again.left.tolist() == left
+        assert again.tail.tolist() == tail
     assert state.finish.max() <= before
 
 
@@ -117,7 +117,7 @@ def naive_times(
     successors = op_successors(graph)
     n = len(order)
     seconds = [float(machine.seconds[machine.device_class[place[op]], op]) for op in range(n)]
-    finish, left = [0.0] * n, [0.0] * n
+    finish, tail = [0.0] * n, [0.0] * n
 
     def comm(i: int, j: int, size: int) -> float:
         p, d = place[i], place[j]
@@ -131,10 +131,10 @@ def naive_times(
         finish[op] = max([0.0, *queue, *arrived]) + seconds[op]
     for at in range(n - 1, -1, -1):
         op = order[at]
-        queue = [left[j] for j in order[at + 1 :] if place[j] == place[op]]
-        rest = [comm(op, j, size) + left[j] for j, size in successors[op].items()]
-        left[op] = max([0.0, *queue, *rest]) + seconds[op]
-    return finish, left
+        queue = [tail[j] for j in order[at + 1 :] if place[j] == place[op]]
+        rest = [comm(op, j, size) + tail[j] for j, size in successors[op].items()]
+        tail[op] = max([0.0, *queue, *rest]) + seconds[op]
+    return finish, tail
 
 
 @settings(max_examples=15)
@@ -293,7 +293,7 @@ def test_a_block_is_evaluated_as_it_is_simulated(family: str) -> None:
             continue
         give(task, fresh, 0, 1, d)
         seconds = task.seconds[task.device_class[d], op]
-        assert path == pytest.approx(fresh.finish[op] + fresh.left[op] - seconds, rel=1e-12)
+        assert path == pytest.approx(fresh.finish[op] + fresh.tail[op] - seconds, rel=1e-12)
         judged_ops += 1
     assert judged_ops > 0
 
@@ -312,6 +312,6 @@ def test_a_block_that_makes_the_step_too_slow_goes_back() -> None:
         fresh = state_of(state.place, state.order, 3)
         fill_kernel(task, fresh)
         np.testing.assert_allclose(state.finish, fresh.finish)
-        np.testing.assert_allclose(state.left, fresh.left)
+        np.testing.assert_allclose(state.tail, fresh.tail)
         assert state.finish.max() <= limit
     assert moved > 5

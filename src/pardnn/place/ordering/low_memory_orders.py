@@ -5,6 +5,9 @@ grows along every edge, so sorting by it gives a topological order again, as nea
 other as the weight says.
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 import numpy as np

@@ -17,9 +17,6 @@ from pardnn.graph.ir import Graph, writes
 from pardnn.kernels.jit import helper, kernel
 from pardnn.kernels.sorting import by_column, by_time
 from pardnn.plan.plan import PlanArrays
-from pardnn.sim.dynamic import emulate
-from pardnn.sim.levels import bottom_levels
-from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
 from pardnn.sim.transfers import transfers_of
 
@@ -34,29 +31,6 @@ def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
         (int(owner[tensor_id[name]]), i) for i, op in enumerate(graph.ops) for name in writes(op)
     ]
     return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
-
-
-def schedule(
-    graph: Graph,
-    machine: Machine,
-    place: Int64[ndarray, " n"],
-    timeline: Timeline | None = None,
-) -> PlanArrays:
-    """Return the complete plan of a placement.
-
-    Args:
-        graph: The graph.
-        machine: Durations and links.
-        place: Device of each op.
-        timeline: The emulation whose order is taken; None emulates under `priority` with the
-            bottom levels of the placed graph ("EST first").
-    """
-    if timeline is None:
-        timeline = emulate(
-            graph.arrays, machine, place, -bottom_levels(graph.arrays, machine, place)
-        )
-    overwrites = first_overwrites(graph)
-    return ordered_plan(graph.arrays, machine.num_devices, place, timeline, overwrites)
 
 
 def ordered_plan(

@@ -195,15 +195,15 @@ def path_through_block(t: Task, s: State, end: int, d: int) -> float:
         op, x = s.block[i], s.queued[i]
         y = s.behind[x] if x >= 0 else s.first[d]
         if y >= 0:
-            rest = max(rest, s.left[y])
+            rest = max(rest, s.tail[y])
         for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
             successor = t.out_op[edge]
             if s.dirty[successor]:
                 continue
-            left, q = s.left[successor], s.place[successor]
+            tail, q = s.tail[successor], s.place[successor]
             if q != d:
-                left += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
-            rest = max(rest, left)
+                tail += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
+            rest = max(rest, tail)
         longest = max(longest, s.end[i] + rest)
         rest += t.seconds[t.device_class[d], op]
     return longest

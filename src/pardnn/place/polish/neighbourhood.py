@@ -1,11 +1,11 @@
-"""What the search of `polish` knows of a plan: times along all paths, and the best slot of an op.
+"""The neighbourhood of `polish`: times along all paths of a plan, and the best slot of an op.
 
 A plan is a device per op and one global order; the ops of a device run in it. Known for each op are
-its finish and `left`, the seconds from its start to the end of the step, both along the longest
-path of inputs, messages and queues. An op taken out of its queue makes no path longer; put between
-two other ops, it adds only paths through itself, whose length both numbers tell at once. So every
-device and many places in its queue are evaluated without a simulation, and the change that is made
-costs a simulation of what it changes alone.
+its finish (its head with its own seconds) and its `tail`, the seconds from its start to the end of
+the step, both along the longest path of inputs, messages and queues. An op taken out of its queue
+makes no path longer; put between two other ops, it adds only paths through itself, whose length
+both numbers tell at once. So every device and many places in its queue are evaluated without a
+simulation, and the change that is made costs a simulation of what it changes alone.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -28,7 +28,26 @@ LOOK = 12
 
 
 class Task(NamedTuple):
-    """What stays as it is during a search. Members of a group g: member[member_ptr[g]:...]."""
+    """What stays as it is during a search.
+
+    Attributes:
+        in_ptr: Edges into op i are at `in_ptr[i]:in_ptr[i + 1]`.
+        in_op: The predecessor of each edge.
+        in_bytes: Bytes of each edge; 0 for an order edge.
+        out_ptr: Edges out of op i are at `out_ptr[i]:out_ptr[i + 1]`.
+        out_op: The successor of each edge.
+        out_bytes: Bytes of each edge; 0 for an order edge.
+        seconds: As in `Machine`.
+        device_class: As in `Machine`.
+        latency: As in `Machine`.
+        bandwidth: As in `Machine`.
+        group: Co-location group of each op.
+        runs: Whether a device can run a group.
+        member_ptr: Ops of group g are `member[member_ptr[g]:member_ptr[g + 1]]`.
+        member: The ops.
+        residual: Bytes of each op that stay where it is.
+        room: Bytes of that kind that each device may hold.
+    """
 
     in_ptr: Int64[ndarray, " n+1"]
     in_op: Int64[ndarray, " e"]
@@ -36,7 +55,7 @@ class Task(NamedTuple):
     out_ptr: Int64[ndarray, " n+1"]
     out_op: Int64[ndarray, " e"]
     out_bytes: Float64[ndarray, " e"]
-    seconds: Float64[ndarray, "c n"]
+    seconds: Float64[ndarray, "f n"]
     device_class: Int64[ndarray, " k"]
     latency: Float64[ndarray, "k k"]
     bandwidth: Float64[ndarray, "k k"]
@@ -44,29 +63,49 @@ class Task(NamedTuple):
     runs: Bool[ndarray, "g k"]
     member_ptr: Int64[ndarray, " g+1"]
     member: Int64[ndarray, " n"]
-    residual: Int64[ndarray, " n"]  # bytes that stay where the op is
-    room: Int64[ndarray, " k"]  # for these bytes
+    residual: Int64[ndarray, " n"]
+    room: Int64[ndarray, " k"]
 
 
 class State(NamedTuple):
-    """A plan under change. Queues are linked lists; -1 is no op."""
+    """A plan under change. The queues of the devices are linked lists; -1 is no op.
+
+    Attributes:
+        place: Device of each op.
+        order: Ops in the global order.
+        position: Of each op in the global order.
+        before: The op before each on its device.
+        behind: The op behind each on its device.
+        first: First op of each device.
+        last: Last op of each device.
+        finish: Seconds at which each op ends.
+        tail: Seconds from the start of each op to the end of the step.
+        dirty: Whether an op's times are to be computed again.
+        resident: Residual bytes on each device.
+        near: Scratch of one evaluation, per device.
+        ready: Scratch: seconds at which an op's inputs have arrived on each device.
+        follow: Scratch: seconds that the step goes on after the op, on each device.
+        block: Scratch: ops that move together, and those they change places with.
+        end: Scratch: when they would end on another device.
+        queued: Scratch: behind which op they would run there.
+    """
 
     place: Int64[ndarray, " n"]
     order: Int64[ndarray, " n"]
     position: Int64[ndarray, " n"]
-    before: Int64[ndarray, " n"]  # the op before on the same device
+    before: Int64[ndarray, " n"]
     behind: Int64[ndarray, " n"]
     first: Int64[ndarray, " k"]
     last: Int64[ndarray, " k"]
     finish: Float64[ndarray, " n"]
-    left: Float64[ndarray, " n"]
+    tail: Float64[ndarray, " n"]
     dirty: Bool[ndarray, " n"]
-    resident: Int64[ndarray, " k"]  # residual bytes
-    near: Int64[ndarray, " k"]  # scratch of one evaluation
+    resident: Int64[ndarray, " k"]
+    near: Int64[ndarray, " k"]
     ready: Float64[ndarray, " k"]
     follow: Float64[ndarray, " k"]
-    block: Int64[ndarray, " n"]  # ops that move together, and those they change places with
-    end: Float64[ndarray, " n"]  # when they would end, and behind which op, elsewhere
+    block: Int64[ndarray, " n"]
+    end: Float64[ndarray, " n"]
     queued: Int64[ndarray, " n"]
 
 
@@ -86,17 +125,17 @@ def _finish(t: Task, s: State, op: int) -> float:
 
 
 @helper
-def _left(t: Task, s: State, op: int) -> float:
+def _tail(t: Task, s: State, op: int) -> float:
     """Seconds from the start of an op to the end of the step, by the longest path."""
     d, rest = s.place[op], 0.0
     if s.behind[op] >= 0:
-        rest = s.left[s.behind[op]]
+        rest = s.tail[s.behind[op]]
     for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
         successor = t.out_op[edge]
-        left, q = s.left[successor], s.place[successor]
+        tail, q = s.tail[successor], s.place[successor]
         if q != d:
-            left += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
-        rest = max(rest, left)
+            tail += t.latency[d, q] + t.out_bytes[edge] / t.bandwidth[d, q]
+        rest = max(rest, tail)
     return rest + t.seconds[t.device_class[d], op]
 
 
@@ -119,7 +158,7 @@ def fill_kernel(t: Task, s: State) -> None:
         s.resident[d] += t.residual[op]
         s.finish[op] = _finish(t, s, op)
     for p in range(len(s.order) - 1, -1, -1):
-        s.left[s.order[p]] = _left(t, s, s.order[p])
+        s.tail[s.order[p]] = _tail(t, s, s.order[p])
     s.dirty[:] = False
 
 
@@ -217,10 +256,10 @@ def _update(t: Task, s: State, op: int, was: int, then: int) -> int:
             continue
         s.dirty[now] = False
         count, work = count - 1, work + 1
-        left = _left(t, s, now)
-        if left == s.left[now] and now != op:
+        tail = _tail(t, s, now)
+        if tail == s.tail[now] and now != op:
             continue
-        s.left[now] = left
+        s.tail[now] = tail
         count = _mark(s, s.before[now], count)
         for edge in range(t.in_ptr[now], t.in_ptr[now + 1]):
             count = _mark(s, t.in_op[edge], count)
@@ -279,10 +318,10 @@ def _paths(t: Task, s: State, op: int) -> None:
             s.ready[d] = max(s.ready[d], at + comm)
     for edge in range(t.out_ptr[op], t.out_ptr[op + 1]):
         successor = t.out_op[edge]
-        q, left, size = s.place[successor], s.left[successor], t.out_bytes[edge]
+        q, tail, size = s.place[successor], s.tail[successor], t.out_bytes[edge]
         for d in range(k):
             comm = 0.0 if d == q else t.latency[d, q] + size / t.bandwidth[d, q]
-            s.follow[d] = max(s.follow[d], left + comm)
+            s.follow[d] = max(s.follow[d], tail + comm)
 
 
 @kernel
@@ -319,7 +358,7 @@ def best_slot(
             for step in range(REACH):
                 if step > 0 or (direction == 0 and d != here):
                     start = s.ready[d] if x < 0 else max(s.ready[d], s.finish[x])
-                    now = start + base + (s.follow[d] if y < 0 else max(s.follow[d], s.left[y]))
+                    now = start + base + (s.follow[d] if y < 0 else max(s.follow[d], s.tail[y]))
                     seed = seed * 48271 % 2147483647
                     if now + noise * seed < best:
                         best, path = now + noise * seed, now
@@ -330,7 +369,7 @@ def best_slot(
                         break
                     x, y, at = s.before[x], x, s.position[x]
                 else:
-                    if y < 0 or s.left[y] <= s.follow[d] or s.position[y] > high:
+                    if y < 0 or s.tail[y] <= s.follow[d] or s.position[y] > high:
                         break
                     x, y, at = y, s.behind[y], s.position[y]
     return path, where, behind, to, seed
@@ -349,6 +388,6 @@ def critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
     n = len(s.order)
     for step in range(n):
         op = s.order[(begin + step) % n]
-        if s.finish[op] + s.left[op] - t.seconds[t.device_class[s.place[op]], op] >= length:
+        if s.finish[op] + s.tail[op] - t.seconds[t.device_class[s.place[op]], op] >= length:
             return op, step
     return s.order[begin], n

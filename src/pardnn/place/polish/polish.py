@@ -329,7 +329,7 @@ def state_of(place: Int64[ndarray, " n"], order: Int64[ndarray, " n"], num_devic
         first=np.zeros(k, dtype=np.int64),
         last=np.zeros(k, dtype=np.int64),
         finish=np.zeros(n),
-        left=np.zeros(n),
+        tail=np.zeros(n),
         dirty=np.zeros(n, dtype=np.bool_),
         resident=np.zeros(k, dtype=np.int64),
         near=np.zeros(k, dtype=np.int64),
