@@ -29,24 +29,24 @@ def test_contracts_are_kept() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_contracts_name_every_room() -> None:
-    """A room that is new must say where it stands, in every contract about rooms below it."""
-    rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in SOURCES}
+def test_contracts_name_every_package() -> None:
+    """A new package must say where it stands, in every contract about packages below it."""
+    packages = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in SOURCES}
     by_name = {contract["name"]: contract for contract in CONTRACTS["contracts"]}
     no_torch = by_name["Only backends.torch imports torch"]["source_modules"]
     # The others reach torch, through backends.torch alone.
-    below = rooms - {"__init__", "__main__", "backends", "planner", "api", "cli"}
-    assert {f"pardnn.{room}" for room in below} == set(no_torch)
+    below = packages - {"__init__", "__main__", "backends", "planner", "api", "cli"}
+    assert {f"pardnn.{package}" for package in below} == set(no_torch)
 
 
 @pytest.mark.parametrize(
     "path", ["sim/engine.py", "api/run.py", "cli/main.py", "backends/__init__.py"]
 )
-def test_ruff_refuses_torch_outside_its_room(path: str) -> None:
-    for room, expected in ((path, 1), ("backends/torch/runtime/executor.py", 0)):
+def test_ruff_refuses_torch_outside_its_package(path: str) -> None:
+    for package, expected in ((path, 1), ("backends/torch/runtime/executor.py", 0)):
         command = [
             sys.executable, "-m", "ruff", "check", "--select", "TID251", "--no-cache",
-            "--stdin-filename", str(PACKAGE / room), "-",
+            "--stdin-filename", str(PACKAGE / package), "-",
         ]  # fmt: skip
         for code in ("import torch\n", "def f():\n    from torch import nn\n"):
             done = subprocess.run(command, input=code, text=True, capture_output=True, cwd=ROOT)

@@ -29,9 +29,9 @@ def test_import_loads_nothing_heavy() -> None:
     assert not found & HEAVY
 
 
-@pytest.mark.parametrize("room", ["files", "units", "graph.file", "cluster", "plan.plan"])
-def test_what_ranks_read_loads_no_compiler(room: str) -> None:
-    assert not loaded(f"import pardnn.{room}") & (FRAMEWORKS | {"numba"})
+@pytest.mark.parametrize("module", ["files", "units", "graph.file", "cluster", "plan.plan"])
+def test_what_ranks_read_loads_no_compiler(module: str) -> None:
+    assert not loaded(f"import pardnn.{module}") & (FRAMEWORKS | {"numba"})
 
 
 def test_help_loads_no_framework_and_no_compiler() -> None:

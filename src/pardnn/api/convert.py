@@ -33,7 +33,7 @@ from pardnn.sim.engine import simulate
 
 GRAPH, PLAN, PLACEMENT = "pardnn.graph/1", "pardnn.plan/1", "placement"
 MSR_INPUT, MSR_SPLIT = "msr-fiddle-input", "msr-fiddle-split"
-#: What a file becomes if nobody says, and what it can become.
+#: What a file of each format can become; the first is the default.
 CONVERSIONS: Mapping[str, tuple[str, ...]] = {
     MSR_INPUT: (GRAPH,),
     GRAPH: (MSR_INPUT,),

@@ -61,6 +61,6 @@ def phases(graph: Graph) -> list[str]:
         inputs = a.tensor_op[a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]].tolist()
         if graph.ops[op].backward_of is not None:
             found[op] = "backward"
-        elif any(found[earlier] != "forward" for earlier in inputs):
+        elif any(found[predecessor] != "forward" for predecessor in inputs):
             found[op] = "update"
     return found

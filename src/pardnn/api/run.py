@@ -59,7 +59,7 @@ def run_target(
     if timeout <= 0:
         raise UsageError(f"timeout is {timeout} seconds; it must be above 0")
     entry = load_entry_point(target)
-    entry.factory(batch_size)  # wrong arguments are told before anything is read
+    entry.factory(batch_size)  # wrong arguments are refused before anything is read
     plan = None if plan_file is None else read_plan(plan_file)
     graph, _ = captured(entry, batch_size)
     if plan is None:

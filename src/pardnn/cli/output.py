@@ -24,8 +24,8 @@ def show(result: Any, as_json: bool, note: str | None, *, shown: bool = False) -
     Args:
         result: A value of `report.results`.
         as_json: Whether `--json` was given.
-        note: What people are told last.
-        shown: Whether people have seen the result itself already.
+        note: Printed last, for people.
+        shown: Whether the result itself was printed for people already.
     """
     if as_json:
         from pardnn.report.results import result_to_dict

@@ -178,10 +178,10 @@ def _cycles(ops: Sequence[Op]) -> Iterator[str]:
     index = {op.name: i for i, op in enumerate(ops)}
     before = [[*(producer[t] for t in op.inputs), *(index[o] for o in op.after)] for op in ops]
     after: list[list[int]] = [[] for _ in ops]
-    for i, earlier in enumerate(before):
-        for j in earlier:
+    for i, predecessors in enumerate(before):
+        for j in predecessors:
             after[j].append(i)
-    missing = [len(earlier) for earlier in before]
+    missing = [len(predecessors) for predecessors in before]
     ready = [i for i, count in enumerate(missing) if count == 0]
     for i in ready:  # grows while it is read
         for j in after[i]:

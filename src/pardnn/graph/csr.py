@@ -96,8 +96,8 @@ def op_edges(arrays: GraphArrays) -> Int64[ndarray, "pairs 2"]:
         ]
     )
     order = np.stack([arrays.after_op, np.repeat(np.arange(n), np.diff(arrays.after_ptr))])
-    earlier, later = np.concatenate([data, order], axis=1)
-    keys = np.unique(earlier * n + later)  # n < 2**31, so the product is exact
+    predecessor, successor = np.concatenate([data, order], axis=1)
+    keys = np.unique(predecessor * n + successor)  # n < 2**31, so the product is exact
     return np.stack([keys // n, keys % n], axis=1)
 
 

@@ -9,7 +9,7 @@ How the two worlds meet:
 
 - Node 7 is the op "n7"; its name stands in `module`, and colour class 3 is the group "color3".
 - That format's memory is a static sum of sizes. So an op is residual: its output and, if its size
-  is larger, a rest that nobody reads live all the time. A node that is smaller than what it sends
+  is larger, a rest that no op reads live all the time. A node that is smaller than what it sends
   is a reference: it owns nothing.
 - Time on a link becomes bytes at `HOST_BANDWIDTH`, the rate of the published inputs. Between two
   accelerators the way leads through host memory and takes twice as long.
@@ -177,8 +177,8 @@ def graph_to_msr(graph: Graph, machine: MsrMachine) -> bytes:
     colors = _numbers(groups, "color")
     edges: list[dict[str, Any]] = []
     for op in graph.ops:
-        earlier = {by_tensor[name].name: by_tensor[name] for name in op.inputs}
-        for other in earlier.values():
+        predecessors = {by_tensor[name].name: by_tensor[name] for name in op.inputs}
+        for other in predecessors.values():
             num_bytes = sum(t.bytes for t in other.outputs if t.name in read)
             edges.append(
                 {

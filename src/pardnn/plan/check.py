@@ -1,9 +1,10 @@
 """The checker of plans: independent of every planner, and of the code that lowers a plan.
 
 It proves that a plan runs every op once on a device that can run it, that every tensor is where it
-is read, that in-place writes disturb nobody, that no schedule of the ranks deadlocks, and that no
-device exceeds its memory. Of a sharded plan it checks the partitioned graph, and then that as any
-other (`check_partition`). O(ops + edges + messages).
+is read, that in-place writes change nothing that is still read or sent, that no schedule of the
+ranks deadlocks, and that no device exceeds its memory. Of a sharded plan it checks the partitioned
+graph first (`check_partitioned_graph`), then the plan of that graph as any other. O(ops + edges +
+messages).
 """
 
 from __future__ import annotations
@@ -227,9 +228,9 @@ def _deliveries(c: _Context) -> Iterator[str]:
             read.add((tensor, device))
             if position[message.post_before] > position[op.name]:
                 yield f"op {op.name!r:.60} reads {tensor!r:.60} before its receive is posted"
-        for earlier in op.after:
-            if place[earlier] == device and position[earlier] > position[op.name]:
-                yield f"order: {op.name!r:.60} must come after {earlier!r:.60}"
+        for predecessor in op.after:
+            if place[predecessor] == device and position[predecessor] > position[op.name]:
+                yield f"order: {op.name!r:.60} must come after {predecessor!r:.60}"
     for tensor, device in sorted(delivered.keys() - read):
         yield f"messages: {tensor!r:.60} goes to device {device}, where nothing reads it"
 

@@ -59,7 +59,7 @@ def first_uses(graph: Graph, plan: PlanArrays) -> list[int]:
     by_position = np.lexsort((positions(plan)[consumers], codes))
     read, first = np.unique(codes[by_position], return_index=True)
     wanted = plan.message_tensor * k + plan.message_target
-    assert np.isin(wanted, read).all(), "a message that nobody reads"
+    assert np.isin(wanted, read).all(), "a message that no op reads"
     return consumers[by_position][first[np.searchsorted(read, wanted)]].tolist()
 
 
@@ -73,8 +73,8 @@ def _event_edges(graph: Graph, plan: PlanArrays, first_use: list[int]) -> Iterat
             if op in next_op:
                 yield op, n + next_op[op]
     for op in range(n):
-        for earlier in a.after_op[a.after_ptr[op] : a.after_ptr[op + 1]].tolist():
-            yield earlier, op
+        for predecessor in a.after_op[a.after_ptr[op] : a.after_ptr[op + 1]].tolist():
+            yield predecessor, op
     columns = (plan.message_tensor, plan.message_post, plan.message_hold)
     for number, (tensor, post, hold) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
@@ -90,9 +90,9 @@ def _event_edges(graph: Graph, plan: PlanArrays, first_use: list[int]) -> Iterat
 def _events(graph: Graph, plan: PlanArrays) -> _Events:
     num_nodes = 2 * graph.arrays.num_ops + len(plan.message_tensor)
     events = _Events([[] for _ in range(num_nodes)], [0] * num_nodes)
-    for earlier, later in _event_edges(graph, plan, first_uses(graph, plan)):
-        events.successors[earlier].append(later)
-        events.missing[later] += 1
+    for predecessor, successor in _event_edges(graph, plan, first_uses(graph, plan)):
+        events.successors[predecessor].append(successor)
+        events.missing[successor] += 1
     return events
 
 
@@ -126,9 +126,9 @@ def message_order(graph: Graph, plan: PlanArrays) -> list[int]:
 def _is_simple(graph: Graph, plan: PlanArrays) -> bool:
     """Whether an op follows only ops that come before it in the list of its own device."""
     a, position = graph.arrays, positions(plan)
-    later = np.repeat(np.arange(a.num_ops), np.diff(a.after_ptr))
-    is_here = plan.place[later] == plan.place[a.after_op]
-    return bool((is_here & (position[a.after_op] < position[later])).all())
+    successor = np.repeat(np.arange(a.num_ops), np.diff(a.after_ptr))
+    is_here = plan.place[successor] == plan.place[a.after_op]
+    return bool((is_here & (position[a.after_op] < position[successor])).all())
 
 
 def _is_possible(graph: Graph, plan: PlanArrays) -> bool:
@@ -166,10 +166,10 @@ def _sorted_events(events: _Events, first_message: int) -> list[int]:
     while heap:
         node = heapq.heappop(heap)[1]
         order.append(node)
-        for later in events.successors[node]:
-            missing[later] -= 1
-            if missing[later] == 0:
-                heapq.heappush(heap, key(later))
+        for successor in events.successors[node]:
+            missing[successor] -= 1
+            if missing[successor] == 0:
+                heapq.heappush(heap, key(successor))
     return order
 
 
@@ -188,8 +188,8 @@ def _cycle_text(graph: Graph, plan: PlanArrays, events: _Events, stuck: list[int
 
     before: dict[int, int] = {}
     for node in stuck:
-        for later in events.successors[node]:
-            before.setdefault(later, node)
+        for successor in events.successors[node]:
+            before.setdefault(successor, node)
     path: list[int] = []
     node = stuck[0]
     while node not in path:

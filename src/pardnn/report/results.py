@@ -11,7 +11,7 @@ STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureResult:
-    """What `capture` found; `edges` are distinct (earlier op, later op) pairs."""
+    """What `capture` found; `edges` are distinct (predecessor, successor) pairs of ops."""
 
     __pydantic_config__ = STRICT
 
