@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy, shard_of
+from pardnn.backends.torch.user_step.guards import Change, Guards
 from pardnn.backends.torch.user_step.object_graph import (
     Entry,
     argument_names,
@@ -42,7 +43,8 @@ class Binding:
         graph: Graph,
         device: torch.device,
     ) -> None:
-        self._args = list(args)
+        self._step, self._args = step, list(args)
+        self._guards: Guards | None = None
         self._device = device
         self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
@@ -158,6 +160,8 @@ class Binding:
         values = self.live_values(residents)
         self.install(values, residents)
         self.mark_stepped()
+        # From here on: what was put in place above is no change of the user's.
+        self._guards = Guards(self._step, self._args, self._batch)
         return values
 
     # Inputs: the batch and hyperparameters.
@@ -210,6 +214,10 @@ class Binding:
                 f"({names}); {len(batch)} were given",
                 code="E505",
             )
+        if self._guards is not None:
+            changed = self._guards.changes(dict(zip(self._batch, batch, strict=True)))
+            if changed:
+                raise _changed_values(changed)
         tensors: dict[str, Any] = {}
         numbers: dict[str, Any] = {}
         for index, arg in zip(self._batch, batch, strict=True):
@@ -264,6 +272,22 @@ def _check_guard(op: Op, value: Any) -> None:
             code="E509",
             details={"input": op.name, "value": value, "captured": captured},
         )
+
+
+def _changed_values(changes: Sequence[Change]) -> MismatchError:
+    told = "; ".join(
+        f"{shown(change.name)} is {change.now!r:.60}, but was {change.then!r:.60}"
+        for change in changes[:3]
+    )
+    more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
+    return MismatchError(
+        f"the step was captured with other values: {told}{more}.\n"
+        "The graph holds for the captured ones alone. A number that changes from call to call can "
+        "be an argument of the step: a float or a tensor. All else stays as it was when "
+        "`parallelize` was called.",
+        code="E509",
+        details={"changed": [change.name for change in changes[:20]]},
+    )
 
 
 def _changed_setting(name: str, expected: Any, found: Any) -> MismatchError:

@@ -1,0 +1,166 @@
+"""Names that a step's code may use: attributes, globals and keys, found without running it.
+
+Idea: a call graph by names alone, as in rapid type analysis. Code that may run is the step's own,
+every function that it can reach as a value, and every method of a class of a reachable object
+whose name is used by code that may run; `forward` and the special methods need no mention. The
+result is a superset of what runs, the same on every rank, and takes milliseconds, where tracing
+would have to run the step. An attribute whose name is not in it cannot have been read by name.
+
+Deviation from the exact call graph: code that reads attributes by computed names (`getattr` with
+an expression, `vars`, `__dict__`) makes the analysis say so, and then all attributes count.
+O(code reached).
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.user_step.object_graph import is_library_file
+
+#: Methods that run without being named.
+_IMPLICIT = frozenset({"forward"})
+#: Special methods that no training step runs.
+_NEVER_RUN = frozenset({
+    "__init__", "__new__", "__repr__", "__str__", "__del__", "__reduce__", "__getstate__",
+    "__setstate__", "__init_subclass__", "__dir__", "__post_init__",
+})  # fmt: skip
+#: Their methods read what the graph records by other means.
+_BASES = (object, torch.nn.Module, torch.optim.Optimizer)
+#: Libraries whose functions get plain values as arguments and look at no object of the user's.
+_CLOSED_LIBRARIES = frozenset({"torch", "numpy", "builtins", "functools", "typing", "math"})
+_COMPUTED_NAMES = frozenset({"getattr", "vars", "__dict__", "locals", "globals", "attrgetter"})
+
+
+@dataclass
+class UsedNames:
+    """What code that may run mentions.
+
+    Attributes:
+        names: Attributes, globals, variables and text constants.
+        functions: The user's functions whose globals may be read.
+        is_open: Whether attributes may be read by computed names, so that every name counts.
+    """
+
+    names: set[str] = field(default_factory=set)
+    functions: list[types.FunctionType] = field(default_factory=list)
+    is_open: bool = False
+
+    def __contains__(self, name: object) -> bool:
+        return self.is_open or name in self.names
+
+
+def used_names(step: Callable[..., Any], objects: Iterable[Any]) -> UsedNames:
+    """Return the names that `step` may use of the objects that it can reach.
+
+    Args:
+        step: A function, method, partial or callable object.
+        objects: All objects reachable from its arguments, closures and globals.
+    """
+    search = _Search()
+    for value in (step, *objects):
+        search.add_value(value)
+    search.run()
+    return search.found
+
+
+class _Search:
+    """The fixed point: more names make more methods run, which use more names."""
+
+    def __init__(self) -> None:
+        self.found = UsedNames()
+        self._functions: dict[int, types.FunctionType] = {}
+        self._waiting: list[types.FunctionType] = []
+        self._classes: dict[type, None] = {}
+        self._modules: dict[int, types.ModuleType] = {}
+
+    def add_value(self, value: Any) -> None:
+        """Take in a value that code that runs can lay its hands on."""
+        function = _function_of(value)
+        if function is not None:
+            if id(function) not in self._functions:
+                self._functions[id(function)] = function
+                self._waiting.append(function)
+        elif isinstance(value, type):
+            self._add_class(value)
+        elif isinstance(value, types.ModuleType):
+            if not is_library_file(getattr(value, "__file__", None) or "<"):
+                self._modules[id(value)] = value
+        else:
+            self._add_class(type(value))
+
+    def _add_class(self, kind: type) -> None:
+        for base in kind.__mro__:
+            if base not in _BASES and base.__module__ != "builtins":
+                self._classes[base] = None
+
+    def run(self) -> None:
+        """Follow calls until nothing new is found."""
+        size = -1
+        while size != (size := self._size()):
+            while self._waiting:
+                self._read(self._waiting.pop())
+            for holder in [*self._classes, *self._modules.values()]:
+                for name, value in list(vars(holder).items()):
+                    if name in self.found.names or (isinstance(holder, type) and _runs(name)):
+                        self._follow(value)
+
+    def _size(self) -> tuple[int, int, int]:
+        return len(self.found.names), len(self._functions), len(self._classes) + len(self._modules)
+
+    def _follow(self, value: Any) -> None:
+        if _function_of(value) is not None or isinstance(value, type | types.ModuleType):
+            self.add_value(value)
+
+    def _read(self, function: types.FunctionType) -> None:
+        is_users = not is_library_file(function.__code__.co_filename)
+        mentioned = set(_mentioned(function.__code__))
+        self.found.names |= mentioned
+        if is_users:
+            self.found.functions.append(function)
+            self.found.is_open |= not _COMPUTED_NAMES.isdisjoint(mentioned)
+        elif (function.__module__ or "").partition(".")[0] in _CLOSED_LIBRARIES:
+            return
+        for name in mentioned:
+            if name in function.__globals__:
+                self._follow(function.__globals__[name])
+
+
+def _runs(name: str) -> bool:
+    is_special = name.startswith("__") and name.endswith("__")
+    return name in _IMPLICIT or (is_special and name not in _NEVER_RUN)
+
+
+def _mentioned(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    yield from code.co_varnames
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _mentioned(constant)
+        elif isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from (item for item in constant if isinstance(item, str))
+
+
+def _function_of(value: Any) -> types.FunctionType | None:
+    """Return the Python function behind a method, property, partial or decorator."""
+    for _ in range(10):
+        if isinstance(value, types.FunctionType):
+            return value
+        if isinstance(value, staticmethod | classmethod | types.MethodType):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, functools.cached_property | functools.partial):
+            value = value.func
+        elif not isinstance(value, type) and hasattr(type(value), "__wrapped__"):
+            value = value.__wrapped__
+        else:
+            return None
+    return None

@@ -1,0 +1,240 @@
+"""What a step takes for granted is noticed when it changes, and nothing else is."""
+
+import dataclasses
+import enum
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.sources import batch_indices
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+@dataclasses.dataclass
+class Config:
+    tau: float = 1.0
+    depth: int = 2
+    label: str = "a"
+
+
+class Slotted:
+    __slots__ = ("scale", "unused")
+
+    def __init__(self) -> None:
+        self.scale, self.unused = 2, 3
+
+
+class Net(nn.Module):
+    gain = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.norm = nn.Linear(4, 4), nn.Dropout(0.1), nn.BatchNorm1d(4)
+        self.tau, self.mode, self.act = 2, Mode.FAST, torch.tanh
+        self.config, self.sizes, self.calls = Config(), [1, 2], 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.dropout(self.norm(self.linear(x))) * self.tau * self.gain
+        if self.mode is Mode.FAST and self.config.depth > 1:
+            x = self.act(x) * self.config.tau
+        return x * self.scaled * len(self.sizes)
+
+    @property
+    def scaled(self) -> float:
+        return self.inner
+
+    inner = 1.5
+
+
+FLAG, FACTORS, OPTIONS, helper = 2, {"a": 1.0}, types.SimpleNamespace(beta=0.5, other=1), None
+
+
+def half(x: torch.Tensor) -> torch.Tensor:
+    return x * HALF
+
+
+HALF = 0.5
+
+
+def made() -> tuple[Callable[..., Any], dict[str, Any]]:
+    """A step that reads values of every kind, and the objects that hold them."""
+    torch.manual_seed(0)
+    model, slotted, cell = Net(), Slotted(), 1.0
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = types.SimpleNamespace(clip=1.0, global_step=0)
+
+    def step(model, optimizer, criterion, x, y, extra, index):
+        optimizer.zero_grad()
+        out = half(model(x)) * FLAG * FACTORS["a"] * OPTIONS.beta * cell * slotted.scale
+        loss = criterion(out, y) * (2 if extra["flag"] else 1) * trainer.clip
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def set_cell(value: float) -> None:
+        nonlocal cell
+        cell = value
+
+    holders = {
+        "model": model, "criterion": criterion, "optimizer": optimizer, "slotted": slotted,
+        "trainer": trainer, "set_cell": set_cell,
+    }  # fmt: skip
+    return step, holders
+
+
+def batch(flag: Any = True, index: int = 0) -> tuple[Any, ...]:
+    return torch.ones(2, 4), torch.zeros(2, dtype=torch.long), {"flag": flag, "lr": 0.1}, index
+
+
+def guarded() -> tuple[Guards, dict[str, Any], Callable[..., list[str]]]:
+    step, holders = made()
+    args = (holders["model"], holders["optimizer"], holders["criterion"], *batch())
+    indices = batch_indices(args)
+    guards = Guards(step, args, indices)
+
+    def changed(*values: Any) -> list[str]:
+        given = dict(zip(indices, (values or batch())[-len(indices) :], strict=True))
+        return [change.name for change in guards.changes(given)]
+
+    return guards, holders, changed
+
+
+def hold(o: Any) -> Any:
+    return types.SimpleNamespace(**o)
+
+
+#: Name of the change, and what makes it.
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "model.training": lambda o: o.model.eval(),
+    "model.tau": lambda o: setattr(o.model, "tau", 3),
+    "model.mode": lambda o: setattr(o.model, "mode", Mode.SLOW),
+    "model.act": lambda o: setattr(o.model, "act", torch.relu),
+    "model.config.depth": lambda o: setattr(o.model.config, "depth", 1),
+    "model.config.tau": lambda o: setattr(o.model.config, "tau", 0.5),
+    "len(model.sizes)": lambda o: o.model.sizes.append(3),
+    "model.dropout.p": lambda o: setattr(o.model.dropout, "p", 0.5),
+    "model.norm.momentum": lambda o: setattr(o.model.norm, "momentum", 0.2),
+    "model.norm.training": lambda o: o.model.norm.eval(),
+    "model.linear.weight.requires_grad": lambda o: o.model.linear.weight.requires_grad_(False),
+    "criterion.label_smoothing": lambda o: setattr(o.criterion, "label_smoothing", 0.0),
+    "len(optimizer.param_groups)": lambda o: o.optimizer.add_param_group(
+        {"params": [nn.Parameter(torch.ones(1))]}
+    ),
+    "slotted.scale": lambda o: setattr(o.slotted, "scale", 5),
+    "trainer.clip": lambda o: setattr(o.trainer, "clip", 0.5),
+    "cell": lambda o: o.set_cell(2.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_named(name: str) -> None:
+    _, holders, changed = guarded()
+    assert changed() == []
+    CHANGES[name](hold(holders))
+    assert name in changed()
+
+
+@pytest.mark.parametrize(
+    ("holder", "key", "value", "name"),
+    [
+        (globals(), "FLAG", 3, "FLAG"),
+        (globals(), "HALF", 0.25, "HALF"),
+        (FACTORS, "a", 2.0, "FACTORS.a"),
+        (globals(), "OPTIONS", types.SimpleNamespace(beta=0.5, other=2), "OPTIONS"),
+        (OPTIONS.__dict__, "beta", 0.1, "OPTIONS.beta"),
+        (globals(), "half", lambda x: x, "half"),
+    ],
+)
+def test_globals_are_watched(
+    holder: Any, key: str, value: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, changed = guarded()
+    monkeypatch.setitem(holder, key, value)
+    assert name in changed()
+    monkeypatch.undo()
+    assert changed() == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("gain", 4), ("inner", 2.5)])
+def test_class_attributes_are_watched(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, changed = guarded()
+    monkeypatch.setattr(Net, name, value)
+    assert changed() == [f"Net.{name}"]
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (batch(flag=False), ["extra.flag"]),
+        (batch(flag=1), ["extra.flag"]),  # another type is another graph
+        (batch(index=7), []),  # nothing reads it
+        ((*batch()[:2], {"flag": True, "lr": 0.2}, 0), []),  # a float stays live
+        ((*batch()[:2], {"flag": True, "lr": 0.1, "more": 1}, 0), ["extra.more"]),
+        ((*batch()[:2], {"lr": 0.1}, 0), ["extra.flag"]),
+    ],
+)
+def test_a_batch_is_compared_by_its_plain_values(values: Any, names: list[str]) -> None:
+    assert guarded()[2](*values) == names
+
+
+#: What the step does not read, or reads at every call.
+HARMLESS: dict[str, Callable[[Any], Any]] = {
+    "learning rate": lambda o: o.optimizer.param_groups[0].update(lr=0.5),
+    "a counter beside the step": lambda o: setattr(o.trainer, "global_step", 9),
+    "an attribute that nothing names": lambda o: setattr(o.model, "note", "x"),
+    "a count that no method names": lambda o: setattr(o.model, "calls", 9),
+    "a slot that nothing names": lambda o: setattr(o.slotted, "unused", 9),
+    "an equal value": lambda o: setattr(o.model, "config", Config()) or setattr(
+        o.model, "config", o.model.config
+    ),
+    "equal text": lambda o: setattr(o.trainer, "clip", float("1.0")),
+    "values of a parameter": lambda o: o.model.linear.weight.data.zero_(),
+    "optimizer state": lambda o: o.optimizer.state.clear(),
+    "another global": lambda o: globals().update(SOMETHING_NEW=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_the_step_does_not_read_may_change(name: str) -> None:
+    _, holders, changed = guarded()
+    HARMLESS[name](hold(holders))
+    found = changed()
+    assert found == ([] if name != "an equal value" else ["model.config"])
+
+
+def test_computed_names_make_every_attribute_count() -> None:
+    model = Net()
+
+    def step(model: Any, x: torch.Tensor) -> Any:
+        return model(x).sum() * getattr(model, "ca" + "lls")
+
+    args = (model, torch.ones(2, 4))
+    guards = Guards(step, args, (1,))
+    model.calls = 3
+    assert [change.name for change in guards.changes({1: args[1]})] == ["model.calls"]
+
+
+def test_a_new_attribute_counts_where_it_is_named() -> None:
+    model = Net()
+
+    def step(model: Any, x: torch.Tensor) -> Any:
+        return model(x).sum() * (2 if hasattr(model, "doubled") else 1)
+
+    args = (model, torch.ones(2, 4))
+    guards = Guards(step, args, (1,))
+    model.doubled = True
+    assert [change.name for change in guards.changes({1: args[1]})] == ["model.doubled"]
+    del model.doubled
+    assert guards.changes({1: args[1]}) == []
