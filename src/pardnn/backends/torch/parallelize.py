@@ -17,6 +17,8 @@ from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.gather import resident_names, whole_value
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.random_ops import random_ops
+from pardnn.backends.torch.runtime.same_values import check_same_batch, check_same_state
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.errors import MismatchError, PardnnError
 from pardnn.graph.file import graph_from_json, graph_to_json
@@ -56,12 +58,18 @@ class Parallel:
             The loss, without gradient; the same value on every rank.
 
         Raises:
-            MismatchError: E505, E509 or E512, if the batch or a hyperparameter is not one that
-                the graph holds for.
+            MismatchError: E505, E509 or E512, if the batch, a hyperparameter or another value that
+                the step was captured with is not one that the graph holds for; E518, if ranks are
+                given other batches.
             RankError: E6xx, naming the rank that failed first.
             StuckError: E7xx, naming the rank that hangs.
         """
-        return self._executor.step(lambda: self._binding.batch_inputs(batch))
+        return self._executor.step(lambda: self._inputs(batch))
+
+    def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
+        values = self._binding.batch_inputs(batch)
+        check_same_batch(self._executor.world, values, len(self._executor.step_s))
+        return values
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a parameter, buffer or optimizer state as one device would hold it.
@@ -130,6 +138,8 @@ def parallelize(
         graph, chosen = _shared(world, step, args, plan, decide)
         program = Program(graph, chosen)
         binding = Binding(step, args, graph, world.device)
+        state = ((s.name, s.get()) for s in binding.sources.values() if s.kind != "input")
+        check_same_state(world, state, is_random=bool(random_ops(program.graph)))
     except PardnnError as error:
         raise world.report_failure(error) from error.__cause__
 
