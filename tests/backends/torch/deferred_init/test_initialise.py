@@ -311,3 +311,17 @@ def test_five_billion_parameters_are_recorded_and_one_made_real() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) > 5e9
     (norm,) = replay(recording, [model.model.layers[20].input_layernorm.weight])
     assert norm.tolist() == [1.0] * 4096
+
+
+RATE = torch.tensor(1e-3)
+
+
+def test_a_number_of_a_tensor_made_outside_does_not_hang() -> None:
+    """Adam asks for the number of `lr` while samplers are recorded: measuring them must draw."""
+    player._normal_counts.cache_clear()
+
+    def factory() -> Any:
+        model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(32, 5))
+        return model, torch.optim.Adam(model.parameters(), lr=RATE)
+
+    check(factory)

@@ -31,6 +31,8 @@ from pardnn.plan.mesh import Box
 _TRUNCATED = "_no_grad_trunc_normal_"
 #: Box of a tensor, and the strides of its copy; contiguous if None.
 Shard = tuple[Box, Sequence[int] | None]
+# A recorder replaces it while a factory runs, and what is measured then must still draw.
+_truncated_normal = torch.nn.init._no_grad_trunc_normal_
 
 # Box-Muller from 53 random bits gives at most sqrt(2 * 53 * log(2)) = 8.6 standard deviations.
 _LARGEST_SAMPLE = 9
@@ -257,7 +259,7 @@ def _uniform_counts(dtype: torch.dtype) -> bool:
 
 
 def _truncate(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.nn.init.trunc_normal_(tensor, std=2 / (_LARGEST_SAMPLE + 1))
+    return _truncated_normal(tensor, 0.0, 2 / (_LARGEST_SAMPLE + 1), -2.0, 2.0)
 
 
 @cache

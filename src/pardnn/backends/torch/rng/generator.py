@@ -26,8 +26,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pardnn.backends.torch.rng import mt19937
 from pardnn.errors import UnsupportedError
 
-# Most draws an op may make before it is taken for a reseed; measuring them takes a minute.
-MAX_DRAWS = 1 << 33
+# Most draws of a call per element before it is taken for a reseed: 0.5 us an element. Samplers with
+# a fixed number of draws take at most 4.
+MAX_DRAWS_PER_ELEMENT = 64
 # 32-bit draws behind one pair of normal samples in double precision.
 _PAIR_DRAWS = 4
 # Up to here drawing into a scratch tensor (5 ns a draw) beats converting the state (0.1 ms).
@@ -223,15 +224,17 @@ def skip_calls(
         write_state(generator, _with_spare(read_state(generator), None))
 
 
-def _effect(generator: torch.Generator, before: bytes, call: Callable[[], Any]) -> Effect:
+def _effect(
+    generator: torch.Generator, before: bytes, call: Callable[[], Any], max_draws: int
+) -> Effect:
     write_state(generator, before)
     call()
     after = read_state(generator)
     start, end = _decode(before), _decode(after)
-    count = mt19937.distance(start.engine, end.engine, MAX_DRAWS)
+    count = mt19937.distance(start.engine, end.engine, max_draws)
     if count is None or end.single != start.single:
         raise UnsupportedError(
-            f"a random call moved the generator in a way that cannot be repeated: after {MAX_DRAWS}"
+            f"a random call moved the generator in a way that cannot be repeated: after {max_draws}"
             " draws its new state had not come up.\nIt reseeds, or its library keeps samples in "
             "the generator; run it on one device only.",
             code="E816",
@@ -252,7 +255,11 @@ def _effect(generator: torch.Generator, before: bytes, call: Callable[[], Any]) 
 
 
 def measure(
-    call: Callable[[], Any], device: torch.device, generator: torch.Generator | None = None
+    call: Callable[[], Any],
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    *,
+    num_elements: int = 1 << 16,
 ) -> Draws:
     """Return how far a call moves a generator, by running it once or twice.
 
@@ -262,23 +269,24 @@ def measure(
         device: Where it runs.
         generator: The generator it draws from; the device's default one if None. Its state is
             restored.
+        num_elements: How many the call draws at most; bounds the search for the number of draws.
 
     Raises:
         UnsupportedError: E815 for unknown generators; E816 if the call reseeds.
     """
     generator = default_generator(device) if generator is None else generator
-    saved = read_state(generator)
+    saved, limit = read_state(generator), MAX_DRAWS_PER_ELEMENT * num_elements
     try:
-        if generator.device.type == "cuda":
-            with _without_modes():
+        with _without_modes():  # under a recorder or fake tensors nothing would be drawn
+            if generator.device.type == "cuda":
                 start = generator.get_offset()
                 call()
                 return fixed(generator.get_offset() - start)
-        seeded = read_state(torch.Generator().manual_seed(0))
-        with_spare = _effect(generator, _with_spare(seeded, _SENTINEL), call)
-        if with_spare.spare == "kept":
-            return Draws(with_spare, with_spare)
-        return Draws(_effect(generator, seeded, call), with_spare)
+            seeded = read_state(torch.Generator().manual_seed(0))
+            with_spare = _effect(generator, _with_spare(seeded, _SENTINEL), call, limit)
+            if with_spare.spare == "kept":
+                return Draws(with_spare, with_spare)
+            return Draws(_effect(generator, seeded, call, limit), with_spare)
     finally:
         write_state(generator, saved)
 

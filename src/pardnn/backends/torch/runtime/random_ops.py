@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -147,7 +148,10 @@ def measure_draws(
         key = _key(op, tensors)
         if key not in by_call:
             env = {name: _placeholder(tensors[name], device) for name in op.inputs}
-            by_call[key] = measure(_runner(bind(op, device), env), device)
+            sizes = [math.prod(tensors[n].shape or ()) for n in op.inputs]
+            sizes += [math.prod(output.shape or ()) for output in op.outputs]
+            run = _runner(bind(op, device), env)
+            by_call[key] = measure(run, device, num_elements=sum(sizes) + 1024)
         found[op.name] = by_call[key]
     return found
 
