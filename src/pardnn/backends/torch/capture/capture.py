@@ -297,7 +297,10 @@ def _copy_back_replaced(trace: _Trace, irregular: Collection[str]) -> list[Call]
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
     for name, source in trace.sources.items():
         value = trace.values[name]
-        if source.kind == "input" or value.storage is None:
+        if value.storage is None:
+            continue
+        if source.kind == "input":
+            calls += _written_input(trace, source, value)
             continue
         live = source.get()
         # What a source holds at the end matters only if the next step reads it.
@@ -310,6 +313,25 @@ def _copy_back_replaced(trace: _Trace, irregular: Collection[str]) -> list[Call]
         calls += copies
         calls += value.storage.writes
     return calls
+
+
+def _written_input(trace: _Trace, source: Source, value: Value) -> list[Call]:
+    """Mark an input that the step writes in place, or whose container it gives another tensor.
+
+    The caller of an eager step finds the new values in the tensor that it passed. So the writes
+    are part of the graph even where no other op reads them, and ranks hand the result around.
+    """
+    assert value.storage is not None
+    live = source.get()
+    is_rebound = isinstance(live, torch.Tensor) and (
+        trace.tracer.aliases.fresh_value(live).storage is not value.storage
+    )
+    if is_rebound:
+        value.call.arguments = {"rebound": True}
+    elif value.storage.writes:
+        value.call.arguments = {"written": True}
+        return value.storage.writes
+    return []
 
 
 def _is_registered(source: Source) -> bool:

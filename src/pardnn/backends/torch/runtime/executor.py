@@ -33,6 +33,7 @@ from pardnn.backends.torch.runtime.random_ops import (
     random_ops,
     redrawn,
 )
+from pardnn.backends.torch.runtime.results import check_written, share_results
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
@@ -200,9 +201,10 @@ class Executor:
         try:
             self._inputs = inputs() if callable(inputs) else inputs
             self._check_inputs(self._inputs)
+            check_written(self.program, self._inputs, self.world.device)
             with torch.no_grad():
                 self._run_measured() if not self.step_s else self._run()
-                self._share_loss()
+                self._loss = share_results(self.program, self.world, self._loss, self._inputs)
             if self._stream is not None:
                 self._stream.finish()
         except PardnnError as error:
@@ -235,21 +237,6 @@ class Executor:
                 # The system's limit has an allowance for what is not tensors; this one has none.
                 raise MemoryError(f"{meter.live} bytes of tensors, limit {self.limit_bytes}")
         self.peak_bytes = meter.peak
-
-    def _share_loss(self) -> None:
-        channel, specs = self.world.channel, self.program.loss_specs
-        if channel is None:
-            return
-        mine = [spec for spec in specs if self.rank in (spec.source, spec.target)]
-        for spec in mine:
-            if spec.source == self.rank:
-                channel.send(spec, self._loss)
-            else:
-                channel.allocate(spec)
-                channel.receive(spec)
-        for spec in mine:
-            value = channel.wait(spec)
-            self._loss = self._loss if spec.source == self.rank else value
 
     def _end_step(self) -> None:
         env = self._env

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
+from pardnn.backends.torch.comm.wire_format import MessageSpec, dense_strides, message_specs
+from pardnn.errors import UnsupportedError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
@@ -27,7 +28,9 @@ class Program:
         loss: The op that marks the loss; None if the graph has none.
         peaks: Predicted peak bytes of each rank.
         specs: Of the messages in `lowered`.
-        loss_specs: Of the messages that bring the loss to every other rank, numbered on.
+        result_specs: Of the messages after the last action, numbered on: they bring the loss, and
+            the batch tensors that the step writes, to every other rank.
+        written: Batch tensors that the step writes in place.
     """
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
@@ -43,28 +46,39 @@ class Program:
         self.peaks = peak_bytes(graph, arrays)
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)
-        self.loss_specs = tuple(self._loss_specs())
-
-    def _loss_specs(self) -> Iterator[MessageSpec]:
-        if self.loss is None:
-            return
-        home = self.plan.placement[self.loss.name]
-        tensor = self.tensors[self.loss.inputs[0]]
-        shape = tensor.shape or ()
-        others = (target for target in range(self.plan.num_devices) if target != home)
-        for number, target in enumerate(others, len(self.specs)):
-            yield MessageSpec(
-                number=number,
-                tensor=tensor.name,
-                source=home,
-                target=target,
-                bytes=tensor.bytes,
-                dtype=tensor.dtype or "float32",
-                shape=shape,
-                strides=tuple(tensor.strides or torch.empty(shape, device="meta").stride()),
-                producer=self.loss.name,
-                consumer="the loss",
+        self.written = [op.name for op in self.inputs() if (op.arguments or {}).get("written")]
+        if self.written and plan.partition is not None:
+            raise UnsupportedError(
+                f"the step writes the batch tensor {shown(self.written[0])} in place, and the plan "
+                "cuts it.\nPlace whole ops (--algorithm auto-whole), or let the step write a copy.",
+                code="E823",
+                details={"inputs": self.written},
             )
+        self.result_specs = tuple(self._result_specs())
+
+    def _result_specs(self) -> Iterator[MessageSpec]:
+        results = [] if self.loss is None else [(self.loss, self.tensors[self.loss.inputs[0]])]
+        results += [(self.ops[name], self.ops[name].outputs[0]) for name in self.written]
+        number = len(self.specs)
+        for op, tensor in results:
+            home, shape = self.plan.placement[op.name], tensor.shape or ()
+            strides = tensor.strides or torch.empty(shape, device="meta").stride()
+            for target in range(self.plan.num_devices):
+                if target == home:
+                    continue
+                yield MessageSpec(
+                    number=number,
+                    tensor=tensor.name,
+                    source=home,
+                    target=target,
+                    bytes=tensor.bytes,
+                    dtype=tensor.dtype or "float32",
+                    shape=shape,
+                    strides=dense_strides(shape, strides),
+                    producer=op.name,
+                    consumer="the step's result",
+                )
+                number += 1
 
     def residents(self, rank: int) -> list[Op]:
         """Return the ops of a rank whose values outlive the step and must be given to it."""

@@ -1,0 +1,122 @@
+"""What a step writes into its batch is in the caller's tensors afterwards, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.errors import UnsupportedError
+from pardnn.graph.ir import Graph
+from pardnn.plan.file import stamped
+from pardnn.plan.mesh import make_mesh
+from pardnn.shard.search.tofu import search
+from pardnn.shard.spmd.partitioner import spmd_partition
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
+
+Entry = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def truncated() -> Entry:
+    """Truncated backpropagation through time: the hidden state is handed on in place."""
+
+    def step(model, optimizer, x, h):
+        optimizer.zero_grad()
+        new = model(x + h)
+        loss = new.square().mean()
+        loss.backward()
+        optimizer.step()
+        h.copy_(new.detach())
+        return loss
+
+    return step, (*model_and_optimizer(), torch.randn(4, 6), torch.zeros(4, 6))
+
+
+def normalised() -> Entry:
+    """The batch is scaled in place before it is used."""
+
+    def step(model, optimizer, batch):
+        optimizer.zero_grad()
+        batch["x"].div_(2)
+        loss = model(batch["x"]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (*model_and_optimizer(), {"x": torch.randn(4, 6)})
+
+
+def averaged() -> Entry:
+    """Rows of a table of moving averages are written, and the table lies transposed."""
+
+    def step(model, optimizer, x, table):
+        optimizer.zero_grad()
+        out = model(x)
+        loss = (out - table[1]).square().mean()
+        loss.backward()
+        optimizer.step()
+        table[1] = 0.9 * table[1] + 0.1 * out.detach().mean(0)
+        return loss
+
+    return step, (*model_and_optimizer(), torch.randn(4, 6), torch.zeros(6, 3).t())
+
+
+def sliced() -> Entry:
+    """What is written is a slice of a tensor of the caller's, with gaps."""
+    step, (model, optimizer, x, _) = truncated()
+    return step, (model, optimizer, x, torch.zeros(4, 12)[:, ::2])
+
+
+WRITING = [truncated, normalised, averaged, sliced]
+
+
+def batch_tensors(batch: Any) -> list[list[float]]:
+    flat = [t for arg in batch for t in (arg.values() if isinstance(arg, dict) else [arg])]
+    return [tensor.flatten().tolist() for tensor in flat]
+
+
+def eager(factory: Callable[[], Entry]) -> tuple[list[float], list[list[float]]]:
+    step, args = factory()
+    return [step(*args).item() for _ in range(4)], batch_tensors(args[2:])
+
+
+@pytest.mark.parametrize("factory", WRITING, ids=lambda factory: factory.__name__)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_caller_finds_what_the_step_wrote(factory: Callable[[], Entry], size: int) -> None:
+    step, args = factory()
+    plan = random_plan(capture(step, *args), size, seed=size)
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, size, path, 20).close()
+        step, args = factory()
+        fast = parallelize(step, *args, plan=plan, timeout=20, device="cpu")
+        losses = [fast(*args[2:]).item() for _ in range(4)]
+        fast.close()
+        return losses, batch_tensors(args[2:])
+
+    expected = eager(factory)
+    for outcome in run_ranks(size, body):
+        assert outcome.status == 0, outcome.error
+        assert tuple(outcome.value) == expected
+
+
+def test_a_plan_that_cuts_the_batch_is_refused() -> None:
+    step, args = truncated()
+    graph: Graph = capture(step, *args)
+    plan = stamped(spmd_partition(graph, search(graph, make_mesh((2,)))), graph)
+    with pytest.raises(UnsupportedError, match="'h' in place") as caught:
+        Program(graph, plan)
+    assert caught.value.code == "E823"
