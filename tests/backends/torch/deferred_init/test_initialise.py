@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.deferred_init import replay as player
 from pardnn.backends.torch.deferred_init.initialise import Recording, record, replay
 from pardnn.backends.torch.rng import generator as rng
 

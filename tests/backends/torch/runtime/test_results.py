@@ -113,6 +113,35 @@ def test_the_caller_finds_what_the_step_wrote(factory: Callable[[], Entry], size
         assert tuple(outcome.value) == expected
 
 
+def rebound() -> Entry:
+    """The container gets another tensor instead."""
+
+    def step(model, optimizer, x, cache):
+        optimizer.zero_grad()
+        new = model(x + cache["h"])
+        loss = new.square().mean()
+        loss.backward()
+        optimizer.step()
+        cache["h"] = new.detach()
+        return loss
+
+    return step, (*model_and_optimizer(), torch.randn(4, 6), {"h": torch.zeros(4, 6)})
+
+
+def test_a_container_that_gets_another_tensor_is_refused_once_that_matters() -> None:
+    step, args = rebound()
+    fast = parallelize(step, *args, plan=random_plan(capture(step, *args), 1, seed=0), device="cpu")
+    first = fast(*args[2:]).item()
+    fast(args[2], {"h": torch.ones(4, 6)})  # a state of the caller's own
+    args[3]["h"] = torch.ones(4, 6)
+    fast(*args[2:])
+    with pytest.raises(UnsupportedError, match=r"'cache\.h'.*") as caught:
+        fast(*args[2:])
+    assert caught.value.code == "E807"
+    assert "copy_(new)" in caught.value.message
+    assert first == rebound()[0](*rebound()[1]).item()
+
+
 def test_a_plan_that_cuts_the_batch_is_refused() -> None:
     step, args = truncated()
     graph: Graph = capture(step, *args)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.backends.torch.runtime.test_run import captured, perceptron
 
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.runtime.same_values import checksum
+from tests.backends.torch.executors import captured, perceptron
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import Outcome, connect, run_ranks
 

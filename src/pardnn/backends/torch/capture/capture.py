@@ -322,16 +322,26 @@ def _written_input(trace: _Trace, source: Source, value: Value) -> list[Call]:
     are part of the graph even where no other op reads them, and ranks hand the result around.
     """
     assert value.storage is not None
-    live = source.get()
-    is_rebound = isinstance(live, torch.Tensor) and (
-        trace.tracer.aliases.fresh_value(live).storage is not value.storage
-    )
-    if is_rebound:
+    if _is_rebound(trace, value, source.get()):
         value.call.arguments = {"rebound": True}
     elif value.storage.writes:
         value.call.arguments = {"written": True}
         return value.storage.writes
     return []
+
+
+def _is_rebound(trace: _Trace, value: Value, live: Any) -> bool:
+    """Whether an input's container holds another tensor of its shape and dtype: a new state.
+
+    One of another shape or dtype (`batch["x"] = batch["x"].float()`) prepares the batch; a next
+    call with it would be another step.
+    """
+    if not isinstance(live, torch.Tensor):
+        return False
+    new = trace.tracer.aliases.fresh_value(live)
+    if new.storage is value.storage or new.geometry is None or value.geometry is None:
+        return False
+    return (new.geometry[0], new.geometry[3]) == (value.geometry[0], value.geometry[3])
 
 
 def _is_registered(source: Source) -> bool:

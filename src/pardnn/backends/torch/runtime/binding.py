@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_value,
 )
 from pardnn.backends.torch.user_step.sources import batch_indices, settings_of, sources
-from pardnn.errors import MismatchError, shown
+from pardnn.errors import MismatchError, UnsupportedError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 
 
@@ -45,6 +46,10 @@ class Binding:
     ) -> None:
         self._step, self._args = step, list(args)
         self._guards: Guards | None = None
+        # Inputs in whose place the step puts another tensor, and what was passed last.
+        self._rebound: dict[str, Callable[[], Any]] = {
+            op.name: lambda: None for op in graph.ops if (op.arguments or {}).get("rebound")
+        }
         self._device = device
         self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
@@ -185,6 +190,10 @@ class Binding:
         Raises:
             MismatchError: E509, if a number that the graph takes for granted has changed.
         """
+        for name in self._rebound:
+            if name in tensors and self._rebound[name]() is tensors[name]:
+                raise _same_again(name)
+            self._rebound[name] = weakref.ref(tensors[name])
         values: dict[str, Any] = {}
         for op in self._tensors:
             if op.name in tensors:
@@ -272,6 +281,16 @@ def _check_guard(op: Op, value: Any) -> None:
             code="E509",
             details={"input": op.name, "value": value, "captured": captured},
         )
+
+
+def _same_again(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the step puts another tensor in the place of the input {shown(name)}, and was given the "
+        "same one again.\nThe caller's containers stay as they are: write into the tensor instead, "
+        "tensor.copy_(new), which every rank's caller sees, or pass another tensor at each call.",
+        code="E807",
+        details={"tensor": name},
+    )
 
 
 def _changed_values(changes: Sequence[Change]) -> MismatchError:
