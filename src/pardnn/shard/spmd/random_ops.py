@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pardnn.errors import UnsupportedError, shown
 from pardnn.graph.ir import Op, Tensor, writes
 from pardnn.plan.partitioned_graph import DRAW, UPDATE
 from pardnn.shard.aten.lookup import description_of
@@ -48,7 +49,19 @@ def is_random_op(kind: str) -> bool:
 
 
 def emit_random_op(emitter: Emitter, op: Op) -> None:
-    """Write the draws of all devices for a random op, whatever loops are cut."""
+    """Write the draws of all devices for a random op, whatever loops are cut.
+
+    Raises:
+        UnsupportedError: E822, if it returns a result and writes another one into an argument.
+    """
+    if writes(op) and op.outputs[0].name in returned_names(op) and not op.outputs[0].alias_of:
+        raise UnsupportedError(
+            f"op {shown(op.name)} ({op.kind}, {op.source or 'unknown line'}) draws random numbers, "
+            "returns a result and writes an argument besides, which cannot be cut.\n"
+            "Plan with a placement of whole ops (--algorithm auto-whole or pardnn).",
+            code="E822",
+            details={"op": op.name},
+        )
     call = call_of(op, emitter.tensors)
     names = {_operator(op.kind), canonical_name(op.kind)}
     shape_only = None

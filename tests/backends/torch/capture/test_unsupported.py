@@ -258,3 +258,23 @@ def test_sparse_gradients():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     args = (model, optimizer, torch.zeros(5, 2, dtype=torch.long), torch.zeros(5).long())
     assert "sparse=False" in refused(models.classify_step, args, "E803").message
+
+
+SAMPLERS = {
+    "gamma": lambda x: torch.distributions.Gamma(x, x).rsample(),
+    "beta": lambda x: torch.distributions.Beta(x, x).rsample(),
+    "dirichlet": lambda x: torch.distributions.Dirichlet(x).rsample(),
+    "poisson": lambda x: torch.poisson(x),
+    "binomial": lambda x: torch.binomial(torch.full_like(x, 5), x.clamp(0.1, 0.9)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samplers_that_reject_are_refused_where_they_stand(name):
+    def step(model, optimizer, x):
+        out = model(x).square() + 0.5
+        return train(model, optimizer, (SAMPLERS[name](out) * out).mean())
+
+    model = nn.Linear(4, 4)
+    error = refused(step, (model, ADAM(model.parameters()), torch.ones(3, 4)), "E822")
+    assert "test_unsupported.py" in error.details["source"]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
+from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph, storage_owners
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
@@ -171,3 +172,18 @@ def test_a_convolution_cut_in_space_fetches_a_halo() -> None:
         assert fill == 0.0  # one row of padding outside, one row of the neighbour
         assert shape[2] == 8 // 2 + 2
         assert sorted(box[2][1] - box[2][0] for _, box in parts) == [1, 4]
+
+
+def test_an_op_that_draws_a_result_and_an_argument_is_refused_by_name() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.RReLU(), torch.nn.Linear(8, 8))
+    args = (model, torch.optim.SGD(model.parameters(), 0.1), torch.randn(8, 8), torch.arange(8))
+    graph = capture(models.classify_step, *args)
+    with pytest.raises(UnsupportedError, match=r"rrelu_with_noise.*draws random numbers") as caught:
+        spmd_partition(graph, legalize(graph, Sharding(make_mesh((2,)), *uncut(graph))))
+    assert caught.value.code == "E822"
+
+
+def uncut(graph: Graph) -> tuple[dict[str, Any], dict[str, Any]]:
+    layouts = {tensor.name: (None,) for op in graph.ops for tensor in op.outputs}
+    return layouts, {op.name: (None,) for op in graph.ops}

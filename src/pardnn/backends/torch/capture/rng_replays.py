@@ -20,7 +20,7 @@ import torch
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.trace_ir import Call, Value
-from pardnn.backends.torch.rng.generator import default_generator, read_state
+from pardnn.backends.torch.rng.generator import DATA_DEPENDENT, default_generator, read_state
 
 _CPU = torch.device("cpu")
 
@@ -45,8 +45,11 @@ class RngReplays:
             where: Its line, for the error.
 
         Raises:
-            UnsupportedError: E801, if the generator's state tells nothing about the numbers.
+            UnsupportedError: E801, if the generator's state tells nothing about the numbers; E822,
+                if how many are drawn depends on values, which other ranks cannot follow.
         """
+        if call.kind.removeprefix("aten.").partition(".")[0].rstrip("_") in DATA_DEPENDENT:
+            raise unsupported.data_dependent_draws(call.kind, where)
         stream = self._streams.get(device) or self._streams["cpu"]
         position = stream.position()
         if position is None:

@@ -44,6 +44,18 @@ def data_dependent_size(where: str | None) -> UnsupportedError:
     )
 
 
+def data_dependent_draws(kind: str, where: str | None) -> UnsupportedError:
+    """Return E822: how many random numbers an op draws depends on its input."""
+    return _error(
+        f"{kind}{_at(where)} draws a number of random values that depends on its input: a sampler\n"
+        "of gamma, beta, Dirichlet, binomial or Poisson variables rejects and draws again. Ranks\n"
+        "that do not run it could not follow the generator.\n"
+        "Draw before the step and pass the numbers in.",
+        where,
+        "E822",
+    )
+
+
 def data_dependent_shape(op: str, where: str | None) -> UnsupportedError:
     """Return E803: the shape of an op's result depends on data."""
     if "_ctc_loss" in op:
