@@ -278,3 +278,25 @@ def test_samplers_that_reject_are_refused_where_they_stand(name):
     model = nn.Linear(4, 4)
     error = refused(step, (model, ADAM(model.parameters()), torch.ones(3, 4)), "E822")
     assert "test_unsupported.py" in error.details["source"]
+
+
+def with_gradients(is_reset_first):
+    def step(model, optimizer, x):
+        if is_reset_first:
+            optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        if not is_reset_first:
+            optimizer.zero_grad()
+        return loss
+
+    model = nn.Linear(4, 4)
+    model(torch.ones(3, 4)).sum().backward()
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(3, 4))
+
+
+def test_a_gradient_left_over_from_before_is_refused_where_it_is_read():
+    assert "zero_grad() before" in refused(*with_gradients(is_reset_first=False), "E806").message
+    step, args = with_gradients(is_reset_first=True)
+    assert not any(op.name.endswith(".grad") for op in capture(step, *args).ops)

@@ -126,6 +126,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "model.norm.momentum": lambda o: setattr(o.model.norm, "momentum", 0.2),
     "model.norm.training": lambda o: o.model.norm.eval(),
     "model.linear.weight.requires_grad": lambda o: o.model.linear.weight.requires_grad_(False),
+    "model.linear.bias.grad": lambda o: o.model.linear(torch.ones(2, 4)).sum().backward(),
     "criterion.label_smoothing": lambda o: setattr(o.criterion, "label_smoothing", 0.0),
     "len(optimizer.param_groups)": lambda o: o.optimizer.add_param_group(
         {"params": [nn.Parameter(torch.ones(1))]}

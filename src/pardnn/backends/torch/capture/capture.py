@@ -169,8 +169,12 @@ class _Session:
         existing, sharing = {source.name for source in live}, _shared_sources(live)
         first = self._trace(symbolic_numbers=False, locate=False)
         initial, irregular = self._initial_values(first, existing)
+        read_once = _gradients_read(first)
         del first
         trace = self._trace(initial=initial)
+        left_over = [name for name in read_once if name not in trace.sources]
+        if left_over:
+            raise unsupported.left_over_gradient(left_over[0].removesuffix(".grad"))
         changed = [name for name in trace.changed if not _is_overwritten_before_read(trace, name)]
         if changed:
             raise unsupported.changed_state(changed)
@@ -278,6 +282,16 @@ def _momentum_reason(source: Source, optimizers: list[torch.optim.Optimizer]) ->
             if any(slot.holder is state for slot in source.slots):
                 return initial_state.momentum_reason(optimizer, parameter)
     return "is created as a copy of another tensor"
+
+
+def _gradients_read(first: _Trace) -> list[str]:
+    """Return the gradients from before the first step that it reads: it adds its own to them."""
+    read = {storage for call in first.tracer.calls for storage, _ in call.reads}
+    return [
+        name
+        for name, source in first.sources.items()
+        if source.parameter is not None and first.values[name].storage in read
+    ]
 
 
 def _gradients(found: tuple[Source, ...]) -> list[Source]:

@@ -44,6 +44,16 @@ def data_dependent_size(where: str | None) -> UnsupportedError:
     )
 
 
+def left_over_gradient(parameter: str) -> UnsupportedError:
+    """Return E806: a gradient from before the first step, which that step alone would add to."""
+    return UnsupportedError(
+        f"{parameter!r} holds a gradient from before the first step, which would be added to the "
+        "first step's and no other's.\nDrop it: optimizer.zero_grad() before the step is captured.",
+        code="E806",
+        details={"parameter": parameter},
+    )
+
+
 def data_dependent_draws(kind: str, where: str | None) -> UnsupportedError:
     """Return E822: how many random numbers an op draws depends on its input."""
     return _error(

@@ -303,7 +303,7 @@ def _changed_values(changes: Sequence[Change]) -> MismatchError:
         f"the step was captured with other values: {told}{more}.\n"
         "The graph holds for the captured ones alone. A number that changes from call to call can "
         "be an argument of the step: a float or a tensor. All else stays as it was when "
-        "`parallelize` was called.",
+        "`parallelize` was called; gradients are made and reset inside the step.",
         code="E509",
         details={"changed": [change.name for change in changes[:20]]},
     )

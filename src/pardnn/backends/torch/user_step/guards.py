@@ -170,6 +170,7 @@ class Guards:
         for function in self._used.functions:
             self._walk("", function)
         self._flags = [tensor.requires_grad for _, tensor in self._parameters]
+        self._gradients = [tensor.grad for _, tensor in self._parameters]
         self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}
         self._names = names
         self._ignored = _unread_arguments(step, names)
@@ -191,6 +192,15 @@ class Guards:
                 Change(f"{name}.requires_grad", then, now)
                 for (name, _), then, now in zip(self._parameters, self._flags, flags, strict=True)
                 if then != now
+            ]
+        gradients = [tensor.grad for _, tensor in self._parameters]
+        if not all(map(operator.is_, gradients, self._gradients)):
+            found += [
+                Change(f"{name}.grad", _gradient_text(then), _gradient_text(now))
+                for (name, _), then, now in zip(
+                    self._parameters, self._gradients, gradients, strict=True
+                )
+                if then is not now
             ]
         for i, value in batch.items():
             found += self._batch_changes(i, value)
@@ -322,6 +332,10 @@ def _slots(value: Any) -> list[str]:
     if package in _CLOSED_PACKAGES:
         return []
     return [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
+
+
+def _gradient_text(gradient: torch.Tensor | None) -> str | None:
+    return None if gradient is None else f"a gradient of shape {list(gradient.shape)}"
 
 
 def _is_users_object(value: Any) -> bool:
