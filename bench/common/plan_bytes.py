@@ -11,6 +11,7 @@ the public functions are called, so both sides may be laid out in any way.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import tempfile
@@ -161,7 +162,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--devices", default="2,4")
     counts = tuple(int(k) for k in parser.parse_args(arguments).devices.split(","))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        # Graphs name the lines that ops come from, by a path that depends on the working directory.
         for case, result in cases(Path(folder), counts):
             print(f"{case}: {result}", flush=True)
 
