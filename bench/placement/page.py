@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import math
 from typing import Any
 
 import numpy as np
 
+from bench.common.charts import dots_svg
 from bench.placement.memory import feasibility_summary
 from bench.placement.parts import geometric_mean, memory_summary
 
 Report = dict[str, Any]
-#: Colours of the dots by CCR, told apart by people who see few colours too.
-COLOURS = ("#0072b2", "#e69f00", "#cc79a7", "#009e73")
 
 
 def mean_ratio(rows: list[dict[str, Any]], name: str, base: str | None) -> float | None:
@@ -274,44 +272,14 @@ def _scale(report: Report) -> list[str]:
 
 def picture(report: Report) -> str:
     """Return an SVG: a row per algorithm, a dot per CCR at the mean of makespan / bound."""
-    ccrs = sorted({row["wished_ccr"] for row in report["rows"]})
-    means = {
-        (name, ccr): mean_ratio([r for r in report["rows"] if r["wished_ccr"] == ccr], name, None)
-        for name in report["algorithms"]
-        for ccr in ccrs
-    }
-    known = [value for value in means.values() if value]
-    most = math.log2(max(2.0, *known)) * 1.05
-    width, left, row_height, top = 720, 150, 24, 40
-    height = top + row_height * len(report["algorithms"]) + 40
-
-    def x(value: float) -> float:
-        return left + (width - left - 30) * math.log2(value) / most
-
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"',
-        f'width="{width}" height="{height}" font-family="sans-serif" font-size="13">',
-        "<title>Makespan / lower bound of each algorithm, geometric means by CCR</title>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-    ]
-    for i, ccr in enumerate(ccrs):
-        at = left + 90 * i
-        parts.append(f'<circle cx="{at}" cy="16" r="5" fill="{COLOURS[i % 4]}"/>')
-        parts.append(f'<text x="{at + 9}" y="20">CCR {ccr:g}</text>')
-    for tick in (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0):
-        if math.log2(tick) <= most:
-            parts.append(f'<line x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{top - 8}" '
-                         f'y2="{height - 34}" stroke="#ddd"/>')  # fmt: skip
-            parts.append(f'<text x="{x(tick):.1f}" y="{height - 18}" '
-                         f'text-anchor="middle">{tick:g}</text>')  # fmt: skip
-    for j, name in enumerate(report["algorithms"]):
-        y = top + row_height * j + 8
-        parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">'
-                     f"{html.escape(name)}</text>")  # fmt: skip
-        for i, ccr in enumerate(ccrs):
-            value = means[name, ccr]
-            if value:
-                parts.append(f'<circle cx="{x(value):.1f}" cy="{y}" r="5" '
-                             f'fill="{COLOURS[i % 4]}" fill-opacity="0.85"/>')  # fmt: skip
-    parts.append("</svg>")
-    return "\n".join(parts) + "\n"
+    rows: dict[str, dict[str, float]] = {name: {} for name in report["algorithms"]}
+    for ccr in sorted({row["wished_ccr"] for row in report["rows"]}):
+        those = [row for row in report["rows"] if row["wished_ccr"] == ccr]
+        for name, dots in rows.items():
+            mean = mean_ratio(those, name, None)
+            if mean is not None:
+                dots[f"CCR {ccr:g}"] = mean
+    return dots_svg(
+        "Makespan of each algorithm", "geometric means, simulated", rows,
+        axis="makespan / lower bound",
+    )  # fmt: skip

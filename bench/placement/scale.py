@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.common import RESULTS
-from bench.placement.scale_svg import picture
+from bench.common.charts import Line, lines_svg
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
 from pardnn.place.pardnn.pardnn import place_arrays
@@ -39,6 +39,9 @@ MOVED, WITHIN = 0.08, 0.005
 #: per change of the share that moves, as measured at 100,000 ops. Then at most so many more tries.
 TIGHTNESS, STEP, MOST_TRIES = 0.33, 5.0, 4
 
+
+#: Of the picture: name, and key of a row.
+LINES = (("planning", "seconds"), ("planning under a limit", "tight"), ("one pass", "pass"))
 
 #: Name, shape, ops, edges at most.
 CASES: tuple[tuple[str, Callable[..., Shape], int, int], ...] = (
@@ -159,6 +162,22 @@ def page(rows: list[dict[str, Any]], command: str) -> str:
         cells = " | ".join(f"{r['steps'].get(step, 0.0):.3f}" for step in STEPS)
         lines.append(f"| {r['graph']} | {r['ops']} | {cells} |")
     return "\n".join(lines) + "\n"
+
+
+def picture(rows: list[dict[str, Any]]) -> str:
+    """Return an SVG of the layered graphs' seconds against their ops."""
+    shown = [row for row in rows if row["graph"] == "layered"]
+    lines = [
+        Line(name, {row["ops"]: row[key] for row in shown if key in row}, colour)
+        for colour, (name, key) in enumerate(LINES)
+    ]
+    return lines_svg(
+        "Time of ParDNN against the size of the graph",
+        "layered graphs, processor seconds, measured",
+        [line for line in lines if line.points],
+        axes=("ops", "seconds"),
+        base=10,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

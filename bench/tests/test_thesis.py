@@ -4,7 +4,6 @@ import pytest
 
 from bench.common.paging import page_bytes
 from bench.thesis.batch import made_family, read_rule, write_rule
-from bench.thesis.svg import Line, chart_svg
 from bench.thesis.unroll import unrolled
 from pardnn.api.batch_scaling import graph_at
 from pardnn.cost.costs import graph_costs
@@ -82,12 +81,3 @@ def test_swapping_drops_what_the_host_has():
     whole = int(long.arrays.tensor_bytes[long.arrays.tensor_alias < 0].sum())
     for share in (3, 5):
         assert 0 < page_bytes(long, whole // share, "far") < page_bytes(long, whole // share)
-
-
-def test_a_chart_draws_each_line_and_escapes_names():
-    lines = [Line("a & b", {1: 1.0, 4: 8.0}, 0), Line("thesis", {1: 1.0, 4: 2.0}, 0, dashed=True)]
-    svg = chart_svg("title", "note", "samples", lines)
-    assert svg.count("<polyline") == 2
-    assert svg.count("<circle") == 2
-    assert "a &amp; b" in svg
-    assert ">thesis<" not in svg

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from bench.common.charts import Line, lines_svg
 from bench.thesis import published
 from bench.thesis.notes import DISAGREEMENTS, HEAD
 from bench.thesis.published import DEVICES, MODELS
-from bench.thesis.svg import Line, chart_svg
 
 Report = dict[str, Any]
 
@@ -321,18 +321,18 @@ def pictures(report: Report) -> dict[str, str]:
     batch, speed = [], []
     for i, (name, row) in enumerate(rows):
         ours = {k: _cell(row, k)["batch"] for k in DEVICES if _cell(row, k)["batch"]}
-        batch += [Line(name, ours, i), Line(name, MODELS[name].batch, i, dashed=True)]
+        batch += [Line(name, ours, i), Line(name, MODELS[name].batch, i, dashed=True, named=False)]
         speed.append(Line(name, _speedups(row), i))
     speed.append(Line("ideal", {k: float(k) for k in DEVICES}, 6, dashed=True))
     simulated = "V100 32 GB, simulated; "
     return {
-        "batch": chart_svg(
-            "Largest batch that fits", f"{simulated}dashed: ParDNN thesis, Table 6.1", "samples",
-            [line for line in batch if line.values],
+        "batch": lines_svg(
+            "Largest batch that fits", f"{simulated}dashed: ParDNN thesis, Table 6.1",
+            [line for line in batch if line.points], axes=("devices", "samples"), base=2,
         ),
-        "speedup": chart_svg(
+        "speedup": lines_svg(
             "Throughput over the fewest devices that train the model",
             f"{simulated}at the largest batch that fits; dashed: as many times as devices",
-            "times", [line for line in speed if line.values],
+            [line for line in speed if line.points], axes=("devices", "speed-up"), base=2,
         ),
     }  # fmt: skip

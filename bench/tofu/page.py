@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.tofu.svg import bars_svg
+from bench.common.charts import Bar, bars_svg
 
 Row = Mapping[str, Any]
 
@@ -69,15 +69,23 @@ def page(report: Row) -> str:
 def pictures(report: Row) -> dict[str, str]:
     """Return the pictures by name."""
     found: dict[str, str] = {}
-    for name, kind, title, ways in (
-        ("wresnet", "wresnet", "Figure 8: WResNet-depth-width", BARS[:-1]),
-        ("rnn", "rnn", "Figure 9: RNN-layers-hidden", BARS),
+    for kind, title, methods in (
+        ("wresnet", "Figure 8: WResNet-depth-width", BARS[:-1]),
+        ("rnn", "Figure 9: RNN-layers-hidden", BARS),
     ):
         rows = [row for row in report.get("models", {}).values() if row["graph"].startswith(kind)]
         if rows:
-            note = "simulated; throughput relative to ideal, on the bars samples/s; 8 K80s"
-            found[name] = bars_svg(title, note, rows, ways)
+            note = "8 K80s, simulated; throughput relative to ideal, on the bars samples/s"
+            bars = {method: [_bar(row, method) for row in rows] for method in methods}
+            found[kind] = bars_svg(title, note, [row["graph"] for row in rows], bars)
     return found
+
+
+def _bar(row: Row, method: str) -> Bar:
+    if "error" in row[method]:
+        return Bar(0.0, "OOM")
+    rate = row[method]["samples_per_s"]
+    return Bar(rate / row["ideal"]["samples_per_s"], f"{rate:.3g}")
 
 
 def _figure(number: int, rows: Sequence[Row], date: str) -> Iterator[str]:
