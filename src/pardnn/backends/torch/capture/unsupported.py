@@ -177,7 +177,13 @@ def shared_storage(names: Sequence[str]) -> UnsupportedError:
 
 
 def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> UnsupportedError:
-    """Return E801: a constant too large for a graph file."""
+    """Return E801: a constant too large for a graph file.
+
+    Args:
+        shape: Of the tensor.
+        num_bytes: Its size.
+        where: "file.py:line" of the user's code; None if unknown.
+    """
     return _error(
         f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is no argument,\n"
         f"parameter or buffer{_at(where)}. Up to 1 MiB would travel in the graph as a constant.\n"

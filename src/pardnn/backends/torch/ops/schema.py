@@ -191,6 +191,11 @@ def fake_result(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str
     layer norm and of losses stride the gradients like an argument, where real ones are contiguous;
     some follow another argument than real ones. Results that an `output_mask` leaves out are in
     truth None, and tensors for some fake kernels.
+
+    Args:
+        op: The overload.
+        args: Positional arguments, fake tensors inside.
+        kwargs: Keyword arguments.
     """
     name = op._schema.name
     if name == "aten::native_layer_norm_backward":
