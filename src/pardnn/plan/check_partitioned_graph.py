@@ -302,35 +302,23 @@ def _in_place_receives(plan: Plan, partition: Partition) -> Iterator[str]:
             continue
         where = f"messages: {m.tensor!r:.60} into {m.into!r:.60}"
         received[m.tensor, m.target] = m.into
-        producer_op = producer.get(m.into)
-        if (
-            producer_op is None
-            or producer_op.kind != FETCH
-            or plan.placement.get(producer_op.name) != m.target
-        ):
+        fetch = producer.get(m.into)
+        if fetch is None or fetch.kind != FETCH or plan.placement.get(fetch.name) != m.target:
             yield f"{where}: that is made by no fetch of device {m.target}"
-        elif position[producer_op.name] >= position.get(m.post_before, -1):
+        elif position[fetch.name] >= position.get(m.post_before, -1):
             yield f"{where}: it may arrive before its place is there"
-    for op in partition.ops:
-        if op.kind == JOIN:
-            yield from (
-                f"partition: op {op.name!r:.60}: {problem}"
-                for problem in _join_problems(
-                    op, plan.placement.get(op.name, 0), received, producer
-                )
-            )
-    buffers = {*received.values(), *(_arguments(op)[0]["tensor"] for op in partition.ops
-                                   if op.kind == JOIN)}  # fmt: skip
+    joins = [(op, plan.placement.get(op.name, 0)) for op in partition.ops if op.kind == JOIN]
+    for op, device in joins:
+        for problem in _join_problems(op, device, received, producer):
+            yield f"partition: op {op.name!r:.60}: {problem}"
+    buffers = {*received.values(), *(_arguments(op)[0]["tensor"] for op, _ in joins)}
     sent = {m.tensor for m in plan.messages}
     for name in sorted(buffers):
         others = [op for op in consumers.get(name, []) if op.kind not in (JOIN, UPDATE)]
         if others or name in sent:
             consumer = others[0].name if others else "a message"
             yield f"partition: {consumer!r:.60} reads {name!r:.60}, which is not complete"
-    left = received.keys() - {
-        (name, plan.placement.get(op.name, 0))
-        for op in partition.ops if op.kind == JOIN for name in op.inputs
-    }  # fmt: skip
+    left = received.keys() - {(name, device) for op, device in joins for name in op.inputs}
     for name, device in sorted(left):
         yield f"messages: {name!r:.60} is received in place on device {device}, but not joined"
 
