@@ -148,6 +148,11 @@ def optimum(
         seed: Of the solver.
         seconds: Time limit of the solver.
         forbidden: Placements of groups that are not wanted.
+
+    Raises:
+        UsageError: E219, if OR-Tools is not installed.
+        StuckError: E709, if the solver finds nothing in time.
+        PardnnError: E109, if the solver fails or its answer is wrong.
     """
     usable = np.where(np.isfinite(machine.seconds), machine.seconds, 0.0)
     comm = edge_seconds(arrays, op_edges(arrays), slowest_link(machine))
