@@ -6,9 +6,9 @@ closure cells, globals, class attributes, `requires_grad`. Tracing compilers gua
 traced frames read (TorchDynamo's guards); here no frame is compiled, so all that the step can
 reach *and* that code which may run mentions by name (`used_names`) is guarded.
 
-A guard holds a container and what its items were. The check compares identities first, a few
-nanoseconds an item, and looks closer only where one differs: measured, 40 us a call for a GPT-2 of
-12 layers (about 160 modules). O(values guarded).
+A guard holds a container and what its items were. The check compares identities first, all in one
+pass, and looks closer only where one differs: measured, 110 us a call for a GPT-2 of 12 layers
+(about 160 modules, 700 values). O(values guarded).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -80,7 +81,7 @@ class _Guard:
         is_used: Whether an item that appears later under a key matters; None: none does.
     """
 
-    __slots__ = ("_get", "_size", "holder", "is_used", "keys", "name", "then")
+    __slots__ = ("get", "holder", "is_used", "keys", "name", "size", "then")
 
     def __init__(
         self,
@@ -90,19 +91,10 @@ class _Guard:
         is_used: Callable[[Any], bool] | None = None,
     ) -> None:
         self.name, self.holder, self.keys, self.is_used = name, holder, list(keys), is_used
-        self._size = len(holder)
+        self.size = len(holder)
         # An itemgetter of one key would not return a tuple.
-        self._get = operator.itemgetter(*self.keys, self.keys[0]) if self.keys else None
-        self.then = self._get(holder) if self._get else ()
-
-    def holds(self) -> bool:
-        """Whether nothing changed, by identity."""
-        if self.is_used is not None and len(self.holder) != self._size:
-            return False
-        try:
-            return self._get is None or all(map(operator.is_, self._get(self.holder), self.then))
-        except LookupError:
-            return False
+        self.get = operator.itemgetter(*self.keys, self.keys[0]) if self.keys else None
+        self.then = self.get(holder) if self.get else ()
 
     def changes(self) -> list[Change]:
         """Return what did change, by value."""
@@ -112,17 +104,17 @@ class _Guard:
             for key, then in zip(self.keys, self.then, strict=False)
             if _differ(items.get(key, _ABSENT), then)
         ]
-        if self.is_used is None or len(items) == self._size:
+        if self.is_used is None or len(items) == self.size:
             return found
         if isinstance(self.holder, list | deque):
-            return [*found, Change(f"len({self.name})", self._size, len(items))]
+            return [*found, Change(f"len({self.name})", self.size, len(items))]
         known = set(self.keys)
         found += [
             Change(dotted(self.name, key), None, item)
             for key, item in items.items()
             if key not in known and not isinstance(item, torch.Tensor) and self.is_used(key)
         ]
-        self._size = self._size if found else len(items)
+        self.size = self.size if found else len(items)
         return found
 
 
@@ -142,6 +134,27 @@ def _differ(now: Any, then: Any) -> bool:
     if isinstance(then, _VALUES):
         return bool(now != then) and not (now != now and then != then)
     return now is not then
+
+
+class _Snapshot:
+    """All guards as flat lists, so that the usual answer takes two loops in C."""
+
+    def __init__(self, guards: Sequence[_Guard]) -> None:
+        self._sized = [guard.holder for guard in guards if guard.is_used is not None]
+        self._sizes = [guard.size for guard in guards if guard.is_used is not None]
+        kept = [guard for guard in guards if guard.get is not None]
+        self._getters, self._holders = [g.get for g in kept], [g.holder for g in kept]
+        self._then = list(itertools.chain.from_iterable(guard.then for guard in kept))
+
+    def holds(self) -> bool:
+        """Whether every guarded item is the object that it was, and no container grew."""
+        if list(map(len, self._sized)) != self._sizes:
+            return False
+        rows = map(operator.call, self._getters, self._holders)
+        try:
+            return all(map(operator.is_, itertools.chain.from_iterable(rows), self._then))
+        except LookupError:
+            return False
 
 
 class Guards:
@@ -169,6 +182,7 @@ class Guards:
         self._walk("", step)
         for function in self._used.functions:
             self._walk("", function)
+        self._snapshot = _Snapshot(self._guards)
         self._flags = [tensor.requires_grad for _, tensor in self._parameters]
         self._gradients = [tensor.grad for _, tensor in self._parameters]
         self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}
@@ -181,7 +195,10 @@ class Guards:
         Args:
             batch: This call's batch by index of the argument.
         """
-        found = [c for guard in self._guards if not guard.holds() for c in guard.changes()]
+        found: list[Change] = []
+        if not self._snapshot.holds():
+            found = [change for guard in self._guards for change in guard.changes()]
+            self._snapshot = _Snapshot(self._guards)
         for name, get, then in self._attributes:
             now = get()
             if now is not then and _differ(now, then):
