@@ -40,7 +40,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pardnn.cluster import STRICT
-from pardnn.graph.ir import Op
+from pardnn.errors import UnsupportedError, shown
+from pardnn.graph.ir import Graph, Op
 from pardnn.plan.mesh import Mesh
 
 SLICE, FETCH, REDUCE, UPDATE, JOIN, DRAW = (
@@ -67,3 +68,26 @@ class Partition:
     def __hash__(self) -> int:
         """Hash by mesh and size: hashing the ops would cost as much as reading them."""
         return hash((self.mesh, len(self.ops)))
+
+
+def written_inputs(graph: Graph) -> list[str]:
+    """Return the batch tensors that a step writes in place, which its caller reads afterwards."""
+    return [
+        op.name for op in graph.ops if op.kind == "input" and (op.arguments or {}).get("written")
+    ]
+
+
+def check_batch_is_read_only(graph: Graph) -> None:
+    """Refuse to cut a step that writes its batch: each device would hold a shard of the result.
+
+    Raises:
+        UnsupportedError: E823, naming the tensor.
+    """
+    written = written_inputs(graph)
+    if written:
+        raise UnsupportedError(
+            f"the step writes the batch tensor {shown(written[0])} in place, so its ops cannot be "
+            "cut.\nPlace whole ops (--algorithm auto-whole), or let the step write a copy.",
+            code="E823",
+            details={"inputs": written},
+        )

@@ -25,7 +25,7 @@ import numpy as np
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.mesh import Box, placements
-from pardnn.plan.partitioned_graph import Partition
+from pardnn.plan.partitioned_graph import Partition, check_batch_is_read_only
 from pardnn.plan.plan import Plan
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.cache import begin_graph
@@ -52,7 +52,9 @@ def spmd_partition(
     Raises:
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
         DescriptionError: E220, if a description is wrong.
+        UnsupportedError: E822 or E823, if an op draws or writes what cannot be cut.
     """
+    check_batch_is_read_only(graph)
     begin_graph()
     emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse)
     undescribed: Counter[str] = Counter()

@@ -9,15 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import UnsupportedError
-from pardnn.graph.ir import Graph
-from pardnn.plan.file import stamped
-from pardnn.plan.mesh import make_mesh
-from pardnn.shard.search.tofu import search
-from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
 
@@ -142,10 +137,13 @@ def test_a_container_that_gets_another_tensor_is_refused_once_that_matters() -> 
     assert first == rebound()[0](*rebound()[1]).item()
 
 
-def test_a_plan_that_cuts_the_batch_is_refused() -> None:
+def test_a_cut_is_refused_and_auto_places() -> None:
     step, args = truncated()
-    graph: Graph = capture(step, *args)
-    plan = stamped(spmd_partition(graph, search(graph, make_mesh((2,)))), graph)
+    graph = capture(step, *args)
+    cluster = pardnn.Cluster.uniform(2)
     with pytest.raises(UnsupportedError, match="'h' in place") as caught:
-        Program(graph, plan)
+        pardnn.plan(graph, cluster, "tofu", costs="v100")
     assert caught.value.code == "E823"
+    plan = pardnn.plan(graph, cluster, "auto", costs="v100")
+    assert plan.partition is None
+    assert any("tofu was not considered" in note for note in plan.notes)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from pardnn.backends.torch.comm.wire_format import MessageSpec, dense_strides, message_specs
-from pardnn.errors import UnsupportedError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partitioned_graph import check_batch_is_read_only, written_inputs
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 
 
@@ -46,14 +46,9 @@ class Program:
         self.peaks = peak_bytes(graph, arrays)
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)
-        self.written = [op.name for op in self.inputs() if (op.arguments or {}).get("written")]
-        if self.written and plan.partition is not None:
-            raise UnsupportedError(
-                f"the step writes the batch tensor {shown(self.written[0])} in place, and the plan "
-                "cuts it.\nPlace whole ops (--algorithm auto-whole), or let the step write a copy.",
-                code="E823",
-                details={"inputs": self.written},
-            )
+        self.written = written_inputs(self.whole)
+        if plan.partition is not None:
+            check_batch_is_read_only(self.whole)
         self.result_specs = tuple(self._result_specs())
 
     def _result_specs(self) -> Iterator[MessageSpec]:
