@@ -1,10 +1,13 @@
-"""The quick benchmarks, a few minutes on one core; others by their names.
+"""The quick part of `placement`, a few minutes on one core; the others by their names.
 
-`capture` times capturing, `capture-zoo` captures the zoo's graphs,
-`thesis` regenerates the tables of the ParDNN thesis, `scale` times planning up to a million ops,
-`tofu-search` measures the search of shardings, `tofu-equality` compares sharded training with
-one device, `tofu` regenerates figures of the Tofu paper in simulation, `steps` compares step times
-with DDP and FSDP2.
+- Placement: `placement` compares algorithms, `scale` times planning up to a million ops, `thesis`
+  regenerates the tables of the ParDNN thesis.
+- Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
+  search of shardings, `tofu-equality` compares sharded training with one device.
+- The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
+  `collectives` measures gloo's collectives and messages, `fidelity` compares predicted with
+  measured steps, `steps` our steps with those of DDP and FSDP2.
+- `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
 """
 
 import importlib
@@ -16,6 +19,7 @@ NAMED = {
     "collectives": "bench.runtime.collectives",
     "fidelity": "bench.runtime.fidelity",
     "placement": "bench.placement.main",
+    "plan-bytes": "bench.common.plan_bytes",
     "scale": "bench.placement.scale",
     "thesis": "bench.thesis.main",
     "steps": "bench.runtime.steps",
