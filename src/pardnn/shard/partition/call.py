@@ -97,12 +97,24 @@ class Skeleton(NamedTuple):
         dtypes: Mapping[str, str | None],
         outputs: tuple[Shape | None, ...],
     ) -> Any:
-        """Return what is equal for calls that differ in the names of their tensors alone."""
+        """Return what is equal for calls that differ in the names of their tensors alone.
+
+        Args:
+            shapes: By tensor name.
+            dtypes: By tensor name.
+            outputs: Shapes of the results; None for one that is no tensor.
+        """
         return (self.structure, tuple([(shapes[n], dtypes.get(n)) for n in self.names]), outputs)
 
 
 def skeleton_of(kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Skeleton:
-    """Return the arguments of a call without its tensors. O(size of the arguments)."""
+    """Return the arguments of a call without its tensors. O(size of the arguments).
+
+    Args:
+        kind: The operator.
+        args: As in `Op.arguments`.
+        kwargs: Likewise.
+    """
     names: list[str] = []
     structure = tuple([_plain(value, names) for value in args])
     named = tuple([(key, _plain(value, names)) for key, value in kwargs.items()]) if kwargs else ()

@@ -87,6 +87,11 @@ class ObservedShapes(WorkerShapes):
 def extents_of(description: Description, analysis: Analysis, bound: Bound) -> dict[str, int]:
     """Return how far each variable of a call runs.
 
+    Args:
+        description: Of the operator.
+        analysis: Of the description.
+        bound: The call, with its tensors bound to the parameters of the description.
+
     Raises:
         DescriptionError: E220, if a loop that can be cut runs over different sizes.
     """

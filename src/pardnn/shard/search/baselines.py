@@ -76,13 +76,25 @@ def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     """Return every tensor cut along its first dim that can be cut, each op as is best then.
 
     A gradient or a transposed view is cut as the tensor that it belongs to.
+
+    Args:
+        graph: A captured graph.
+        target: The mesh, or the cluster to lay one over.
+        objective: Not looked at: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     return _chosen(choose_rows, graph, target)
 
 
 def choose_rows(graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int) -> Solution:
-    """Choose as `allrow_greedy` does, on the first `count` mesh axes."""
+    """Choose as `allrow_greedy` does, on the first `count` mesh axes.
+
+    Args:
+        graph: A captured graph.
+        calls: Its calls.
+        tables: Cost tables of the coarse graph; what is derived from them is kept in `memo`.
+        count: Mesh axes to choose for, from the first.
+    """
     if "rows" not in tables.memo:
         tables.memo["rows"] = _row_tables(tables)
     return recursive_search(tables.memo["rows"], count=count)
@@ -109,6 +121,11 @@ def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> S
     """Return tensors cut in the order of their size, each as is best for the ops at it.
 
     A tensor counts with its gradient and its optimizer state.
+
+    Args:
+        graph: A captured graph.
+        target: The mesh, or the cluster to lay one over.
+        objective: Not looked at: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     return _chosen(choose_largest_first, graph, target)
@@ -117,7 +134,14 @@ def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> S
 def choose_largest_first(
     graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int
 ) -> Solution:
-    """Choose as `spartan` does, on the first `count` mesh axes."""
+    """Choose as `spartan` does, on the first `count` mesh axes.
+
+    Args:
+        graph: A captured graph.
+        calls: Its calls.
+        tables: Cost tables of the coarse graph; what is derived from them is kept in `memo`.
+        count: Mesh axes to choose for, from the first.
+    """
     problem = tables.problem
     at: list[list[Factor]] = [[] for _ in problem.variables]
     for factor in problem.factors:
@@ -188,6 +212,11 @@ def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -
     """Return the best sharding that cuts each tensor along one dim only, into k parts.
 
     Its mesh has one axis.
+
+    Args:
+        graph: A captured graph.
+        target: The mesh, or the cluster to lay one over.
+        objective: Not looked at: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     begin_graph()
@@ -204,7 +233,13 @@ def _keeps_outputs(reduced: Sequence[Flags]) -> bool:
 
 
 def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
-    """Return the best sharding that is found if no partial results are ever combined."""
+    """Return the best sharding that is found if no partial results are ever combined.
+
+    Args:
+        graph: A captured graph.
+        target: The mesh, or the cluster to lay one over.
+        objective: Not looked at: the choice does not depend on it.
+    """
     del objective  # the choice does not depend on it
     return _chosen(choose_unreduced, graph, target)
 
@@ -212,7 +247,14 @@ def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sh
 def choose_unreduced(
     graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int
 ) -> Solution:
-    """Choose as `icml18` does, on the first `count` mesh axes."""
+    """Choose as `icml18` does, on the first `count` mesh axes.
+
+    Args:
+        graph: A captured graph.
+        calls: Its calls.
+        tables: Cost tables of the coarse graph; what is derived from them is kept in `memo`.
+        count: Mesh axes to choose for, from the first.
+    """
     if "unreduced" not in tables.memo:
         tables.memo["unreduced"] = tables.limited(strategy=_keeps_outputs)
     limited = tables.memo["unreduced"]
@@ -255,13 +297,26 @@ def batch_dims(
 
 
 def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
-    """Return every op that sees the batch cut along it; tensors that do not by their first dim."""
+    """Return every op that sees the batch cut along it; tensors that do not by their first dim.
+
+    Args:
+        graph: A captured graph.
+        target: The mesh, or the cluster to lay one over.
+        objective: Not looked at: the choice does not depend on it.
+    """
     del objective  # the choice does not depend on it
     return _chosen(choose_batch, graph, target)
 
 
 def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int) -> Solution:
-    """Choose as `data_parallel` does, on the first `count` mesh axes."""
+    """Choose as `data_parallel` does, on the first `count` mesh axes.
+
+    Args:
+        graph: A captured graph.
+        calls: Its calls.
+        tables: Cost tables of the coarse graph; what is derived from them is kept in `memo`.
+        count: Mesh axes to choose for, from the first.
+    """
     if "batch" not in tables.memo:
         tables.memo["batch"] = _batch_tables(graph, calls, tables)
     return recursive_search(tables.memo["batch"], count=count)
@@ -281,7 +336,13 @@ def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> 
 
 
 def replicas(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solution:
-    """Return the best choice that cuts the batch and replicates all else (data parallelism)."""
+    """Return the best choice that cuts the batch and replicates all else (data parallelism).
+
+    Args:
+        graph: A captured graph.
+        calls: Its calls.
+        tables: Cost tables of the coarse graph.
+    """
     batch = _batch_of(tables.problem, batch_dims(graph, calls)[0])
 
     def allows(variable: Variable, layout: Layout) -> bool:

@@ -97,5 +97,11 @@ class Objective(Protocol):
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """Cost of a variable's tensors whatever is computed, for each layout."""
+        """Cost of a variable's tensors whatever is computed, for each layout.
+
+        Args:
+            variable: Of the coarse graph.
+            layouts: A dim, or None, per mesh axis.
+            axis_sizes: Of the mesh axes.
+        """
         ...

@@ -49,7 +49,13 @@ class BytesObjective:
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """Nothing: what is owned moves no bytes."""
+        """Nothing: what is owned moves no bytes.
+
+        Args:
+            variable: Of the coarse graph.
+            layouts: A dim, or None, per mesh axis.
+            axis_sizes: Of the mesh axes.
+        """
         return np.zeros(len(layouts))
 
 

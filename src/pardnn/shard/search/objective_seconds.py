@@ -115,7 +115,13 @@ class SecondsObjective:
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """Seconds of the ops that follow a variable, and the price of its memory, by layout."""
+        """Seconds of the ops that follow a variable, and the price of its memory, by layout.
+
+        Args:
+            variable: Of the coarse graph.
+            layouts: A dim, or None, per mesh axis.
+            axis_sizes: Of the mesh axes.
+        """
         least, rest = self.free.get(variable.root, (0.0, 0.0))
         rest += self.price * self.weights.get(variable.root, 0.0)
         if not least + rest:

@@ -179,7 +179,13 @@ class OverlapScheduler:
         return Overlapped(PlanArrays(*plan[:3], *columns), order)
 
     def before(self, device: int, position: int, seconds: float) -> int:
-        """Return the last position from which that much is computed up to a position."""
+        """Return the last position from which that much is computed up to a position.
+
+        Args:
+            device: Whose order it is.
+            position: In that order.
+            seconds: Of computation between the two positions.
+        """
         clock = self.clock[device]
         return max(bisect.bisect_right(clock, clock[position] - seconds) - 1, 0)
 
@@ -218,7 +224,13 @@ class OverlapScheduler:
         return [n for n in (*made, *self.after[op]) if self.device_of[n] == self.device_of[op]]
 
     def delay(self, device: int, row: Sequence[int], schedule: _Schedule) -> None:
-        """Move what is assembled of received slices towards its first reader."""
+        """Move what is assembled of received slices towards its first reader.
+
+        Args:
+            device: Whose order it is.
+            row: Its ops in order.
+            schedule: Changed in place.
+        """
         clock, new_position, leads = self.clock[device], schedule.new_position, schedule.lead
         for op in reversed(row):
             kind = self.kinds[op]

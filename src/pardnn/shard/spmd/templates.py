@@ -91,7 +91,13 @@ def returned_names(op: Op) -> tuple[str | None, ...]:
 
 
 def replicate_op(op: Op, tensors: Mapping[str, Tensor], mesh: Mesh) -> PartitionedOp:
-    """Return an op that every device runs whole; no description is needed."""
+    """Return an op that every device runs whole; no description is needed.
+
+    Args:
+        op: Of the whole graph.
+        tensors: The graph's tensors by name.
+        mesh: The devices.
+    """
     found = partition_op(op, (None,) * len(mesh.shape), tensors, mesh)
     assert found is not None
     return found
@@ -309,7 +315,13 @@ def non_local_tensor(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> st
 
 
 def shared_input(emitter: Emitter, op: Op, tensor: Tensor) -> str | None:
-    """Return the input through which an output shares its storage; None if it owns it."""
+    """Return the input through which an output shares its storage; None if it owns it.
+
+    Args:
+        emitter: Knows the owners of storages.
+        op: Of the whole graph.
+        tensor: One of its outputs.
+    """
     shared = alias_of(op, tensor)
     if shared is None or shared in op.inputs:
         return shared

@@ -274,7 +274,11 @@ class Tensor:
         )
 
     def broadcast(self, index: tuple[Any, ...]) -> Read:
-        """Return the element at `index` of a result that this tensor is broadcast to."""
+        """Return the element at `index` of a result that this tensor is broadcast to.
+
+        Raises:
+            DescriptionError: E220, if the result has fewer dims than the tensor.
+        """
         if len(index) < self.ndim:
             raise DescriptionError(
                 f"input {self.slot!r} has {self.ndim} dims, the result only {len(index)}"
@@ -285,7 +289,11 @@ class Tensor:
 
 
 def index_entry(index: Any) -> Affine | Range:
-    """Return one entry of an index: affine, or a range for a slice."""
+    """Return one entry of an index: affine, or a range for a slice.
+
+    Raises:
+        DescriptionError: E220, if a slice has a step.
+    """
     if not isinstance(index, slice):
         return affine(index)
     if index.step is not None:

@@ -42,7 +42,11 @@ ATEN: dict[str, Description] = {}
 
 
 def canonical_name(name: str) -> str:
-    """Return "ns.op" or "ns.op.overload" for "ns::op", "aten.op.default" and the like."""
+    """Return "ns.op" or "ns.op.overload" for "ns::op", "aten.op.default" and the like.
+
+    Raises:
+        DescriptionError: E220, if it names no operator.
+    """
     parts = name.replace("::", ".").split(".")
     if len(parts) < 2 or not all(parts):
         raise DescriptionError(f"{name!r:.80} names no operator; examples: 'aten.mm', 'mylib::op'")

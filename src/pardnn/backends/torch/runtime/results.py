@@ -21,6 +21,11 @@ from pardnn.errors import MismatchError, shown
 def check_written(program: Program, inputs: Mapping[str, Any], device: torch.device) -> None:
     """Refuse batch tensors that the step writes but that no rank can write in place.
 
+    Args:
+        program: Names them.
+        inputs: This step's inputs by name.
+        device: This rank's.
+
     Raises:
         MismatchError: E512, if one is on another device than the rank.
     """
