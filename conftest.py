@@ -1,7 +1,7 @@
 """Lanes: each test runs where it belongs.
 
 `--lane shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at calls.
-`--lane jit`:    the rooms that have kernels, compiled; tests marked `jit`, too large for Python.
+`--lane jit`:    the packages that have kernels, compiled; tests marked `jit`, too large for Python.
 `--lane torch`:  the tests below a directory named `torch`, and no others.
 `--lane ranks`:  the half of `torch` that mostly waits for processes; `--lane rest`: the other half.
 Without `--lane` everything that is named runs, as it is.
@@ -22,7 +22,7 @@ RANKS = {
     "test_generator.py", "test_launcher.py", "test_stream.py",
 }  # fmt: skip
 TORCH_LANES = ("torch", "ranks", "rest")
-KERNEL_ROOMS = {"cost", "kernels", "place", "shard", "sim"}
+KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}
 #: Where arrays travel. Not what users call with anything: it answers wrong types itself.
 CHECKED = ["graph.csr", "kernels", "cost", "sim", "place", "shard"]
 
@@ -70,7 +70,7 @@ def _short_plans() -> None:
     polish.WORK = 2_000_000
 
 
-def _rooms(path: Path, config: pytest.Config) -> tuple[str, ...]:
+def _parts_below(path: Path, config: pytest.Config) -> tuple[str, ...]:
     return path.relative_to(config.rootpath).parts[1:]
 
 
@@ -79,7 +79,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if lane is None or collection_path.is_dir():
         return None
     # Here and not below: the module is not even imported in another lane.
-    is_torch = "torch" in _rooms(collection_path, config)
+    is_torch = "torch" in _parts_below(collection_path, config)
     if lane in ("ranks", "rest") and (collection_path.name in RANKS) != (lane == "ranks"):
         return True
     return True if is_torch != (lane in TORCH_LANES) else None
@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_large = item.get_closest_marker("jit") is not None
         if lane == "shapes":
             return not is_large
-        return is_large or bool(KERNEL_ROOMS & set(_rooms(item.path, config)))
+        return is_large or bool(KERNEL_PACKAGES & set(_parts_below(item.path, config)))
 
     config.hook.pytest_deselected(items=[item for item in items if not belongs(item)])
     items[:] = [item for item in items if belongs(item)]

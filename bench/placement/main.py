@@ -6,7 +6,7 @@ Families, sizes, CCR and numbers of devices make too many rows to run them all: 
 `--rows` are drawn by the seed, every family in turn, every CCR and number of devices as often as
 the others; 0 is all of them. `--large` and `--large-rows` say the same of the part on recurrent
 grids, wide branches and fork-join graphs, where `auto` is compared with plain HEFT. Makespans are
-those of the judge, planning times are wall seconds after the kernels are compiled. With `--parts`
+simulated, planning times are wall seconds after the kernels are compiled. With `--parts`
 only these parts run, and the others are kept from the page of the same date and name: so a long run
 can be done in pieces.
 """
@@ -130,7 +130,7 @@ def quality(options: argparse.Namespace, names: tuple[str, ...]) -> list[dict[st
 def large(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Plan graphs of the families in `LARGE` by `auto` and by plain HEFT.
 
-    Their plans are judged, and not verified: at 64 devices that takes longer than planning. The
+    Their plans are simulated, and not verified: at 64 devices that takes longer than planning. The
     solvers that `auto` asks last are left out.
     """
     chosen = vars(options) | {

@@ -3,7 +3,7 @@
 `python -m bench.placement.msr_fiddle FOLDER` plans every input in a folder for its own accelerators
 and prints a table of
 
-- makespan: the judge's, ops one at a time per device, a copy between accelerators takes twice the
+- makespan: simulated, ops one at a time per device, a copy between accelerators takes twice the
   time to host memory and overlaps with computation;
 - latency: that project's own measure. What an accelerator holds is cut into pieces wherever data
   leaves it and comes back; a piece is one call, which starts when all its inputs are there, fetches

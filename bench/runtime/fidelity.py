@@ -9,7 +9,7 @@ Each model is planned for each number of ranks with roofline costs, which only d
    the faster counts; messages are timed by `measure_links`;
 2. each plan is run on ranks of one thread; its fastest step counts, as whatever else runs here
    only adds;
-3. the step is predicted from 1: by the product's judge, which gives each rank a core of its own,
+3. the step is predicted from 1: by the simulator, which gives each rank a core of its own,
    and with the machine's cores shared by the ranks, which move their messages themselves
    (`pardnn.sim.shared_cores`): the prediction that counts.
 
@@ -88,7 +88,7 @@ def planned(names: Sequence[str], ranks: Sequence[int], algorithms: Sequence[str
 
 
 def predicted(job: Job, costs: Costs, host: Host) -> Row:
-    """Return the step time by the judge, and with the cores shared."""
+    """Return the step time by the simulator, and with the cores shared."""
     parts, arrays = job.parts, plan_arrays(job.parts, job.plan)
     idle = host.links.idle
     cluster = Cluster.uniform(job.ranks, bandwidth=idle.bandwidth, latency=idle.latency)

@@ -13,9 +13,9 @@ FAR = 0.2
 _EXPLAINED = """\
 **Measured** step times and peaks beside the **simulated** ones. Step: the fastest of {steps} after
 the first. *Predicted*: calls timed by as many processes side by side as compute at once, the cores
-shared by the ranks, messages at what they take their ends (`pardnn.sim.shared_cores`); *judge*: the
-product's judge with the same costs, which gives each rank a core of its own and each message an
-idle link. *CPU*: processor time of all ranks together, which a busy machine changes little. Error:
+shared by the ranks, messages at what they take their ends (`pardnn.sim.shared_cores`); *simulator*:
+the same costs simulated with a core for each rank and an idle link for each message.
+*CPU*: processor time of all ranks together, which a busy machine changes little. Error:
 predicted / measured - 1; of memory, on the rank where they differ most.
 """
 
@@ -25,8 +25,8 @@ def step_error(row: Row) -> float:
     return row["predicted_s"] / row["measured_s"] - 1
 
 
-def judge_error(row: Row) -> float:
-    """Return the judge's / measured step time - 1."""
+def simulator_error(row: Row) -> float:
+    """Return the simulator's / measured step time - 1."""
     return row["judged_s"] / row["measured_s"] - 1
 
 
@@ -48,7 +48,7 @@ def page(report: Row) -> str:
     lines = [f"# Fidelity, {report['date']}", "", f"`{report['command']}`;"]
     lines += [f"{report['machine']}, {cores} cores, links {report['link']}.", ""]
     lines += [_EXPLAINED.format(steps=report["steps"] - 1), *_load(report), "## Summary", ""]
-    titles = ["runs", "number", "step, mean error", "worst", "judge, mean", "CPU, mean"]
+    titles = ["runs", "number", "step, mean error", "worst", "simulator, mean", "CPU, mean"]
     titles += ["peak, mean", "worst"]
     lines += ["| " + " | ".join(titles) + " |", "| --- " * len(titles) + "|"]
     for ranks in sorted({row["ranks"] for row in rows}):
@@ -56,7 +56,7 @@ def page(report: Row) -> str:
     lines += _summary([row for row in rows if row["ranks"] <= cores], "a core for each rank")
     lines += _summary(rows, "all")
     lines += _worst(rows)
-    columns = ["model", "ranks", "algorithm", "ops", "messages", "predicted, ms", "judge, ms"]
+    columns = ["model", "ranks", "algorithm", "ops", "messages", "predicted, ms", "simulator, ms"]
     columns += ["measured, ms", "step error", "CPU predicted, ms", "measured, ms", "peak error"]
     lines += ["", "## Runs", "", "| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
     lines += [_line(row) for row in rows]
@@ -92,7 +92,7 @@ def _summary(rows: Sequence[Row], label: str) -> Iterator[str]:
 
     yield (
         f"| {label} | {len(good)} | {mean(step_error)} | {worst(step_error)} | "
-        f"{mean(judge_error)} | {mean(cpu_error)} | {mean(peak_error)} | {worst(peak_error)} |"
+        f"{mean(simulator_error)} | {mean(cpu_error)} | {mean(peak_error)} | {worst(peak_error)} |"
     )
 
 

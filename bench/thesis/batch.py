@@ -24,7 +24,7 @@ from testbed.kept_graphs import FOLDER, GRAPHS, ZOO, load
 
 RULES = FOLDER / "batch"
 
-#: Steps that compute parts of the forward pass twice, and their rules: `thesis_checkpoint.py`.
+#: Steps that compute parts of the forward pass twice, and their rules: `bench.thesis.checkpoint`.
 AGAIN = FOLDER / "checkpointed"
 
 
