@@ -54,14 +54,7 @@ def emit_random_op(emitter: Emitter, op: Op) -> None:
     Raises:
         UnsupportedError: E822, if it returns a result and writes another one into an argument.
     """
-    if writes(op) and op.outputs[0].name in returned_names(op) and not op.outputs[0].alias_of:
-        raise UnsupportedError(
-            f"op {shown(op.name)} ({op.kind}, {op.source or 'unknown line'}) draws random numbers, "
-            "returns a result and writes an argument besides, which cannot be cut.\n"
-            "Plan with a placement of whole ops (--algorithm auto-whole or pardnn).",
-            code="E822",
-            details={"op": op.name},
-        )
+    _check_one_result(op)
     call = call_of(op, emitter.tensors)
     names = {_operator(op.kind), canonical_name(op.kind)}
     shape_only = None
@@ -96,6 +89,17 @@ def emit_random_op(emitter: Emitter, op: Op) -> None:
             _scale(emitter, op, device, str(scaled[device]), drawn, anchor)
         elif writes(op):
             _overwrite(emitter, op, device, drawn, anchor)
+
+
+def _check_one_result(op: Op) -> None:
+    if writes(op) and op.outputs[0].name in returned_names(op) and not op.outputs[0].alias_of:
+        raise UnsupportedError(
+            f"op {shown(op.name)} ({op.kind}, {op.source or 'unknown line'}) draws random numbers, "
+            "returns a result and writes an argument besides, which cannot be cut.\n"
+            "Plan with a placement of whole ops (--algorithm auto-whole or pardnn).",
+            code="E822",
+            details={"op": op.name},
+        )
 
 
 def _tensor_names(value: Any) -> list[str]:

@@ -14,7 +14,7 @@ attributes, the state of the random generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,14 @@ from pardnn.backends.torch.capture.placeholders import (
 )
 from pardnn.backends.torch.capture.restore import changes, restore
 from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.capture.source_updates import (
+    StepTrace,
+    check_shared_storage,
+    gradients_read,
+    is_registered,
+    shared_sources,
+    source_updates,
+)
 from pardnn.backends.torch.capture.to_graph import (
     add_order_edges,
     graph_of,
@@ -89,7 +97,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
             restore(original.contents)
 
 
-def _is_overwritten_before_read(trace: _Trace, name: str) -> bool:
+def _is_overwritten_before_read(trace: StepTrace, name: str) -> bool:
     """Whether the step overwrites a number, such as `group["lr"]`, and never reads its old value.
 
     Such a change of Python state is harmless: no step sees what the last one left there.
@@ -98,51 +106,6 @@ def _is_overwritten_before_read(trace: _Trace, name: str) -> bool:
     if value is None or value.kind is None or value in trace.tracer.guards:
         return False
     return not any(value in call.inputs for call in trace.tracer.calls)
-
-
-def _shared_sources(live: Sequence[Source]) -> dict[str, list[str]]:
-    """Return, for each source that shares its storage with others, the names of all of them."""
-    by_storage: dict[int, list[str]] = {}
-    for source in live:
-        tensor = source.get()
-        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(source.name)
-    return {name: names for names in by_storage.values() for name in names if len(names) > 1}
-
-
-def _check_shared_storage(trace: _Trace, calls: list[Call], sharing: dict[str, list[str]]) -> None:
-    """Reject a write to a source when another one that the graph reads shares its storage."""
-    used = {value for call in calls for value in call.inputs}
-    for name, others in sharing.items():
-        value = trace.values.get(name)
-        if value is None or value.storage is None or not value.storage.writes:
-            continue
-        read = [n for n in others if n != name and trace.values.get(n) in used]
-        if read:
-            raise unsupported.shared_storage([name, *read])
-
-
-@dataclass(repr=False)
-class _Trace:
-    """What one traced step left behind.
-
-    Attributes:
-        tracer: Holds the calls.
-        values: Values of the trace by source name.
-        sources: Sources by name.
-        changed: Names of plain values that the step changed.
-        settings: Plain values that the graph takes for granted.
-        result: What the step returned.
-        length: Number of calls of the step itself, before copies back were added.
-    """
-
-    tracer: Tracer
-    values: dict[str, Value]
-    sources: dict[str, Source]
-    changed: list[str]
-    settings: dict[str, Any]
-    result: Any
-    length: int = 0
 
 
 @dataclass(repr=False)
@@ -166,10 +129,10 @@ class _Session:
     def graph(self, name: str) -> Graph:
         """Trace the step three times and return the second trace as a graph."""
         live = sources_of(walk_objects(self.step, self.args), self.batch)
-        existing, sharing = {source.name for source in live}, _shared_sources(live)
+        existing, sharing = {source.name for source in live}, shared_sources(live)
         first = self._trace(symbolic_numbers=False, locate=False)
         initial, irregular = self._initial_values(first, existing)
-        read_once = _gradients_read(first)
+        read_once = gradients_read(first)
         del first
         trace = self._trace(initial=initial)
         left_over = [name for name in read_once if name not in trace.sources]
@@ -179,13 +142,13 @@ class _Session:
         if changed:
             raise unsupported.changed_state(changed)
         loss = trace.tracer.aliases.fresh_value(loss_of(trace.result))
-        updated = _copy_back_replaced(trace, irregular)
+        updated = source_updates(trace, irregular)
         calls = _ordered_live_calls(trace, loss, updated, irregular)
-        _check_shared_storage(trace, calls, sharing)
+        check_shared_storage(trace, calls, sharing)
         _check_repeatable(trace, self._trace(initial=initial, locate=False))
         return graph_of(name, calls, loss, trace.settings, self._accelerator(trace))
 
-    def _accelerator(self, trace: _Trace) -> str:
+    def _accelerator(self, trace: StepTrace) -> str:
         kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
         return kinds[0] if kinds else "cpu"
 
@@ -195,7 +158,7 @@ class _Session:
         symbolic_numbers: bool = True,
         initial: dict[str, Any] | None = None,
         locate: bool = True,
-    ) -> _Trace:
+    ) -> StepTrace:
         """Run the step once over new placeholders and record it."""
         objects = walk_objects(self.step, self.args)
         found = sources_of(objects, self.batch)
@@ -207,7 +170,7 @@ class _Session:
         placeholders = insert_placeholders(objects, tensors, self.mode)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
-        trace = _Trace(tracer, {}, {}, [], settings, None)
+        trace = StepTrace(tracer, {}, {}, [], settings, None)
         for source in tensors:
             self._add(trace, source, placeholders[source.name], initial)
         placeholders |= insert_gradient_placeholders(gradients, kept, self.mode)
@@ -232,7 +195,7 @@ class _Session:
         return trace
 
     def _add(
-        self, trace: _Trace, source: Source, fake: Any, initial: dict[str, Any] | None
+        self, trace: StepTrace, source: Source, fake: Any, initial: dict[str, Any] | None
     ) -> None:
         arguments = {"initial": initial[source.name]} if source.name in (initial or {}) else None
         value = trace.tracer.add_source(source.kind, fake, arguments)
@@ -240,7 +203,7 @@ class _Session:
         trace.values[source.name], trace.sources[source.name] = value, source
 
     def _initial_values(
-        self, first: _Trace, existing: set[str]
+        self, first: StepTrace, existing: set[str]
     ) -> tuple[dict[str, float], dict[str, str]]:
         """Return the initial value of each state that the first step created.
 
@@ -284,16 +247,6 @@ def _momentum_reason(source: Source, optimizers: list[torch.optim.Optimizer]) ->
     return "is created as a copy of another tensor"
 
 
-def _gradients_read(first: _Trace) -> list[str]:
-    """Return the gradients from before the first step that it reads: it adds its own to them."""
-    read = {storage for call in first.tracer.calls for storage, _ in call.reads}
-    return [
-        name
-        for name, source in first.sources.items()
-        if source.parameter is not None and first.values[name].storage in read
-    ]
-
-
 def _gradients(found: tuple[Source, ...]) -> list[Source]:
     """Return the sources of the gradients that parameters hold now."""
     parameters = [source for source in found if source.kind == "parameter"]
@@ -301,91 +254,8 @@ def _gradients(found: tuple[Source, ...]) -> list[Source]:
     return [source for source in held if source.get() is not None]
 
 
-def _copy_back_replaced(trace: _Trace, irregular: Collection[str]) -> list[Call]:
-    """Copy a tensor that the step put in a source's place into the source.
-
-    Returns:
-        The calls that update sources, these copies among them.
-    """
-    calls: list[Call] = []
-    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
-    for name, source in trace.sources.items():
-        value = trace.values[name]
-        if value.storage is None:
-            continue
-        if source.kind == "input":
-            calls += _written_input(trace, source, value)
-            continue
-        live = source.get()
-        # What a source holds at the end matters only if the next step reads it.
-        kept = _is_registered(source) and name not in irregular
-        matters = source.kind == "parameter" or kept or value.storage in read
-        if isinstance(live, torch.Tensor) and not matters:
-            continue
-        copies = _copy_back(trace, source, value, live)
-        read.update(storage for call in copies for storage, _ in call.reads)
-        calls += copies
-        calls += value.storage.writes
-    return calls
-
-
-def _written_input(trace: _Trace, source: Source, value: Value) -> list[Call]:
-    """Mark an input that the step writes in place, or whose container it gives another tensor.
-
-    The caller of an eager step finds the new values in the tensor that it passed. So the writes
-    are part of the graph even where no other op reads them, and ranks hand the result around.
-    """
-    assert value.storage is not None
-    if _is_rebound(trace, value, source.get()):
-        value.call.arguments = {"rebound": True}
-    elif value.storage.writes:
-        value.call.arguments = {"written": True}
-        return value.storage.writes
-    return []
-
-
-def _is_rebound(trace: _Trace, value: Value, live: Any) -> bool:
-    """Whether an input's container holds another tensor of its shape and dtype: a new state.
-
-    One of another shape or dtype (`batch["x"] = batch["x"].float()`) prepares the batch; a next
-    call with it would be another step.
-    """
-    if not isinstance(live, torch.Tensor):
-        return False
-    new = trace.tracer.aliases.fresh_value(live)
-    if new.storage is value.storage or new.geometry is None or value.geometry is None:
-        return False
-    return (new.geometry[0], new.geometry[3]) == (value.geometry[0], value.geometry[3])
-
-
-def _is_registered(source: Source) -> bool:
-    """Whether the next step finds the source: optimizer state, or a buffer in a dictionary."""
-    return (source.kind == "state" and source.parameter is None) or any(
-        getattr(slot.holder, "get", None) is not None and source.kind == "buffer"
-        for slot in source.slots
-    )
-
-
-def _copy_back(trace: _Trace, source: Source, value: Value, live: Any) -> list[Call]:
-    """Record `source.copy_(live)` where `live` is another tensor than the source."""
-    if live is None and source.parameter is not None:
-        return []
-    if not isinstance(live, torch.Tensor):
-        raise unsupported.replaced_tensor(source.name, "which is no tensor")
-    new = trace.tracer.aliases.fresh_value(live)
-    if new.storage is value.storage:
-        return []
-    assert new.geometry is not None
-    assert value.geometry is not None
-    if new.geometry[0] != value.geometry[0] or new.geometry[3] != value.geometry[3]:
-        raise unsupported.replaced_tensor(source.name, "of another shape or dtype")
-    if new.storage is not None and new.storage.source:
-        raise unsupported.replaced_tensor(source.name, f"namely {new.storage.owner.call.name!r}")
-    return [trace.tracer.aliases.copy_back(value, new)]
-
-
 def _ordered_live_calls(
-    trace: _Trace, loss: Value, updated: list[Call], irregular: dict[str, str]
+    trace: StepTrace, loss: Value, updated: list[Call], irregular: dict[str, str]
 ) -> list[Call]:
     """Return the live calls, ordered and named, sources first."""
     parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
@@ -404,7 +274,7 @@ def _ordered_live_calls(
         trace.values[n].call
         for n, s in trace.sources.items()
         if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
-        and _is_registered(s))
+        and is_registered(s))
     ]  # fmt: skip
     calls = live_calls(trace.tracer.calls, [loss.call, *updated, *guarded, *always])
     for call in calls:
@@ -430,7 +300,7 @@ def _check_item_reads(calls: list[Call], permitted: set[Call]) -> None:
             tainted.update(call.outputs)
 
 
-def _check_repeatable(one: _Trace, other: _Trace) -> None:
+def _check_repeatable(one: StepTrace, other: StepTrace) -> None:
     """Reject a step whose two traces differ."""
     index = traces_differ(one.tracer.calls[: one.length], other.tracer.calls)
     if index is None:

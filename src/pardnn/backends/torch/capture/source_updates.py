@@ -1,0 +1,167 @@
+"""What a step leaves in its sources, as calls of the trace.
+
+Parameters, buffers and states that the next step reads are updated in place. Where the step put
+another tensor in a source's place, a copy into the source takes the assignment's. Batch tensors
+that it writes are marked: ranks hand them around, since the caller of an eager step finds the new
+values in its own tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.sources import Source
+
+
+@dataclass(repr=False)
+class StepTrace:
+    """What one traced step left behind.
+
+    Attributes:
+        tracer: Holds the calls.
+        values: Values of the trace by source name.
+        sources: Sources by name.
+        changed: Names of plain values that the step changed.
+        settings: Plain values that the graph takes for granted.
+        result: What the step returned.
+        length: Number of calls of the step itself, before copies back were added.
+    """
+
+    tracer: Tracer
+    values: dict[str, Value]
+    sources: dict[str, Source]
+    changed: list[str]
+    settings: dict[str, Any]
+    result: Any
+    length: int = 0
+
+
+def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
+    """Copy a tensor that the step put in a source's place into the source.
+
+    Args:
+        trace: Of one step; copies are recorded in it.
+        irregular: Names of states whose first value is no constant: the next step makes them anew.
+
+    Returns:
+        The calls that update sources, these copies among them.
+
+    Raises:
+        UnsupportedError: E807, if a source became another kind of tensor, or none.
+    """
+    calls: list[Call] = []
+    read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
+    for name, source in trace.sources.items():
+        value = trace.values[name]
+        if value.storage is None:
+            continue
+        if source.kind == "input":
+            calls += _written_input(trace, source, value)
+            continue
+        live = source.get()
+        # What a source holds at the end matters only if the next step reads it.
+        kept = is_registered(source) and name not in irregular
+        matters = source.kind == "parameter" or kept or value.storage in read
+        if isinstance(live, torch.Tensor) and not matters:
+            continue
+        copies = _copy_back(trace, source, value, live)
+        read.update(storage for call in copies for storage, _ in call.reads)
+        calls += copies
+        calls += value.storage.writes
+    return calls
+
+
+def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]:
+    """Mark an input that the step writes in place, or whose container it gives another tensor.
+
+    The caller of an eager step finds the new values in the tensor that it passed. So the writes
+    are part of the graph even where no other op reads them, and ranks hand the result around.
+    """
+    assert value.storage is not None
+    if _is_rebound(trace, value, source.get()):
+        value.call.arguments = {"rebound": True}
+    elif value.storage.writes:
+        value.call.arguments = {"written": True}
+        return value.storage.writes
+    return []
+
+
+def _is_rebound(trace: StepTrace, value: Value, live: Any) -> bool:
+    """Whether an input's container holds another tensor of its shape and dtype: a new state.
+
+    One of another shape or dtype (`batch["x"] = batch["x"].float()`) prepares the batch; a next
+    call with it would be another step.
+    """
+    if not isinstance(live, torch.Tensor):
+        return False
+    new = trace.tracer.aliases.fresh_value(live)
+    if new.storage is value.storage or new.geometry is None or value.geometry is None:
+        return False
+    return (new.geometry[0], new.geometry[3]) == (value.geometry[0], value.geometry[3])
+
+
+def is_registered(source: Source) -> bool:
+    """Whether the next step finds the source: optimizer state, or a buffer in a dictionary."""
+    return (source.kind == "state" and source.parameter is None) or any(
+        getattr(slot.holder, "get", None) is not None and source.kind == "buffer"
+        for slot in source.slots
+    )
+
+
+def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> list[Call]:
+    """Record `source.copy_(live)` where `live` is another tensor than the source."""
+    if live is None and source.parameter is not None:
+        return []
+    if not isinstance(live, torch.Tensor):
+        raise unsupported.replaced_tensor(source.name, "which is no tensor")
+    new = trace.tracer.aliases.fresh_value(live)
+    if new.storage is value.storage:
+        return []
+    assert new.geometry is not None
+    assert value.geometry is not None
+    if new.geometry[0] != value.geometry[0] or new.geometry[3] != value.geometry[3]:
+        raise unsupported.replaced_tensor(source.name, "of another shape or dtype")
+    if new.storage is not None and new.storage.source:
+        raise unsupported.replaced_tensor(source.name, f"namely {new.storage.owner.call.name!r}")
+    return [trace.tracer.aliases.copy_back(value, new)]
+
+
+def gradients_read(first: StepTrace) -> list[str]:
+    """Return the gradients from before the first step that it reads: it adds its own to them."""
+    read = {storage for call in first.tracer.calls for storage, _ in call.reads}
+    return [
+        name
+        for name, source in first.sources.items()
+        if source.parameter is not None and first.values[name].storage in read
+    ]
+
+
+def shared_sources(live: Sequence[Source]) -> dict[str, list[str]]:
+    """Return, for each source that shares its storage with others, the names of all of them."""
+    by_storage: dict[int, list[str]] = {}
+    for source in live:
+        tensor = source.get()
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(source.name)
+    return {name: names for names in by_storage.values() for name in names if len(names) > 1}
+
+
+def check_shared_storage(
+    trace: StepTrace, calls: list[Call], sharing: dict[str, list[str]]
+) -> None:
+    """Reject a write to a source when another one that the graph reads shares its storage."""
+    used = {value for call in calls for value in call.inputs}
+    for name, others in sharing.items():
+        value = trace.values.get(name)
+        if value is None or value.storage is None or not value.storage.writes:
+            continue
+        read = [n for n in others if n != name and trace.values.get(n) in used]
+        if read:
+            raise unsupported.shared_storage([name, *read])
