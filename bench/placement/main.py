@@ -1,7 +1,7 @@
 """Placement: quality, steps, gaps, memory, topologies and time, as one dated page.
 
 `python -m bench placement` takes about two minutes on an idle core, `--full` about twelve. Both
-write `bench/results/<date>_placement.md`, `.json` and `.svg`; `--name` changes the last part.
+write `bench/results/<date>_placement.md`, `.json` and a chart; `--name` changes the last part.
 Families, sizes, CCR and numbers of devices make too many rows to run them all: of each size
 `--rows` are drawn by the seed, every family in turn, every CCR and number of devices as often as
 the others; 0 is all of them. `--large` and `--large-rows` say the same of the part on recurrent
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import RESULTS
+from bench.common import CHARTS, RESULTS, write_chart
 from bench.placement.memory import captured_cases, feasibility, memory_case
 from bench.placement.page import page, picture
 from bench.placement.parts import ablation, gaps, memory_sweep, topologies
@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
         "seed": options.seed,
         "machine": f"{platform.machine()}, Python {platform.python_version()}, numba "
         f"{importlib.metadata.version('numba')}",
-        "picture": f"{stem.name}.svg",
+        "picture": f"{CHARTS}/{stem.name}.svg",
         **measured(options),
     }
     run = {"command": " ".join(["python -m bench placement", *arguments]), "revision": revision(),
@@ -286,7 +286,7 @@ def main(arguments: list[str] | None = None) -> None:
     report = merged(report, run, stem.with_suffix(".json"))
     RESULTS.mkdir(exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    stem.with_suffix(".svg").write_text(picture(report), encoding="utf-8")
+    write_chart(picture(report), RESULTS, stem.name)
     stem.with_suffix(".md").write_text(page(report), encoding="utf-8")
     print(page(report))
 

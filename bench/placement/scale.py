@@ -1,6 +1,6 @@
 """Scale: time of ParDNN against the size of the graph, step by step, as one dated page.
 
-`python -m bench scale [--quick]` writes `bench/results/<date>_scale.md` and `.svg`. Graphs
+`python -m bench scale [--quick]` writes `bench/results/<date>_scale.md` and its chart. Graphs
 are arrays, made here: no file is read and no name is looked at. Kernels are compiled by a small
 graph of the same kind first. Seconds are processor time of one thread, so that other work on the
 machine counts little; ratios are to one bottom-level pass over the same graph in the same process.
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import RESULTS
+from bench.common import CHARTS, RESULTS, write_chart
 from bench.common.charts import Line, lines_svg
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
@@ -198,9 +198,9 @@ def main(arguments: list[str] | None = None) -> None:
     text = page(rows, " ".join(["python -m bench scale", *(arguments or [])]))
     if not options.quick:
         date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        text += f"\n![seconds against ops]({date}_scale.svg)\n"
+        text += f"\n![seconds against ops]({CHARTS}/{date}_scale.svg)\n"
         (RESULTS / f"{date}_scale.md").write_text(text, encoding="utf-8")
-        (RESULTS / f"{date}_scale.svg").write_text(picture(rows), encoding="utf-8")
+        write_chart(picture(rows), RESULTS, f"{date}_scale")
     print(text)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import RESULTS
+from bench.common import RESULTS, write_chart
 from bench.common.side_by_side import cores, measured
 from bench.thesis.batch import RULES
 from bench.thesis.cut import cut_row
@@ -121,7 +121,7 @@ def write_page(path: Path) -> None:
     report = json.loads(path.read_text(encoding="utf-8"))
     path.with_suffix(".md").write_text(page(report), encoding="utf-8")
     for name, text in pictures(report).items():
-        path.with_name(f"{path.stem}_{name}.svg").write_text(text, encoding="utf-8")
+        write_chart(text, path.parent, f"{path.stem}_{name}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

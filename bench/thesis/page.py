@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import geometric_mean
 from typing import Any
 
+from bench.common import CHARTS
 from bench.common.charts import Line, lines_svg
 from bench.thesis import published
 from bench.thesis.notes import DISAGREEMENTS, HEAD
@@ -76,8 +77,8 @@ def _throughput(report: Report) -> Iterator[str]:
         ]
         rows.append([name, *rates])
     yield from _table(["model", *(f"K = {k}" for k in DEVICES)], rows)
-    yield f"![Speed-up]({report['date']}_thesis_speedup.svg)\n"
-    yield f"![Largest batch]({report['date']}_thesis_batch.svg)\n"
+    yield f"![Speed-up]({CHARTS}/{report['date']}_thesis_speedup.svg)\n"
+    yield f"![Largest batch]({CHARTS}/{report['date']}_thesis_batch.svg)\n"
 
 
 def _given(report: Report) -> Iterator[str]:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import RESULTS
+from bench.common import RESULTS, write_chart
 from bench.common.side_by_side import cores, measured
 from bench.tofu import models
 from bench.tofu.page import page, pictures
@@ -168,5 +168,5 @@ def main(arguments: Sequence[str]) -> None:
             path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(page(report), encoding="utf-8")
     for name, text in pictures(report).items():
-        path.with_name(f"{path.stem}_{name}.svg").write_text(text, encoding="utf-8")
+        write_chart(text, path.parent, f"{path.stem}_{name}")
     print(path.with_suffix(".md"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from bench.common import CHARTS
 from bench.common.charts import Bar, bars_svg
 
 Row = Mapping[str, Any]
@@ -103,7 +104,7 @@ def _figure(number: int, rows: Sequence[Row], date: str) -> Iterator[str]:
         cells = [_cell(row[way], row["ideal"]["samples_per_s"]) for way in ways]
         yield f"| {row['graph']} | {row['ops']} | {' | '.join(cells)} | {ahead:.2f} |"
     name = "wresnet" if number == 8 else "rnn"
-    yield from ("", f"![Figure {number}]({date}_tofu_{name}.svg)", "")
+    yield from ("", f"![Figure {number}]({CHARTS}/{date}_tofu_{name}.svg)", "")
 
 
 def _cell(found: Row, ideal: float) -> str:
