@@ -12,7 +12,7 @@ import pytest
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
-from pardnn.plan.memory import device_storages, memory_curves
+from pardnn.plan.memory import device_storages, memory_profiles
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "kind": (
         lambda p: changed(p, "a@1", lambda op: dataclasses.replace(op, kind="aten.sub.Tensor")),
-        "'a@1' is aten.sub.Tensor, no part of aten.mm.default",
+        "'a@1' is aten.sub.Tensor, no local op of aten.mm.default",
     ),
     "slice": (
         lambda p: changed(p, "h:a:part@0", arguments(lambda d: d["args"][1][0].reverse())),
@@ -119,7 +119,7 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "swapped": (lambda p: changed(p, "h:b@0", arguments(joined_at([0, 2], [0, 8]))), "beside"),
     "missing": (
         lambda p: changed(p, "h:b@1", arguments(lambda d: d["args"][1].pop())),
-        "its parts hold 16 of 32 elements",
+        "its slices hold 16 of 32 elements",
     ),
     "shape": (
         lambda p: changed(
@@ -177,7 +177,7 @@ def test_an_op_without_a_copy_and_one_too_many() -> None:
     renamed = changed(plan, "b@1", lambda op: dataclasses.replace(op, name="c@1"))
     problems = plan_problems(graph, renamed)
     assert any("op 'b' has 1 local ops on 2 devices" in problem for problem in problems)
-    assert any("'c@1'" in problem and "part of no op" in problem for problem in problems)
+    assert any("'c@1'" in problem and "local op of no op" in problem for problem in problems)
 
 
 def test_a_graph_that_is_none_is_told() -> None:
@@ -200,7 +200,7 @@ def test_what_is_received_in_place_takes_no_memory() -> None:
     for storage in storages:
         assert storage.released >= storage.allocated
     apart = arrays._replace(message_into=arrays.message_into * 0 - 1)
-    gained = np.subtract(memory_curves(parts, apart), memory_curves(parts, arrays))
+    gained = np.subtract(memory_profiles(parts, apart), memory_profiles(parts, arrays))
     assert sorted(set(gained.ravel().tolist())) == [0, 64]
 
 

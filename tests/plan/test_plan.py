@@ -26,7 +26,7 @@ from pardnn.plan.file import (
     stamped,
 )
 from pardnn.plan.lower import Lowered, lower, message_order
-from pardnn.plan.memory import memory_curves, peak_bytes
+from pardnn.plan.memory import memory_profiles, peak_bytes
 from pardnn.plan.plan import Message, Plan, plan_arrays, plan_from_arrays
 from tests.reference.plan import naive_curves, naive_keeps_order, serial_plan
 from tests.strategies import graphs
@@ -52,7 +52,7 @@ def test_serial_plans_are_valid(pair: tuple[Graph, Plan]) -> None:
 @given(plans())
 def test_memory_equals_the_definition(pair: tuple[Graph, Plan]) -> None:
     graph, plan = pair
-    curves = memory_curves(graph, plan_arrays(graph, plan))
+    curves = memory_profiles(graph, plan_arrays(graph, plan))
     assert curves == naive_curves(graph, plan)
     assert peak_bytes(graph, plan_arrays(graph, plan)) == [max(c, default=0) for c in curves]
 

@@ -32,7 +32,7 @@ def test_the_bound_holds_when_a_graph_begins(monkeypatch: pytest.MonkeyPatch) ->
     numbers = {intern_call(c.call) for c in calls}
     cache.begin_graph()
     assert {intern_call(c.call) for c in calls} == numbers  # still valid
-    monkeypatch.setattr(cache, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(cache, "MAX_ENTRIES", 1)
     cache.begin_graph()
     assert cache.num_entries() == 0
     assert find_call("anything") is None

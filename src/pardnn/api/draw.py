@@ -5,7 +5,7 @@ from __future__ import annotations
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
-from pardnn.planner.costs import part_costs
+from pardnn.planner.costs import partitioned_costs
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
 from pardnn.sim.engine import simulate
@@ -24,7 +24,7 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
     assert plan.cluster is not None
     if plan.partition is not None:
         graph = planned_graph(graph, plan)
-        costs = part_costs(graph, plan.cluster, costs)
+        costs = partitioned_costs(graph, plan.cluster, costs)
     arrays = plan_arrays(graph, plan)
     timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
     phase = phases(graph)

@@ -161,12 +161,12 @@ def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float
     links = backends.cached_links()
     if links is None or backends.this_device() != "cpu":
         return None
-    parts = planned_graph(graph, plan)
-    costs = known_costs(parts, threads=threads)
+    planned = planned_graph(graph, plan)
+    costs = known_costs(planned, threads=threads)
     if costs is None:
         return None
     host = Host(cores=_cores(), links=links, threads=threads)
-    return simulated_step(parts, plan, costs.on("accelerator"), host).seconds
+    return simulated_step(planned, plan, costs.on("accelerator"), host).seconds
 
 
 def _sharing(plan: Plan, predicted: float | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Co-location groups: ops that no placement may tear apart.
+"""Co-location groups: ops that no placement may split.
 
 What the graph names as groups, joined with what in-place writes need: the op that owns a written
 storage, every op that makes an alias of it, and every op that writes it. Union-find,

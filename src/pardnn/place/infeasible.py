@@ -16,7 +16,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.peak import least_bytes, live_bytes, live_ranges, op_needs
 
 #: Tensors named in `details["alive"]`, the largest first.
-MOST_ALIVE = 10
+MAX_ALIVE = 10
 
 
 def infeasible(
@@ -95,7 +95,7 @@ def _alive(graph: Graph, plan: PlanArrays, position: int) -> list[dict[str, Any]
     home = np.concatenate([plan.place[a.tensor_op], plan.message_target])
     alive = (allocated <= position) & (released >= position) & (home == device)
     found = np.flatnonzero(alive)
-    largest = found[np.argsort(-a.tensor_bytes[tensor[found]], kind="stable")][:MOST_ALIVE]
+    largest = found[np.argsort(-a.tensor_bytes[tensor[found]], kind="stable")][:MAX_ALIVE]
     names = [t.name for op in graph.ops for t in op.outputs]
     return [
         {

@@ -78,30 +78,31 @@ def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, .
 
 def _local_ops(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
     """Check that every op has a local op on every device, the mark of the loss on one alone."""
-    parts = {op.name: op for op in partition.ops}
+    local_ops = {op.name: op for op in partition.ops}
     expected: set[str] = set()
     for op in graph.ops:
         names = [f"{op.name}@{device}" for device in range(plan.num_devices)]
-        there = [name for name in names if name in parts]
+        there = [name for name in names if name in local_ops]
         expected |= set(there)
         if len(there) != (1 if op.kind == LOSS_KIND else len(names)):
             count = f"{len(there)} local ops on {len(names)} devices"
             yield f"partition: op {op.name!r:.60} has {count}"
         for device, name in enumerate(names):
-            if name in parts and plan.placement.get(name) != device:
+            if name in local_ops and plan.placement.get(name) != device:
                 yield f"partition: op {name!r:.60} is not placed on device {device}"
-            if name in parts and not _is_local_op(op, parts[name]):
-                yield f"partition: op {name!r:.60} is {parts[name].kind}, no part of {op.kind}"
-    for name, op in parts.items():
+            if name in local_ops and not _is_local_op(op, local_ops[name]):
+                kind = local_ops[name].kind
+                yield f"partition: op {name!r:.60} is {kind}, no local op of {op.kind}"
+    for name, op in local_ops.items():
         if name not in expected and not op.kind.startswith("pardnn."):
-            yield f"partition: op {name!r:.60} ({op.kind}) is part of no op of the graph"
+            yield f"partition: op {name!r:.60} ({op.kind}) is a local op of no op of the graph"
 
 
-def _is_local_op(op: Op, part: Op) -> bool:
-    if part.kind == op.kind:
+def _is_local_op(op: Op, local: Op) -> bool:
+    if local.kind == op.kind:
         return True
-    is_random = part.kind == DRAW and _arguments(part)[:1] == [op.kind]
-    return is_random or part.kind == UPDATE or "dropout" in op.kind
+    is_random = local.kind == DRAW and _arguments(local)[:1] == [op.kind]
+    return is_random or local.kind == UPDATE or "dropout" in op.kind
 
 
 def _arguments(op: Op) -> list[Any]:
@@ -159,7 +160,7 @@ class _OpenBuffers(NamedTuple):
     """Buffers of fetches that updates and joins complete.
 
     Attributes:
-        args: What each is made of so far: shape, fill and parts, by the name it has then.
+        args: What each is made of so far: shape, fill and slices, by the name it has then.
         completed: Names that an update or a join takes up.
     """
 
@@ -272,9 +273,9 @@ def _assembled(
             origins.add((place.of, tuple([begin - a for (begin, _), (a, _) in low])))
     needed = _volume(shape)
     if rows and fill is None and filled != needed:
-        return f"its parts hold {filled} of {needed} elements"
+        return f"its slices hold {filled} of {needed} elements"
     if len({of for of, _ in origins}) == 1 and len(origins) > 1:
-        return "its parts do not lie beside each other as they do in the tensor"
+        return "its slices do not lie beside each other as they do in the tensor"
     if len(origins) != 1 or not next(iter(origins))[1]:
         return None
     ((of, low),) = origins

@@ -134,8 +134,8 @@ def _last_uses(a: GraphArrays, plan: PlanArrays) -> Int64[ndarray, " s"]:
     return last
 
 
-def memory_curves(graph: Graph, plan: PlanArrays) -> list[list[int]]:
-    """Return, per device, the bytes held while each op of its order runs."""
+def memory_profiles(graph: Graph, plan: PlanArrays) -> list[list[int]]:
+    """Return, per device, the bytes live while each op of its order runs."""
     found = all_storages(graph, plan)
     is_there = found.allocated < 0
     first = plan.order_ptr[found.device]
@@ -159,4 +159,4 @@ def memory_curves(graph: Graph, plan: PlanArrays) -> list[list[int]]:
 
 def peak_bytes(graph: Graph, plan: PlanArrays) -> list[int]:
     """Return the largest number of bytes that each device ever holds; 0 for an idle one."""
-    return [max(curve, default=0) for curve in memory_curves(graph, plan)]
+    return [max(profile, default=0) for profile in memory_profiles(graph, plan)]

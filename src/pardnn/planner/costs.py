@@ -68,22 +68,24 @@ def known_costs(graph: Graph, *, threads: int = 1) -> Costs | None:
         return None
 
 
-def part_costs(parts: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1) -> Costs:
+def partitioned_costs(
+    partitioned: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1
+) -> Costs:
     """Return the costs of a partitioned graph, from the same source as those of the graph.
 
     Args:
-        parts: The partitioned graph.
+        partitioned: The partitioned graph.
         cluster: Tells the device types.
         costs: Of the graph that it was made from.
         threads: That an op may use on a CPU.
     """
     if costs.source == "graph":
-        return graph_costs(parts)
+        return graph_costs(partitioned)
     names = [name for name in costs.source.split(", ") if name != "cpu"]
-    return costs_for(parts, cluster, names[0] if names else "cpu", threads=threads)
+    return costs_for(partitioned, cluster, names[0] if names else "cpu", threads=threads)
 
 
-def scaled_costs(graph: Graph, costs: Costs, parts: Graph) -> Costs:
+def scaled_costs(graph: Graph, costs: Costs, partitioned: Graph) -> Costs:
     """Return an estimate of the costs of a partitioned graph, without measuring.
 
     A local op takes of its op's time the share that a roofline gives it, at most all of it.
@@ -91,14 +93,14 @@ def scaled_costs(graph: Graph, costs: Costs, parts: Graph) -> Costs:
     Args:
         graph: The graph.
         costs: Of its ops.
-        parts: Its partitioned graph; "h@0" is the local op of "h" on device 0.
+        partitioned: Its partitioned graph; "h@0" is the local op of "h" on device 0.
     """
     model = device_model("a100")
-    tensors, local = tensors_by_name(graph), tensors_by_name(parts)
+    tensors, local = tensors_by_name(graph), tensors_by_name(partitioned)
     number = {op.name: i for i, op in enumerate(graph.ops)}
     whole = [op_seconds(op, tensors, model) for op in graph.ops]
-    seconds = {kind: np.zeros(len(parts.ops)) for kind in costs.seconds}
-    for i, op in enumerate(parts.ops):
+    seconds = {kind: np.zeros(len(partitioned.ops)) for kind in costs.seconds}
+    for i, op in enumerate(partitioned.ops):
         of = number.get(op.name.rpartition("@")[0])
         own = op_seconds(op, local, model)
         for kind, values in costs.seconds.items():

@@ -8,7 +8,7 @@ import math
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph, writes
-from pardnn.plan.memory import device_storages, memory_curves, peak_bytes
+from pardnn.plan.memory import device_storages, memory_profiles, peak_bytes
 from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
@@ -123,10 +123,10 @@ def memory_by_kind(graph: Graph, plan: PlanArrays) -> MemoryByKind:
 def memory_by_device(graph: Graph, plan: PlanArrays) -> list[MemoryByKind]:
     """Return what each device holds at its own peak."""
     return [
-        kinds_at(graph, plan, device, curve.index(max(curve)))
-        if curve
+        kinds_at(graph, plan, device, profile.index(max(profile)))
+        if profile
         else MemoryByKind(**{field.name: 0 for field in dataclasses.fields(MemoryByKind)})
-        for device, curve in enumerate(memory_curves(graph, plan))
+        for device, profile in enumerate(memory_profiles(graph, plan))
     ]
 
 

@@ -17,7 +17,7 @@ from pardnn.place.ordering.fit import fits
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
-from pardnn.planner.costs import part_costs, scaled_costs
+from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.comm_overlap import Overlapped, OverlapScheduler, overlapped_plan
@@ -156,7 +156,7 @@ def plan_of_sharding(problem: Problem, sharding: Sharding) -> ShardedPlan:
     if costs.source == "measured":
         chosen = scaled_costs(graph, costs, local)
     else:
-        chosen = part_costs(local, problem.cluster, costs)
+        chosen = partitioned_costs(local, problem.cluster, costs)
     plan, arrays, makespan, sent = _overlapped(problem, local, plan, arrays, chosen)
     return ShardedPlan(
         plan=plan,
@@ -196,7 +196,7 @@ def _within_memory(problem: Problem, sharding: Sharding) -> tuple[Plan, Graph, P
 
 def _measured(problem: Problem, found: ShardedPlan) -> ShardedPlan:
     """Measure the local ops, and time the transfers once more."""
-    chosen = part_costs(found.graph, problem.cluster, problem.costs)
+    chosen = partitioned_costs(found.graph, problem.cluster, problem.costs)
     plan, arrays, makespan, _ = _overlapped(problem, found.graph, found.plan, found.arrays, chosen)
     return found._replace(plan=plan, costs=chosen, arrays=arrays, makespan_s=makespan)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 _Table = TypeVar("_Table", bound="dict[Any, Any] | list[Any]")
 
 #: Entries above which everything is thrown away; about 1 KiB each.
-MOST_ENTRIES = 400_000
+MAX_ENTRIES = 400_000
 
 _TABLES: list[dict[Any, Any] | list[Any]] = []
 
@@ -37,5 +37,5 @@ def forget() -> None:
 
 def begin_graph() -> None:
     """Empty all tables if they have grown beyond the bound: a new graph is planned from here on."""
-    if num_entries() > MOST_ENTRIES:
+    if num_entries() > MAX_ENTRIES:
         forget()

@@ -35,7 +35,7 @@ from pardnn.sim.peak import residual_bytes
 #: Values of heads and of tails between which intervals are tried.
 GRID = 64
 #: Splits of the inputs of an op that are tried; the last one bounds the others.
-MOST_SPLITS = 16
+MAX_SPLITS = 16
 #: Ops above which messages are left out of heads and tails: 0.5 s at 200,000 ops, measured.
 MANY_OPS = 200_000
 #: Sums of parts may round up, which is taken off.
@@ -235,7 +235,7 @@ def _heads_kernel(
 ) -> None:
     """Bound the starts of ops; with the graph reversed, how long the step goes on after them."""
     key, item = np.empty(len(predecessor) + 1), np.empty(len(predecessor) + 1, dtype=np.int64)
-    mine = np.empty(MOST_SPLITS + 1, dtype=np.int64)
+    mine = np.empty(MAX_SPLITS + 1, dtype=np.int64)
     for op in topological:
         least, ready = 0.0, np.int64(0)
         for i in range(after_ptr[op], after_ptr[op + 1]):
@@ -255,12 +255,12 @@ def _heads_kernel(
             for i in range(made):
                 local = max(local, head[mine[i]]) + seconds[mine[i]]
             best = min(best, max(local, rest))
-            if ready == 0 or local >= best or split == MOST_SPLITS:
+            if ready == 0 or local >= best or split == MAX_SPLITS:
                 break
             split += 1
             made = _insert(mine, made, item[0], head)
             ready = heap_pop(key, item, ready)
-        if split == MOST_SPLITS and ready > 0:
+        if split == MAX_SPLITS and ready > 0:
             # All further splits have at least this local work.
             best = min(best, local)
         head[op] = max(least, best)

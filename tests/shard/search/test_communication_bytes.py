@@ -43,5 +43,5 @@ def test_minimum_equals_that_of_all_assignments():
         found = minimise(sizes, tables)
         assert found.is_exact
         assert np.isclose(value(found.assignment), best)
-        bounded = minimise(sizes, tables, most_entries=4)
+        bounded = minimise(sizes, tables, max_entries=4)
         assert value(bounded.assignment) >= best - 1e-12

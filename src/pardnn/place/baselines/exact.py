@@ -36,10 +36,10 @@ from pardnn.sim.peak import residual_bytes
 from pardnn.sim.timeline import static_timeline
 from pardnn.solvers import ask, wrong_answer
 
-MOST_OPS = 30
+MAX_OPS = 30
 SOLVER_SECONDS = 60.0
 #: Optimal placements that do not fit are forbidden, one after the other, at most so many.
-MOST_FORBIDDEN = 10
+MAX_FORBIDDEN = 10
 TICKS = 2**40
 
 
@@ -65,7 +65,7 @@ def place_exact(
     """Place and order a small graph optimally.
 
     Args:
-        graph: The graph, of at most `MOST_OPS` ops.
+        graph: The graph, of at most `MAX_OPS` ops.
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the solver.
@@ -75,9 +75,9 @@ def place_exact(
         InfeasibleError: E301, if no plan that fits was found; E302, if an op can run nowhere.
         StuckError: E709, if the solver finds nothing in time.
     """
-    if len(graph.ops) > MOST_OPS:
+    if len(graph.ops) > MAX_OPS:
         raise UsageError(
-            f"exact proves optima of up to about 20 ops and refuses more than {MOST_OPS}; the "
+            f"exact proves optima of up to about 20 ops and refuses more than {MAX_OPS}; the "
             f"graph has {len(graph.ops)}.\nUse auto.",
             code="E218",
         )
@@ -85,7 +85,7 @@ def place_exact(
     best: Decision | None = None
     shortest = np.inf
     arrays, overwrites = closed_arrays(graph), first_overwrites(graph)
-    for _ in range(MOST_FORBIDDEN):
+    for _ in range(MAX_FORBIDDEN):
         found = optimum(arrays, machine, capacities, overwrites, seed=seed, forbidden=forbidden)
         if found is None or found.lower_bound_s >= shortest:
             break

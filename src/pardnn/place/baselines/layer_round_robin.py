@@ -32,7 +32,7 @@ def layer_of(path: str) -> str:
 
 
 def layers_of(graph: Graph) -> list[str]:
-    """Return the layer of each op: its own, else that of what it reads, else that of its reader."""
+    """Return the layer of each op: its own, else its producer's, else its consumer's."""
     order = graph.arrays.topological.tolist()
     made = {tensor.name: i for i, op in enumerate(graph.ops) for tensor in op.outputs}
     found: list[str | None] = [_own_layer(op) for op in graph.ops]

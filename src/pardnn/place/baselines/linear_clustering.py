@@ -77,13 +77,13 @@ def balanced(
         arrays: The graph, with closed groups.
         machine: Durations and links.
         runs: Which devices run which group.
-        clusters: Cluster of each op; groups are not torn apart.
+        clusters: Cluster of each op; groups are not split.
     """
     n, k = arrays.num_ops, machine.num_devices
     can = np.ones((int(clusters.max()) + 1, k), dtype=bool)
     np.logical_and.at(can, clusters, runs[arrays.group])
-    torn = np.all(~can, axis=1)[clusters]
-    _, unit = np.unique(np.where(torn, len(can) + arrays.group, clusters), return_inverse=True)
+    is_split = np.all(~can, axis=1)[clusters]
+    _, unit = np.unique(np.where(is_split, len(can) + arrays.group, clusters), return_inverse=True)
     can = np.ones((int(unit.max()) + 1, k), dtype=bool)
     np.logical_and.at(can, unit, runs[arrays.group])
     top = np.zeros(n)

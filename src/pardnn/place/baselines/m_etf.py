@@ -3,7 +3,7 @@
 An op starts on a device when its inputs have arrived and the device is free; ties go to the op that
 comes first in topological order, then to the smaller device. A device where the op does not fit
 does not count: held are residual storages, other storages and received copies until their last
-reader was scheduled, and the first op of a group takes the whole group and its residual bytes.
+consumer was scheduled, and the first op of a group takes the whole group and its residual bytes.
 
 Reference: Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after
 Hwang, Chow, Anger, Lee, "Scheduling precedence graphs in systems with interprocessor communication
@@ -50,8 +50,8 @@ def place_m_etf(
         InfeasibleError: E301, if this placement does not fit; E302, if an op can run nowhere.
     """
     del seed
-    nobody = np.full(graph.arrays.num_ops, -1, dtype=np.int64)
-    place, timeline = etf_timeline(closed_arrays(graph), machine, capacities, nobody)
+    no_favourites = np.full(graph.arrays.num_ops, -1, dtype=np.int64)
+    place, timeline = etf_timeline(closed_arrays(graph), machine, capacities, no_favourites)
     return fitted(graph, machine, place, capacities, timeline)
 
 

@@ -9,7 +9,7 @@ Hanen, Munier, "An approximation algorithm for scheduling dependent tasks on m p
 communication delays", ETFA 1995.
 
 Deviations: edges between the same two ops are one; order edges cost the latency. The program is
-solved by HiGHS in a child process, and its answer checked; above `MOST_OPS` ops it takes too long
+solved by HiGHS in a child process, and its answer checked; above `MAX_OPS` ops it takes too long
 (measured elsewhere: 4 s at 5,000 ops, 60 s at 20,000).
 """
 
@@ -31,7 +31,7 @@ from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine, fastest_seconds
 from pardnn.solvers import ask, wrong_answer
 
-MOST_OPS = 5_000
+MAX_OPS = 5_000
 THRESHOLD = 0.1
 LP_SECONDS = 120.0
 
@@ -42,7 +42,7 @@ def place_m_sct(
     """Place and order by m-SCT.
 
     Args:
-        graph: The graph, of at most `MOST_OPS` ops.
+        graph: The graph, of at most `MAX_OPS` ops.
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         seed: Not used.
@@ -53,9 +53,9 @@ def place_m_sct(
         StuckError: E709, if HiGHS does not answer in time.
     """
     del seed
-    if len(graph.ops) > MOST_OPS:
+    if len(graph.ops) > MAX_OPS:
         raise UsageError(
-            f"m-sct solves a linear program, which takes too long above {MOST_OPS} ops; the graph "
+            f"m-sct solves a linear program, which takes too long above {MAX_OPS} ops; the graph "
             f"has {len(graph.ops)}.\nUse m-etf, the same without the program.",
             code="E218",
         )
@@ -97,8 +97,8 @@ def edge_seconds(
     """
     n = arrays.num_ops
     keys = pairs[:, 0] * n + pairs[:, 1]
-    reader = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
-    at = np.searchsorted(keys, arrays.tensor_op[arrays.input_tensor] * n + reader)
+    consumer = np.repeat(np.arange(n), np.diff(arrays.input_ptr))
+    at = np.searchsorted(keys, arrays.tensor_op[arrays.input_tensor] * n + consumer)
     size = np.zeros(len(pairs), dtype=np.int64)
     np.maximum.at(size, at, arrays.tensor_bytes[arrays.input_tensor])
     return link[0] + size * link[1]

@@ -168,7 +168,7 @@ def _eager_free_kernel(
             owner = a.tensor_owner[a.input_tensor[edge]]
             reads_left[owner] -= 1
             if reads_left[owner] == 1:
-                # Its last reader, if ready by now, may free more than it takes.
+                # Its last consumer, if ready by now, may free more than it takes.
                 for successor in _consumers_of(a, a.input_tensor[edge]):
                     ready_now = not done[successor] and missing[successor] == 0
                     if ready_now and _gives_back(a, successor, missing, reads_left, tiny, chain):

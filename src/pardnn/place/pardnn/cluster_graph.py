@@ -6,7 +6,7 @@ an edge within a cluster costs nothing. Edges between clusters lie row by row, s
 swaps read a few neighbouring rows per cluster. O((ops + edges) + ops log levels).
 
 Deviations: a tensor is counted once per cluster, however many of its ops read it. Above
-`MOST_LEVELS` distinct top levels, neighbours are counted as one, so that the Fenwick trees over
+`MAX_LEVELS` distinct top levels, neighbours are counted as one, so that the Fenwick trees over
 them stay in the cache.
 """
 
@@ -24,7 +24,7 @@ from pardnn.sim.adjacency import Edges
 
 #: Distinct top levels that are told apart, and bins where there are more: the trees of 16 devices
 #: then take 512 KiB.
-MOST_LEVELS, LEVEL_BINS = 1 << 14, 1 << 12
+MAX_LEVELS, LEVEL_BINS = 1 << 14, 1 << 12
 #: Of the whole work: differences of sums below it are nothing.
 ROUNDING = 1e-12
 
@@ -71,7 +71,7 @@ def cluster_graph_of(problem: Problem, clusters: Clusters) -> ClusterGraph:
         predecessors.ptr, predecessors.edge, successors.ptr, successors.edge, problem.seconds,
         clusters.head, clusters.tail, top, start, end,
     )  # fmt: skip
-    if len(levels) > MOST_LEVELS:
+    if len(levels) > MAX_LEVELS:
         levels = levels[np.arange(LEVEL_BINS) * len(levels) // LEVEL_BINS]
         begin = np.searchsorted(levels, start, side="right") - 1  # the bin that it lies in
     else:

@@ -204,7 +204,7 @@ def _attribute_kernel(
                 total[best] += weight[group]
             of_group[group] = best
         unit[op] = of_group[group]
-    # What has no inputs goes to its first reader.
+    # What has no inputs goes to its first consumer.
     for i in range(len(order) - 1, -1, -1):
         op = order[i]
         group = a.group[op]

@@ -13,7 +13,7 @@ O(ops + edges + leaves devices) to make, O(consumers log leaves) per storage tha
 Deviations: the thesis counts over emulated time, which depends on the clock; an order does not, and
 the peak of a plan that keeps to it is exact. Messages take their latest slot (see
 `ordering.memory_bounded`). Workspaces are counted while their op runs; a view counts nothing and
-extends the live range of what it views. Above `MOST_LEAVES` ops, neighbours in the order share a
+extends the live range of what it views. Above `MAX_LEAVES` ops, neighbours in the order share a
 leaf and are counted as if they ran at once: never too little, and little too much.
 """
 
@@ -34,7 +34,7 @@ from pardnn.kernels.segment_tree import RangeMax, add_range
 from pardnn.sim.transfers import Transfers, transfers_of_edges
 
 #: Leaves of a tree: the trees of 16 devices then take 16 MiB.
-MOST_LEAVES = 1 << 15
+MAX_LEAVES = 1 << 15
 
 
 class MemoryProfile(NamedTuple):
@@ -146,7 +146,7 @@ def track_memory(
     """
     a, k = arrays, len(capacity)
     bits = max(1, int(a.num_ops - 1).bit_length())
-    shift = max(0, bits - (MOST_LEAVES.bit_length() - 1))
+    shift = max(0, bits - (MAX_LEAVES.bit_length() - 1))
     owner = a.tensor_owner
     counts = np.bincount(owner, minlength=a.num_tensors)
     own = np.arange(a.num_tensors) == owner

@@ -10,7 +10,7 @@ to the device with which it communicates most, of those that stay within their c
 
 Deviations: the traversal goes to the largest overflow first instead of from the sink back; memory
 is tracked along one fixed global order (`memory_tracking`). A unit moves at most once per round,
-and in a large graph tries `MOST_TRIES` devices. Potentials are listed before units move, and again
+and in a large graph tries `MAX_TRIES` devices. Potentials are listed before units move, and again
 where no unit is left that helps. O(alive + storages / BLOCK) per overflow point, plus O(consumers
 log ops) per move, where the thesis recomputes both, O(V ** 2).
 """
@@ -37,7 +37,7 @@ from pardnn.place.pardnn.problem import Problem
 ROUNDS = 4
 #: In a large graph: devices that a unit tries, the last one that with most room; and units that may
 #: stay where they are, as a share of all, before repair is given up.
-MOST_TRIES, MOST_STUCK = 3, 0.02
+MAX_TRIES, MAX_STUCK = 3, 0.02
 
 #: How a pass ends: all fits; no unit helps; none that was listed helps, but some have moved.
 _FITS, _FAILS, _STALE = 0, 1, 2
@@ -95,7 +95,7 @@ def resolve_overflow(
     units = units_of(problem)
     tries, rounds, patience = len(profile.capacity), ROUNDS, len(problem.runs)
     if profile.shift:
-        tries, rounds, patience = MOST_TRIES, 1, int(MOST_STUCK * len(problem.runs))
+        tries, rounds, patience = MAX_TRIES, 1, int(MAX_STUCK * len(problem.runs))
     stamp = np.zeros(problem.arrays.num_tensors + 1, dtype=np.int64)
     for _ in range(rounds):
         moved = np.zeros(len(problem.runs), dtype=np.bool_)

@@ -10,7 +10,7 @@ Deviations: the last refinement. From three starts, the clusters, plain HEFT and
 left in a schedule in which every op starts as late as it can without delaying the end (Li and
 Willis's forward-backward passes, EJOR 1992): that counts the queues of the devices too.
 
-The number of passes is bounded by work, not by time. Above `MOST_OPS`, and above `MANY_OPS` where
+The number of passes is bounded by work, not by time. Above `MAX_OPS`, and above `MANY_OPS` where
 plain HEFT is `NEAR` a bound, it is constant, so that the time is that of a fixed number of walks
 over the graph: list scheduling with the placement fixed stands for the emulator, clusters are
 refined only if, mapped, they are not far behind HEFT, and the best start alone is improved.
@@ -51,12 +51,12 @@ from pardnn.sim.levels import bottom_levels
 from pardnn.sim.timeline import Timeline
 
 #: Ops times passes of list scheduling that one start may cost, and the most passes.
-PASS_OPS, MOST_PASSES = 600_000, 40
+PASS_OPS, MAX_PASSES = 600_000, 40
 #: Ops above which the number of walks over the graph is constant, and the passes there.
-MANY_OPS, FEWEST_PASSES = 50_000, 2
-#: Graphs up to `MOST_OPS` get the whole search all the same, unless plain HEFT is `NEAR` the work
+MANY_OPS, MIN_PASSES = 50_000, 2
+#: Graphs up to `MAX_OPS` get the whole search all the same, unless plain HEFT is `NEAR` the work
 #: spread over all devices, which no plan beats: at 57,000 ops (TRN-2) a third faster plan for 1 s.
-MOST_OPS, NEAR = 100_000, 1.01
+MAX_OPS, NEAR = 100_000, 1.01
 #: Times the makespan of HEFT: large graphs whose clusters, mapped, are slower are not refined.
 #: Measured on 24 graphs of 60,000 ops, on 64 machines in all: swaps and switches gain less than
 #: 1 % on average, 6 % at most.
@@ -117,7 +117,7 @@ def is_short(problem: Problem, makespan: float) -> bool:
     """
     n = problem.arrays.num_ops
     near = makespan <= NEAR * work_seconds(problem.machine)
-    return n > MOST_OPS or (n > MANY_OPS and near)
+    return n > MAX_OPS or (n > MANY_OPS and near)
 
 
 def timeline_of(problem: Problem, candidate: Candidate) -> Timeline:
@@ -138,7 +138,7 @@ def emulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
 
 def simulated(problem: Problem, place: Int64[ndarray, " n"]) -> Candidate:
     """Simulate a placement by the emulator, or in a large graph by list scheduling."""
-    if problem.arrays.num_ops <= MOST_OPS:
+    if problem.arrays.num_ops <= MAX_OPS:
         return emulated(problem, place)
     return in_order(problem, place, _priorities(problem, place))
 
@@ -265,7 +265,7 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
         fixed: Device of each group, -1 where it is free.
     """
     few = is_short(problem, start.makespan)
-    passes = FEWEST_PASSES if few else min(PASS_OPS // problem.arrays.num_ops, MOST_PASSES)
+    passes = MIN_PASSES if few else min(PASS_OPS // problem.arrays.num_ops, MAX_PASSES)
     best = current = start
     shortest, idle = np.inf, 0  # of the passes alone: the first may be worse than the start
     for number in range(passes):

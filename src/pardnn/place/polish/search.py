@@ -30,12 +30,12 @@ from pardnn.place.polish.neighbourhood import (
 #: Cost of evaluating an op's slots, in ops computed again, plus half an op per device (measured).
 EVALUATION = 20
 #: Ops of a block that is exchanged, at most.
-MOST_BLOCK = 8
+MAX_BLOCK = 8
 #: Of so many steps two try to exchange groups or blocks, which are simulated, up to `MANY_OPS` ops
 #: and above; up to five times as many where residual bytes do not fit on one device, and ops have
 #: to make room for each other. On 5,000 ops without limits, one in 16 took 0.5 to 0.95 of the work
 #: and made a hundredth of the gain.
-MANY_TRIES, MANY_OPS, FEW_TRIES, FEWEST_TRIES = 8, 500, 32, 1024
+MANY_TRIES, MANY_OPS, FEW_TRIES, MIN_TRIES = 8, 500, 32, 1024
 #: One of so many steps evaluates a block; a quarter as many on so few ops, where exchanges cost
 #: little.
 BLOCK_TURNS, TINY_OPS = 2, 50
@@ -95,22 +95,22 @@ def _exchange(t: Task, s: State, op: int, blocks: bool, limit: float, seed: int)
     choice = seed // 64 % 4
     d = seed % k if choice == 0 else s.place[other]
     if blocks:
-        size = 2 + seed // 256 % (MOST_BLOCK - 1)
+        size = 2 + seed // 256 % (MAX_BLOCK - 1)
         if choice == 1:
             d = _some_neighbour_device(t, s, op, seed // 4096)
     return _tried(t, s, op, d, other if choice == 3 else -1, size, limit, seed)
 
 
 @kernel
-def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int) -> int:
+def search_kernel(t: Task, s: State, max_work: int, tolerance: float, seed: int) -> int:
     """Leave the best plan found in `place` and `order`; return the state of the generator.
 
-    `most_work` counts ops whose times are computed again.
+    `max_work` counts ops whose times are computed again.
 
     Args:
         t: What stays as it is.
         s: The plan under change.
-        most_work: Ops whose times may be computed again.
+        max_work: Ops whose times may be computed again.
         tolerance: Part of the makespan by which a change may be worse, at first.
         seed: State of the random generator.
     """
@@ -119,12 +119,12 @@ def search_kernel(t: Task, s: State, most_work: int, tolerance: float, seed: int
     now = best = makespan(s)
     best_place, best_order = s.place.copy(), s.order.copy()
     is_full = t.residual.sum() > t.room.min()
-    work, spread = 0, FEW_TRIES if is_full else FEWEST_TRIES
+    work, spread = 0, FEW_TRIES if is_full else MIN_TRIES
     turns = BLOCK_TURNS if n > TINY_OPS else 4 * BLOCK_TURNS
     if n <= MANY_OPS or (is_full and n <= 5 * MANY_OPS):
         spread = MANY_TRIES
-    while work < most_work:
-        limit = max(best * (1 + tolerance * (1 - work / most_work)), now * (1 - 1e-9))
+    while work < max_work:
+        limit = max(best * (1 + tolerance * (1 - work / max_work)), now * (1 - 1e-9))
         seed = seed * 48271 % 2147483647
         op, steps = critical(t, s, seed % n, now * (1 - 1e-9))
         seed = seed * 48271 % 2147483647

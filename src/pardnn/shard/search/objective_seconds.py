@@ -267,8 +267,8 @@ def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
     position[arrays.topological] = np.arange(arrays.num_ops)
     born = position[arrays.tensor_op]
     last = born.copy()
-    reader = np.repeat(np.arange(arrays.num_ops), np.diff(arrays.input_ptr))
-    np.maximum.at(last, arrays.input_tensor, position[reader])
+    consumer = np.repeat(np.arange(arrays.num_ops), np.diff(arrays.input_ptr))
+    np.maximum.at(last, arrays.input_tensor, position[consumer])
     owner = arrays.tensor_owner
     np.maximum.at(last, owner, last.copy())
     owns = (owner == np.arange(arrays.num_tensors)) & (arrays.tensor_bytes > 0)

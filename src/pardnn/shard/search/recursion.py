@@ -191,18 +191,18 @@ def polished(
     width = 2 if count > 2 and not is_many and is_tractable(tables, 2) else 1
     names = list(range(count))  # by place: which axis of the start is there now
     windows: list[tuple[int, ...]] = list(itertools.combinations(range(count), width))
-    settled: set[tuple[int, ...]] = set() if last is None else {(last,)}
+    tried: set[tuple[int, ...]] = set() if last is None else {(last,)}
     for window in windows * rounds:
-        if len(settled) == len(windows):
+        if len(tried) == len(windows):
             break
-        if window in settled:
+        if window in tried:
             continue
         order, sub = _brought_last(tables, [names.index(name) for name in window])
         new = solve(tables, _permuted(solution.state, order), sub)
         if new.cost < solution.cost * (1 - 1e-12):
-            solution, settled = new, set()
+            solution, tried = new, set()
             names = [names[i] for i in order]
-        settled.add(window)
+        tried.add(window)
     return solution._replace(is_exact=False)
 
 

@@ -23,7 +23,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 #: Entries of the largest table that is made: 16 MiB.
-MOST_ENTRIES = 1 << 21
+MAX_ENTRIES = 1 << 21
 
 
 class Table(NamedTuple):
@@ -67,7 +67,7 @@ def minimise(
     sizes: Sequence[int],
     tables: Sequence[Table],
     start: Sequence[int] | None = None,
-    most_entries: int = MOST_ENTRIES,
+    max_entries: int = MAX_ENTRIES,
 ) -> Minimum:
     """Return the assignment of least sum.
 
@@ -75,7 +75,7 @@ def minimise(
         sizes: Number of values of each variable.
         tables: At least one value each; a variable in no table gets its value of `start`.
         start: An assignment, for variables that have to be fixed; zeros if not given.
-        most_entries: Bound of a table's size.
+        max_entries: Bound of a table's size.
     """
     chosen = list(start) if start is not None else [0] * len(sizes)
     at: list[dict[int, Table]] = [{} for _ in sizes]
@@ -94,7 +94,7 @@ def minimise(
         entries, variable = heapq.heappop(waiting)
         if done[variable] or entries != _entries(near[variable], sizes):
             continue
-        if entries > most_entries:
+        if entries > max_entries:
             variable = max((v for _, v in waiting if not done[v]), key=lambda v: len(near[v]))
             is_exact = False
             changed = _fix(variable, chosen[variable], at, near)
@@ -106,7 +106,7 @@ def minimise(
         done[variable] = True
         for other in changed:
             heapq.heappush(waiting, (_entries(near[other], sizes), other))
-        if entries > most_entries:
+        if entries > max_entries:
             for v in range(len(sizes)):
                 if at[v] and not done[v]:
                     heapq.heappush(waiting, (_entries(near[v], sizes), v))

@@ -42,15 +42,15 @@ class Overlapped(NamedTuple):
     messages: list[int]
 
 
-def overlapped_plan(parts: Graph, plan: Plan, schedule: Overlapped) -> Plan:
+def overlapped_plan(partitioned: Graph, plan: Plan, schedule: Overlapped) -> Plan:
     """Return a plan by names whose transfers overlap computation.
 
     Args:
-        parts: The partitioned graph.
+        partitioned: The partitioned graph.
         plan: Of that graph, before.
         schedule: From `OverlapScheduler.schedule`.
     """
-    names = [op.name for op in parts.ops]
+    names = [op.name for op in partitioned.ops]
     rows = np.split(schedule.arrays.order_op, schedule.arrays.order_ptr[1:-1])
     posts: list[int] = schedule.arrays.message_post.tolist()
     messages = [
@@ -101,7 +101,7 @@ class OverlapScheduler:
     """Moves the transfers of a plan; ops and tensors by their number.
 
     Args:
-        parts: The partitioned graph.
+        partitioned: The partitioned graph.
         arrays: The plan, as `spmd_partition` makes it.
         seconds: Per device, of each op in its order.
         cluster: Tells how long transfers take.
@@ -109,7 +109,7 @@ class OverlapScheduler:
 
     def __init__(
         self,
-        parts: Graph,
+        partitioned: Graph,
         arrays: PlanArrays,
         seconds: Sequence[Sequence[float]],
         cluster: Cluster,
@@ -121,14 +121,14 @@ class OverlapScheduler:
         self.position: list[int] = positions(arrays).tolist()
         self.device_of: list[int] = arrays.place.tolist()
         self.clock = [np.concatenate([[0.0], np.cumsum(row)]).tolist() for row in seconds]
-        self.kinds = [op.kind for op in parts.ops]
-        a = parts.arrays
+        self.kinds = [op.kind for op in partitioned.ops]
+        a = partitioned.arrays
         self.producer: list[int] = a.tensor_op.tolist()
         self.outputs = _rows(a.output_ptr, np.arange(a.num_tensors))
         self.inputs = _rows(a.input_ptr, a.input_tensor)
         self.after = _rows(a.after_ptr, a.after_op)
         self.before_of = _rows(a.before_ptr, a.before_op)
-        self.readers = _rows(a.consumer_ptr, a.consumer_op)
+        self.consumers = _rows(a.consumer_ptr, a.consumer_op)
         self.tensors: list[int] = arrays.message_tensor.tolist()
         self.posts: list[int] = arrays.message_post.tolist()
         self.into: list[int] = arrays.message_into.tolist() or [-1] * len(self.posts)
@@ -197,9 +197,9 @@ class OverlapScheduler:
                 continue
             numbers = [n for t in self.outputs[op] for n in self.sent.get(t, ())]
             if kind == SLICE and not numbers:  # it is copied to be contiguous first
-                readers = self.readers[self.outputs[op][0]]
-                copies = [reader for reader in readers if self.kinds[reader] == FETCH]
-                first = [self.outputs[reader][0] for reader in copies]
+                consumers = self.consumers[self.outputs[op][0]]
+                copies = [consumer for consumer in consumers if self.kinds[consumer] == FETCH]
+                first = [self.outputs[consumer][0] for consumer in copies]
                 numbers = [n for t in first for n in self.carried(t)]
             if numbers:
                 yield _Movable(op, [self.posts[n] for n in numbers], self.predecessors(op))
@@ -224,7 +224,7 @@ class OverlapScheduler:
         return [n for n in (*made, *self.after[op]) if self.device_of[n] == self.device_of[op]]
 
     def delay(self, device: int, row: Sequence[int], schedule: _Schedule) -> None:
-        """Move what is assembled of received slices towards its first reader.
+        """Move what is assembled of received slices towards its first consumer.
 
         Args:
             device: Whose order it is.
@@ -241,7 +241,7 @@ class OverlapScheduler:
                 made = self.producer[tensor]
                 if made in leads and self.kinds[made] == FETCH:
                     lead = max(lead, leads[made])
-            used = [r for t in self.outputs[op] for r in self.readers[t]]
+            used = [r for t in self.outputs[op] for r in self.consumers[t]]
             last = min(
                 (new_position[r] for r in (*used, *self.before_of[op])), default=float(len(row))
             )
@@ -270,18 +270,18 @@ class OverlapScheduler:
         Returns:
             The position, as a fraction of the old ones, and the new position of the op behind it.
         """
-        reader, new_position = self.posts[number], schedule.new_position
-        old = float(self.position[reader])
+        consumer, new_position = self.posts[number], schedule.new_position
+        old = float(self.position[consumer])
         sent_by = self.producer[self.tensors[number]]
         # Devices do the same at the same position, so the receiver moves as far as the sender.
         early = old - (self.position[sent_by] - new_position[sent_by])
-        slot = old - 0.5 if new_position[reader] > old else early
+        slot = old - 0.5 if new_position[consumer] > old else early
         first = 0
         if self.into[number] >= 0:
             first = now[self.producer[self.into[number]]] + 1
             slot = max(slot, keys[first - 1])
         # Not before its buffer is there, even where all wait for another region that moved up.
-        return slot, max(min(bisect.bisect_left(keys, slot), now[reader]), first)
+        return slot, max(min(bisect.bisect_left(keys, slot), now[consumer]), first)
 
 
 def _rows(ptr: Int64[ndarray, " r"], index: Int64[ndarray, " e"]) -> list[list[int]]:

@@ -67,7 +67,7 @@ class Emitter:
         graph: The graph.
         sharding: The decision.
         in_turn: Receive the slices of a region one after the other.
-        reuse: Number of ops of the graph for which a fetched region is kept for another reader.
+        reuse: Number of ops of the graph for which a fetched region is kept for another consumer.
 
     Raises:
         InvalidPlanError: E410, if a layout cannot be.
@@ -158,7 +158,7 @@ class Emitter:
     ) -> str:
         """Append an op that moves a tensor of the graph.
 
-        Where the storage is written in place, it comes after whatever its reader comes after, and
+        Where the storage is written in place, it comes after whatever its consumer comes after, and
         before the write (see `after`).
 
         Args:

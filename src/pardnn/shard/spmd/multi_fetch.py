@@ -149,7 +149,7 @@ def send_slices(
     sharded: ShardedTensor,
     sources: Mapping[int, Sequence[Slice]],
     anchor: Anchor,
-    readers: Sequence[str],
+    consumers: Sequence[str],
     posts: Mapping[tuple[int, Slice], str] | None = None,
     buffers: Mapping[tuple[int, Slice], tuple[str, str]] | None = None,
 ) -> dict[Slice, str]:
@@ -160,7 +160,7 @@ def send_slices(
         sharded: The tensor.
         sources: By receiving device, the slices that it takes, its own included.
         anchor: The op that needs them.
-        readers: By device, the op before which its receives are posted, unless `posts` says more.
+        consumers: By device, the op before which its receives are posted, unless `posts` says more.
         posts: By device and slice, the op before which that receive is posted.
         buffers: By device and slice, the buffer that it is received into in place.
 
@@ -190,10 +190,10 @@ def send_slices(
             if device != owner:
                 cut = names[owner, box]
                 received = device, (owner, box)
-                before = (posts or {}).get(received, readers[device])
+                before = (posts or {}).get(received, consumers[device])
                 hold = anchor.hold[owner] or cut
                 if posts is not None and owner in sources and cut in copies:
-                    hold = readers[owner]  # a copy is let go before the op itself allocates
+                    hold = consumers[owner]  # a copy is let go before the op itself allocates
                 into = (buffers or {}).get(received)
                 emitter.send(cut, owner, device, before, hold, into and into[0])
     return names

@@ -11,7 +11,7 @@ from torch import nn
 
 from pardnn.backends.torch.runtime.memory_meter import live_bytes
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.plan.memory import memory_curves
+from pardnn.plan.memory import memory_profiles
 from pardnn.plan.plan import plan_arrays
 from tests.backends.torch import models
 from tests.backends.torch.executors import (
@@ -107,7 +107,7 @@ def test_memory_is_released_where_the_plan_says() -> None:
     graph = captured(factory)
     plan = random_plan(graph, 2, seed=4, num_clumps=12)
     program = Program(graph, plan)
-    curves = memory_curves(graph, plan_arrays(graph, plan))
+    curves = memory_profiles(graph, plan_arrays(graph, plan))
 
     def body(rank: int, store: str) -> list[Any]:
         executor, binding, _ = executor_of(factory, program, rank, store)

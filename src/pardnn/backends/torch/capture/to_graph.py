@@ -1,9 +1,9 @@
 """From a trace to a graph: dead code elimination, order edges and names.
 
 Dead calls are dropped, except random ones: they advance the generator as in the eager step.
-A write in place comes after every reader of the old content (an anti-dependence). Such an edge is
-left out where data already gives the order: O(calls x readers of written storages / 64), as the
-ancestors of a call are a bit set.
+A write in place comes after every consumer of the old content (an anti-dependence). Such an edge
+is left out where data already gives the order: O(calls x consumers of written storages / 64), as
+the ancestors of a call are a bit set.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def live_calls(calls: Sequence[Call], outputs: Iterable[Call]) -> list[Call]:
 
 
 def add_order_edges(calls: Sequence[Call]) -> None:
-    """Extend `after` so that each write follows the readers and the write before it.
+    """Extend `after` so that each write follows the consumers and the write before it.
 
-    A reader follows the write before it, too, even one of other elements.
+    A consumer follows the write before it, too, even one of other elements.
 
     Args:
         calls: Live calls in a correct order.
@@ -54,7 +54,7 @@ def add_order_edges(calls: Sequence[Call]) -> None:
         if any(storage in written for storage, _ in call.reads):
             bits[call] = 1 << len(bits)
     ancestor_bits: dict[Call, int] = {}
-    readers: dict[Storage, list[Call]] = {storage: [] for storage in written}
+    consumers: dict[Storage, list[Call]] = {storage: [] for storage in written}
     last_write: dict[Storage, Call] = {}
     for call in calls:
         before = 0
@@ -63,15 +63,15 @@ def add_order_edges(calls: Sequence[Call]) -> None:
                 before |= ancestor_bits.get(predecessor, 0) | bits.get(predecessor, 0)
         writes = [last_write[s] for s in dict.fromkeys(s for s, _ in call.reads) if s in last_write]
         changed = _mutated_storages(call)
-        for predecessor in [*writes, *(c for s in changed for c in reversed(readers[s]))]:
+        for predecessor in [*writes, *(c for s in changed for c in reversed(consumers[s]))]:
             if predecessor is not call and not before & bits[predecessor]:
                 call.after.append(predecessor)
                 before |= ancestor_bits[predecessor] | bits[predecessor]
         for storage in changed:
-            readers[storage], last_write[storage] = [], call
+            consumers[storage], last_write[storage] = [], call
         for storage, _ in call.reads:
             if storage in written:
-                readers[storage].append(call)
+                consumers[storage].append(call)
         ancestor_bits[call] = before
     for call in calls:
         call.after = [other for other in dict.fromkeys(call.after) if other in kept]

@@ -164,13 +164,13 @@ def _fetch(op: Op, args: Sequence[Any], device: torch.device) -> Result:
             return torch.cat([env[name] for name in names], dim, out=buffer)
 
         return concatenate
-    placed_pieces = [(name, *_place(box, strides)) for name, box in shards]
+    places = [(name, *_place(box, strides)) for name, box in shards]
 
     def fetch(env: Environment) -> torch.Tensor:
         buffer = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         if fill is not None:
             buffer.fill_(fill)
-        for name, size, offset in placed_pieces:
+        for name, size, offset in places:
             buffer.as_strided(size, strides, offset).copy_(env[name])
         return buffer
 

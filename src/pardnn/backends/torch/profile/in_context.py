@@ -71,18 +71,18 @@ def profile_in_context(
         return {}
     items, env = list(_items(graph)), _sources(graph, tensors)
     taken: list[list[float]] = [[] for _ in items]
-    refused: set[int] = set()
+    failed: set[int] = set()
     with undisturbed() as timed:
-        _run(items, env, tensors, taken, refused, timed)  # loads kernels, plans convolutions
+        _run(items, env, tensors, taken, failed, timed)  # loads kernels, plans convolutions
         for each in taken:
             each.clear()
         begin = time.perf_counter()
         for done in range(1, MAX_RUNS + 1):
-            _run(items, env, tensors, taken, refused, timed)
+            _run(items, env, tensors, taken, failed, timed)
             now = time.perf_counter()
             if (end is not None and now > end) or (done >= MIN_RUNS and now - begin > RUNS_SECONDS):
                 break
-    return _entries(items, taken, refused, tensors)
+    return _entries(items, taken, failed, tensors)
 
 
 def _fits(graph: Graph) -> bool:
@@ -140,16 +140,16 @@ def _run(
     env: dict[str, Any],
     tensors: Mapping[str, Tensor],
     taken: list[list[float]],
-    refused: set[int],
+    failed: set[int],
     timed: Callable[[Callable[[], object]], float],
 ) -> None:
     for at, (op, call, dropped) in enumerate(items):
-        if call is not None and at not in refused:
+        if call is not None and at not in failed:
             try:
                 taken[at].append(timed(functools.partial(call, env)))
             except (RuntimeError, TypeError, ValueError, IndexError, KeyError, ArithmeticError):
-                refused.add(at)
-        if at in refused:
+                failed.add(at)
+        if at in failed:
             generator = torch.Generator("cpu").manual_seed(at)
             env |= {t.name: made_up(t, range(1), generator) for t in op.outputs}
         for name in dropped:
@@ -159,13 +159,13 @@ def _run(
 def _entries(
     items: Sequence[_Item],
     taken: Sequence[list[float]],
-    refused: set[int],
+    failed: set[int],
     tensors: Mapping[str, Tensor],
 ) -> dict[str, Entry]:
     found: dict[str, list[list[float]]] = defaultdict(list)
     for at, (item, seconds) in enumerate(zip(items, taken, strict=True)):
         # A join copies here what ranks receive in its place.
-        if item.call is None or at in refused or item.op.kind == JOIN:
+        if item.call is None or at in failed or item.op.kind == JOIN:
             continue
         for text in _texts(item.op, tensors):
             found[text].append(sorted(seconds))

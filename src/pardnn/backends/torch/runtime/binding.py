@@ -91,18 +91,20 @@ class Binding:
             ops: Sources of the planned graph.
             recording: Of the entry point that made the step's arguments.
         """
-        parts = [(op, *shard_of(op, self._whole)) for op in ops]
-        live = {of: self.sources[of].get() for _, of, _ in parts}
-        made = [part for part in parts if isinstance(live[part[1]], torch.Tensor)]
+        shards = [(op, *shard_of(op, self._whole)) for op in ops]
+        live = {of: self.sources[of].get() for _, of, _ in shards}
+        made = [shard for shard in shards if isinstance(live[shard[1]], torch.Tensor)]
         reals = replay(
             recording,
             [live[of] for _, of, _ in made],
             [None if box is None else (box, op.outputs[0].strides) for op, _, box in made],
         )
-        values = {part[0].name: self._placed(real) for part, real in zip(made, reals, strict=True)}
+        values = {
+            shard[0].name: self._placed(real) for shard, real in zip(made, reals, strict=True)
+        }
         return {
             op.name: values[op.name] if op.name in values else self._initial_value(op, of)
-            for op, of, _ in parts
+            for op, of, _ in shards
         }
 
     def live_values(self, ops: Iterable[Op]) -> dict[str, Any]:

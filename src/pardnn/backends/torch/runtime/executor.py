@@ -31,7 +31,7 @@ from pardnn.backends.torch.runtime.random_ops import (
     drawn_once,
     is_random,
     random_ops,
-    redrawn,
+    replayed_op,
 )
 from pardnn.backends.torch.runtime.results import check_written, share_results
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
@@ -91,7 +91,7 @@ class Executor:
             return None
         whole = {op.name: op for op in random_ops(self.program.whole)}
         self._drawn = known = {op.name: drawn_once(op, whole) for op in drawing}
-        order = [name for name, op in whole.items() if redrawn(op) is None]
+        order = [name for name, op in whole.items() if replayed_op(op) is None]
         mine = [known[name] for name in self.program.plan.order[self.rank] if name in known]
         return make_stream(order, draws or {}, mine, self.world.device)
 

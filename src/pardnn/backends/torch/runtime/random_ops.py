@@ -60,15 +60,15 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
     copied = op.name.rpartition("@")[0]
     name = op.name if op.name in whole or copied not in whole else copied
     name = name if of is None else str(of)
-    again = redrawn(whole[name]) if name in whole else None
+    again = replayed_op(whole[name]) if name in whole else None
     if again is None:
         return name
-    if again not in whole or not is_random(whole[again]) or redrawn(whole[again]) is not None:
+    if again not in whole or not is_random(whole[again]) or replayed_op(whole[again]) is not None:
         raise FileError(f"op {shown(name)} draws the numbers of {shown(again)}, which draws none")
     return again
 
 
-def redrawn(op: Op) -> str | None:
+def replayed_op(op: Op) -> str | None:
     """Return the op whose draw this op of the whole graph replays; None if it has its own.
 
     Both are in a step of which `torch.utils.checkpoint` recomputes a part.

@@ -19,7 +19,7 @@ from pardnn.backends.torch.runtime.random_ops import (
     draws_to_data,
     measure_draws,
     random_ops,
-    redrawn,
+    replayed_op,
 )
 from pardnn.errors import PardnnError
 
@@ -78,7 +78,7 @@ def _draws_as_written(program: Program) -> bool:
     own = [op.name for op in random_ops(program.graph)]
     drawing = set(own)
     ordered = [name for order in program.plan.order for name in order if name in drawing]
-    return ordered == own and all(redrawn(op) is None for op in random_ops(program.whole))
+    return ordered == own and all(replayed_op(op) is None for op in random_ops(program.whole))
 
 
 def start(
