@@ -14,7 +14,7 @@ PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
-# Kernels on one core, static checks and the lane without them on the other; then, with the kernels
+# Kernels on one core, static checks and the job without them on the other; then, with the kernels
 # compiled, the ranks beside all else that needs torch.
 test: $(STAMP)
 	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes
@@ -42,7 +42,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# The two lanes of kernels side by side, a core each; one log after the other.
+# The two jobs of kernels side by side, a core each; one log after the other.
 kernels: $(STAMP)
 	@$(MAKE) --no-print-directory jit > .jit.log 2>&1 & other=$$!; \
 	$(MAKE) --no-print-directory shapes; mine=$$?; \
@@ -50,22 +50,22 @@ kernels: $(STAMP)
 
 # Kernels as plain Python: array shapes are checked at every call.
 shapes: $(STAMP)
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q --lane shapes
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q --job shapes
 
 # The same, counting lines of kernels too: half as long again, so `make test` does without.
 coverage: $(STAMP)
-	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -q --lane shapes
+	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -q --job shapes
 	$(BIN)/coverage report
 
 # Kernels compiled, as users run them.
 jit: $(STAMP)
-	$(BIN)/python -m pytest -q --lane jit
+	$(BIN)/python -m pytest -q --job jit
 
 # Capture and ranks, and its halves to run side by side. A green run shows no crash and no traceback
 # of a rank that a test made fail.
 torch ranks rest: $(STAMP)
-	@echo "$(BIN)/python -m pytest -q --lane $@"; \
-	$(BIN)/python -m pytest -q --lane $@ > .$@.log 2>&1; status=$$?; cat .$@.log; \
+	@echo "$(BIN)/python -m pytest -q --job $@"; \
+	$(BIN)/python -m pytest -q --job $@ > .$@.log 2>&1; status=$$?; cat .$@.log; \
 	if [ $$status = 0 ] && grep -qE "Fatal Python error|Traceback" .$@.log; then \
 	  echo "all passed, but a process that failed can be seen above"; status=1; \
 	fi; exit $$status

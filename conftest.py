@@ -1,10 +1,10 @@
-"""Lanes: each test runs where it belongs.
+"""Jobs of continuous integration: each test belongs to one, by its place or its mark.
 
-`--lane shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at calls.
-`--lane jit`:    the packages that have kernels, compiled; tests marked `jit`, too large for Python.
-`--lane torch`:  the tests below a directory named `torch`, and no others.
-`--lane ranks`:  the half of `torch` that mostly waits for processes; `--lane rest`: the other half.
-Without `--lane` everything that is named runs, as it is.
+`--job shapes`: kernels as plain Python (NUMBA_DISABLE_JIT=1), array shapes checked at calls.
+`--job jit`:    the packages that have kernels, compiled; tests marked `jit`, too large for Python.
+`--job torch`:  the tests below a directory named `torch`, and no others.
+`--job ranks`:  the half of `torch` that mostly waits for processes; `--job rest`: the other half.
+Without `--job` everything that is named runs, as it is.
 """
 
 import os
@@ -21,7 +21,7 @@ RANKS = {
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py", "test_handshake.py",
     "test_generator.py", "test_launcher.py", "test_stream.py",
 }  # fmt: skip
-TORCH_LANES = ("torch", "ranks", "rest")
+TORCH_JOBS = ("torch", "ranks", "rest")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}
 #: Where arrays travel. Not what users call with anything: it answers wrong types itself.
 CHECKED = ["graph.csr", "kernels", "cost", "sim", "place", "shard"]
@@ -33,14 +33,14 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lane", choices=["shapes", "jit", *TORCH_LANES], default=None)
+    parser.addoption("--job", choices=["shapes", "jit", *TORCH_JOBS], default=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--lane") != "shapes":
+    if config.getoption("--job") != "shapes":
         return
     if os.environ.get("NUMBA_DISABLE_JIT") != "1":
-        raise pytest.UsageError("--lane shapes needs NUMBA_DISABLE_JIT=1: the hook breaks the JIT")
+        raise pytest.UsageError("--job shapes needs NUMBA_DISABLE_JIT=1: the hook breaks the JIT")
     from beartype import BeartypeConf, FrozenDict, beartype
     from jaxtyping import install_import_hook
 
@@ -75,24 +75,24 @@ def _parts_below(path: Path, config: pytest.Config) -> tuple[str, ...]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    lane = config.getoption("--lane")
-    if lane is None or collection_path.is_dir():
+    job = config.getoption("--job")
+    if job is None or collection_path.is_dir():
         return None
-    # Here and not below: the module is not even imported in another lane.
+    # Here and not below: the module is not even imported in another job.
     is_torch = "torch" in _parts_below(collection_path, config)
-    if lane in ("ranks", "rest") and (collection_path.name in RANKS) != (lane == "ranks"):
+    if job in ("ranks", "rest") and (collection_path.name in RANKS) != (job == "ranks"):
         return True
-    return True if is_torch != (lane in TORCH_LANES) else None
+    return True if is_torch != (job in TORCH_JOBS) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    lane = config.getoption("--lane")
-    if lane is None or lane in TORCH_LANES:
+    job = config.getoption("--job")
+    if job is None or job in TORCH_JOBS:
         return
 
     def belongs(item: pytest.Item) -> bool:
         is_large = item.get_closest_marker("jit") is not None
-        if lane == "shapes":
+        if job == "shapes":
             return not is_large
         return is_large or bool(KERNEL_PACKAGES & set(_parts_below(item.path, config)))
 

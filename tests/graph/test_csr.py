@@ -143,9 +143,9 @@ def test_families_are_reproducible(family: str) -> None:
     assert len(op_edges(graph.arrays)) >= 30
 
 
-def test_shapes_are_checked_in_their_lane(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--lane") != "shapes":
-        pytest.skip("only that lane checks shapes")
+def test_shapes_are_checked_in_their_job(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--job") != "shapes":
+        pytest.skip("only that job checks shapes")
     topological_order(np.zeros((0, 2), dtype=np.int64), 1)
     with pytest.raises(Exception, match="Type-check error"):
         topological_order(np.zeros((2, 3), dtype=np.int64), 1)
