@@ -1,9 +1,15 @@
 # A clone, Python 3.11 or later, git and make are all that is needed.
 #
-#   make test    static checks and all tests        make demo    GPT-2 on four CPU ranks
-#   make lint    static checks alone                make bench   the benchmarks
-#   make format  lay the code out                   make clean   remove what make made
-#   make coverage  lines that no kernel test runs
+#   make test      static checks and all tests      make demo    GPT-2 on four CPU ranks
+#   make lint      static checks alone              make bench   the quick placement benchmark
+#   make format    lay the code out                 make clean   remove what make made
+#
+# The tests by CI job:
+#   make shapes    kernels as plain Python, array shapes checked
+#   make jit       kernels compiled
+#   make kernels   both of these
+#   make torch     capture and ranks; `make ranks` and `make rest` are its halves
+#   make coverage  as `shapes`, and the lines that no test runs
 
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -14,8 +20,8 @@ PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
-# Kernels on one core, static checks and the job without them on the other; then, with the kernels
-# compiled, the ranks beside all else that needs torch.
+# Compiled kernels on one core, static checks and kernels as plain Python on the other. Then, with
+# the compiled kernels cached, the ranks on one and all else that needs torch on the other.
 test: $(STAMP)
 	$(MAKE) $(TWO_AT_A_TIME) jit lint shapes
 	$(MAKE) $(TWO_AT_A_TIME) ranks rest
@@ -42,17 +48,15 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-# The two jobs of kernels side by side, a core each; one log after the other.
+# A core each.
 kernels: $(STAMP)
-	@$(MAKE) --no-print-directory jit > .jit.log 2>&1 & other=$$!; \
-	$(MAKE) --no-print-directory shapes; mine=$$?; \
-	wait $$other; theirs=$$?; cat .jit.log; exit $$((mine + theirs))
+	$(MAKE) $(TWO_AT_A_TIME) jit shapes
 
 # Kernels as plain Python: array shapes are checked at every call.
 shapes: $(STAMP)
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -q --job shapes
 
-# The same, counting lines of kernels too: half as long again, so `make test` does without.
+# The same, counting lines of kernels too. Takes half as long again, so `make test` leaves it out.
 coverage: $(STAMP)
 	NUMBA_DISABLE_JIT=1 $(BIN)/coverage run -m pytest -q --job shapes
 	$(BIN)/coverage report
@@ -61,8 +65,8 @@ coverage: $(STAMP)
 jit: $(STAMP)
 	$(BIN)/python -m pytest -q --job jit
 
-# Capture and ranks, and its halves to run side by side. A green run shows no crash and no traceback
-# of a rank that a test made fail.
+# Capture and ranks, and the halves to run side by side. A run in which a process crashes or prints
+# a traceback fails, even if all tests pass.
 torch ranks rest: $(STAMP)
 	@echo "$(BIN)/python -m pytest -q --job $@"; \
 	$(BIN)/python -m pytest -q --job $@ > .$@.log 2>&1; status=$$?; cat .$@.log; \
@@ -73,10 +77,11 @@ torch ranks rest: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# A few minutes on one core. Others: python -m bench NAME (bench/__main__.py lists them).
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) build dist .*.log .coverage .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist demo .*.log .coverage* .hypothesis .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
