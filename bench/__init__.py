@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m bench` runs the quick ones."""
+"""Benchmarks: `python -m bench` runs the quick one, `python -m bench NAME` each of them."""

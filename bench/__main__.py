@@ -1,7 +1,7 @@
 """The quick part of `placement`, a few minutes on one core; the others by their names.
 
-- Placement: `placement` compares algorithms, `scale` times planning up to a million ops, `thesis`
-  regenerates the tables of the ParDNN thesis.
+- Placement: `placement` compares algorithms, `msr-fiddle` plans published placement problems,
+  `scale` times planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
   search of shardings, `tofu-equality` compares sharded training with one device.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
@@ -18,6 +18,7 @@ NAMED = {
     "capture-zoo": "testbed.kept_graphs",
     "collectives": "bench.runtime.collectives",
     "fidelity": "bench.runtime.fidelity",
+    "msr-fiddle": "bench.placement.msr_fiddle",
     "placement": "bench.placement.main",
     "plan-bytes": "bench.common.plan_bytes",
     "scale": "bench.placement.scale",

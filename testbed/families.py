@@ -3,7 +3,7 @@
 Those of networks (`recurrent`, `transformer`, `branches`, `fork-join`) are steps: a forward pass
 and its mirror, in which the backward op of i reads what i read, i's output and the gradients of its
 readers, and takes twice as long. Bytes are scaled until total communication / total computation on
-the given link is the wished ratio (CCR).
+the given link is the ratio asked for (CCR).
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def graph_of(
 
 
 def training_step(num_ops: int, *, seed: int = 0) -> Graph:
-    """Return a step with memory: parameters, activations kept for the way back, updates in place.
+    """Return a step with memory: parameters, activations for the backward pass, in-place updates.
 
     A layer reads its parameter and one or two activations; its backward op makes the gradients of
     both, and the update writes the parameter, with which it shares a group.

@@ -1,8 +1,9 @@
-"""Storages that come and go between one device and the host: the bytes that a step moves.
+"""Paging of whole storages between one device and the host: the bytes that a step moves.
 
-Two ways. `recent`: what was used least recently goes, and always travels; a model of unified
-memory. `far`: what is used again last goes, and is only dropped if the host already has it; no
-policy that swaps whole storages knows more than that.
+Two policies of eviction. `lru`: the least recently used storage, which is always copied to the
+host; a model of unified memory. `belady`: the one whose next use is farthest in the future (Belady,
+1966), which is copied only if the host's copy is out of date. It knows the whole step, as no policy
+of a running system does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pardnn.graph.csr import RESIDUAL, op_edges
 from pardnn.graph.ir import Graph, writes
 from pardnn.place.baselines.layer_round_robin import layers_of
 
-Policy = Literal["recent", "far"]
+Policy = Literal["lru", "belady"]
 
 
 class Uses(NamedTuple):
@@ -28,7 +29,7 @@ class Uses(NamedTuple):
     Attributes:
         touched: Storages that are read or written, by their owner's number.
         written: Those of them that are written.
-        ends: Those of them that nothing needs afterwards.
+        ends: Those of them that are used here for the last time.
         bytes: Of each tensor.
     """
 
@@ -47,9 +48,9 @@ def layer_order(graph: Graph) -> list[int]:
     a, layers = graph.arrays, layers_of(graph)
     edges = op_edges(a)
     waiting = np.bincount(edges[:, 1], minlength=a.num_ops).tolist()
-    readers: list[list[int]] = [[] for _ in range(a.num_ops)]
+    successors: list[list[int]] = [[] for _ in range(a.num_ops)]
     for before, after in edges.tolist():
-        readers[before].append(after)
+        successors[before].append(after)
     ready: dict[str, list[int]] = {}
     for op in (op for op in a.topological.tolist() if waiting[op] == 0):
         ready.setdefault(layers[op], []).append(op)
@@ -61,32 +62,28 @@ def layer_order(graph: Graph) -> list[int]:
             if not ready[layer]:
                 del ready[layer]
             order.append(op)
-            for reader in readers[op]:
-                waiting[reader] -= 1
-                if waiting[reader] == 0:
-                    heappush(ready.setdefault(layers[reader], []), reader)
+            for after in successors[op]:
+                waiting[after] -= 1
+                if waiting[after] == 0:
+                    heappush(ready.setdefault(layers[after], []), after)
     return order
 
 
 def uses_of(graph: Graph, order: Sequence[int] | None = None) -> Uses:
     """Return what the ops of a graph touch, in an order or as written. O(ops + inputs)."""
     a = graph.arrays
-    owner = np.arange(a.num_tensors)
-    for tensor in range(a.num_tensors):  # in topological order: what it aliases is settled
-        if a.tensor_alias[tensor] >= 0:
-            owner[tensor] = owner[a.tensor_alias[tensor]]
     number = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
     touched, written, last = [], [], np.full(a.num_tensors, -1, dtype=np.int64)
     for op in a.topological.tolist() if order is None else order:
-        if a.memory[op] == RESIDUAL:  # there before the step; its readers touch it
+        if a.memory[op] == RESIDUAL:  # there before the step; its consumers touch it
             continue
         inputs = a.input_tensor[a.input_ptr[op] : a.input_ptr[op + 1]]
         outputs = np.arange(a.output_ptr[op], a.output_ptr[op + 1])
-        storages = np.unique(owner[np.concatenate([inputs, outputs])])
+        storages = np.unique(a.tensor_owner[np.concatenate([inputs, outputs])])
         last[storages] = len(touched)
         touched.append(storages.tolist())
         made = outputs[a.tensor_alias[outputs] < 0].tolist()
-        changed = (int(owner[number[name]]) for name in writes(graph.ops[op]))
+        changed = (int(a.tensor_owner[number[name]]) for name in writes(graph.ops[op]))
         written.append({*made, *changed})
     last[a.memory[a.tensor_op] == RESIDUAL] = -1
     ends = [[s for s in row if last[s] == i] for i, row in enumerate(touched)]
@@ -94,15 +91,20 @@ def uses_of(graph: Graph, order: Sequence[int] | None = None) -> Uses:
 
 
 def page_bytes(
-    graph: Graph, memory: int, policy: Policy = "recent", order: Sequence[int] | None = None
+    graph: Graph, memory: int, policy: Policy = "lru", order: Sequence[int] | None = None
 ) -> int:
-    """Return the bytes that a step moves between a device of so much memory and the host.
+    """Return the bytes that a step moves between a device and the host: the second of two in a row.
 
-    The second of two steps in a row. A storage larger than the memory takes all of it and more:
-    the answer is then too small.
+    A storage larger than the memory takes all of it and more: the answer is then too small.
+
+    Args:
+        graph: Of the step.
+        memory: Of the device, bytes.
+        policy: Which storage is evicted.
+        order: Of the ops; as written if None.
     """
     uses = uses_of(graph, order)
-    pages = _Recent(memory, uses) if policy == "recent" else _Far(memory, uses)
+    pages = _Lru(memory, uses) if policy == "lru" else _Belady(memory, uses)
     before = 0
     for step in range(2):
         before = pages.moved
@@ -116,7 +118,7 @@ def page_bytes(
     return pages.moved - before
 
 
-class _Recent:
+class _Lru:
     """Storages on the device, the least recently used first, and those on the host."""
 
     def __init__(self, memory: int, uses: Uses) -> None:
@@ -154,8 +156,8 @@ class _Recent:
         self.away.discard(storage)
 
 
-class _Far(_Recent):
-    """The storage whose next use is farthest goes; it travels only if the host has it not."""
+class _Belady(_Lru):
+    """Evicts the storage whose next use is farthest, copies it if the host's copy is old."""
 
     def __init__(self, memory: int, uses: Uses) -> None:
         super().__init__(memory, uses)
@@ -172,7 +174,7 @@ class _Far(_Recent):
         return times[at] if at < len(times) else times[0] + self.period
 
     def evict(self) -> None:
-        """Drop or send away one storage, not one of the running op."""
+        """Drop one storage, not one of the running op, or copy it to the host."""
         other = max(self.here, key=self._next)
         del self.here[other]
         self.away.add(other)

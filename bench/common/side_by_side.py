@@ -16,25 +16,27 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def measured(way: Callable[..., Row], tasks: Sequence[tuple[str, ...]], jobs: int) -> Iterator[Row]:
+def measured(
+    measure: Callable[..., Row], tasks: Sequence[tuple[str, ...]], jobs: int
+) -> Iterator[Row]:
     """Yield the row of each task, in the order of the tasks, with the seconds that it took.
 
     Args:
-        way: A function of a module, called with the strings of a task. What it finds loaded, such
-            as kernels, is loaded once: processes are forked.
+        measure: A function of a module, called with the strings of a task. What it finds loaded,
+            such as kernels, is loaded once: processes are forked.
         tasks: Of the rows.
         jobs: Processes; 1 measures in this one.
     """
     if jobs == 1:
-        yield from (_timed(way, task) for task in tasks)
+        yield from (_timed(measure, task) for task in tasks)
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
-        yield from pool.map(_timed, [way] * len(tasks), tasks)
+        yield from pool.map(_timed, [measure] * len(tasks), tasks)
 
 
-def _timed(way: Callable[..., Row], task: tuple[str, ...]) -> Row:
+def _timed(measure: Callable[..., Row], task: tuple[str, ...]) -> Row:
     wall, cpu = time.perf_counter(), time.process_time()
-    row = way(*task)
+    row = measure(*task)
     return row | {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
 
 

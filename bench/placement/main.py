@@ -117,13 +117,13 @@ def quality(options: argparse.Namespace, names: tuple[str, ...]) -> list[dict[st
     for family, ops, ccr, k in sampled(options):
         graph = family_graph(family, ops, ccr=ccr, seed=options.seed)
         row = measure(graph, k, names, options.seed)
-        rows.append(row | {"family": family, "wished_ccr": ccr})
+        rows.append(row | {"family": family, "target_ccr": ccr})
         told(f"{graph.name}, K = {k}")
     for path in options.graphs:
         graph = read_graph(path)
         for k in map(int, options.devices.split(",")):
             row = measure(graph, k, names, options.seed)
-            rows.append(row | {"family": graph.name, "wished_ccr": round(row["ccr"], 2)})
+            rows.append(row | {"family": graph.name, "target_ccr": round(row["ccr"], 2)})
     return rows
 
 
@@ -147,7 +147,7 @@ def large(options: argparse.Namespace) -> list[dict[str, Any]]:
         auto = decide_best(problem, names, polish=True)
         rows.append({
             "graph": graph.name, "ops": len(graph.ops), "devices": k, "lower_bound_s": bound,
-            "family": family, "wished_ccr": ccr,
+            "family": family, "target_ccr": ccr,
             "by": {name: {"makespan_s": found.makespan_s, "planning_s": found.planning_s}
                    for name, found in (("auto", auto), ("heft", heft))},
         })  # fmt: skip

@@ -1,6 +1,6 @@
-"""Published placement problems (msr-fiddle/dnn-partitioning), judged three ways.
+"""Published placement problems (msr-fiddle/dnn-partitioning) under three objectives.
 
-`python -m bench.placement.msr_fiddle FOLDER` plans every input in a folder for its own accelerators
+`python -m bench msr-fiddle [FOLDER]` plans every input in a folder for its own accelerators
 and prints a table of
 
 - makespan: simulated, ops one at a time per device, a copy between accelerators takes twice the
@@ -67,7 +67,13 @@ class Instance(NamedTuple):
 
 
 def read(path: Path, *, with_colors: bool = True, with_copies: bool = False) -> Instance:
-    """Read an input, with its co-location classes or without, copies weighing something or not."""
+    """Read an input.
+
+    Args:
+        path: Of the file.
+        with_colors: Whether co-location classes hold.
+        with_copies: Whether copies that arrive count in full, not for a `LIGHTER`-th.
+    """
     graph, machine = graph_from_msr(files.read_bytes(path), str(path), path.name.split(".")[0])
     sent = [op.outputs[0].bytes for op in graph.ops]
     ops = graph.ops
@@ -193,7 +199,14 @@ def load(problem: Instance, place: Sequence[int]) -> float:
 def rows(
     path: Path, algorithms: Sequence[str], *, with_colors: bool, with_copies: bool
 ) -> Iterator[str]:
-    """Yield a line of the table per algorithm."""
+    """Yield a line of the table per algorithm.
+
+    Args:
+        path: Of the input.
+        algorithms: By name.
+        with_colors: Whether co-location classes hold.
+        with_copies: Whether copies that arrive count in full.
+    """
     problem = read(path, with_colors=with_colors, with_copies=with_copies)
     cluster = cluster_of(problem, with_copies=with_copies)
     for algorithm in algorithms:
@@ -218,14 +231,14 @@ def rows(
         )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench msr-fiddle", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
     parser.add_argument("--algorithms", default="auto", help=f"Of {', '.join(ALGORITHMS)}.")
     parser.add_argument("--no-colors", action="store_true", help="Ignore co-location classes.")
     parser.add_argument("--copies", action="store_true", help="Count copies that arrive.")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     print("| input | K | algorithm | makespan, ms | latency, ms | load, ms | planning, s |")
     print("|---|---|---|---|---|---|---|")
     for path in sorted(options.folder.glob("*.json*")):

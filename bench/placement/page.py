@@ -58,10 +58,10 @@ def page(report: Report) -> str:
         _quality,
         _families,
         _where_baselines_win,
-        _large,
+        large_section,
         _ablation,
         _gaps,
-        _limits,
+        limits_section,
         _memory,
         _topologies,
         _scale,
@@ -135,16 +135,16 @@ def _where_baselines_win(report: Report) -> list[str]:
     return lines
 
 
-def _large(report: Report) -> list[str]:
+def large_section(report: Report) -> list[str]:
     rows = report.get("large")
     if not rows:
         return []
     families = list(dict.fromkeys(row["family"] for row in rows))
-    ccrs = sorted({row["wished_ccr"] for row in rows})
+    ccrs = sorted({row["target_ccr"] for row in rows})
     body = []
     for family in [*families, "all"]:
         mine = [row for row in rows if family in (row["family"], "all")]
-        by_ccr = [[row for row in mine if row["wished_ccr"] == ccr] for ccr in ccrs]
+        by_ccr = [[row for row in mine if row["target_ccr"] == ccr] for ccr in ccrs]
         body.append([family, len(mine), *(_number(mean_ratio(some, "auto", "heft"))
                      for some in [*by_ccr, mine])])  # fmt: skip
     each = []
@@ -206,7 +206,7 @@ def _gaps(report: Report) -> list[str]:
             *table(head, body)]  # fmt: skip
 
 
-def _limits(report: Report) -> list[str]:
+def limits_section(report: Report) -> list[str]:
     if not report["limits"]:
         return []
     body = [
@@ -273,8 +273,8 @@ def _scale(report: Report) -> list[str]:
 def picture(report: Report) -> str:
     """Return an SVG: a row per algorithm, a dot per CCR at the mean of makespan / bound."""
     rows: dict[str, dict[str, float]] = {name: {} for name in report["algorithms"]}
-    for ccr in sorted({row["wished_ccr"] for row in report["rows"]}):
-        those = [row for row in report["rows"] if row["wished_ccr"] == ccr]
+    for ccr in sorted({row["target_ccr"] for row in report["rows"]}):
+        those = [row for row in report["rows"] if row["target_ccr"] == ccr]
         for name, dots in rows.items():
             mean = mean_ratio(those, name, None)
             if mean is not None:

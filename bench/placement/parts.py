@@ -54,7 +54,7 @@ Rows = list[dict[str, Any]]
 
 
 def ablation(graphs: list[Graph], devices: list[int], seed: int) -> Rows:
-    """Return makespans after each step, judged by the emulator ("EST first") until the last two."""
+    """Return makespans after each step, timed by the emulator ("EST first") until the last two."""
     rows = []
     for graph in graphs:
         for k in devices:

@@ -111,8 +111,8 @@ def measure_limited(arrays: GraphArrays, machine: Machine, peak: int) -> dict[st
         if abs(off) <= WITHIN:
             break
         low, high = (tightness, high) if off > 0 else (low, tightness)
-        wish = tightness + STEP * off
-        tightness = wish if low < wish < high else (low + high) / 2
+        target = tightness + STEP * off
+        tightness = target if low < target < high else (low + high) / 2
     return row
 
 

@@ -23,14 +23,15 @@ from unittest import mock
 import torch
 from torch import nn
 
+from bench.common import RESULTS
 from pardnn.backends.entry_point import load_factory
 from pardnn.backends.torch.capture import capture as capturing
 from pardnn.backends.torch.make_step import make_step
 from pardnn.graph import build
 from pardnn.graph.file import graph_to_json
 from pardnn.graph.ir import Graph
+from testbed.kept_graphs import ZOO
 
-FOLDER = Path(__file__).parent
 #: Part of the table -> (module, functions). `run_traced` is called once per pass.
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "steps run": (capturing, ("run_traced",)),
@@ -177,7 +178,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     zoo = {
-        name: load_factory(f"{FOLDER / 'zoo' / file}.py:{function}")
+        name: load_factory(f"{ZOO / file}.py:{function}")
         for name, file, function in (
             ("gpt2", "gpt2", "gpt2"),
             ("rnn_4_8k", "rnn", "rnn_4_8k"),
@@ -191,7 +192,7 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     command = " ".join(["python -m bench capture", *(arguments or [])])
     text = page(rows, command)
-    output = options.output or FOLDER / "results" / f"{datetime.date.today()}_capture.md"
+    output = options.output or RESULTS / f"{datetime.date.today()}_capture.md"
     output.write_text(text)
     sys.stdout.write(text)
 

@@ -68,8 +68,8 @@ def scatter_by_functional(own: torch.Tensor, _rank: int, _size: int) -> torch.Te
     return functional.wait_tensor(scattered)
 
 
-Way = Callable[[torch.Tensor, int, int], torch.Tensor]
-WAYS: dict[str, dict[str, Way]] = {
+Exchange = Callable[[torch.Tensor, int, int], torch.Tensor]
+IMPLEMENTATIONS: dict[str, dict[str, Exchange]] = {
     "all-gather": {"messages": gather_by_messages, "collective": gather_by_collective,
                    "functional": gather_by_functional},
     "reduce-scatter": {"messages": scatter_by_messages, "collective": scatter_by_collective,
@@ -78,25 +78,28 @@ WAYS: dict[str, dict[str, Way]] = {
 
 
 def measure(size: int, rounds: int) -> list[list[Any]]:
-    """Return, per case, what, elements, way, seconds and CPU seconds of its best round."""
+    """Return a row per case: collective, elements, implementation, seconds, CPU seconds.
+
+    Seconds are those of the fastest round, on the slowest rank.
+    """
 
     def body(rank: int, store: str) -> list[list[Any]]:
         process_group(rank, size, store)
         found = []
-        for what, ways in WAYS.items():
+        for collective, exchanges in IMPLEMENTATIONS.items():
             for elements in SIZES:
-                best = {way: [float("inf"), float("inf")] for way in ways}
+                best = {name: [float("inf"), float("inf")] for name in exchanges}
                 own = torch.arange(float(elements)) + rank
-                expected = ways["messages"](own, rank, size)
+                expected = exchanges["messages"](own, rank, size)
                 for _ in range(rounds):
-                    for way, run in ways.items():
+                    for name, run in exchanges.items():
                         dist.barrier()
                         start, cpu = time.perf_counter(), time.process_time()
                         result = run(own, rank, size)
                         taken = [time.perf_counter() - start, time.process_time() - cpu]
-                        best[way] = [min(a, b) for a, b in zip(best[way], taken, strict=True)]
+                        best[name] = [min(a, b) for a, b in zip(best[name], taken, strict=True)]
                         assert torch.equal(result, expected)
-                found += [[what, elements, way, *best[way]] for way in ways]
+                found += [[collective, elements, name, *best[name]] for name in exchanges]
         return found
 
     ranks = forked(size, body)
@@ -111,15 +114,15 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args(arguments)
-    sys.stdout.write("| what | ranks | KiB a rank | way | fastest, us | CPU, us |\n")
+    sys.stdout.write("| collective | ranks | KiB a rank | by | fastest, us | CPU, us |\n")
     sys.stdout.write("| --- | --- | --- | --- | --- | --- |\n")
     for size in map(int, options.ranks.split(",")):
-        for what, elements, way, seconds, cpu in measure(size, options.rounds):
+        for collective, elements, name, seconds, cpu in measure(size, options.rounds):
             cells = [
-                what,
+                collective,
                 size,
                 elements * 4 >> 10,
-                way,
+                name,
                 f"{1e6 * seconds:.0f}",
                 f"{1e6 * cpu:.0f}",
             ]

@@ -108,13 +108,13 @@ def one_device(case: Case, path: Path) -> list[float]:
             step, args = case.make()
             torch.manual_seed(99)
             losses = [float(loss_of(step(*args)).detach()) for _ in range(STEPS)]
-            held = (
+            finals = (
                 {f"gradients.{k}": v for k, v in args[0].named_buffers()}
                 | {f"model.{k}": v for k, v in args[1].named_parameters()}
                 if case.keeps
                 else {}
             )
-            np.savez(path, **{k: v.detach().numpy() for k, v in held.items()})
+            np.savez(path, **{k: v.detach().numpy() for k, v in finals.items()})
         return losses
 
     return forked(1, body)[0]
@@ -219,8 +219,8 @@ def measure(name: str, dtype: torch.dtype, ranks: list[int]) -> Iterator[Row]:
     """Compare one model on several numbers of ranks with one device."""
     plain, kept = Case(name, dtype, False), Case(name, dtype, True)
     graphs = captured(plain), captured(kept)
-    judged = graphs[dtype == torch.float64]
-    alone = peak_bytes(judged, plan_arrays(judged, single(judged)))[0]
+    metered = graphs[dtype == torch.float64]
+    alone = peak_bytes(metered, plan_arrays(metered, single(metered)))[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "one.npz"
         empty = Path(folder) / "none.npz"
@@ -230,7 +230,7 @@ def measure(name: str, dtype: torch.dtype, ranks: list[int]) -> Iterator[Row]:
             begun = time.perf_counter()
             plan = tofu(graphs[1], size)
             found = again = on_ranks(kept, graphs[1], plan, path)
-            if judged is graphs[0]:
+            if metered is graphs[0]:
                 plan = tofu(graphs[0], size)
                 again = on_ranks(plain, graphs[0], plan, empty)
             assert plan.partition is not None

@@ -92,10 +92,10 @@ def predicted(job: Job, costs: Costs, host: Host) -> Row:
     parts, arrays = job.parts, plan_arrays(job.parts, job.plan)
     idle = host.links.idle
     cluster = Cluster.uniform(job.ranks, bandwidth=idle.bandwidth, latency=idle.latency)
-    judged = simulate(parts, machine_of(costs, cluster), arrays).makespan
+    simulated = simulate(parts, machine_of(costs, cluster), arrays).makespan
     shared = simulated_step(parts, job.plan, costs.on("accelerator"), host)
     return {
-        "judged_s": judged,
+        "simulated_s": simulated,
         "predicted_s": shared.seconds,
         "predicted_cpu_s": shared.work,
         "messages": len(job.plan.messages),
@@ -176,10 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{k} ranks done after {report['wall_s']:.0f} s", flush=True)
 
 
-def _or_errors(way: Callable[[], list[Row]], jobs: Sequence[Job]) -> list[Row]:
+def _or_errors(run: Callable[[], list[Row]], jobs: Sequence[Job]) -> list[Row]:
     """Return the rows, or for each job why there are none."""
     try:
-        return way()
+        return run()
     except (PardnnError, RuntimeError) as error:
         text = str(error).strip().splitlines()[-1]
         return [

@@ -27,7 +27,7 @@ def step_error(row: Row) -> float:
 
 def simulator_error(row: Row) -> float:
     """Return the simulator's / measured step time - 1."""
-    return row["judged_s"] / row["measured_s"] - 1
+    return row["simulated_s"] / row["measured_s"] - 1
 
 
 def cpu_error(row: Row) -> float:
@@ -121,7 +121,7 @@ def _line(row: Row) -> str:
     head = f"| {row['model']} | {row['ranks']} | {row['algorithm']} |"
     if "error" in row:
         return f"{head} {row['error']} | | | | | | | | |"
-    times = (row["predicted_s"], row["judged_s"], row["measured_s"])
+    times = (row["predicted_s"], row["simulated_s"], row["measured_s"])
     return (
         f"{head} {row['ops']} | {row['messages']} | "
         + " | ".join(f"{1e3 * seconds:.1f}" for seconds in times)

@@ -2,8 +2,8 @@
 
     python -m bench steps [--models gpt2,mlp] [--rounds 12] [--out FILE]
 
-All ways live in the same two processes (gloo, one thread each) and take their steps in turn, so
-that what else runs on the machine meets all of them; ratios are of the fastest steps. Every way
+All systems live in the same two processes (gloo, one thread each) and take their steps in turn, so
+that what else runs on the machine slows all of them; ratios are of the fastest steps. Every system
 trains the same model on the same global batch: DDP and FSDP2 get their halves of it, as their users
 would give them, ours the whole.
 """
@@ -95,10 +95,16 @@ def fsdp2(entry: Any, rank: int) -> Callable[[], Any]:
     return lambda: loss_of(step(model, optimizer, *mine))
 
 
-def ways(
+def training_steps(
     make: Callable[[], Any], plans: dict[str, Plan], rank: int
 ) -> dict[str, Callable[[], Any]]:
-    """Return one step of each way on this rank."""
+    """Return one step of each system on this rank.
+
+    Args:
+        make: Makes the user's step and its arguments, anew for each system.
+        plans: Ours, by algorithm.
+        rank: Of this process.
+    """
     found: dict[str, Callable[[], Any]] = {}
     for name, plan in plans.items():
         step, args = make()
@@ -110,7 +116,7 @@ def ways(
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
-    """Return seconds of each way's steps, and what it cost our plans in bytes and messages."""
+    """Return seconds of each system's steps, and what it cost our plans in bytes and messages."""
     step, args = MODELS[name]()
     graph = capture(step, *args)
     cluster = Cluster.uniform(RANKS, bandwidth=BANDWIDTH, latency=LATENCY)
@@ -121,20 +127,21 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         process_group(rank, RANKS, store)
         taken: dict[str, list[float]] = {}
         losses: dict[str, list[float]] = {}
-        steps = ways(MODELS[name], plans, rank)
+        steps = training_steps(MODELS[name], plans, rank)
         for _ in range(rounds + 2):
-            for way, take in steps.items():
+            for system, take in steps.items():
                 dist.barrier()
                 start = time.perf_counter()
                 loss = take()
-                taken.setdefault(way, []).append(time.perf_counter() - start)
-                losses.setdefault(way, []).append(loss.item())
-        return {"seconds": {way: row[2:] for way, row in taken.items()}, "losses": losses}
+                taken.setdefault(system, []).append(time.perf_counter() - start)
+                losses.setdefault(system, []).append(loss.item())
+        return {"seconds": {system: row[2:] for system, row in taken.items()}, "losses": losses}
 
     ranks = forked(RANKS, body, limit_s=1800)
     slowest = {
-        way: [max(pair) for pair in zip(*(each["seconds"][way] for each in ranks), strict=True)]
-        for way in ranks[0]["seconds"]
+        system: [max(pair) for pair in zip(*rows, strict=True)]
+        for system in ranks[0]["seconds"]
+        for rows in [[each["seconds"][system] for each in ranks]]
     }
     return {"seconds": slowest, "losses": ranks[0]["losses"], "plans": plans}
 
@@ -144,16 +151,16 @@ def table(name: str, found: dict[str, Any]) -> str:
     base = min(found["seconds"]["DDP"])
     lines = [
         f"### {name}\n",
-        "| way | fastest step, ms | median, ms | times DDP | messages a step | MB sent a step |",
+        "| system | fastest step, ms | median, ms | times DDP | messages a step | MB sent a step |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for way, seconds in found["seconds"].items():
-        plan = found["plans"].get(way)
+    for system, seconds in found["seconds"].items():
+        plan = found["plans"].get(system)
         sent = ("-", "-")
         if plan is not None:
             sent = (str(len(plan.messages)), f"{plan.predicted.transfer_bytes / 1e6:.2f}")
         lines.append(
-            f"| {way} | {1e3 * min(seconds):.1f} | {1e3 * statistics.median(seconds):.1f} | "
+            f"| {system} | {1e3 * min(seconds):.1f} | {1e3 * statistics.median(seconds):.1f} | "
             f"{min(seconds) / base:.2f} | {sent[0]} | {sent[1]} |"
         )
     return "\n".join(lines) + "\n"

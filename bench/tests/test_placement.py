@@ -6,7 +6,7 @@ import pytest
 from bench.placement import memory
 from bench.placement.main import large, parsed, sampled
 from bench.placement.memory import feasibility, feasibility_summary, memory_case, packs
-from bench.placement.page import _large, _limits
+from bench.placement.page import large_section, limits_section
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.planner.make_plan import make_plan
@@ -62,7 +62,7 @@ def test_what_is_found_is_counted() -> None:
     assert total["plans"] + total["infeasible"] == 8
     assert total["over"] == total["missed"] == total["no_witness"] == 0
     assert total["plans"] > 0 < total["infeasible"]
-    assert f"| all | 4 | {total['plans']} | 0 |" in "\n".join(_limits({"limits": rows}))
+    assert f"| all | 4 | {total['plans']} | 0 |" in "\n".join(limits_section({"limits": rows}))
 
 
 def test_a_planner_that_gives_up_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_a_planner_that_gives_up_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
 def test_auto_is_compared_with_heft_on_large_graphs() -> None:
     rows = large(parsed(["--large", "40", "--large-rows", "3", "--devices", "2", "--ccr", "1"]))
     assert {row["family"] for row in rows} == {"fork-join", "recurrent", "branches"}
-    text = "\n".join(_large({"large": rows}))
+    text = "\n".join(large_section({"large": rows}))
     assert text.count("-40-ccr1-0 | 2 |") == 3
     assert all(row["by"]["auto"]["makespan_s"] <= row["by"]["heft"]["makespan_s"] for row in rows)
-    assert _large({}) == []
+    assert large_section({}) == []

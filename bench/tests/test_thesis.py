@@ -74,10 +74,10 @@ def test_pages_move_only_where_memory_is_short():
 
 def test_swapping_drops_what_the_host_has():
     graph = training_step(4)  # x 32, y 164, w 100 bytes; w is written, x is not
-    assert page_bytes(graph, 296, "far") == 0
+    assert page_bytes(graph, 296, "belady") == 0
     # Of x and w, w is used sooner while y is made: x goes, is there already, and comes back.
-    assert page_bytes(graph, 264, "far") == 32
+    assert page_bytes(graph, 264, "belady") == 32
     long = families.training_step(200)
     whole = int(long.arrays.tensor_bytes[long.arrays.tensor_alias < 0].sum())
     for share in (3, 5):
-        assert 0 < page_bytes(long, whole // share, "far") < page_bytes(long, whole // share)
+        assert 0 < page_bytes(long, whole // share, "belady") < page_bytes(long, whole // share)

@@ -1,4 +1,4 @@
-"""Gradient checkpointing by torch's own means, captured: the rival of the thesis's Fig. 6.4.
+"""Gradient checkpointing by torch's own means, captured: the baseline of the thesis's Fig. 6.4.
 
 Each residual unit of WRN and each layer of the transformer keeps its inputs only and is computed
 again in the backward pass (`torch.utils.checkpoint`). For the transformer the second computation

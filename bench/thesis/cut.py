@@ -1,4 +1,4 @@
-"""Beyond the thesis: its models with every op cut over the devices, beside its way, placing them.
+"""Beyond the thesis: its models with every op cut over the devices, beside placed whole ops.
 
 Placing whole ops can't be faster than the critical path of the step, and the thesis's models have
 two to nine ops that could run side by side. A cut of every op has no such bound.

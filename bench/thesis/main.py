@@ -20,11 +20,11 @@ from typing import Any
 
 from bench.common import RESULTS, write_chart
 from bench.common.side_by_side import cores, measured
+from bench.thesis.baselines import baselines_row
 from bench.thesis.batch import RULES
 from bench.thesis.cut import cut_row
 from bench.thesis.page import page, pictures
 from bench.thesis.published import DEVICES, MODELS
-from bench.thesis.rivals import rivals_row
 from bench.thesis.search import given_row, search_row
 from bench.thesis.steps import shape_row, steps_row
 from bench.thesis.unroll import unrolled_row
@@ -80,11 +80,11 @@ def _unrolled(names: Sequence[str]) -> Iterator[Row]:
             yield f"{name}, {k}", lambda m=found, k=k: unrolled_row(m.graph, m.batch[k], k, m.ops)
 
 
-def _rivals(names: Sequence[str]) -> Iterator[Row]:
+def _baselines(names: Sequence[str]) -> Iterator[Row]:
     for name in _models(names):
         for k in (4, 8):
             found = MODELS[name]
-            yield f"{name}, {k}", lambda m=found, k=k: rivals_row(m.graph, m.batch[k], k)
+            yield f"{name}, {k}", lambda m=found, k=k: baselines_row(m.graph, m.batch[k], k)
 
 
 def _cut(names: Sequence[str]) -> Iterator[Row]:
@@ -96,7 +96,7 @@ def _cut(names: Sequence[str]) -> Iterator[Row]:
 PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
     "shapes": _shapes,
     "steps": _steps,
-    "rivals": _rivals,
+    "baselines": _baselines,
     "search": _search,
     "given": _given,
     "unrolled": _unrolled,

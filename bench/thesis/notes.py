@@ -22,8 +22,8 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
 - **The batch of Word-RNN stops growing**: its softmax over all steps is one op, and from some
   batch on no device holds what this op reads and writes. No placement of whole ops can pass that.
 - **TRN on one device** needs each update to run as soon as its gradient is there: parameters,
-  gradients and Adam's state are 30 GiB together, without the gradients 23. The frugal orders of the
-  planner do that since they follow chains of ops that free in the end what they take.
+  gradients and Adam's state are 30 GiB together, without the gradients 23. The memory-saving orders
+  of the planner do that, since they follow chains of ops that free in the end what they take.
 - **Models of use case 2 that fit fewer devices**: Word-RNN-2 for the same reason as Word-RNN;
   E3D-2 has a third of the published parameters, which seem to count Adam's moments
   (`testbed/zoo/e3d.py`).
@@ -40,7 +40,7 @@ DISAGREEMENTS = """## Where this differs from the thesis, and why
   by the degree of parallelism, and its all-reduces run at the full rate of NVSwitch here, which no
   measured all-reduce does.
 - **Round robin is less bad**, and refinement worth less: parameters, optimizer state and updates
-  are one group here and cannot be torn apart, views are no ops that could be dealt out, transfers
+  are one group here and cannot be separated, views are no ops that could be dealt out, transfers
   are sent once per device and do not contend, and bottom levels order what the thesis leaves to
   TensorFlow's FIFO.
 - **Cut instead of placed**, seven of the thesis's ten models are up to 3 times as fast on four

@@ -215,17 +215,17 @@ def _unrolled(report: Report) -> Iterator[str]:
     yield from _table(head, rows)
 
 
-def _rivals(report: Report) -> Iterator[str]:
-    yield "## Figs. 6.3 to 6.5: against rivals (simulated)\n"
+def _baselines(report: Report) -> Iterator[str]:
+    yield "## Figs. 6.3 to 6.5: against baselines (simulated)\n"
     yield (
-        "ParDNN's samples/s over the rival's at the thesis's batch for K; *OOM*: the rival does "
-        "not fit. How each rival is modelled stands in `bench/thesis/rivals.py`.\n"
+        "ParDNN's samples/s over the baseline's at the thesis's batch for K; *OOM*: the baseline "
+        "does not fit. `bench/thesis/baselines.py` says how each is modelled.\n"
     )
     kinds = ("tensor-parallel", "checkpointing", "data-parallel", "unified-memory")
     rows = [
         [key, row["batch"], f"{row['pardnn'].get('samples_per_s', 0):.1f}",
          *(_over(row, kind) for kind in kinds)]
-        for key, row in report["rivals"].items()
+        for key, row in report["baselines"].items()
     ]  # fmt: skip
     head = ["model, K", "batch", "ParDNN, samples/s", "tensor parallel by hand"]
     head += ["checkpointing + DP", "DP alone", "unified memory"]
@@ -233,16 +233,16 @@ def _rivals(report: Report) -> Iterator[str]:
 
 
 def _over(row: dict[str, Any], kind: str) -> str:
-    rival = row.get(kind)
-    if rival is None:
+    baseline = row.get(kind)
+    if baseline is None:
         return "-"
-    if "error" in rival:
+    if "error" in baseline:
         return "OOM"
-    ours = rival.get("pardnn", row["pardnn"])
+    ours = baseline.get("pardnn", row["pardnn"])
     if "error" in ours:
         return "ParDNN: none"
-    batch = f" (batch {rival['batch']})" if "batch" in rival else ""
-    return f"{ours['samples_per_s'] / rival['samples_per_s']:.2f}{batch}"
+    batch = f" (batch {baseline['batch']})" if "batch" in baseline else ""
+    return f"{ours['samples_per_s'] / baseline['samples_per_s']:.2f}{batch}"
 
 
 def _cut(report: Report) -> Iterator[str]:
@@ -274,7 +274,7 @@ SECTIONS: tuple[tuple[str, Callable[[Report], Iterator[str]]], ...] = (
     ("steps", _clustering),
     ("search", _planning),
     ("unrolled", _unrolled),
-    ("rivals", _rivals),
+    ("baselines", _baselines),
     ("cut", _cut),
 )
 
@@ -293,7 +293,7 @@ def _in_order(rows: dict[str, Any]) -> dict[str, Any]:
 def _missing(report: Report) -> str:
     gaps = [
         f"{part}: {', '.join(left)}"
-        for part in ("search", "given", "shapes", "steps", "rivals")
+        for part in ("search", "given", "shapes", "steps", "baselines")
         if (left := [n for n in MODELS if n not in {k.split(",")[0] for k in report.get(part, {})}])
     ]
     return f"Not measured on this page: {'; '.join(gaps)}.\n" if gaps else ""

@@ -1,6 +1,6 @@
 """What each step of the algorithm gives, and what the graphs allow: Figs. 6.2, 6.6, 6.7.
 
-Memory is left out, as in the thesis. Every placement is judged by one emulator: ready ops by
+Memory is left out, as in the thesis. Every placement is timed by one emulator: ready ops by
 bottom level, "EST first".
 """
 

@@ -1,4 +1,4 @@
-"""A 3x3 convolution with input and weight sharded in each of 15 ways: DTensor, and our strategies.
+"""A 3x3 convolution under 15 pairs of layouts of input and weight: DTensor, and our strategies.
 
     python -m bench.tofu.conv2d
 

@@ -47,7 +47,7 @@ def growth() -> list[str]:
         "GPT-2 blocks of width 64 on 8 devices, CPU seconds of a first search; *equal*: all blocks",
         "alike; *distinct*: each has a feed-forward network of another width.",
         "",
-        "| layers | ops | equal: terms | equal, s | distinct: terms | distinct, s |",
+        "| layers | ops | equal: factors | equal, s | distinct: factors | distinct, s |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for count in LAYERS:
@@ -142,8 +142,8 @@ def gaps(limit: float = 10.0) -> list[str]:
     lines = [
         "## Seconds beside the integer program",
         "",
-        "The 0-1 program ties no tensors but those that must be. Cost of what search finds over",
-        f"the program's; *unsolved*: not proven within {limit:g} s.",
+        "In the 0-1 program tensors share a layout only where they must. Cost of what search",
+        f"finds over the program's; *unsolved*: not proven within {limit:g} s.",
         "",
         "| step | devices | links | search, us | program, us | gap |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""Tofu's tables and figures again, in simulation: ways to cut a step over 8 K80s, and others.
+"""Tofu's tables and figures again, in simulation: steps cut over 8 K80s, or placed on them.
 
 `python -m bench tofu` reads the captured steps of `testbed/graphs/`, needs no framework, and writes
 `bench/results/<date>_tofu.md`, `.json` and two pictures. 8 K80s of 12 GiB, 21 GB/s between any two,
@@ -65,7 +65,7 @@ def k80s(*, free: bool = False) -> Cluster:
 
 
 def measure(name: str) -> dict[str, Any]:
-    """Plan one graph in every way."""
+    """Plan one graph by every algorithm."""
     graph = load(name)
     costs = preset_costs(graph, "k80")
     ideal = float(costs.seconds["accelerator"].sum()) / k80s().num_devices
@@ -76,8 +76,8 @@ def measure(name: str) -> dict[str, Any]:
         "ideal_s": ideal,
         "rows": [],
     }
-    ways = [*((name, "bytes") for name in SHARDED), ("tofu", "seconds")]
-    for algorithm, objective in ways:
+    searches = [*((name, "bytes") for name in SHARDED), ("tofu", "seconds")]
+    for algorithm, objective in searches:
         label = f"{algorithm}, {objective}"
         row["rows"].append(_tried(label, _sharded, graph, costs, algorithm, objective))
     for algorithm in PLACED:
@@ -86,25 +86,25 @@ def measure(name: str) -> dict[str, Any]:
     return row
 
 
-def _tried(label: str, way: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+def _tried(label: str, plan: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
     try:
-        return {"way": label} | way(*given)
+        return {"algorithm": label} | plan(*given)
     except PardnnError as error:
-        return {"way": label, "error": str(error).splitlines()[0]}
+        return {"algorithm": label, "error": str(error).splitlines()[0]}
 
 
 def _sharded(graph: Graph, costs: Costs, algorithm: str, objective: str) -> dict[str, Any]:
     problem = Problem(graph, k80s(), costs, PlanOptions(objective=objective, reserve=0.0))
     spread = decide_sharded(problem, algorithm)
-    return _judged(spread.graph, spread.costs, spread.arrays) | {"planning_s": spread.planning_s}
+    return _simulated(spread.graph, spread.costs, spread.arrays) | {"planning_s": spread.planning_s}
 
 
 def _placed(graph: Graph, costs: Costs, algorithm: str) -> dict[str, Any]:
     found = decide(Problem(graph, k80s(), costs, PlanOptions(reserve=0.0)), algorithm)
-    return _judged(graph, costs, found.plan) | {"planning_s": found.planning_s}
+    return _simulated(graph, costs, found.plan) | {"planning_s": found.planning_s}
 
 
-def _judged(graph: Graph, costs: Costs, plan: PlanArrays) -> dict[str, Any]:
+def _simulated(graph: Graph, costs: Costs, plan: PlanArrays) -> dict[str, Any]:
     timeline = simulate(graph, machine_of(costs, k80s()), plan)
     compute = simulate(graph, machine_of(costs, k80s(free=True)), plan)
     return {
@@ -127,7 +127,7 @@ def search_row(name: str) -> dict[str, Any]:
         taken.append(time.process_time() - started)
     return {
         "graph": name, "ops": len(graph.ops), "first_s": taken[0], "best_s": min(taken),
-        "GB": found.cost / 1e9, "terms": found.num_factors,
+        "GB": found.cost / 1e9, "factors": found.num_factors,
     }  # fmt: skip
 
 

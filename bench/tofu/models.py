@@ -35,13 +35,12 @@ from pardnn.sim.peak import one_device_peak
 PRESET, DEVICES = "p2-k80", 8
 #: Bytes/s between all devices and the host.
 HOST_BANDWIDTH = 10e9
-WAYS = ("ideal", "small batch", "swapping", "operator placement", "tofu")
 
 Found = dict[str, Any]
 
 
 def measure(name: str) -> Found:
-    """Return samples/s of each way, and an "error" where one fits at no batch."""
+    """Return samples/s of each system, and an "error" where one fits at no batch."""
     largest = 512 if name.startswith("rnn") else 128
     ideal = largest / _seconds(*_at(name, largest)) * DEVICES
     row: Found = {"graph": name, "ops": len(_at(name, largest)[0].ops)}
@@ -68,12 +67,18 @@ def _seconds(graph: Graph, costs: Costs) -> float:
 
 
 def _largest(
-    name: str, largest: int, num_devices: int, way: Callable[[Graph, Costs], float]
+    name: str, largest: int, num_devices: int, step: Callable[[Graph, Costs], float]
 ) -> Found:
-    """Return the throughput at the largest batch that fits.
+    """Return the throughput at the largest batch that fits, or an "error".
 
     Tried are batches whose peak on one device, in the order as written, would fit if it were
-    spread evenly.
+    divided evenly.
+
+    Args:
+        name: Of the model.
+        largest: Batch to try first; it is halved until one fits.
+        num_devices: That share one batch; the others are replicas.
+        step: Seconds of a step; raises InfeasibleError if the batch does not fit.
     """
     memory = (Cluster.preset(PRESET).devices[0].memory or 0) * num_devices
     batch = largest
@@ -81,7 +86,7 @@ def _largest(
         graph, costs = _at(name, batch)
         if one_device_peak(graph.arrays) <= memory or batch == 1:
             try:
-                seconds = way(graph, costs)
+                seconds = step(graph, costs)
             except InfeasibleError:
                 pass
             else:
@@ -112,13 +117,13 @@ def _tofu(graph: Graph, costs: Costs) -> float:
 
 
 def _swapping(name: str, largest: int) -> Found:
-    """Return the best of 1 to 8 devices that share the batch and the way to the host."""
+    """Return the best of 1 to 8 devices that share the batch and the link to the host."""
     memory, best = Cluster.preset(PRESET).devices[0].memory or 0, Found()
     for count in (1, 2, 4, DEVICES):
         batch = largest // count
         graph, costs = _at(name, batch)
         orders = (None, layer_order(graph)) if name.startswith("rnn") else (None,)
-        moved = min(page_bytes(graph, memory, "far", order) for order in orders)
+        moved = min(page_bytes(graph, memory, "belady", order) for order in orders)
         step = max(_seconds(graph, costs), moved * count / HOST_BANDWIDTH)
         found = {"batch": largest, "devices": count, "samples_per_s": largest / step}
         if found["samples_per_s"] > best.get("samples_per_s", 0.0):

@@ -70,38 +70,40 @@ def page(report: Row) -> str:
 def pictures(report: Row) -> dict[str, str]:
     """Return the pictures by name."""
     found: dict[str, str] = {}
-    for kind, title, methods in (
+    for kind, title, systems in (
         ("wresnet", "Figure 8: WResNet-depth-width", BARS[:-1]),
         ("rnn", "Figure 9: RNN-layers-hidden", BARS),
     ):
         rows = [row for row in report.get("models", {}).values() if row["graph"].startswith(kind)]
         if rows:
             note = "8 K80s, simulated; throughput relative to ideal, on the bars samples/s"
-            bars = {method: [_bar(row, method) for row in rows] for method in methods}
+            bars = {system: [_bar(row, system) for row in rows] for system in systems}
             found[kind] = bars_svg(title, note, [row["graph"] for row in rows], bars)
     return found
 
 
-def _bar(row: Row, method: str) -> Bar:
-    if "error" in row[method]:
+def _bar(row: Row, system: str) -> Bar:
+    if "error" in row[system]:
         return Bar(0.0, "OOM")
-    rate = row[method]["samples_per_s"]
+    rate = row[system]["samples_per_s"]
     return Bar(rate / row["ideal"]["samples_per_s"], f"{rate:.3g}")
 
 
 def _figure(number: int, rows: Sequence[Row], date: str) -> Iterator[str]:
-    ways = [way for way in BARS if way in rows[0]]
+    systems = [system for system in BARS if system in rows[0]]
     yield from (f"## Figure {number}: throughput (simulated)", "")
     if number == 8:
         yield _MODELS
-    yield "| model | ops | " + " | ".join(ways) + " | Tofu / best other |"
-    yield "| --- " * (len(ways) + 3) + "|"
+    yield "| model | ops | " + " | ".join(systems) + " | Tofu / best other |"
+    yield "| --- " * (len(systems) + 3) + "|"
     for row in rows:
         others = [
-            row[way].get("samples_per_s", 0.0) for way in ways if way not in ("ideal", "tofu")
+            row[system].get("samples_per_s", 0.0)
+            for system in systems
+            if system not in ("ideal", "tofu")
         ]
         ahead = row["tofu"].get("samples_per_s", 0.0) / max(others)
-        cells = [_cell(row[way], row["ideal"]["samples_per_s"]) for way in ways]
+        cells = [_cell(row[system], row["ideal"]["samples_per_s"]) for system in systems]
         yield f"| {row['graph']} | {row['ops']} | {' | '.join(cells)} | {ahead:.2f} |"
     name = "wresnet" if number == 8 else "rnn"
     yield from ("", f"![Figure {number}]({CHARTS}/{date}_tofu_{name}.svg)", "")
@@ -123,7 +125,7 @@ def _rates(models: Mapping[str, Row]) -> Iterator[str]:
     yield from ("", "| model | Tofu | Tofu, paper | placement | placement, paper |")
     yield "| --- | --- | --- | --- | --- |"
     for name in there:
-        ours = [models[name][way].get("samples_per_s", 0.0) for way in ("tofu", BARS[-1])]
+        ours = [models[name][system].get("samples_per_s", 0.0) for system in ("tofu", BARS[-1])]
         tofu, placed = PUBLISHED_RATE[name]
         yield f"| {name} | {ours[0]:.0f} | {tofu} | {ours[1]:.0f} | {placed} |"
     yield ""
@@ -131,22 +133,24 @@ def _rates(models: Mapping[str, Row]) -> Iterator[str]:
 
 def _plans(row: Row) -> Iterator[str]:
     yield f"## Figure 10: {row['graph']}, batch {row['batch']}, {row['ops']} ops (simulated)"
-    yield from ("", "| way | step, s | communication | of ideal | GB sent | peak, GiB | plan, s |")
+    head = "| algorithm | step, s | communication | of ideal | GB sent | peak, GiB | plan, s |"
+    yield from ("", head)
     yield "| --- " * 7 + "|"
-    for way in row["rows"]:
-        yield _line(way, row["ideal_s"])
+    for found in row["rows"]:
+        yield _line(found, row["ideal_s"])
     yield from ("", f"*Ideal*, an eighth of the ops' seconds in all: {row['ideal_s']:.3f} s.", "")
 
 
-def _line(way: Row, ideal: float) -> str:
-    if "error" in way:
-        return f"| {way['way']} | {way['error'][:80]} | | | | | |"
-    share = 1 - way["compute_s"] / way["step_s"]
-    peak = way["peak_bytes"] / 2**30
-    over = " (does not fit)" if way["peak_bytes"] > USABLE else ""
+def _line(found: Row, ideal: float) -> str:
+    if "error" in found:
+        return f"| {found['algorithm']} | {found['error'][:80]} | | | | | |"
+    share = 1 - found["compute_s"] / found["step_s"]
+    peak = found["peak_bytes"] / 2**30
+    over = " (does not fit)" if found["peak_bytes"] > USABLE else ""
     return (
-        f"| {way['way']} | {way['step_s']:.3f} | {share:.0%} | {ideal / way['step_s']:.0%} | "
-        f"{way['transfer_bytes'] / 1e9:.1f} | {peak:.1f}{over} | {way['planning_s']:.1f} |"
+        f"| {found['algorithm']} | {found['step_s']:.3f} | {share:.0%} | "
+        f"{ideal / found['step_s']:.0%} | {found['transfer_bytes'] / 1e9:.1f} | "
+        f"{peak:.1f}{over} | {found['planning_s']:.1f} |"
     )
 
 
@@ -156,10 +160,9 @@ def _search(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Table 1: seconds of the search on 8 devices (measured)"
     yield from (
         "",
-        "*First*: nothing is known of the graph's calls; *again*: that is kept. The paper",
-        "",
+        "*First*: nothing is known of the graph's calls; *again*: that is kept. The paper prints",
+        "its recursive search; without recursion it took hours there.",
     )
-    yield "prints its recursive search; without recursion it took hours there."
     yield from ("", "| graph | ops | first, s | again, s | paper, s | GB |")
     yield "| --- " * 6 + "|"
     for row in rows:

@@ -59,7 +59,7 @@ def measure(graph: Graph, shape: tuple[int, ...], names: list[str]) -> dict[str,
     row: dict[str, Any] = {
         "graph": graph.name,
         "ops": len(graph.ops),
-        "terms": found.num_factors,
+        "factors": found.num_factors,
         "mesh": "x".join(map(str, shape)),
         "first_s": seconds[0],
         "again_s": min(seconds[1:]),
@@ -101,7 +101,7 @@ def page(
         f"{platform.machine()}, Python {platform.python_version()}, one core. Bytes in GB; a",
         "baseline's as a multiple of what search found.",
         "",
-        "| graph | ops | terms | mesh | first, s | again, s | GB | " + " | ".join(names) + " |",
+        "| graph | ops | factors | mesh | first, s | again, s | GB | " + " | ".join(names) + " |",
         "| --- " * (7 + len(names)) + "|",
     ]
     for row in rows:
@@ -110,7 +110,7 @@ def page(
             for n in names
         ]
         lines.append(
-            f"| {row['graph']} | {row['ops']} | {row['terms']} | {row['mesh']} | "
+            f"| {row['graph']} | {row['ops']} | {row['factors']} | {row['mesh']} | "
             f"{row['first_s']:.2f} | {row['again_s']:.2f} | {row['bytes'] / 1e9:.3f} | "
             + " | ".join(cells)
             + " |"

@@ -1,6 +1,6 @@
-"""What the thesis compares itself with: Figs. 6.3, 6.4 and 6.5, at the batch sizes of Table 6.1.
+"""The baselines of the thesis: Figs. 6.3, 6.4 and 6.5, at the batch sizes of Table 6.1.
 
-All run on the same simulated V100s. What is not modelled is left out in the rival's favour.
+All run on the same simulated V100s. What is not modelled is left out in the baseline's favour.
 
 - *Tensor parallelism by hand* (6.3): what a user of Mesh-TensorFlow or Megatron-LM writes for a
   transformer (Shazeer et al., 2018; Shoeybi et al., 2019). Heads and the inner width are split over
@@ -40,8 +40,8 @@ from pardnn.sim.machine import machine_of
 HOST_BANDWIDTH = 12e9
 
 
-def rivals_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
-    """Return samples/s of ParDNN and of each rival; an "error" where one does not fit."""
+def baselines_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
+    """Return samples/s of ParDNN and of each baseline; an "error" where one does not fit."""
     graph, costs = model(name, batch_size)
     row: dict[str, Any] = {"graph": name, "batch": batch_size, "devices": num_devices}
     row["pardnn"] = _planned(graph, costs, num_devices, batch_size)
