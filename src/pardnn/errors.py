@@ -1,4 +1,4 @@
-"""Errors that teach: what is wrong, where, the numbers that disagree, what to do next.
+"""The package's exceptions; each says what is wrong, where, in which numbers, and what to do.
 
 Every error that a user can cause is a `PardnnError` with a code. The first digit of the
 code is the exit status of the command line.

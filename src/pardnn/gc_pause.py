@@ -1,4 +1,4 @@
-"""Python's collector of cycles, paused where everything that is made stays alive anyway."""
+"""Pausing Python's garbage collector where all that is allocated stays alive anyway."""
 
 from __future__ import annotations
 

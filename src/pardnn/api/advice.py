@@ -1,4 +1,4 @@
-"""Plan; and where nothing fits, say what does: a larger limit, more devices, a smaller batch."""
+"""Plan; where nothing fits, suggest what does: a larger limit, more devices, a smaller batch."""
 
 from __future__ import annotations
 

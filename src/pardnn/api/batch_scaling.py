@@ -6,8 +6,7 @@ taken as affine in the batch size, which it is wherever a batch is stacked, flat
 bytes follow from the dims, so that a matrix of batch x batch grows as its square. What this
 predicts guides a search; a capture confirms its end.
 
-A family holds one graph and how it grows, so that a kept graph needs a few hundred bytes more to
-be there at every batch size.
+A family holds one graph and how its sizes grow: a few hundred bytes more than the graph alone.
 """
 
 from __future__ import annotations

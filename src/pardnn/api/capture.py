@@ -1,4 +1,4 @@
-"""`pardnn.capture`, and from what a person names on the command line to a graph."""
+"""`pardnn.capture`, and the graph that a target of the command line stands for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs, plans and placements from and to the files of others."""
+"""Conversion of graphs, plans and placements from and to third-party formats."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The largest batch size that fits.
 
 A capture and a measurement for each size tried would take minutes, so the search runs over graphs
-that two captures predict (`batch_scaling`), and each of them only has to fit: the first algorithm
-that finds a plan ends the question. Its answer is then planned from a capture of its own, as is the
-next larger size, which must not fit; where the prediction was wrong, captures go on from there.
+that two captures predict (`batch_scaling`), and of each it only asks whether it fits: the first
+algorithm that finds a plan is enough. Its answer is then planned from a capture of its own, as is
+the next larger size, which must not fit; where the prediction was wrong, captures go on from there.
 """
 
 from __future__ import annotations

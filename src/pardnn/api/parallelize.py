@@ -1,4 +1,4 @@
-"""`pardnn.parallelize`. Every rank loads this module, and only the one that plans a compiler."""
+"""`pardnn.parallelize`. Every rank loads this module; only the rank that plans loads numba."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parallelize(
     """
 
     def decide(graph: Graph, world_size: int) -> Plan:
-        from pardnn.api import planning  # the rank that plans loads the compiler, no other
+        from pardnn.api import planning  # only the rank that plans loads the compiler
 
         target = cluster or Cluster.uniform(world_size)
         return planning.plan(graph, target, algorithm, reserve=reserve, seed=seed, costs=costs)

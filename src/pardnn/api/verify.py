@@ -17,7 +17,7 @@ from pardnn.shard.tdl.interval import DescriptionError
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of checking one call.
+    """The result of verifying one call.
 
     Attributes:
         kind: The operator.
@@ -39,7 +39,7 @@ def verify(
     double: bool = True,
     **kwargs: Any,
 ) -> Verification:
-    """Cut a call in every way that its description allows, run all ops, compare with the whole.
+    """Cut a call by every strategy of its description, run the local ops, compare with the whole.
 
     Args:
         op: Such as "mylib::op" or "aten.mm.default", or the overload itself.

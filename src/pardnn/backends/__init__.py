@@ -1,4 +1,4 @@
-"""The wall between planning and frameworks.
+"""The interface between planning and frameworks.
 
 What planning needs of a framework is named here and loaded when it is first used, so that
 `from pardnn import backends` loads none.

@@ -104,7 +104,7 @@ def load_factory(target: str, batch_size: int | None = None) -> Callable[[], Any
 
 
 def _check_arguments(found: Callable[..., Any], name: str, function: str, given: set[str]) -> None:
-    """Refuse a function that needs arguments: there is nobody to give them."""
+    """Check that a function needs no arguments but those given."""
     try:
         parameters = inspect.signature(found).parameters
     except (TypeError, ValueError):

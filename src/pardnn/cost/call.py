@@ -153,7 +153,7 @@ def call_key(op: Op, tensors: Mapping[str, Tensor]) -> Any:
     """Return what is equal for ops of equal cost under any cost model; made in a few microseconds.
 
     As `signature`, but contiguous strides may be spelled in two ways; of views the kind counts,
-    and of ops that move tensors of a sharded plan not where each piece goes.
+    and of ops that move tensors of a sharded plan not the place of each slice.
     """
     if is_view(op):
         return op.kind

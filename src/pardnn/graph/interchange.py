@@ -5,14 +5,14 @@ a CPU, bytes held and co-location ("color") classes, `edges` with the millisecon
 output takes between an accelerator and host memory, and the machine (`maxFPGAs`, `maxSizePerFPGA`,
 `maxCPUs`). A split says which nodes each device has: `{"fpgas": [{"nodes": [0, 3]}], "cpus": []}`.
 
-How the two worlds meet:
+How the formats correspond:
 
 - Node 7 is the op "n7"; its name stands in `module`, and colour class 3 is the group "color3".
 - That format's memory is a static sum of sizes. So an op is residual: its output and, if its size
   is larger, a rest that no op reads live all the time. A node that is smaller than what it sends
   is a reference: it owns nothing.
-- Time on a link becomes bytes at `HOST_BANDWIDTH`, the rate of the published inputs. Between two
-  accelerators the way leads through host memory and takes twice as long.
+- Time on a link becomes bytes at `HOST_BANDWIDTH`, the rate of the published inputs. A copy between
+  two accelerators goes through host memory and takes twice as long.
 """
 
 from __future__ import annotations

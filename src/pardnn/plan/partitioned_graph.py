@@ -78,7 +78,7 @@ def written_inputs(graph: Graph) -> list[str]:
 
 
 def check_batch_is_read_only(graph: Graph) -> None:
-    """Refuse to cut a step that writes its batch: each device would hold a shard of the result.
+    """Check that the step does not write its batch: each device would hold a shard of the result.
 
     Raises:
         UnsupportedError: E823, naming the tensor.

@@ -1,4 +1,4 @@
-"""Which costs a plan is made with."""
+"""The choice of the costs that a plan is made with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Will it fit, and where does the memory go?"""
+"""Estimates: whether a step fits, and what takes the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a problem to a complete, checked plan and what it says of itself."""
+"""From a problem to a complete, checked plan and its figures."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
 def finished(
     problem: Problem, outcome: Outcome, *, compile_s: float = 0.0
 ) -> tuple[Plan, PlanResult]:
-    """Return the checked plan of an outcome, with all that it says of itself.
+    """Return the checked plan of an outcome, with its metadata, and its figures.
 
     Args:
         problem: What was planned.

@@ -1,7 +1,7 @@
 """The algorithm portfolio: run one algorithm or several, and keep the best outcome.
 
-Every plan is simulated in its own order, whoever made it; the best of the placements may be
-improved by local search (`place.polish`).
+Every plan is simulated in its own order, whichever algorithm made it; the best of the placements
+may be improved by local search (`place.polish`).
 """
 
 from __future__ import annotations

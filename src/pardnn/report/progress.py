@@ -1,4 +1,4 @@
-"""What goes on, shown on a terminal's stderr; elsewhere nothing is written."""
+"""Progress on stderr, if that is a terminal; else nothing is written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def status(text: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function of what is done and what there is in all, which draws a bar; or None."""
+    """Yield a function of the number done and the total, which draws a bar; None without one."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -4,7 +4,7 @@ Reads {"device": [[[device, ticks], ...] per op], "group", "edges": [[i, j, w, s
 [[ticks per pair of devices] per size], "residual": [bytes per group], "capacity": [bytes or null],
 "forbidden": [placement of groups], "horizon", "seconds", "seed"}; writes {"status", "place",
 "start", "bound"}, times in ticks. Op j reads what i makes; if they are on two devices, op w (j, or
-who overwrites it) starts no earlier than its arrival.
+or the op that overwrites it) starts no earlier than its arrival.
 """
 
 # The solver is an optional extra.

@@ -116,8 +116,8 @@ def parallelize(
     keeps the parameters and states of its own ops, and the optimizers' and models' own objects
     hold them: between steps they may be read and changed. Where the plan places whole ops, the
     rest of the models reads as NaN and takes no memory. Where it cuts them (`tofu`), a parameter
-    or state is this rank's part of it from now on, with the part's shape: so are the entries of
-    `state_dict()`. `Parallel.whole` puts the parts together.
+    or state is this rank's shard from now on, with the shard's shape: so are the entries of
+    `state_dict()`. `Parallel.whole` gathers the shards.
 
     Args:
         step: The user's step.

@@ -1,10 +1,10 @@
 """The optimum by CP-SAT, for graphs of up to about 20 ops: the yardstick of the heuristics.
 
-Each op starts after its inputs have arrived, ops of a device do not overlap, who overwrites a
-tensor waits until it has been sent, and the last op to end ends as early as possible. Residual
-bytes are bounded per device. What a device holds on the way depends on the order, so a placement
-that does not fit in any order that was tried is forbidden and the model solved again; then the
-answer is the best found, no longer proven to be best.
+Each op starts after its inputs have arrived, ops of a device do not overlap, an op that overwrites
+a tensor waits until it has been sent, and the last op to end ends as early as possible. Residual
+bytes are bounded per device. Memory over time depends on the order, so a placement that fits in
+none of the orders tried is forbidden and the model solved again; then the answer is the best found,
+no longer proven to be best.
 
 Times are rounded to ticks, `TICKS` of which make the horizon. The solver runs in a child process;
 its schedule is simulated like any other.

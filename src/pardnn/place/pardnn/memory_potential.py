@@ -11,11 +11,12 @@ Each unit's potential is a sum of terms: a storage or a received copy that the u
 device, from one leaf of the order to another (`memory_tracking`), but for a hole in which ops of
 other units that read it there would make a copy stay. All terms of a placement are listed once,
 instead of the potential of every unit at every overflow. When units move, the terms of their
-neighbours no longer hold to the byte: they say where to look, and the trees say what is so.
+neighbours become approximate: they only select candidates, and the segment trees of
+`memory_tracking` decide.
 
-The terms of a device lie in the order in which they begin, so that those alive at a leaf are found
-by reading memory in line, blocks that have ended left out. Following each storage to its consumers
-took 0.34 of the 0.55 s of repair at 200,000 ops. O(ops + edges + terms log terms).
+The terms of a device are sorted by where they begin, so a sequential scan that skips blocks which
+have ended finds those alive at a leaf. Following each storage to its consumers took 0.34 of the
+0.55 s of repair at 200,000 ops. O(ops + edges + terms log terms).
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ consumer, and a sent tensor until just before the copy's first consumer.
 
 The profile is kept exact while ops move, in one segment tree of range maxima per device: a move
 changes it only within the live ranges of the storages that the op makes or reads.
-O(ops + edges + leaves devices) to make, O(consumers log leaves) per storage that changes.
+O(ops + edges + leaves devices) to build, O(consumers log leaves) per storage that changes.
 
 Deviations: the thesis counts over emulated time, which depends on the clock; an order does not, and
 the peak of a plan that keeps to it is exact. Messages take their latest slot (see
 `ordering.memory_bounded`). Workspaces are counted while their op runs; a view counts nothing and
 extends the live range of what it views. Above `MAX_LEAVES` ops, neighbours in the order share a
-leaf and are counted as if they ran at once: never too little, and little too much.
+leaf and are counted as if they ran at once: an upper bound, and a close one.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.

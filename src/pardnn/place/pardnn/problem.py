@@ -1,7 +1,7 @@
 """The problem as arrays, clusters of ops, and levels of the clustered graph: used by every step.
 
-A *group* is a set of co-located ops, most often one op alone. Groups are settled before mapping:
-the path that meets a group first owns all of it, and later paths pass by.
+A *group* is a set of co-located ops, most often one op alone. Groups are assigned to clusters
+before mapping: the first path that meets a group takes all of it, and later paths skip it.
 """
 
 from __future__ import annotations

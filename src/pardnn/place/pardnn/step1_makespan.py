@@ -6,9 +6,9 @@ device included, so no step makes the result worse.
 
 Deviations: the last refinement. From three starts, the clusters, plain HEFT and a pipeline's stages
 (`memory_packing`), list scheduling is repeated with its own result as the homes (see
-`list_scheduling`). In turns, what comes after an op is estimated by bottom levels, and by the time
-left in a schedule in which every op starts as late as it can without delaying the end (Li and
-Willis's forward-backward passes, EJOR 1992): that counts the queues of the devices too.
+`list_scheduling`). The estimate of the time that follows an op alternates: bottom levels, and the
+time left in a schedule in which every op starts as late as it can without delaying the end (Li and
+Willis's forward-backward passes, EJOR 1992), which counts the queues of the devices too.
 
 The number of passes is bounded by work, not by time. Above `MAX_OPS`, and above `MANY_OPS` where
 plain HEFT is `NEAR` a bound, it is constant, so that the time is that of a fixed number of walks

@@ -2,7 +2,7 @@
 
 A view takes no time, but a device runs one op after the other: by its own priority a view of a
 tensor that is needed late runs late, and then waits for whatever its device has begun. Where it is
-on the device of what it views, it is given that op's priority instead, and costs nobody anything.
+on the device of what it views, it is given that op's priority instead, which delays no other op.
 With views tied to what they view, a step of a transformer (TRN, 16 devices) took 13.2 s by their
 own priorities, and takes 12.4 s by these.
 """

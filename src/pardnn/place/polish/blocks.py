@@ -1,11 +1,11 @@
 """Blocks of ops that read each other on one device, and the device where they run best together.
 
-Where messages are dear no op can leave alone: it would pay for a message to what it leaves behind.
-A block pays only at its rim. Every device that the rim speaks to is evaluated as a slot of a single
-op is: each op of the block stands where it stood in the global order, so the paths through the
-block follow from when the ops around it end, and how long the step goes on after their start. Paths
-through the block twice are left out, so the block that is moved is simulated, and goes back if its
-evaluation was too good.
+Where communication is expensive, moving a single op adds messages between it and its neighbours;
+moving a block adds them at its boundary only. Every device that the boundary communicates with is
+evaluated as a slot of a single op is: each op of the block keeps its position in the global order,
+so the paths through the block follow from when the ops around it end, and how long the step goes on
+after their start. Paths that enter the block twice are left out, so the best move is simulated, and
+undone if its estimate was too low.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.

@@ -348,7 +348,7 @@ def best_slot(
     for d in range(len(s.near)):
         if not t.runs[group, d] or s.near[d] == -2:
             continue
-        # Groups do not part: their ops change places in their queue alone.
+        # Groups stay together: their ops change places in their queue alone.
         if d != here and (not alone or s.resident[d] + t.residual[op] > t.room[d]):
             continue
         base = t.seconds[t.device_class[d], op]

@@ -1,9 +1,9 @@
 """The search of `polish`: ops of longest paths go where the longest path through them is shorter.
 
 Single ops go to their best slot, which `neighbourhood` finds without a simulation, and in every
-second step a block of ops that read each other on one device to its best device, which
-`blocks` finds alike: where messages are dear, no op can go alone. Groups, and blocks again,
-also change places with others, where memory is full above all; these changes are simulated.
+second step a block of ops that read each other on one device to its best device, which `blocks`
+finds likewise, for graphs in which moving one op costs more messages than it saves. Groups and
+blocks are also exchanged with others, mainly where memory is full; these changes are simulated.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.

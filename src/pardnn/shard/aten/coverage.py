@@ -1,4 +1,4 @@
-"""What is described: a table that is computed, never written."""
+"""Which operators have a description: a table computed from the registry."""
 
 from __future__ import annotations
 

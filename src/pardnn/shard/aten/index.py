@@ -156,7 +156,7 @@ def nll_loss_forward(
 ) -> Any:
     """Loss, and the sum of the weights that a mean divides by.
 
-    Pieces sum; the mean is the quotient of the two sums.
+    Partial results add up; the mean is the quotient of the two sums.
     """
     if self.ndim == 1:
         everything = lambda *i: pick(self[:], target[(ALL,) * target.ndim])[i]  # noqa: E731

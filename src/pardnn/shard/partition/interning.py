@@ -1,6 +1,6 @@
 """Calls as numbers, and what is known of each: equal calls of a graph are analysed once.
 
-Problem: a training step of 10,000 ops makes some hundred distinct calls, each cut in many ways.
+Problem: a training step of 10,000 ops makes some hundred distinct calls, each with many strategies.
 Idea: a call's key is its skeleton and the shapes, so a layer that is repeated costs one look-up per
 op. A local call is mostly the same shape class with other sizes, and is built as a `Call` only when
 it is asked for. All tables are those of `cache`: a number is valid until `forget`.

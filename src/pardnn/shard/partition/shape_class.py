@@ -53,7 +53,7 @@ class LoopNest:
         sources: Of each variable, stated sizes, and columns whose sizes it runs over.
         has_attributes: Whether workers may call with other arguments.
         loop_cuts: What is known of cuts, see `loop_cut`.
-        attributes: By loop, arguments of the first worker's piece and of all others', in place of
+        attributes: By loop, arguments of the first worker's call and of all others', in place of
             those of the whole call, where they follow from the loop alone; else None.
     """
 

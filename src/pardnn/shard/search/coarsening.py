@@ -107,7 +107,7 @@ class Storage(NamedTuple):
 
 
 def storage_of(graph: Graph) -> Storage:
-    """Return who owns and who writes storage. O(tensors)."""
+    """Return the owner of each tensor's storage, and which storages are written. O(tensors)."""
     names = [tensor.name for op in graph.ops for tensor in op.outputs]
     owner = graph.arrays.tensor_owner.tolist()
     owners = {name: names[i] for name, i in zip(names, owner, strict=True)}

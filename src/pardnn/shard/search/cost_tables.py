@@ -2,7 +2,7 @@
 
 A *state* has the layouts and loops of some mesh axes; other axes are *open*, and all options there
 are tried. So one routine serves the first step of the recursion, the later ones inside of the
-blocks that the steps before left, all steps jointly, and a second look at any of them.
+blocks that the steps before left, all steps jointly, and the revision of any of them.
 """
 
 from __future__ import annotations

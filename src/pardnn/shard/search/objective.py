@@ -1,6 +1,6 @@
-"""What an objective has to answer, and what it is asked: cost tables of strategies by layouts.
+"""The interface of an objective: requests for cost tables, sharding strategies by layouts.
 
-`objective_bytes` and `objective_seconds` are the two that there are.
+`objective_bytes` and `objective_seconds` implement it.
 """
 
 from __future__ import annotations

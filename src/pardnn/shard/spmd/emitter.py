@@ -1,6 +1,6 @@
-"""The emitter: what the SPMD partitioner writes into.
+"""The emitter: collects the ops that the SPMD partitioner makes, by device, and the messages.
 
-It holds the ops of all devices in their order and the messages between them, and gives names.
+It keeps the order of each device and gives unique names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Legalization: what a sharding must hold to, and the nearest one that does.
 
-Problem: a sharding may cut what cannot be cut, or lay out a storage that is written in place in
-two ways.
+Problem: a sharding may cut what cannot be cut, or give two layouts to one storage that is written
+in place.
 Idea: what cannot be cut as stated is left whole. All tensors that share a written storage must have
 the same blocks; where one is needed elsewhere, the storage is whole everywhere, and so are the ops
 that write or view it. Repeated until nothing changes.

@@ -1,8 +1,9 @@
 """The local ops of one op: inputs resharded, arguments localised, results brought to their layout.
 
-Every device makes the call of its `templates.Template` on local tensors. An input that it does not
-own just so is resharded before, and a result that is partial or lies elsewhere is reduced or
-resharded after. Kernels that do not read strides get contiguous copies of strided inputs.
+Every device makes the call of its `templates.Template` on local tensors. An input of which it does
+not own exactly the region it needs is resharded first, and a result that is partial or lies
+elsewhere is reduced or resharded afterwards. Kernels that do not read strides get contiguous copies
+of strided inputs.
 Reference: Tofu (EuroSys 2019), section 6.
 """
 

@@ -1,6 +1,6 @@
 """The local ops of one op, worked out once for all ops that make the same call.
 
-Problem: a step repeats its layers, and devices do alike.
+Problem: a step repeats its layers, and most devices make equal calls.
 Idea: calls that differ in the names of their tensors alone share one `Template`, in which tensors
 are numbers.
 Complexity: O(size of the arguments) for each further op of a template.

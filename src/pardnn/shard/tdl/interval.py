@@ -7,11 +7,10 @@ every number of workers and every shape; numbers are put in last.
 Complexity: O(terms) per operation.
 Reference: Tofu (EuroSys 2019), section 4.2, "Symbolic interval analysis", Eq. 1 and Fig. 4.
 Deviations, all repairs of Eq. 1 and Fig. 4: lower and upper bound have a constant each (windows,
-padding);
-a negative factor swaps the ends, so I - J is [l - u', u - l']; division by a number rounds, floor
-or ceiling; ends are inclusive, so a variable of extent X is [0, X - 1] and no element is counted
-twice; an expression stays affine in its variables until its interval is asked for, so (i + 2) - i
-is 2 and not an interval.
+padding); a negative factor swaps the ends, so I - J is [l - u', u - l']; division by a number
+rounds, floor or ceiling; ends are inclusive, so a variable of extent X is [0, X - 1] and no element
+is counted twice; an expression stays affine in its variables until its interval is asked for, so (i
++ 2) - i is 2 and not an interval.
 """
 
 from __future__ import annotations

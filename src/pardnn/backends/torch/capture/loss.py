@@ -1,4 +1,4 @@
-"""The loss: which tensor of what a step returned it is."""
+"""The loss: which tensor of the step's result it is."""
 
 from __future__ import annotations
 

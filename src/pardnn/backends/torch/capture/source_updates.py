@@ -1,8 +1,8 @@
-"""What a step leaves in its sources, as calls of the trace.
+"""The updates of a step's sources, as calls of the trace.
 
-Parameters, buffers and states that the next step reads are updated in place. Where the step put
-another tensor in a source's place, a copy into the source takes the assignment's. Batch tensors
-that it writes are marked: ranks hand them around, since the caller of an eager step finds the new
+Parameters, buffers and states that the next step reads are updated in place: where the step
+replaced a source by another tensor, the assignment becomes a copy into the source. Batch tensors
+that it writes are marked, and ranks exchange them, since the caller of an eager step finds the new
 values in its own tensor.
 """
 
@@ -22,7 +22,7 @@ from pardnn.backends.torch.user_step.sources import Source
 
 @dataclass(repr=False)
 class StepTrace:
-    """What one traced step left behind.
+    """The result of tracing one step.
 
     Attributes:
         tracer: Holds the calls.
@@ -44,14 +44,11 @@ class StepTrace:
 
 
 def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
-    """Copy a tensor that the step put in a source's place into the source.
+    """Return the calls that update sources; record a copy into each source that was replaced.
 
     Args:
         trace: Of one step; copies are recorded in it.
         irregular: Names of states whose first value is no constant: the next step makes them anew.
-
-    Returns:
-        The calls that update sources, these copies among them.
 
     Raises:
         UnsupportedError: E807, if a source became another kind of tensor, or none.
@@ -79,10 +76,10 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
 
 
 def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]:
-    """Mark an input that the step writes in place, or whose container it gives another tensor.
+    """Mark an input that the step writes in place, or replaces in its container.
 
     The caller of an eager step finds the new values in the tensor that it passed. So the writes
-    are part of the graph even where no other op reads them, and ranks hand the result around.
+    are part of the graph even where no other op reads them, and ranks exchange the result.
     """
     assert value.storage is not None
     if _is_rebound(trace, value, source.get()):
@@ -94,7 +91,7 @@ def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]
 
 
 def _is_rebound(trace: StepTrace, value: Value, live: Any) -> bool:
-    """Whether an input's container holds another tensor of its shape and dtype: a new state.
+    """Whether the step replaced an input in its container by one of its shape and dtype: a state.
 
     One of another shape or dtype (`batch["x"] = batch["x"].float()`) prepares the batch; a next
     call with it would be another step.
@@ -134,7 +131,7 @@ def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> lis
 
 
 def gradients_read(first: StepTrace) -> list[str]:
-    """Return the gradients from before the first step that it reads: it adds its own to them."""
+    """Return the gradients from before the first step that it reads, to add its own to them."""
     read = {storage for call in first.tracer.calls for storage, _ in call.reads}
     return [
         name

@@ -239,7 +239,7 @@ def no_loss(returned: str) -> UnsupportedError:
 def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
     """Return E806: optimizer state that does not start from a constant."""
     return UnsupportedError(
-        f"optimizer state {name!r} {reason}, so no rank can create its share of it.\n"
+        f"optimizer state {name!r} {reason}, so no rank can create its shard of it.\n"
         "Run one step of your own before capturing, so that the state exists, or use an\n"
         "optimizer whose state starts from a constant (SGD with dampening 0, Adam, AdamW).",
         code="E806",

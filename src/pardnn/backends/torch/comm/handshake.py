@@ -3,7 +3,7 @@
 Gloo writes a short message into a long buffer without an error, and reads one type as another. So
 every rank puts its facts into the shared store and compares them with those of all others:
 versions, world size, graph, plan, the specs of all messages, and the order in which each rank posts
-them. All ranks read the same entries, so all of them refuse together, before anything is allocated.
+them. All ranks read the same entries, so all of them fail together, before anything is allocated.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 
 Every device reduces the same partial results in the same order, so replicas agree to the last bit.
 
-Source: Tofu (EuroSys 2019), section 5.1, for MultiFetch and spread reduction.
+Source: Tofu (EuroSys 2019), section 6, for MultiFetch and spread reduction.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Problem: a TDL description that is wrong gives wrong numbers on several devices, and no type or
 shape shows it.
 
-Idea: run the operator on whole inputs and, for every way to cut the call, each worker's local op
+Idea: run the operator on whole inputs and, for every strategy of the call, each worker's local op
 on its region of the inputs. The local results, placed and reduced as the description says, must
 equal the whole result, in float64 up to rounding. What a local op must not read is NaN.
 

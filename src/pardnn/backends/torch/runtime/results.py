@@ -1,9 +1,9 @@
-"""What a step leaves behind for its caller: the loss, and the batch tensors that it wrote.
+"""The results of a step for its caller: the loss, and the batch tensors that it wrote.
 
 An eager step that writes into its batch (`h.copy_(new.detach())` of truncated backpropagation
-through time) changes the caller's tensor. The rank that runs the write does so, too: it works on
-the caller's storage. The others receive the tensor after the step, into their caller's own, so that
-all ranks go on with the same values and no buffer is needed where the layouts agree.
+through time) changes the caller's tensor. Here the rank that runs the write works on the storage of
+its caller's tensor, and after the step sends it to the others. They receive it in place where the
+strides are equal, so all ranks go on with the same values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pardnn.errors import MismatchError, shown
 
 
 def check_written(program: Program, inputs: Mapping[str, Any], device: torch.device) -> None:
-    """Refuse batch tensors that the step writes but that no rank can write in place.
+    """Check that every batch tensor which the step writes can be written in place.
 
     Args:
         program: Names them.

@@ -1,8 +1,9 @@
-"""Whether all ranks were given the same values: initial state, random state, batches.
+"""Consistency checks across ranks: equal initial state, random state and batches.
 
-A step spread over ranks is one step of one model on one global batch. A rank with another seed or
-another part of the data trains on a mixture that no single device ever sees, and no shape differs.
-So ranks compare checksums: CRC-32 of each tensor's bytes, which finds accidents, not attacks.
+Problem: a step over several ranks is one step of one model on one global batch. A rank with another
+seed, or with its own part of the data, trains a mixture that no single device would, and no shape
+shows it. Idea: ranks compare checksums, CRC-32 of each tensor's bytes; that finds accidents, not
+attacks.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pardnn.backends.torch.comm.world import World
 from pardnn.errors import MismatchError, shown
 
-#: Batches are compared at the first step and at every so many: an exchange takes about 1 ms.
-COMPARED_STEPS = 100
+#: Steps from one comparison of batches to the next: an exchange takes about 1 ms.
+COMPARE_EVERY = 100
 
 _STATE_ADVICE = (
     "Every rank builds the same model: seed all of them alike before they build it, or let all "
-    "load one checkpoint. pardnn hands each rank its share."
+    "load one checkpoint. pardnn gives each rank its shard."
 )
 _BATCH_ADVICE = (
     "Every rank is given the whole (global) batch, the same on all: leave out DistributedSampler "
@@ -67,7 +68,7 @@ def check_same_state(world: World, values: Iterable[tuple[str, Any]], *, is_rand
 
 
 def check_same_batch(world: World, batch: Mapping[str, Any], step: int) -> None:
-    """Compare the batch of all ranks, at the steps at which that is done.
+    """Compare the batch of all ranks, at every `COMPARE_EVERY`-th step.
 
     Args:
         world: This rank's connections.
@@ -77,20 +78,20 @@ def check_same_batch(world: World, batch: Mapping[str, Any], step: int) -> None:
     Raises:
         MismatchError: E518, on all ranks, naming the first tensor that differs.
     """
-    if world.store is None or step % COMPARED_STEPS:
+    if world.store is None or step % COMPARE_EVERY:
         return
     sums = {name: checksum(value) for name, value in batch.items()}
     _compare(world, f"batch {step}", sums, _BATCH_ADVICE)
 
 
 def _compare(world: World, key: str, sums: Mapping[str, int | None], advice: str) -> None:
-    everyone = world.all_gather(key, dict(sums))
-    for name, own in everyone[0].items():
-        others = [rank for rank, said in enumerate(everyone) if said.get(name, own) != own]
+    gathered = world.all_gather(key, dict(sums))
+    for name, own in gathered[0].items():
+        others = [rank for rank, theirs in enumerate(gathered) if theirs.get(name, own) != own]
         if others:
             count = sum(
-                any(said.get(each, value) != value for said in everyone)
-                for each, value in everyone[0].items()
+                any(theirs.get(each, value) != value for theirs in gathered)
+                for each, value in gathered[0].items()
             )
             more = f" ({count} of {len(sums)} differ)" if count > 1 else ""
             raise MismatchError(

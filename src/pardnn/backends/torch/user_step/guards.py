@@ -1,14 +1,16 @@
 """Guards: the Python values that a captured step took for granted, compared at every call.
 
-A traced step is one path through the user's code. Which path depends on plain Python values: flags
-and counts among the arguments, attributes of modules such as `training` or `p`, configurations,
-closure cells, globals, class attributes, `requires_grad`. Tracing compilers guard on what the
-traced frames read (TorchDynamo's guards); here no frame is compiled, so all that the step can
-reach *and* that code which may run mentions by name (`used_names`) is guarded.
+Problem: a traced step is one path through the user's code, and plain Python values decide which:
+flags and counts among the arguments, attributes of modules such as `training` or `p`,
+configurations, closure cells, globals, class attributes, `requires_grad`.
 
-A guard holds a container and what its items were. The check compares identities first, all in one
-pass, and looks closer only where one differs: measured, 110 us a call for a GPT-2 of 12 layers
-(about 160 modules, 700 values). O(values guarded).
+Idea: guards as in TorchDynamo. It guards on what the frames it compiles read; here no frame is
+compiled, so every value is guarded that the step can reach *and* that code which may run mentions
+by name (`used_names`). A guard holds a container and its items at capture. A check compares
+identities first, in one pass, and values only where an identity differs.
+
+Complexity: O(values guarded); 110 us a call for a GPT-2 of 12 layers (about 160 modules, 700
+values).
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ from pardnn.backends.torch.user_step.object_graph import (
 )
 from pardnn.backends.torch.user_step.used_names import used_names
 
-#: Compared by value; whatever else a name may stand for is compared by identity or walked.
+#: Compared by value; all other types are compared by identity, or walked.
 _VALUES = (
     *PLAIN, complex, bytes, range, slice, frozenset, enum.Enum, torch.dtype, torch.device,
     torch.memory_format, torch.layout, torch.Size,
 )  # fmt: skip
-#: What they hold is bound to sources of the graph, or compared as settings.
+#: Not guarded: their contents are sources of the graph, or compared as settings.
 _BOUND = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
@@ -57,12 +59,12 @@ _ABSENT = object()
 
 
 class Change:
-    """A guarded value that is not what it was.
+    """A guarded value that has changed since capture.
 
     Attributes:
         name: Dotted path from the step's parameters, such as "model.dropout.p".
-        then: What the step was captured with.
-        now: What it is.
+        then: The value at capture.
+        now: The value at this call.
     """
 
     __slots__ = ("name", "now", "then")
@@ -72,13 +74,13 @@ class Change:
 
 
 class _Guard:
-    """One container, the items under `keys` of which are compared, and of lists the length.
+    """A guard on one container: its items under `keys`, and the length of a list.
 
     Args:
         name: Dotted path to it; empty for globals.
         holder: A dictionary, list or deque.
         keys: Of the items to compare.
-        is_used: Whether an item that appears later under a key matters; None: none does.
+        is_used: Whether a new item under a key is a change; None: new items never are.
     """
 
     __slots__ = ("get", "holder", "is_used", "keys", "name", "size", "then")
@@ -97,7 +99,7 @@ class _Guard:
         self.then = self.get(holder) if self.get else ()
 
     def changes(self) -> list[Change]:
-        """Return what did change, by value."""
+        """Return the items whose values changed."""
         items = _items(self.holder)
         found = [
             Change(dotted(self.name, key), then, items.get(key))
@@ -137,7 +139,7 @@ def _differ(now: Any, then: Any) -> bool:
 
 
 class _Snapshot:
-    """All guards as flat lists, so that the usual answer takes two loops in C."""
+    """All guards as flat lists: that nothing has changed is found by two loops in C."""
 
     def __init__(self, guards: Sequence[_Guard]) -> None:
         self._sized = [guard.holder for guard in guards if guard.is_used is not None]
@@ -296,7 +298,7 @@ class Guards:
                 yield dotted(path, key), item
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
-        """Guard how many groups and parameters there are; settings are sources or compared."""
+        """Guard the numbers of groups and parameters; settings are sources, or compared there."""
         groups = optimizer.param_groups
         self._guards.append(_Guard(f"{path}.param_groups", groups, [], lambda _key: True))
         for i, group in enumerate(groups):
@@ -361,13 +363,13 @@ def _is_users_object(value: Any) -> bool:
 
 
 def _is_users_code(value: Any) -> bool:
-    """Whether a class or module is of the user's files, not of a library."""
+    """Whether a class or module is defined in the user's files, not in a library."""
     module = sys.modules.get(value.__module__) if isinstance(value, type) else value
     return module is not None and not is_library_file(getattr(module, "__file__", None) or "<")
 
 
 def _unread_arguments(step: Callable[..., Any], names: Sequence[str]) -> frozenset[str]:
-    """Return the parameters that the step's own code never loads, such as a batch number."""
+    """Return the arguments that the step's own code never reads, such as a batch number."""
     code = getattr(step, "__code__", None)
     if code is None:
         return frozenset()

@@ -2,8 +2,8 @@
 
 A name is the path from the step's own parameters, so it is the same on every rank and in every
 process: "model.h.0.weight", "optimizer.state.model.h.0.weight.exp_avg",
-"optimizer.param_groups.0.lr", "batch.tokens". Capture makes a source op for each, ranks bind the
-ops to live values, and both use this file, so they cannot disagree.
+"optimizer.param_groups.0.lr", "batch.tokens". Capture makes a source op for each, and ranks bind
+the ops to live values; both name them by this module.
 """
 
 from __future__ import annotations
