@@ -7,6 +7,7 @@
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `collectives` measures gloo's collectives and messages, `fidelity` compares predicted with
   measured steps, `steps` our steps with those of DDP and FSDP2.
+- `sweep` captures, places and cuts some 300 models and idioms, and changes values between calls.
 - `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
 """
 
@@ -24,6 +25,7 @@ NAMED = {
     "scale": "bench.placement.scale",
     "thesis": "bench.thesis.main",
     "steps": "bench.runtime.steps",
+    "sweep": "bench.sweep.main",
     "tofu": "bench.tofu.main",
     "tofu-equality": "bench.runtime.equality",
     "tofu-search": "bench.tofu.search",

@@ -1,0 +1,142 @@
+"""Every optimizer of `torch.optim` with its main options, and schedulers around the step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from bench.sweep.steps import Entry, Factory, class_step, classes, loss_step, sgd, small
+
+#: Name of the optimizer, then options of each case by a word for them.
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "SGD": {
+        "plain": {},
+        "foreach": {"foreach": True},
+        "fused": {"fused": True},
+        "momentum": {"momentum": 0.9},
+        "dampening": {"momentum": 0.9, "dampening": 0.5},
+        "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        "maximize": {"maximize": True},
+    },
+    "Adam": {
+        "plain": {},
+        "foreach": {"foreach": True},
+        "fused": {"fused": True},
+        "amsgrad": {"amsgrad": True},
+        "weight_decay": {"weight_decay": 0.01},
+        "maximize": {"maximize": True},
+        "tensor_lr": {"lr": torch.tensor(1e-3), "foreach": False},
+    },
+    "AdamW": {
+        "plain": {},
+        "foreach": {"foreach": True},
+        "fused_amsgrad": {"fused": True, "amsgrad": True},
+        "betas": {"betas": (0.8, 0.95), "eps": 1e-6},
+    },
+    "Adadelta": {"plain": {}, "foreach": {"foreach": True}, "weight_decay": {"weight_decay": 0.01}},
+    "Adafactor": {"plain": {}, "foreach": {"foreach": True}},
+    "Adagrad": {
+        "plain": {},
+        "foreach": {"foreach": True},
+        "fused": {"fused": True},
+        "decay": {"lr_decay": 0.1, "initial_accumulator_value": 0.1},
+    },
+    "Adamax": {"plain": {}, "foreach": {"foreach": True}, "weight_decay": {"weight_decay": 0.01}},
+    "ASGD": {"plain": {}, "foreach": {"foreach": True}},
+    "NAdam": {
+        "plain": {},
+        "foreach": {"foreach": True},
+        "decoupled": {"decoupled_weight_decay": True, "weight_decay": 0.01},
+    },
+    "RAdam": {
+        "plain": {},
+        "foreach": {"foreach": True},
+        "decoupled": {"decoupled_weight_decay": True, "weight_decay": 0.01},
+    },
+    "RMSprop": {
+        "plain": {},
+        "foreach": {"foreach": True},
+        "centered": {"centered": True},
+        "momentum": {"momentum": 0.9, "weight_decay": 0.01},
+    },
+    "Rprop": {"plain": {}, "foreach": {"foreach": True}},
+    "Muon": {"plain": {}, "weight_decay": {"weight_decay": 0.1, "nesterov": False}},
+    "LBFGS": {"plain": {"max_iter": 4}},
+    "SparseAdam": {"plain": {}},
+}
+
+
+def _optimizer(name: str, options: dict[str, Any]) -> Factory:
+    def factory() -> Entry:
+        model, x, y = small()
+        make = getattr(torch.optim, name)
+        if name == "SparseAdam":
+            model = torch.nn.Sequential(torch.nn.Embedding(20, 8, sparse=True))
+            x = torch.randint(20, (4,))
+        parameters = list(model.parameters())
+        if name == "Muon":  # for matrices only
+            parameters = [each for each in parameters if each.dim() == 2]
+        optimizer = make(parameters, **{"lr": 0.01} | options)
+        return (_closure_step if name == "LBFGS" else loss_step), (model, optimizer, x, y)
+
+    return factory
+
+
+def _closure_step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    return optimizer.step(closure)
+
+
+def _closure() -> Entry:
+    model, x, y = small()
+    return _closure_step, (model, sgd(model), x, y)
+
+
+def _scheduler_inside() -> Entry:
+    model, x, y = classes()
+    optimizer = sgd(model)
+    scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = class_step(model, optimizer, x, y)
+        scheduler.step()
+        return loss
+
+    return step, (model, optimizer, x, y)
+
+
+def _scheduler_beside() -> Entry:
+    model, x, y = classes()
+    optimizer = sgd(model)
+    lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    return class_step, (model, optimizer, x, y)
+
+
+def _groups() -> Entry:
+    model, x, y = classes()
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 0.1},
+    ]
+    return class_step, (model, torch.optim.AdamW(groups, lr=1e-3), x, y)
+
+
+CASES: dict[str, Factory] = {
+    **{
+        f"{name.lower()}_{word}": _optimizer(name, options)
+        for name, cases in OPTIONS.items()
+        for word, options in cases.items()
+        if hasattr(torch.optim, name)
+    },
+    "sgd_closure": _closure,
+    "scheduler_inside": _scheduler_inside,
+    "scheduler_beside": _scheduler_beside,
+    "param_groups": _groups,
+}
