@@ -76,7 +76,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Refuse a file that `write_bytes` could not write, before the work for it is done.
+    """Check that `write_bytes` could write a file, before the work for it is done.
 
     A temporary file is made beside it and removed; the file itself is not touched.
 

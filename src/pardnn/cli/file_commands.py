@@ -1,4 +1,4 @@
-"""The commands about files: formats of others, layouts, schemas."""
+"""The commands about files: third-party formats, layouts, schemas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def convert(
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Read and write graphs, plans and placements in the formats of others."""
+    """Read and write graphs, plans and placements in third-party formats."""
     from pardnn.api.convert import ConvertOptions
     from pardnn.api.convert import convert as convert_file
 

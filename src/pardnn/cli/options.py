@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _writable(path: Path | None) -> Path | None:
-    """Refuse a place that cannot be written before any work is done for it."""
+    """Check that a path can be written, before any work is done for it."""
     if path is not None:
         from pardnn.files import check_writable
 
@@ -42,7 +42,7 @@ def no_command(
 
 
 def _seconds(limit: float | None) -> float | None:
-    """Refuse a time limit that is no time."""
+    """Check that a time limit is a number of seconds."""
     if limit is not None and not limit >= 0:
         raise UsageError(f"--time-limit is {limit}; it is a number of seconds, 0 or more")
     return limit

@@ -41,7 +41,7 @@ def show(result: Any, as_json: bool, note: str | None, *, shown: bool = False) -
 
 
 def fail(error: PardnnError, as_json: bool) -> int:
-    """Tell of an error and return the exit status."""
+    """Print an error and return the exit status."""
     if as_json:
         body = {
             "code": error.code,

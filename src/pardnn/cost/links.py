@@ -39,10 +39,10 @@ class LinkFit:
 class LinkCosts:
     """What a message between two ranks costs that compute between messages.
 
-    The model is LogGP with the processors' share spelt out (Culler et al., "LogP: towards a
+    The model is LogGP with each end's overhead explicit (Culler et al., "LogP: towards a
     realistic model of parallel computation", PPoPP 1993; Alexandrov et al., "LogGP", SPAA 1995):
     sender and receiver each give their own time, an overhead and a share per byte, and a receiver
-    that sleeps takes some time to wake up. On ranks of one machine nothing else is on the way.
+    that sleeps takes some time to wake up. Between ranks of one machine there is no other latency.
 
     Attributes:
         idle: Of ranks that do nothing else: seconds from one to the other.

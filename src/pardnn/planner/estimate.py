@@ -24,7 +24,7 @@ ALGORITHMS_TRIED = ("single", "pardnn")
 
 
 def estimate(problem: Problem) -> EstimateResult:
-    """Tell whether a step fits a cluster, and what takes the memory.
+    """Return whether a step fits a cluster, and what takes the memory.
 
     Args:
         problem: The step and the cluster with its limits; of the options, reserve and seed count.

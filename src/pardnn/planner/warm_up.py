@@ -102,14 +102,14 @@ def _load_steps(steps: Iterable[str]) -> None:
 
 
 def _load_plan(arrays: GraphArrays, machine: Machine) -> None:
-    """What counts the bytes that a plan holds, and what makes one."""
+    """Load the kernels that make a plan and compute its peaks."""
     place = np.arange(arrays.num_ops) % 2
     peaks(arrays, schedule.free_plan(arrays, 2, place, file_positions(arrays)))
     schedule.ordered_plan(arrays, 2, place, emulate(arrays, machine, place), _nothing_written())
 
 
 def _load_simulate(arrays: GraphArrays, machine: Machine) -> None:
-    """What tells how long a plan takes, and how long any plan takes at least."""
+    """Load the simulator and the lower bounds."""
     place = np.arange(arrays.num_ops) % 2
     engine.run_lists(arrays, machine, schedule.free_plan(arrays, 2, place, file_positions(arrays)))
     lower_bound_seconds(arrays, machine, [None, None])
@@ -117,7 +117,7 @@ def _load_simulate(arrays: GraphArrays, machine: Machine) -> None:
 
 
 def _load_memory(arrays: GraphArrays, machine: Machine) -> None:
-    """Orders that need little memory, and plans that spend what is left."""
+    """Load the low-memory orders and the memory-bounded schedule."""
     place, position = np.arange(arrays.num_ops) % 2, eager_free_positions(arrays)
     memory_bounded.memory_bounded_plan(
         arrays, machine, place, position, [_WARM_UP_BYTES] * 2, _nothing_written()
@@ -125,7 +125,7 @@ def _load_memory(arrays: GraphArrays, machine: Machine) -> None:
 
 
 def _load_overflow(arrays: GraphArrays, machine: Machine) -> None:
-    """What moves ops off a device that holds too much: here off the first, which holds all."""
+    """Load overflow repair: here of the first device, which holds all ops."""
     place = np.zeros(arrays.num_ops, dtype=np.int64)
     capacity = memory_bounded.limits([_WARM_UP_BYTES, None])
     profile = memory_profile_of(arrays, place, file_positions(arrays), capacity)

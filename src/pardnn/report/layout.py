@@ -30,7 +30,7 @@ WIDTH, LEFT, ROW, TILE = 900, 430, 76, 60
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutRow:
-    """One tensor, or as many as repeat.
+    """One tensor, or several equal ones of repeated blocks.
 
     Attributes:
         tensor: Its name; "*" stands for the numbers of repeated blocks.

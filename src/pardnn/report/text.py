@@ -122,7 +122,7 @@ def _max_batch(result: results.MaxBatchResult) -> RenderableType:
 
 
 def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableType:
-    """Return what a person wants to know of a plan just made.
+    """Return the summary of a plan just made.
 
     Args:
         graph: The graph.
@@ -264,17 +264,19 @@ def _run(result: results.RunResult) -> RenderableType:
 
 
 def _step_times(result: results.RunResult) -> str:
-    """Say what a step was to take, on what, and what it took."""
+    """Return the predicted and the measured time of a step."""
     ranks, fastest = len(result.limit_bytes), min(result.step_s, default=None)
     devices = f"{ranks} devices of their own" if ranks > 1 else "one device"
-    said = [f"step {seconds_text(result.makespan_s)} simulated on {devices}"]
+    times = [f"step {seconds_text(result.makespan_s)} simulated on {devices}"]
     if result.shared_cores_s is not None:
-        said.append(f"{seconds_text(result.shared_cores_s)} predicted on the cores they share here")
-    return "; ".join([*said, f"fastest measured {seconds_text(fastest)}"])
+        times.append(
+            f"{seconds_text(result.shared_cores_s)} predicted on the cores they share here"
+        )
+    return "; ".join([*times, f"fastest measured {seconds_text(fastest)}"])
 
 
 def _verdict(result: results.RunResult) -> list[str]:
-    """Say how the losses compare with those of one device, if they were compared."""
+    """Return how the losses compare with those of one device, if they were compared."""
     if result.verified is None:
         return []
     if result.tolerance == 0:

@@ -101,7 +101,7 @@ def cover(
 def nearest(mesh_shape: tuple[int, ...], device: int) -> tuple[int, ...]:
     """Return all devices of a mesh, those first that differ along the last axes alone.
 
-    The first axes are the slowest links. Of several replicas, every device asks another.
+    The first axes are the slowest links. Devices fetch from different replicas.
     """
     mesh = Mesh(shape=mesh_shape, names=tuple(map(str, range(len(mesh_shape)))))
     at = mesh.coordinates(device)

@@ -40,7 +40,7 @@ def packed_place(
     *,
     whole: bool = False,
 ) -> Int64[ndarray, " n"]:
-    """Return a placement that spreads memory.
+    """Return a placement that balances memory over the devices.
 
     Args:
         problem: Its groups must join views.

@@ -84,7 +84,7 @@ def memory_potential_of(
 def _made_storages(
     p: MemoryProfile, unit: Int64[ndarray, " n"], ranges: LiveRanges, over: Bool[ndarray, " k"]
 ) -> tuple[Int64[ndarray, "x 6"], Int64[ndarray, " x"]]:
-    """Return the terms of those that make a storage, and their devices."""
+    """Return the terms of units that produce a storage, and their devices."""
     home = p.place[p.producer]
     producer = np.repeat(p.producer[p.owner], np.diff(p.consumer_ptr))
     others = p.place[p.consumer_op] == p.place[producer]
@@ -106,7 +106,7 @@ def _made_storages(
 def _received_copies(
     p: MemoryProfile, unit: Int64[ndarray, " n"], ranges: LiveRanges, over: Bool[ndarray, " k"]
 ) -> tuple[Int64[ndarray, "x 6"], Int64[ndarray, " x"]]:
-    """Return the terms of those that alone still read a received copy, and their devices."""
+    """Return the terms of units that alone consume a received copy, and their devices."""
     sent = ranges.sent
     message = np.repeat(np.arange(len(sent.tensor)), np.diff(sent.consumer_ptr))
     at, consumer = p.position[sent.consumer], unit[sent.consumer]

@@ -81,7 +81,7 @@ class MemoryProfile(NamedTuple):
 
 
 class LiveRanges(NamedTuple):
-    """From which position to which one, both included, storages and sent copies are held.
+    """First and last position, inclusive, at which storages and sent copies are live.
 
     Attributes:
         begin: Of each tensor's storage where it is made.
@@ -175,7 +175,7 @@ def track_memory(
 
 
 def live_ranges_of(p: MemoryProfile) -> LiveRanges:
-    """Return where storages are held, for the placement as it is now. O(ops + edges)."""
+    """Return the live ranges of storages, for the placement as it is now. O(ops + edges)."""
     position, home = p.position, p.place[p.producer]
     sent = transfers_of_edges(p.consumer_ptr, p.consumer_op, p.producer, p.place, len(p.capacity))
     local = p.place[p.consumer_op] == np.repeat(home, np.diff(p.consumer_ptr))

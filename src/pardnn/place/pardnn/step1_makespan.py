@@ -109,7 +109,7 @@ def partition(problem: Problem) -> tuple[list[Candidate], dict[str, float]]:
 
 
 def is_short(problem: Problem, makespan: float) -> bool:
-    """Return whether a fixed number of walks has to do: see the module's docstring.
+    """Return whether the number of passes is fixed: see the module's docstring.
 
     Args:
         problem: The problem.
@@ -202,7 +202,7 @@ def _heft(
 def _clustered(
     problem: Problem, found: list[Candidate], seconds: dict[str, float]
 ) -> Iterator[Candidate]:
-    """Slicing, mapping, swaps and critical-path switches: the fastest placement on the way."""
+    """Slicing, mapping, swaps and critical-path switches: the fastest of their placements."""
     k = problem.machine.num_devices
     clock = _Clock(seconds)
     clusters = slice_graph(problem, k)

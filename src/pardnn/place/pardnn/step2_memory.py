@@ -138,7 +138,7 @@ def start_of(task: Task, candidate: Candidate) -> Start:
 
 
 def overflows(start: Start) -> bool:
-    """Return whether its plan, too, is sure to hold too much: it holds no less at any point."""
+    """Return whether the plan of a start is sure to overflow: it holds no less at any point."""
     return bool((start.tracked.least > start.tracked.profile.capacity).any())
 
 

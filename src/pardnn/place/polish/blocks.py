@@ -211,7 +211,7 @@ def path_through_block(t: Task, s: State, end: int, d: int) -> float:
 
 @helper
 def _name_devices(t: Task, s: State, end: int, seed: int) -> int:
-    """Mark in `near` the devices that a block speaks to, and one at random, by 1, others by 0."""
+    """Mark in `near` the neighbour devices of a block, and one at random, by 1, others by 0."""
     s.near[:] = 0
     for i in range(end):
         op = s.block[i]

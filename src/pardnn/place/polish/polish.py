@@ -203,9 +203,9 @@ class _Found(NamedTuple):
 def _better(
     job: _Job, best: _Found, place: Int64[ndarray, " n"], order: Int64[ndarray, " n"]
 ) -> tuple[_Found, bool]:
-    """Return the better of what was known and a placement with an order, if that fits.
+    """Return the better of the best plan and a placement with an order, if that fits.
 
-    And whether memory made the second one wait.
+    Also whether memory limits delayed the latter.
     """
     a, machine = job.arrays, job.machine
     state = state_of(place, order, machine.num_devices)

@@ -5,7 +5,7 @@ the same options, so only the choice differs.
 
 | name | choice |
 | --- | --- |
-| `allrow-greedy` | every tensor by its first dim, each op then as is best |
+| `allrow-greedy` | every tensor by its first dim, each op by its best strategy then |
 | `spartan` | the largest tensor first, along the dim that is best for the ops at it, and so on |
 | `equal-chop` | search, but each tensor is cut along one dim only, into k parts |
 | `icml18` | search, but no op is cut along a loop whose partial results would be added up |
@@ -73,7 +73,7 @@ def baseline_problem(
 
 
 def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
-    """Return every tensor cut along its first dim that can be cut, each op as is best then.
+    """Return each tensor cut along its first dim that can be cut, each op by its best strategy.
 
     A gradient or a transposed view is cut as the tensor that it belongs to.
 
@@ -118,7 +118,7 @@ def _row_tables(tables: CostTables) -> CostTables:
 
 
 def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
-    """Return tensors cut in the order of their size, each as is best for the ops at it.
+    """Return tensors cut in the order of their size, each along the best dim for its ops.
 
     A tensor counts with its gradient and its optimizer state.
 
@@ -187,17 +187,17 @@ def _greedy(
         operand.variable for factor in factors for operand in factor.operands
     } & chosen.keys():
         others[near] = tables.layouts(problem.variables[near], (*state.layouts[near], None), [axis])
-    asked = [
+    requests = [
         (factor, operand, tables.strategies(factor, (*state.axes[place[id(factor)]], None), [axis]))
         for factor in factors
         for operand in factor.operands
         if operand.variable in others
     ]
     communication = tables.communication(
-        [(operand, strategies, others[operand.variable]) for _, operand, strategies in asked]
+        [(operand, strategies, others[operand.variable]) for _, operand, strategies in requests]
     )
     rows: dict[int, np.ndarray] = {}
-    for (factor, operand, _), values in zip(asked, communication, strict=True):
+    for (factor, operand, _), values in zip(requests, communication, strict=True):
         if operand.variable != number:
             at = others[operand.variable].index(chosen[operand.variable])
             values = values[:, at : at + 1]

@@ -152,12 +152,12 @@ def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> 
         tables.strategies(factor, _without(axes, open_axes), open_axes)
         for factor, axes in zip(problem.factors, fixed.axes, strict=True)
     ]
-    asked = [
+    requests = [
         (operand, each, options[operand.variable])
         for factor, each in zip(problem.factors, strategies, strict=True)
         for operand in factor.operands
     ]
-    communication = iter(tables.communication(asked))
+    communication = iter(tables.communication(requests))
     factor_costs: list[FactorCosts] = []
     for factor, each in zip(problem.factors, strategies, strict=True):
         by_variable: dict[int, ndarray] = {}
@@ -171,7 +171,7 @@ def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> 
 
 
 def layout_cost(tables: CostTables, variable: Variable, layouts: Layouts) -> Float64[ndarray, " l"]:
-    """Return what each layout of a variable costs; written storage had better be cut.
+    """Return what each layout of a variable costs; whole written storage is penalised.
 
     Args:
         tables: Of the problem.

@@ -173,7 +173,7 @@ def traffic(
 ) -> Float64[ndarray, "s l n n"]:
     """Return the elements that are sent for an operand, by strategy, layout, receiver and sender.
 
-    Replicas share the work: each sends an equal part of what is needed.
+    Replicas share the work: each sends an equal fraction of what is needed.
 
     Args:
         operand: A tensor of an op.

@@ -210,7 +210,7 @@ def _brought_last(tables: CostTables, window: Sequence[int]) -> tuple[Sequence[i
     """Return an order of the mesh axes that opens one of them with the least work, and where.
 
     Where axes are alike it comes last: then all strategies of an op begin with the same cuts. Two
-    are left where they are: where sizes do not divide, orders differ by what they find.
+    keep their places: where sizes do not divide, the result depends on the order.
     """
     count = len(tables.axis_sizes)
     if len(window) > 1:

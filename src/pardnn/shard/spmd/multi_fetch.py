@@ -153,7 +153,7 @@ def send_slices(
     posts: Mapping[tuple[int, Slice], str] | None = None,
     buffers: Mapping[tuple[int, Slice], tuple[str, str]] | None = None,
 ) -> dict[Slice, str]:
-    """Cut out and send what devices take of each other's shards.
+    """Cut out and send the slices that devices need of each other's shards.
 
     Args:
         emitter: Where to write.
