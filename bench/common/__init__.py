@@ -9,7 +9,13 @@ CHARTS = "charts"
 
 
 def write_chart(svg: str, folder: Path, name: str) -> None:
-    """Write a chart to `charts/NAME.svg` below the folder of its page."""
+    """Write a chart to `charts/NAME.svg` below the folder of its page.
+
+    Args:
+        svg: The chart.
+        folder: Of the page.
+        name: Of the file, without its suffix.
+    """
     path = folder / CHARTS / f"{name}.svg"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(svg, encoding="utf-8")

@@ -21,6 +21,11 @@ from pardnn.backends.torch.comm.world import World, join
 def forked(size: int, body: Callable[[int, str], Any], limit_s: float = 600.0) -> list[Any]:
     """Return what `body(rank, store)` returns, JSON, in each of `size` forked processes.
 
+    Args:
+        size: Number of processes.
+        body: Runs in each, with its rank and the path of a store that all share.
+        limit_s: Seconds after which what still runs is killed.
+
     Raises:
         RuntimeError: With the traceback of the first rank that failed.
     """
@@ -60,14 +65,26 @@ def _fork(rank: int, body: Callable[[int, str], Any], store: str, path: Path) ->
 
 
 def process_group(rank: int, size: int, store: str) -> None:
-    """Start the default process group of a forked rank."""
+    """Start the default process group of a forked rank.
+
+    Args:
+        rank: Of this process.
+        size: Number of ranks.
+        store: Path of the file by which they find each other.
+    """
     shared = dist.FileStore(store, size)
     wait = timedelta(seconds=120)
     dist.init_process_group("gloo", store=shared, rank=rank, world_size=size, timeout=wait)
 
 
 def world_of(rank: int, size: int, store: str) -> World:
-    """Join a forked rank to the others."""
+    """Join a forked rank to the others.
+
+    Args:
+        rank: Of this process.
+        size: Number of ranks.
+        store: Path of the file by which they find each other.
+    """
     if size > 1:
         process_group(rank, size, store)
     return join(torch.device("cpu"), timeout_s=120.0)

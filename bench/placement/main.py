@@ -73,7 +73,14 @@ FULL = {
 
 
 def measure(graph: Graph, num_devices: int, names: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Plan one graph with every algorithm."""
+    """Plan one graph with every algorithm.
+
+    Args:
+        graph: What is planned.
+        num_devices: Equal ones, without limits.
+        names: Of the algorithms.
+        seed: Of the algorithms that draw.
+    """
     cluster, costs = Cluster.uniform(num_devices), graph_costs(graph)
     row: dict[str, Any] = {"graph": graph.name, "ops": len(graph.ops), "devices": num_devices}
     row["by"] = {}
@@ -253,7 +260,13 @@ def revision() -> str:
 
 
 def merged(report: dict[str, Any], run: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the report with the parts that did not run now, and the runs that made them."""
+    """Return the report with the parts that did not run now, and the runs that made them.
+
+    Args:
+        report: What was measured now.
+        run: Command, revision, parts and CPU seconds of this run.
+        path: Of the day's JSON; it need not exist.
+    """
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     missing = set(PARTS) - set(run["parts"])
     kept = [old_run | {"parts": [part for part in old_run["parts"] if part in missing]}

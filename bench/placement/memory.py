@@ -51,6 +51,11 @@ def mixed_step(num_ops: int, rng: np.random.Generator, name: str) -> Graph:
 
     A tenth of the ops share a group with an earlier one. Only the newest value of a storage is
     read, and who overwrites it comes after all its readers.
+
+    Args:
+        num_ops: Number of ops.
+        rng: Draws all of it.
+        name: Of the graph.
     """
     ops: list[Op] = []
     newest: list[str] = []  # readable tensors
@@ -121,7 +126,13 @@ def captured_cases(folder: Path) -> list[Case]:
 
 
 def packs(sizes: np.ndarray, room: int, devices: int) -> bool:
-    """Return whether sizes, the largest first where most is left, fit into equal rooms."""
+    """Return whether sizes, the largest first where most is left, fit into equal rooms.
+
+    Args:
+        sizes: Bytes of each item.
+        room: Bytes of each device.
+        devices: Number of devices.
+    """
     left = [room] * devices
     for size in sorted(sizes.tolist(), reverse=True):
         at = left.index(max(left))
@@ -130,7 +141,13 @@ def packs(sizes: np.ndarray, room: int, devices: int) -> bool:
 
 
 def feasibility(case: Case, turn: int, algorithm: str = "pardnn") -> dict[str, Any]:
-    """Plan one graph under two of `LIMITS` limits, in turn; return what was and had to be found."""
+    """Plan one graph under two of `LIMITS` limits, in turn; return what was and had to be found.
+
+    Args:
+        case: The graph and its devices.
+        turn: Number of the case: chooses which two of the limits.
+        algorithm: What plans.
+    """
     graph, costs, k = case.graph, case.costs, case.devices
     problem = Problem(
         graph, Cluster.uniform(1), costs, PlanOptions(algorithm="single", reserve=0.0)

@@ -15,7 +15,13 @@ Report = dict[str, Any]
 
 
 def mean_ratio(rows: list[dict[str, Any]], name: str, base: str | None) -> float | None:
-    """Return the geometric mean of makespan / base, or / lower bound; None if a run is missing."""
+    """Return the geometric mean of makespan / base, or / lower bound; None if a run is missing.
+
+    Args:
+        rows: Of the report.
+        name: Of the algorithm.
+        base: Algorithm to divide by; the lower bound if None.
+    """
     values = []
     for row in rows:
         found = row["by"][name]

@@ -54,7 +54,13 @@ Rows = list[dict[str, Any]]
 
 
 def ablation(graphs: list[Graph], devices: list[int], seed: int) -> Rows:
-    """Return makespans after each step, timed by the emulator ("EST first") until the last two."""
+    """Return makespans after each step, timed by the emulator ("EST first") until the last two.
+
+    Args:
+        graphs: What is planned.
+        devices: Numbers of devices.
+        seed: Of the algorithms that draw.
+    """
     rows = []
     for graph in graphs:
         for k in devices:
@@ -116,7 +122,14 @@ def gaps(count: int, seed: int) -> Rows | None:
 
 
 def memory_sweep(graphs: int, num_ops: int, steps: int, seed: int) -> Rows:
-    """Return makespans and peaks of auto under rising limits, from what hardly fits to plenty."""
+    """Return makespans and peaks of auto under rising limits, from what hardly fits to plenty.
+
+    Args:
+        graphs: Number of graphs.
+        num_ops: Of each.
+        steps: Number of limits.
+        seed: Of the graphs.
+    """
     rows: Rows = []
     for number in range(graphs):
         graph = training_step(num_ops, seed=seed * 1009 + number)
@@ -161,7 +174,14 @@ def memory_summary(rows: Rows) -> dict[str, float]:
 
 
 def islands(num: int, size: int, *, slow: Rate, with_cpu: bool = False) -> Cluster:
-    """Return islands of devices at 300 GB/s and 10 us, joined by slower links."""
+    """Return islands of devices at 300 GB/s and 10 us, joined by slower links.
+
+    Args:
+        num: Number of islands.
+        size: Devices of an island.
+        slow: Link between islands.
+        with_cpu: Whether a cpu is added.
+    """
     names = [[f"gpu:{i * size + j}" for j in range(size)] for i in range(num)]
     links = tuple(
         Link(source=row[i], target=row[j], bandwidth=300e9, latency=10e-6)
@@ -187,7 +207,13 @@ def with_host_ops(graph: Graph, every: int) -> Graph:
 
 
 def topologies(num_ops: int, names: list[str], seed: int) -> Rows:
-    """Return makespan / bound on clusters whose links and devices are not alike."""
+    """Return makespan / bound on clusters whose links and devices are not alike.
+
+    Args:
+        num_ops: Of each graph.
+        names: Of the algorithms.
+        seed: Of the graphs.
+    """
     slow = Rate(bandwidth=25e9, latency=50e-6)
     uneven = tuple(Device(name=f"d{i}", speed=(1.0, 2.0, 4.0, 1.0)[i % 4]) for i in range(8))
     clusters = {

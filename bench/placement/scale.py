@@ -63,7 +63,14 @@ def timed(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
 
 
 def measure(name: str, shape: Shape, seed: int, *, limited: bool) -> dict[str, Any]:
-    """Plan one graph without limits, and under one that makes ops move if `limited`."""
+    """Plan one graph without limits, and under one that makes ops move if `limited`.
+
+    Args:
+        name: Of the row.
+        shape: Ops and edges of the graph.
+        seed: Of durations and bytes.
+        limited: Whether to plan under a limit too.
+    """
     arrays, machine = problem(shape, np.random.default_rng(seed))
     none = np.empty((0, 2), dtype=np.int64)
     free: list[int | None] = [None] * DEVICES

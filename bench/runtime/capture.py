@@ -118,7 +118,13 @@ def timed(spent: dict[str, float]) -> Iterator[None]:
 
 
 def measure(name: str, factory: Callable[[], Any], repeat: int) -> dict[str, Any]:
-    """Capture a model `repeat` times and return the figures of the fastest."""
+    """Capture a model `repeat` times and return the figures of the fastest.
+
+    Args:
+        name: Of the row.
+        factory: Makes the step and its arguments.
+        repeat: Number of captures.
+    """
     step, args, _ = make_step(factory)
     best: dict[str, Any] = {}
     content = b""

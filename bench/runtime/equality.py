@@ -131,7 +131,14 @@ class Found(NamedTuple):
 
 
 def on_ranks(case: Case, graph: Graph, plan: Plan, path: Path) -> Found:
-    """Train by a plan; every rank compares its parts with one device's final values."""
+    """Train by a plan; every rank compares its parts with one device's final values.
+
+    Args:
+        case: What is trained.
+        graph: Its captured step.
+        plan: Of the graph.
+        path: File of one device's final values.
+    """
     program = Program(graph, plan)
 
     def body(rank: int, store: str) -> list[Any]:
@@ -178,7 +185,13 @@ def single(graph: Graph) -> Plan:
 
 
 def relative(squares: list[dict[str, float]], path: Path, prefix: str) -> float:
-    """Return the largest difference of a tensor over the norm of all of them."""
+    """Return the largest difference of a tensor over the norm of all of them.
+
+    Args:
+        squares: By rank and tensor, the squared norm of the difference.
+        path: File of one device's final values.
+        prefix: Of the names of the tensors.
+    """
     with np.load(path, allow_pickle=False) as expected:
         names = [name for name in expected if name.startswith(prefix)]
         norm = math.sqrt(sum(float(np.square(expected[name], dtype=np.float64).sum())
@@ -216,7 +229,13 @@ class Row(NamedTuple):
 
 
 def measure(name: str, dtype: torch.dtype, ranks: list[int]) -> Iterator[Row]:
-    """Compare one model on several numbers of ranks with one device."""
+    """Compare one model on several numbers of ranks with one device.
+
+    Args:
+        name: Of the model.
+        dtype: Of its parameters.
+        ranks: Numbers of ranks.
+    """
     plain, kept = Case(name, dtype, False), Case(name, dtype, True)
     graphs = captured(plain), captured(kept)
     metered = graphs[dtype == torch.float64]

@@ -69,7 +69,13 @@ class Job(NamedTuple):
 
 
 def planned(names: Sequence[str], ranks: Sequence[int], algorithms: Sequence[str]) -> list[Job]:
-    """Capture the models and plan each for each number of ranks."""
+    """Capture the models and plan each for each number of ranks.
+
+    Args:
+        names: Of the models.
+        ranks: Numbers of ranks.
+        algorithms: Used from two ranks on.
+    """
     jobs: list[Job] = []
     for name in names:
         step, args = getattr(fidelity_models, name)()
@@ -88,7 +94,13 @@ def planned(names: Sequence[str], ranks: Sequence[int], algorithms: Sequence[str
 
 
 def predicted(job: Job, costs: Costs, host: Host) -> Row:
-    """Return the step time by the simulator, and with the cores shared."""
+    """Return the step time by the simulator, and with the cores shared.
+
+    Args:
+        job: The plan.
+        costs: Of the ops of its graph.
+        host: Cores and links of this machine.
+    """
     parts, arrays = job.parts, plan_arrays(job.parts, job.plan)
     idle = host.links.idle
     cluster = Cluster.uniform(job.ranks, bandwidth=idle.bandwidth, latency=idle.latency)
@@ -103,7 +115,14 @@ def predicted(job: Job, costs: Costs, host: Host) -> Row:
 
 
 def measure(jobs: Sequence[Job], ranks: int, host: Host, steps: int) -> list[Row]:
-    """Time the calls of the jobs of so many ranks, predict, and run them."""
+    """Time the calls of the jobs of so many ranks, predict, and run them.
+
+    Args:
+        jobs: Plans for this number of ranks.
+        ranks: Number of ranks.
+        host: Cores and links of this machine.
+        steps: Steps of each run.
+    """
     side_by_side = min(ranks, host.cores)
     parts = {id(job.parts): job.parts for job in jobs}
     before = profiled(list(parts.values()), side_by_side, PROFILE_S)

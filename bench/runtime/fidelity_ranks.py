@@ -78,7 +78,13 @@ def faster(one: CostTable, other: CostTable) -> CostTable:
 
 
 def ran(cases: Sequence[Case], num_ranks: int, steps: int) -> list[dict[str, Any]]:
-    """Run each plan for some steps; return seconds of the fastest and median step, and peaks."""
+    """Run each plan for some steps; return seconds of the fastest and median step, and peaks.
+
+    Args:
+        cases: The plans.
+        num_ranks: Number of ranks.
+        steps: Steps of each run.
+    """
 
     def body(rank: int, store: str) -> list[dict[str, Any]]:
         if num_ranks > 1:

@@ -41,7 +41,13 @@ HOST_BANDWIDTH = 12e9
 
 
 def baselines_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
-    """Return samples/s of ParDNN and of each baseline; an "error" where one does not fit."""
+    """Return samples/s of ParDNN and of each baseline; an "error" where one does not fit.
+
+    Args:
+        name: Of the captured graph.
+        batch_size: Of all devices together.
+        num_devices: Number of V100s.
+    """
     graph, costs = model(name, batch_size)
     row: dict[str, Any] = {"graph": name, "batch": batch_size, "devices": num_devices}
     row["pardnn"] = _planned(graph, costs, num_devices, batch_size)
@@ -58,6 +64,11 @@ def largest_tensor_parallel(name: str, batch_size: int, num_devices: int) -> dic
     """Simulate the hand-written plan at the largest batch it fits, at most this one.
 
     As the thesis does with Mesh-TensorFlow; ParDNN's samples/s at that batch stand beside it.
+
+    Args:
+        name: Of the captured graph.
+        batch_size: Tried first; it is halved until one fits.
+        num_devices: Number of V100s.
     """
     found: dict[str, Any] = {"error": "does not fit"}
     while batch_size >= 1 and "error" in found:
@@ -86,7 +97,14 @@ def _planned(graph: Graph, costs: Costs, num_devices: int, batch_size: int) -> d
 def data_parallel(
     name: str, batch_size: int, num_devices: int, *, again: bool = False
 ) -> dict[str, Any]:
-    """Simulate replicas that share a batch; with `again`, the checkpointed form of the step."""
+    """Simulate replicas that share a batch; with `again`, the checkpointed form of the step.
+
+    Args:
+        name: Of the captured graph.
+        batch_size: Of all replicas together.
+        num_devices: Number of replicas.
+        again: Whether parts are computed twice, by checkpointing.
+    """
     graph, costs = model(name, math.ceil(batch_size / num_devices), again=again)
     found = _planned(graph, costs, 1, batch_size)
     if "error" in found:
@@ -104,7 +122,13 @@ def _link(num_devices: int) -> dict[str, float]:
 
 
 def tensor_parallel(graph: Graph, num_devices: int, batch_size: int) -> dict[str, Any]:
-    """Simulate the hand-written plan of a transformer: every device does the same."""
+    """Simulate the hand-written plan of a transformer: every device does the same.
+
+    Args:
+        graph: Of the step at this batch.
+        num_devices: Over which tensors are split.
+        batch_size: Of the step.
+    """
     split = split_of(graph)
     ops, seconds, reduced = split_step(graph, split, num_devices)
     one = resized(graph, ops)
@@ -122,7 +146,13 @@ def tensor_parallel(graph: Graph, num_devices: int, batch_size: int) -> dict[str
 
 
 def unified_memory(graph: Graph, costs: Costs, batch_size: int) -> dict[str, Any]:
-    """Simulate one device whose memory pages to the host."""
+    """Simulate one device whose memory pages to the host.
+
+    Args:
+        graph: Of the step at this batch.
+        costs: Of its ops.
+        batch_size: Of the step.
+    """
     memory = cluster_of(1).devices[0].memory or 0
     paged = page_bytes(graph, memory)
     seconds = float(costs.on("accelerator").sum()) + paged / HOST_BANDWIDTH

@@ -80,13 +80,26 @@ def captured(name: str, *, again: bool = False) -> Family:
 def model(
     name: str, batch_size: int, *, again: bool = False, preset: str = "v100"
 ) -> tuple[Graph, Costs]:
-    """Return a kept graph at a batch size, and its costs on a device."""
+    """Return a kept graph at a batch size, and its costs on a device.
+
+    Args:
+        name: Of the captured graph.
+        batch_size: Of the step.
+        again: Whether parts are computed twice, by checkpointing.
+        preset: Device of the costs.
+    """
     graph = graph_at(captured(name, again=again), batch_size)
     return graph, preset_costs(graph, preset)
 
 
 def made_family(low: Graph, low_size: int, high: Graph, high_size: int) -> Family:
     """Return the family of two captures.
+
+    Args:
+        low: Capture at the smaller batch size.
+        low_size: Its batch size.
+        high: Capture at the larger batch size.
+        high_size: Its batch size.
 
     Raises:
         ValueError: If they make different calls.

@@ -21,7 +21,13 @@ from pardnn.sim.peak import peaks
 
 
 def cut_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
-    """Return samples/s, bytes and CPU seconds of a plan that cuts, and of one that places."""
+    """Return samples/s, bytes and CPU seconds of a plan that cuts, and of one that places.
+
+    Args:
+        name: Of the captured graph.
+        batch_size: Of the step.
+        num_devices: Number of V100s.
+    """
     graph, costs = model(name, batch_size)
     cluster = cluster_of(num_devices)
     placed = timed_plan(graph, machine_of(costs, cluster), capacities(cluster, RESERVE))

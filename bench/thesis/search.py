@@ -49,6 +49,12 @@ def timed_plan(
 ) -> Planned:
     """Plan under limits in bytes.
 
+    Args:
+        graph: What is planned.
+        machine: Its devices.
+        limits: Bytes of each device; None for no limit.
+        place: The algorithm.
+
     Raises:
         InfeasibleError: E301, if no plan was found that fits.
     """

@@ -67,7 +67,13 @@ def _mapped_and_refined(problem: Problem) -> tuple[float, float]:
 
 
 def steps_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
-    """Return the simulated seconds after each step, round robin's and linear clustering's."""
+    """Return the simulated seconds after each step, round robin's and linear clustering's.
+
+    Args:
+        name: Of the captured graph.
+        batch_size: Of the step.
+        num_devices: Number of V100s.
+    """
     graph, costs = model(name, batch_size)
     machine: Machine = machine_of(costs, cluster_of(num_devices))
     problem = problem_of(closed_arrays(graph), machine)

@@ -131,6 +131,12 @@ def unrolled_row(name: str, batch_size: int, num_devices: int, num_ops: int) -> 
     """Plan enough steps of a model in a row to have at least `num_ops` ops, under memory limits.
 
     The result has CPU seconds with and without limits, and linear clustering's without.
+
+    Args:
+        name: Of the captured graph.
+        batch_size: Of each step.
+        num_devices: Number of V100s.
+        num_ops: Ops of the unrolled graph, at least.
     """
     graph, costs = model(name, batch_size)
     more = sum(1 for op in graph.ops if not op.is_source)

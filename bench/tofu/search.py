@@ -47,7 +47,13 @@ PARTS = {
 
 
 def measure(graph: Graph, shape: tuple[int, ...], names: list[str]) -> dict[str, Any]:
-    """Search one graph, then let the baselines choose."""
+    """Search one graph, then let the baselines choose.
+
+    Args:
+        graph: What is sharded.
+        shape: Of the mesh.
+        names: Of the baselines.
+    """
     mesh = make_mesh(shape)
     seconds: list[float] = []
     forget()
@@ -75,7 +81,14 @@ def measure(graph: Graph, shape: tuple[int, ...], names: list[str]) -> dict[str,
 
 
 def loss(count: int, shape: tuple[int, ...], sizes: list[int], seed: int = 0) -> dict[str, Any]:
-    """Plain recursion, and recursion with beam and polish, against all mesh axes jointly."""
+    """Plain recursion, and recursion with beam and polish, against all mesh axes jointly.
+
+    Args:
+        count: Number of chains.
+        shape: Of the mesh.
+        sizes: Widths that are drawn from.
+        seed: Of the draws.
+    """
     from testbed.hand_graphs import chain
 
     rng = np.random.default_rng(seed)
@@ -93,7 +106,13 @@ def loss(count: int, shape: tuple[int, ...], sizes: list[int], seed: int = 0) ->
 def page(
     rows: list[dict[str, Any]], losses: list[tuple[str, dict[str, Any]]], more: list[str]
 ) -> str:
-    """Return the results as Markdown."""
+    """Return the results as Markdown.
+
+    Args:
+        rows: From `measure`.
+        losses: Titles, and what `loss` returned.
+        more: Lines of the sections that follow.
+    """
     names = list(BASELINES)
     lines = [
         f"# Search of shardings, {datetime.date.today().isoformat()}",

@@ -28,7 +28,13 @@ def verifications(kind: str) -> Iterator[Verification]:
 
 
 def cell(kind: str, source: str | None, reason: str | None) -> tuple[str, str]:
-    """Status and remark of one operator."""
+    """Status and remark of one operator.
+
+    Args:
+        kind: Of the operator.
+        source: Of its description; None if it has none.
+        reason: Why it has none.
+    """
     if source is None:
         return "out", reason or "unknown"
     done = list(verifications(kind))
