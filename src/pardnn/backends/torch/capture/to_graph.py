@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
-from pardnn.backends.torch.ops.codec import encode
+from pardnn.backends.torch.ops.codec import REDUCED_LOSSES, encode
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor
 
@@ -163,12 +163,23 @@ def _op(call: Call, groups: dict[Storage, str], accelerator: str) -> Op:
         after=tuple(other.name for other in call.after),
         outputs=tuple(tensor_of(value) for value in call.outputs),
         memory=_memory(call),
+        workspace=_workspace(call),
         group=next((group for group in named if group is not None), None),
         source=call.source,
         module=call.module or None,
         arguments=_arguments(call, accelerator),
         backward_of=call.backward_of.name or None if call.backward_of else None,
     )
+
+
+def _workspace(call: Call) -> int:
+    """Return the bytes that a call needs besides its outputs, as far as that is known."""
+    shapes = [value.geometry for value in call.inputs if value.geometry is not None]
+    result = call.outputs[0].geometry if call.outputs else None
+    if call.kind not in REDUCED_LOSSES or result is None or result[0]:
+        return 0
+    unreduced = torch.broadcast_shapes(*(shape for shape, *_ in shapes[:2]))
+    return math.prod(unreduced) * result[3].itemsize
 
 
 def _memory(call: Call) -> Any:

@@ -48,6 +48,14 @@ _FORBIDDEN_NAMESPACES = frozenset({"_c10d_functional", "c10d", "profiler", "rpc"
 _FORBIDDEN_OPS = frozenset({"from_file", "_import_from_c", "save", "set_data"})
 
 
+#: Losses whose kernels shrink the tensor of unreduced losses to the result: the scalar would hold
+#: the bytes of a whole input for as long as it lives.
+REDUCED_LOSSES = frozenset(
+    f"aten.{name}.default"
+    for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+)
+
+
 def op_kind(overload: torch._ops.OpOverload) -> str:
     """Return an overload's kind: "aten.mm.default", or "mylib::op.default" outside ATen."""
     namespace, name = overload._schema.name.split("::")
@@ -292,6 +300,8 @@ def bind(op: Op, device: torch.device | str) -> Call:
 
 def _function(op: Op, kind: str) -> Callable[..., Any]:
     function = find_call(kind)
+    if kind in REDUCED_LOSSES and not op.outputs[0].shape:
+        return lambda *args, **kwargs: function(*args, **kwargs).clone()
     if kind != _FUSED_RNN or len(op.outputs) < _FUSED_RNN_OUTPUTS:
         return function
 
