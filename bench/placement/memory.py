@@ -50,7 +50,7 @@ def mixed_step(num_ops: int, rng: np.random.Generator, name: str) -> Graph:
     """Return ops of every memory type at random: parameters, views, in-place writes, workspace.
 
     A tenth of the ops share a group with an earlier one. Only the newest value of a storage is
-    read, and who overwrites it comes after all its readers.
+    read, and the op that overwrites it comes after all that read it.
 
     Args:
         num_ops: Number of ops.
@@ -60,7 +60,7 @@ def mixed_step(num_ops: int, rng: np.random.Generator, name: str) -> Graph:
     ops: list[Op] = []
     newest: list[str] = []  # readable tensors
     storage: dict[str, str] = {}
-    readers: dict[str, list[str]] = {}
+    consumers: dict[str, list[str]] = {}
     for i in range(num_ops):
         kind = str(rng.choice(["compute", "parameter", "view", "write"], p=[0.6, 0.2, 0.1, 0.1]))
         reads = list(rng.choice(newest, min(len(newest), int(rng.integers(1, 4))), replace=False))
@@ -72,16 +72,16 @@ def mixed_step(num_ops: int, rng: np.random.Generator, name: str) -> Graph:
             reads = [str(reads[0])]
             alias, owner = reads[0], storage[reads[0]]
             if kind == "write":
-                after = tuple(sorted(set(readers[owner])))
+                after = tuple(sorted(set(consumers[owner])))
                 newest = [t for t in newest if storage[t] != owner]
-                readers[owner] = []
+                consumers[owner] = []
         if kind == "compute" and rng.random() < 0.1:
             group = f"g{int(rng.integers(0, 4))}"
         storage[made] = made if alias is None else storage[alias]
         names = () if kind == "parameter" else tuple(map(str, reads))
         for read in names:
-            readers.setdefault(storage[read], []).append(op)
-        readers.setdefault(storage[made], [])
+            consumers.setdefault(storage[read], []).append(op)
+        consumers.setdefault(storage[made], [])
         newest.append(made)
         ops.append(
             Op(
@@ -125,15 +125,15 @@ def captured_cases(folder: Path) -> list[Case]:
     return cases
 
 
-def packs(sizes: np.ndarray, room: int, devices: int) -> bool:
-    """Return whether sizes, the largest first where most is left, fit into equal rooms.
+def packs(sizes: np.ndarray, capacity: int, devices: int) -> bool:
+    """Return whether sizes, the largest first where most is left, fit on equal devices.
 
     Args:
         sizes: Bytes of each item.
-        room: Bytes of each device.
+        capacity: Bytes of each device.
         devices: Number of devices.
     """
-    left = [room] * devices
+    left = [capacity] * devices
     for size in sorted(sizes.tolist(), reverse=True):
         at = left.index(max(left))
         left[at] -= size

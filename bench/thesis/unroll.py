@@ -41,7 +41,7 @@ def unrolled(graph: Graph, costs: Costs, num_steps: int) -> Graph:
         for tensor in op.outputs
     }
     version = {name: name for name in lasting}
-    readers: dict[str, list[str]] = {}
+    consumers: dict[str, list[str]] = {}
     ops: list[Op] = []
     for number in range(num_steps):
         now, found = _Names(version, number, lasting), dict[str, list[str]]()
@@ -49,10 +49,10 @@ def unrolled(graph: Graph, costs: Costs, num_steps: int) -> Graph:
             kept = op.is_source and op.kind != "input"
             if kept and number > 0:
                 continue
-            ops.append(_copy(op, now, seconds[i], owners, readers))
+            ops.append(_copy(op, now, seconds[i], owners, consumers))
             _read(op, now, owners, lasting, found)
         version = _versions(graph, now, owners, lasting)
-        readers = found
+        consumers = found
     return build_graph(f"{graph.name} x {num_steps}", ops)
 
 
@@ -74,11 +74,11 @@ def _copy(
     now: _Names,
     seconds: float,
     owners: Mapping[str, str | None],
-    readers: Mapping[str, list[str]],
+    consumers: Mapping[str, list[str]],
 ) -> Op:
     first = now.number == 0
     written = {owners[name] for name in writes(op)}
-    late = [name for owner in written if owner for name in readers.get(owner, ())]
+    late = [name for owner in written if owner for name in consumers.get(owner, ())]
     after = [*map(now.op, op.after), *late]
     outputs = tuple(
         dataclasses.replace(
