@@ -92,7 +92,7 @@ class Cluster:
     Attributes:
         devices: In rank order.
         links: A missing direction uses the other one; a missing pair uses `default_link`.
-        default_link: None: pairs without a link cannot talk.
+        default_link: None: pairs without a link cannot communicate.
         link_model: "independent" gives every transfer its link's full bandwidth (the papers'
             model); "serial" allows one transfer at a time per directed link.
 

@@ -1,4 +1,4 @@
-"""The package's exceptions; each says what is wrong, where, in which numbers, and what to do.
+"""The package's exceptions; each says what is wrong, where, the numbers, and what to do next.
 
 Every error that a user can cause is a `PardnnError` with a code. The first digit of the
 code is the exit status of the command line.

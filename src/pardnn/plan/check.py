@@ -28,7 +28,7 @@ MAX_PROBLEMS = 20
 
 
 class _Context(NamedTuple):
-    """What rules look at.
+    """The input of every rule.
 
     Attributes:
         graph: The graph, or the partitioned graph.

@@ -44,7 +44,7 @@ TICKS = 2**40
 
 
 class Optimum(NamedTuple):
-    """What the solver found, before memory over time is looked at.
+    """The solver's answer, before memory over time is checked.
 
     Attributes:
         place: Device of each op.

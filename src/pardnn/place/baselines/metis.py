@@ -2,8 +2,8 @@
 
 Vertices are groups, weighted by the seconds of their ops; edges are weighted by the seconds of
 their tensors on the slowest link; a device's share is its speed on what it can run. The parts,
-which METIS numbers as it likes, are then assigned to devices so that those that talk most share the
-fastest links: pairwise exchanges until none helps. METIS knows neither order nor memory.
+whose numbers mean nothing, are then assigned to devices so that those that communicate most share
+the fastest links: pairwise exchanges until none helps. METIS knows neither order nor memory.
 
 Reference: Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular
 graphs", SIAM J. Scientific Computing 1998. Runs in a child process; its answer is checked.

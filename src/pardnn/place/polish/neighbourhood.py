@@ -377,7 +377,7 @@ def best_slot(
 
 @helper
 def critical(t: Task, s: State, begin: int, length: float) -> tuple[int, int]:
-    """Return the first op from a position on that lies on a path so long, and the steps to it.
+    """Return the first op from a position on that is on a path of a length, and the steps to it.
 
     Args:
         t: What stays as it is.

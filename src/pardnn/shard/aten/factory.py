@@ -17,13 +17,13 @@ def of_size() -> Local:
 
 @describe_aten("aten.zeros", "aten.ones")
 def zeros(size: list[int], **more: Any) -> Any:
-    """One value, as many times as asked for."""
+    """One value everywhere."""
     return of_size()
 
 
 @describe_aten("aten.full")
 def full(size: list[int], fill_value: Any, **more: Any) -> Any:
-    """One value, as many times as asked for."""
+    """One value everywhere."""
     return of_size()
 
 

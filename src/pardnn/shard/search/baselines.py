@@ -80,7 +80,7 @@ def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     Args:
         graph: A captured graph.
         target: The mesh, or the cluster to lay one over.
-        objective: Not looked at: the choice does not depend on it.
+        objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     return _chosen(choose_rows, graph, target)
@@ -125,7 +125,7 @@ def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> S
     Args:
         graph: A captured graph.
         target: The mesh, or the cluster to lay one over.
-        objective: Not looked at: the choice does not depend on it.
+        objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     return _chosen(choose_largest_first, graph, target)
@@ -216,7 +216,7 @@ def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -
     Args:
         graph: A captured graph.
         target: The mesh, or the cluster to lay one over.
-        objective: Not looked at: the choice does not depend on it.
+        objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     begin_graph()
@@ -238,7 +238,7 @@ def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sh
     Args:
         graph: A captured graph.
         target: The mesh, or the cluster to lay one over.
-        objective: Not looked at: the choice does not depend on it.
+        objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     return _chosen(choose_unreduced, graph, target)
@@ -302,7 +302,7 @@ def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes"
     Args:
         graph: A captured graph.
         target: The mesh, or the cluster to lay one over.
-        objective: Not looked at: the choice does not depend on it.
+        objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
     return _chosen(choose_batch, graph, target)

@@ -63,7 +63,7 @@ class Factor:
     is_local: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note once what is asked for thousands of times."""
+        """Compute once what is read thousands of times."""
         self.is_local = any(operand.is_local for operand in self.operands)
 
 

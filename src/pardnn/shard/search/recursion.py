@@ -48,7 +48,7 @@ POLISHES = 8
 
 
 def coarse_problem(graph: Graph, calls: Sequence[OpCall], few: int) -> tuple[int, Problem]:
-    """Return the problem of a graph, coarsened as far as its size asks for, and the level.
+    """Return the problem of a graph, coarsened as far as its size requires, and the level.
 
     Args:
         graph: The graph.
@@ -181,7 +181,7 @@ def polished(
     Args:
         tables: Of the problem.
         solution: The start.
-        rounds: How often to look at each axis at most.
+        rounds: How often to revise each axis at most.
         last: An axis that is the best that it can be given the others; None if none is known.
     """
     count = len(tables.axis_sizes)

@@ -86,7 +86,7 @@ def search(
             tensors and ops may stay whole.
         costs: Of the graph's ops, for "seconds"; without them those that the ops state.
         capacity: Usable bytes of the smallest device, for "seconds"; None is unlimited. It is
-            compared with an estimate: the plan that comes of it has the exact peak.
+            compared with an estimate: the resulting plan has the exact peak.
 
     Raises:
         UsageError: E212, for another objective, or "seconds" without a cluster.

@@ -179,7 +179,7 @@ class OverlapScheduler:
         return Overlapped(PlanArrays(*plan[:3], *columns), order)
 
     def before(self, device: int, position: int, seconds: float) -> int:
-        """Return the last position that lies so much computation before another one.
+        """Return the last position that lies some seconds of computation before another one.
 
         Args:
             device: Whose order it is.

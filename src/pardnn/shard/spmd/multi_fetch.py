@@ -2,7 +2,7 @@
 
 Problem: an op needs a box of a tensor that several devices own. Split, copy and concatenate would
 leave intermediate buffers beside the result.
-Idea: one fetch per region. The owners cut out slices, once per owner and box whoever reads them; a
+Idea: one fetch per region. The owners cut out slices, once per owner and box for all readers; a
 strided slice is copied to be contiguous before it is sent, so that the memory of the copy is part
 of the plan. A slice whose place is one contiguous run of the destination buffer is received in
 place. Others are received into buffers of their own and copied together at once; in sequence, each

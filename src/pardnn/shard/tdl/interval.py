@@ -212,7 +212,7 @@ class Interval:
     names: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Note the names once: cutting asks for them thousands of times."""
+        """Collect the names once: they are read thousands of times."""
         object.__setattr__(self, "names", variables(self.lower) | variables(self.upper))
 
 

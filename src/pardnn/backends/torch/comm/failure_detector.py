@@ -4,7 +4,7 @@ A rank that fails writes a record into the shared store before it closes its con
 compare-and-set keeps the first record only. Ranks that see a connection close look there before
 they blame the peer. A thread on every rank polls the store four times a second and, once there is a
 failure, publishes what its rank is doing, be it waiting, computing or asleep. These states form a
-wait-for graph; followed from a rank that timed out, it ends at the rank that waits for nobody: that
+wait-for graph; followed from a rank that timed out, it ends at the rank that waits for none: that
 one hangs.
 """
 
@@ -166,7 +166,7 @@ def _bare_report(first: State) -> State:
 
 
 def hung_rank(start: int, states: dict[int, State]) -> int:
-    """Follow the wait-for graph from rank `start` to a rank that waits for nobody.
+    """Follow the wait-for graph from rank `start` to a rank that waits for no other.
 
     Args:
         start: Rank that timed out.

@@ -54,7 +54,7 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
         whole: Ops of the whole graph by name.
 
     Raises:
-        FileError: E401, if it is said to replay an op that does not draw.
+        FileError: E401, if it replays an op that does not draw.
     """
     of = (op.arguments or {}).get("of")
     copied = op.name.rpartition("@")[0]
