@@ -2,7 +2,7 @@
 
 Vertices are groups, weighted by the seconds of their ops; edges are weighted by the seconds of
 their tensors on the slowest link; a device's share is its speed on what it can run. The parts,
-whose numbers mean nothing, are then assigned to devices so that those that communicate most share
+whose numbering is arbitrary, are then assigned to devices so that those that communicate most share
 the fastest links: pairwise exchanges until none helps. METIS knows neither order nor memory.
 
 Reference: Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular
