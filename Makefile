@@ -77,7 +77,7 @@ torch ranks rest: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-# A few minutes on one core. Others: python -m bench NAME (bench/__main__.py lists them).
+# About 6 minutes on one core. Others: python -m bench NAME (bench/__main__.py lists them).
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
