@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bench.sweep.steps import class_step, classes, loss_step, sgd, small
+from bench.sweep.steps import classes, loss_step, sgd, small
 
 Change = Callable[[list[Any]], None]
 Made = tuple[Callable[..., Any], list[Any], Change]
@@ -192,12 +192,6 @@ def _batch_replaced() -> Made:
     return loss_step, [model, sgd(model), x, y], lambda args: args.__setitem__(2, args[2] * 2)
 
 
-def _batch_of_other_dtype() -> Made:
-    model, x, y = classes()
-    change: Change = lambda args: args.__setitem__(2, args[2].double().float() * 2)  # noqa: E731
-    return class_step, [model, sgd(model), x, y], change
-
-
 def _batch_dict_entry() -> Made:
     model, x, y = small()
 
@@ -303,6 +297,33 @@ def _state_cleared(net: Any, optimizer: Any) -> None:
     optimizer.state.clear()
 
 
+class Scaled(nn.Module):
+    """Holds a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.tensor(1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scale."""
+        return x * self.factor
+
+
+def _forward_replaced(net: Any, optimizer: Any) -> None:
+    net[0].forward = lambda x: F.linear(x, net[0].weight * 3, net[0].bias)
+
+
+def _optimizer_hook_added(net: Any, optimizer: Any) -> None:
+    def triple(*_: Any) -> None:
+        net[0].weight.grad.mul_(3)
+
+    optimizer.register_step_pre_hook(triple)
+
+
+def _state_loaded(net: Any, optimizer: Any) -> None:
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": {}})
+
+
 PATTERNS: dict[str, Callable[[], Made]] = {
     "int argument": _argument(lambda loss, n: loss * n, 1, 3),
     "float argument": _argument(lambda loss, w: loss * w, 1.0, 3.0),
@@ -331,6 +352,16 @@ PATTERNS: dict[str, Callable[[], Made]] = {
     "weight written": _net(None, _written_weight),
     "load_state_dict": _net(None, _loaded),
     "hook added": _net(None, _hook_added),
+    "parameter hook added": _net(
+        None, lambda net, optimizer: net[0].weight.register_hook(lambda gradient: gradient * 3)
+    ),
+    "optimizer hook added": _net(None, _optimizer_hook_added),
+    "forward replaced": _net(None, _forward_replaced),
+    "parameter rebound": _net(
+        None, lambda net, optimizer: setattr(net[0], "bias", nn.Parameter(torch.ones(8)))
+    ),
+    "module tensor rebound": _net(Scaled(), _set("factor", torch.tensor(3.0))),
+    "optimizer.load_state_dict": _net(None, _state_loaded),
     "requires_grad_(False)": _net(None, lambda net, optimizer: net[0].requires_grad_(False)),
     "lr": _net(None, _group("lr", 0.5)),
     "weight_decay from zero": _net(None, _group("weight_decay", 0.5)),
@@ -357,7 +388,6 @@ PATTERNS: dict[str, Callable[[], Made]] = {
     "function replaced": _function_replaced,
     "batch written in place": _batch_written,
     "batch replaced": _batch_replaced,
-    "batch cast and back": _batch_of_other_dtype,
     "batch dict entry": _batch_dict_entry,
     "batch container rebound": _batch_rebound_container,
     "batch of one tensor twice": _batch_aliased,

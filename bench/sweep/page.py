@@ -36,11 +36,12 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 def _heading(report: Row) -> Iterator[str]:
     done, chosen = len(report["rows"]), report["chosen"]
     for command in report["commands"]:
-        yield f"`{command}`"
+        yield f"- `{command}`"
     yield ""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    yield f"{report['machine']}; {versions}; every factory seeds itself; plans with seed "
-    yield f"{report['seed']}. {done} of {chosen} cases were run."
+    yield f"{report['machine']}; {versions}."
+    yield f"Every factory seeds itself; plans have seed {report['seed']}."
+    yield f"**{done} of {chosen} cases and changes were run.**"
     yield ""
     yield f"Each case is captured, placed on {report['ranks']} gloo ranks (`round-robin`) and cut"
     yield f"over them (`tofu`, objective bytes), {report['steps']} steps each, another batch at"
