@@ -59,7 +59,9 @@ def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]
     """Leave an op whole that cannot be cut; return a tensor that it still does not find locally."""
     if is_random_op(op.kind):
         for name in writes(op):
-            if any(emitter.boxes[t.name] != emitter.boxes[name] for t in op.outputs):
+            owner = emitter.owners[name]
+            written = [t.name for t in op.outputs if emitter.owners[t.name] == owner]
+            if any(emitter.boxes[each] != emitter.boxes[name] for each in written):
                 return name
         return None
     partitioned = partition_op(op, axes[op.name], emitter.tensors, emitter.mesh)

@@ -41,12 +41,13 @@ class Net(nn.Module):
         self.linear, self.dropout, self.norm = nn.Linear(4, 4), nn.Dropout(0.1), nn.BatchNorm1d(4)
         self.tau, self.mode, self.act = 2, Mode.FAST, torch.tanh
         self.config, self.sizes, self.calls = Config(), [1, 2], 0
+        self.table = torch.zeros(4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.dropout(self.norm(self.linear(x))) * self.tau * self.gain
         if self.mode is Mode.FAST and self.config.depth > 1:
             x = self.act(x) * self.config.tau
-        return x * self.scaled * len(self.sizes)
+        return x * self.scaled * len(self.sizes) + self.table
 
     @property
     def scaled(self) -> float:
@@ -58,8 +59,8 @@ class Net(nn.Module):
 FLAG, FACTORS, OPTIONS, helper = 2, {"a": 1.0}, types.SimpleNamespace(beta=0.5, other=1), None
 
 
-def half(x: torch.Tensor) -> torch.Tensor:
-    return x * HALF
+def half(x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    return x * HALF * factor
 
 
 HALF = 0.5
@@ -68,14 +69,18 @@ HALF = 0.5
 def made() -> tuple[Callable[..., Any], dict[str, Any]]:
     """A step that reads values of every kind, and the objects that hold them."""
     torch.manual_seed(0)
-    model, slotted, cell = Net(), Slotted(), 1.0
+    model, slotted, cell, cell_tensor = Net(), Slotted(), 1.0, torch.ones(())
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for parameter in model.parameters():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     trainer = types.SimpleNamespace(clip=1.0, global_step=0)
 
     def step(model, optimizer, criterion, x, y, extra, index):
         optimizer.zero_grad()
-        out = half(model(x)) * FLAG * FACTORS["a"] * OPTIONS.beta * cell * slotted.scale
+        out = (
+            half(model(x)) * FLAG * FACTORS["a"] * OPTIONS.beta * cell * slotted.scale * cell_tensor
+        )
         loss = criterion(out, y) * (2 if extra["flag"] else 1) * trainer.clip
         loss.backward()
         optimizer.step()
@@ -85,9 +90,14 @@ def made() -> tuple[Callable[..., Any], dict[str, Any]]:
         nonlocal cell
         cell = value
 
+    def set_cell_tensor(value: torch.Tensor) -> None:
+        nonlocal cell_tensor
+        cell_tensor = value
+
     holders = {
         "model": model, "criterion": criterion, "optimizer": optimizer, "slotted": slotted,
         "trainer": trainer, "set_cell": set_cell,
+        "set_cell_tensor": set_cell_tensor,
     }  # fmt: skip
     return step, holders
 
@@ -131,6 +141,13 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "len(optimizer.param_groups)": lambda o: o.optimizer.add_param_group(
         {"params": [nn.Parameter(torch.ones(1))]}
     ),
+    "model.table": lambda o: setattr(o.model, "table", torch.ones(4)),
+    "model.linear.bias": lambda o: setattr(o.model.linear, "bias", nn.Parameter(torch.ones(4))),
+    "model.forward": lambda o: setattr(o.model, "forward", lambda x: x),
+    "optimizer.state of a parameter": lambda o: o.optimizer.state.clear(),
+    "optimizer.param_groups": lambda o: o.optimizer.load_state_dict(o.optimizer.state_dict()),
+    "cell_tensor": lambda o: o.set_cell_tensor(torch.zeros(())),
+    "half.__defaults__": lambda o: setattr(half, "__defaults__", (3.0,)),
     "slotted.scale": lambda o: setattr(o.slotted, "scale", 5),
     "trainer.clip": lambda o: setattr(o.trainer, "clip", 0.5),
     "cell": lambda o: o.set_cell(2.0),
@@ -142,7 +159,9 @@ def test_a_change_is_named(name: str) -> None:
     _, holders, changed = guarded()
     assert changed() == []
     CHANGES[name](hold(holders))
-    assert name in changed()
+    found = changed()
+    half.__defaults__ = (1.0,)
+    assert name in found
 
 
 @pytest.mark.parametrize(
@@ -202,7 +221,6 @@ HARMLESS: dict[str, Callable[[Any], Any]] = {
     ),
     "equal text": lambda o: setattr(o.trainer, "clip", float("1.0")),
     "values of a parameter": lambda o: o.model.linear.weight.data.zero_(),
-    "optimizer state": lambda o: o.optimizer.state.clear(),
     "another global": lambda o: globals().update(SOMETHING_NEW=1),
 }  # fmt: skip
 
@@ -239,3 +257,38 @@ def test_a_new_attribute_counts_where_it_is_named() -> None:
     assert [change.name for change in guards.changes({1: args[1]})] == ["model.doubled"]
     del model.doubled
     assert guards.changes({1: args[1]}) == []
+
+
+#: What is called at a step without being named by it.
+HOOKS: dict[str, Callable[[Any], Any]] = {
+    "model.linear._forward_hooks": lambda o: o.model.linear.register_forward_hook(lambda *a: None),
+    "model._backward_hooks": lambda o: o.model.register_full_backward_hook(lambda *a: None),
+    "model.linear.weight._backward_hooks": lambda o: o.model.linear.weight.register_hook(abs),
+    "optimizer._optimizer_step_pre_hooks": lambda o: o.optimizer.register_step_pre_hook(
+        lambda *a: None
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_is_named(name: str) -> None:
+    _, holders, changed = guarded()
+    HOOKS[name](hold(holders))
+    assert any(found.startswith(name) for found in changed())
+
+
+def test_a_plain_object_of_the_batch_is_compared_by_all_its_numbers() -> None:
+    def step(model: Any, x: torch.Tensor, options: Any) -> Any:
+        return model(x).sum() * options.factor * options.weights[0]
+
+    args = (Net(), torch.ones(2, 4), types.SimpleNamespace(factor=1.0, weights=[1.0], note="a"))
+    guards = Guards(step, args, (1, 2))
+    changed = types.SimpleNamespace(factor=2.0, weights=[3.0], note="b")
+    found = [change.name for change in guards.changes({1: args[1], 2: changed})]
+    assert sorted(found) == ["options.factor", "options.weights.0"]
+
+
+def test_a_method_replaced_on_its_class_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, changed = guarded()
+    monkeypatch.setattr(Net, "forward", lambda self, x: x)
+    assert changed() == ["Net.forward"]

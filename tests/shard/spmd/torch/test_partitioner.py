@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
 from pardnn.errors import UnsupportedError
@@ -182,6 +183,8 @@ def test_an_op_that_draws_a_result_and_an_argument_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"rrelu_with_noise.*draws random numbers") as caught:
         spmd_partition(graph, legalize(graph, Sharding(make_mesh((2,)), *uncut(graph))))
     assert caught.value.code == "E822"
+    with pytest.raises(UnsupportedError, match="rrelu_with_noise"):  # whatever is cut around it
+        pardnn.plan(graph, Cluster.uniform(2), "tofu", "bytes", costs="v100")
 
 
 def uncut(graph: Graph) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy, shard_of
-from pardnn.backends.torch.user_step.guards import Change, Guards
+from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import (
     Entry,
     argument_names,

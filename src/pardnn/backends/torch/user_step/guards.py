@@ -15,21 +15,29 @@ values).
 
 from __future__ import annotations
 
+import dataclasses
 import dis
-import enum
 import functools
-import itertools
 import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from pardnn.backends.torch.user_step.item_guards import (
+    ABSENT,
+    VALUES,
+    Change,
+    ItemGuard,
+    Snapshot,
+    differ,
+    held_by,
+    items_by_key,
+)
 from pardnn.backends.torch.user_step.object_graph import (
-    PLAIN,
     argument_names,
     dotted,
     is_library_file,
@@ -37,11 +45,6 @@ from pardnn.backends.torch.user_step.object_graph import (
 )
 from pardnn.backends.torch.user_step.used_names import used_names
 
-#: Compared by value; all other types are compared by identity, or walked.
-_VALUES = (
-    *PLAIN, complex, bytes, range, slice, frozenset, enum.Enum, torch.dtype, torch.device,
-    torch.memory_format, torch.layout, torch.Size,
-)  # fmt: skip
 #: Not guarded: their contents are sources of the graph, or compared as settings.
 _BOUND = (
     torch.optim.Optimizer,
@@ -54,109 +57,12 @@ _CLOSED_PACKAGES = frozenset({
     "typing",
     "weakref",
 })  # fmt: skip
+#: Functions that run at a step without being named by it.
+_HOOK_TABLES = frozenset({
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+})  # fmt: skip
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_ABSENT = object()
-
-
-class Change:
-    """A guarded value that has changed since capture.
-
-    Attributes:
-        name: Dotted path from the step's parameters, such as "model.dropout.p".
-        then: The value at capture.
-        now: The value at this call.
-    """
-
-    __slots__ = ("name", "now", "then")
-
-    def __init__(self, name: str, then: Any, now: Any) -> None:
-        self.name, self.then, self.now = name, then, now
-
-
-class _Guard:
-    """A guard on one container: its items under `keys`, and the length of a list.
-
-    Args:
-        name: Dotted path to it; empty for globals.
-        holder: A dictionary, list or deque.
-        keys: Of the items to compare.
-        is_used: Whether a new item under a key is a change; None: new items never are.
-    """
-
-    __slots__ = ("get", "holder", "is_used", "keys", "name", "size", "then")
-
-    def __init__(
-        self,
-        name: str,
-        holder: Any,
-        keys: Sequence[Any],
-        is_used: Callable[[Any], bool] | None = None,
-    ) -> None:
-        self.name, self.holder, self.keys, self.is_used = name, holder, list(keys), is_used
-        self.size = len(holder)
-        # An itemgetter of one key would not return a tuple.
-        self.get = operator.itemgetter(*self.keys, self.keys[0]) if self.keys else None
-        self.then = self.get(holder) if self.get else ()
-
-    def changes(self) -> list[Change]:
-        """Return the items whose values changed."""
-        items = _items(self.holder)
-        found = [
-            Change(dotted(self.name, key), then, items.get(key))
-            for key, then in zip(self.keys, self.then, strict=False)
-            if _differ(items.get(key, _ABSENT), then)
-        ]
-        if self.is_used is None or len(items) == self.size:
-            return found
-        if isinstance(self.holder, list | deque):
-            return [*found, Change(f"len({self.name})", self.size, len(items))]
-        known = set(self.keys)
-        found += [
-            Change(dotted(self.name, key), None, item)
-            for key, item in items.items()
-            if key not in known and not isinstance(item, torch.Tensor) and self.is_used(key)
-        ]
-        self.size = self.size if found else len(items)
-        return found
-
-
-def _items(holder: Any) -> Mapping[Any, Any]:
-    return dict(enumerate(holder)) if isinstance(holder, list | deque) else holder
-
-
-def _differ(now: Any, then: Any) -> bool:
-    if isinstance(then, torch.Tensor) or isinstance(now, torch.Tensor):
-        return not (isinstance(then, torch.Tensor) and isinstance(now, torch.Tensor))
-    if type(now) is not type(then):
-        return True
-    if isinstance(then, tuple | list):
-        return len(now) != len(then) or any(map(_differ, now, then))
-    if isinstance(then, dict):
-        return list(now) != list(then) or any(_differ(now[key], then[key]) for key in then)
-    if isinstance(then, _VALUES):
-        return bool(now != then) and not (now != now and then != then)
-    return now is not then
-
-
-class _Snapshot:
-    """All guards as flat lists: that nothing has changed is found by two loops in C."""
-
-    def __init__(self, guards: Sequence[_Guard]) -> None:
-        self._sized = [guard.holder for guard in guards if guard.is_used is not None]
-        self._sizes = [guard.size for guard in guards if guard.is_used is not None]
-        kept = [guard for guard in guards if guard.get is not None]
-        self._getters, self._holders = [g.get for g in kept], [g.holder for g in kept]
-        self._then = list(itertools.chain.from_iterable(guard.then for guard in kept))
-
-    def holds(self) -> bool:
-        """Whether every guarded item is the object that it was, and no container grew."""
-        if list(map(len, self._sized)) != self._sizes:
-            return False
-        rows = map(operator.call, self._getters, self._holders)
-        try:
-            return all(map(operator.is_, itertools.chain.from_iterable(rows), self._then))
-        except LookupError:
-            return False
 
 
 class Guards:
@@ -172,7 +78,7 @@ class Guards:
         arguments = list(args)
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
-        self._guards: list[_Guard] = []
+        self._guards: list[ItemGuard] = []
         # Closure cells and slots, which no container holds: (name, getter, what it returned).
         self._attributes: list[tuple[str, Callable[[], Any], Any]] = []
         self._seen: dict[int, Any] = {}
@@ -184,9 +90,12 @@ class Guards:
         self._walk("", step)
         for function in self._used.functions:
             self._walk("", function)
-        self._snapshot = _Snapshot(self._guards)
+        self._snapshot = Snapshot(self._guards)
         self._flags = [tensor.requires_grad for _, tensor in self._parameters]
-        self._gradients = [tensor.grad for _, tensor in self._parameters]
+        self._held_by_parameters = {
+            key: [getattr(tensor, key) for _, tensor in self._parameters]
+            for key in ("grad", "_backward_hooks")
+        }
         self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}
         self._names = names
         self._ignored = _unread_arguments(step, names)
@@ -200,11 +109,8 @@ class Guards:
         found: list[Change] = []
         if not self._snapshot.holds():
             found = [change for guard in self._guards for change in guard.changes()]
-            self._snapshot = _Snapshot(self._guards)
-        for name, get, then in self._attributes:
-            now = get()
-            if now is not then and _differ(now, then):
-                found.append(Change(name, then, now))
+            self._snapshot = Snapshot(self._guards)
+        found += self._attribute_changes()
         flags = [tensor.requires_grad for _, tensor in self._parameters]
         if flags != self._flags:
             found += [
@@ -212,44 +118,53 @@ class Guards:
                 for (name, _), then, now in zip(self._parameters, self._flags, flags, strict=True)
                 if then != now
             ]
-        gradients = [tensor.grad for _, tensor in self._parameters]
-        if not all(map(operator.is_, gradients, self._gradients)):
-            found += [
-                Change(f"{name}.grad", _gradient_text(then), _gradient_text(now))
-                for (name, _), then, now in zip(
-                    self._parameters, self._gradients, gradients, strict=True
-                )
-                if then is not now
-            ]
+        for key, held in self._held_by_parameters.items():
+            found += self._rebound(key, held)
         for i, value in batch.items():
             found += self._batch_changes(i, value)
         return found
+
+    def _attribute_changes(self) -> Iterator[Change]:
+        values = [get() for _, get, _ in self._attributes]
+        for now, (name, _, then) in zip(values, self._attributes, strict=True):
+            if now is not then and differ(now, then):
+                yield Change(name, then, now)
+
+    def _rebound(self, key: str, held: list[Any]) -> Iterator[Change]:
+        values = [getattr(tensor, key) for _, tensor in self._parameters]
+        if all(map(operator.is_, values, held)):
+            return
+        for (name, _), then, now in zip(self._parameters, held, values, strict=True):
+            if then is not now:
+                yield Change(f"{name}.{key}", _short_text(then), _short_text(now))
 
     def _batch_changes(self, index: int, value: Any) -> Iterator[Change]:
         if self._names[index] in self._ignored or isinstance(value, torch.Tensor):
             return
         then, now = self._batch_then[index], self._batch_values(self._names[index], value)
         for name in dict.fromkeys([*then, *now]):
-            if _differ(now.get(name, _ABSENT), then.get(name, _ABSENT)):
+            if differ(now.get(name, ABSENT), then.get(name, ABSENT)):
                 yield Change(name, then.get(name), now.get(name))
 
     def _batch_values(self, name: str, value: Any) -> dict[str, Any]:
         """Return the plain values of a batch by path, without the numbers that stay live."""
         found: dict[str, Any] = {}
-        stack = [(name, value)]
+        stack = [(name, value, True)]
         while stack:
-            path, at = stack.pop()
-            if isinstance(at, float | torch.Tensor):
+            path, at, is_live = stack.pop()
+            if isinstance(at, torch.Tensor) or (is_live and isinstance(at, float)):
                 continue
-            if isinstance(at, _VALUES):
+            if isinstance(at, VALUES):
                 found[path] = at
             elif isinstance(at, dict):
-                stack += [(dotted(path, key), item) for key, item in at.items()]
+                stack += [(dotted(path, key), item, is_live) for key, item in at.items()]
             elif isinstance(at, tuple | list | deque):
-                stack += [(dotted(path, i), item) for i, item in enumerate(at)]
+                stack += [(dotted(path, i), item, is_live) for i, item in enumerate(at)]
             elif _is_users_object(at):
-                items = at.__dict__.items()
-                stack += [(dotted(path, key), item) for key, item in items if key in self._used]
+                # Numbers of plain objects are no sources of the graph; those of dataclasses are.
+                is_live = is_live and dataclasses.is_dataclass(at)
+                items = [(k, item) for k, item in at.__dict__.items() if k in self._used]
+                stack += [(dotted(path, key), item, is_live) for key, item in items]
         return found
 
     def _walk(self, name: str, start: Any) -> None:
@@ -258,7 +173,7 @@ class Guards:
             path, value = stack.pop()
             if isinstance(value, tuple):
                 stack += [(dotted(path, i), item) for i, item in enumerate(value)]
-            elif not isinstance(value, (torch.Tensor, *_VALUES)) and id(value) not in self._seen:
+            elif not isinstance(value, (torch.Tensor, *VALUES)) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 stack += reversed(list(self._children(path, value)))
 
@@ -270,7 +185,7 @@ class Guards:
         elif isinstance(value, torch.nn.Module):
             yield from self._module(path, value)
         elif isinstance(value, dict | list | deque):
-            yield from self._container(path, value, lambda _key: True)
+            yield from self._container(path, value, _any_key)
         elif isinstance(value, types.FunctionType):
             yield from self._function(value)
         elif isinstance(value, types.MethodType):
@@ -279,12 +194,15 @@ class Guards:
             yield from ((path, value.func), (path, value.args), (path, value.keywords))
         elif isinstance(value, type | types.ModuleType):
             if _is_users_code(value):
-                yield from self._container(path, vars(value), self._used.__contains__)
+                yield from self._container(path, vars(value), self._is_run_or_used)
         elif _is_users_object(value):
             yield from self._container(path, value.__dict__, self._used.__contains__)
             yield from self._classes(value)
         elif _slots(value):
             yield from self._slotted(path, value)
+
+    def _is_run_or_used(self, key: Any) -> bool:
+        return key == "forward" or key in self._used
 
     def _classes(self, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((kind.__name__, kind) for kind in type(value).__mro__)
@@ -299,31 +217,51 @@ class Guards:
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
         """Guard the numbers of groups and parameters; settings are sources, or compared there."""
+        for key in ("param_groups", "state"):
+            get = functools.partial(held_by, optimizer, key)
+            self._attributes.append((dotted(path, key), get, get()))
+        self._hooks(path, optimizer.__dict__)
+        state = optimizer.state
+        self._guards.append(ItemGuard(f"{path}.state", state, list(state), _no_key))
         groups = optimizer.param_groups
-        self._guards.append(_Guard(f"{path}.param_groups", groups, [], lambda _key: True))
+        self._guards.append(ItemGuard(f"{path}.param_groups", groups, [], _any_key))
         for i, group in enumerate(groups):
             name = f"{path}.param_groups.{i}.params"
-            self._guards.append(_Guard(name, group["params"], [], lambda _key: True))
+            self._guards.append(ItemGuard(name, group["params"], [], _any_key))
 
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]
     ) -> Iterator[tuple[str, Any]]:
-        items = {key: item for key, item in _items(holder).items() if is_used(key)}
-        kept = [key for key, item in items.items() if not isinstance(item, torch.Tensor)]
-        self._guards.append(_Guard(path, holder, kept, is_used))
-        yield from ((dotted(path, key), items[key]) for key in kept)
+        items = {key: item for key, item in items_by_key(holder).items() if is_used(key)}
+        self._guards.append(ItemGuard(path, holder, list(items), is_used))
+        yield from ((dotted(path, key), item) for key, item in items.items())
+
+    def _rebindable(self, path: str, value: Any, keys: Iterable[str]) -> None:
+        """Guard which objects some attributes hold."""
+        for key in keys:
+            get = functools.partial(getattr, value, key, None)
+            self._attributes.append((dotted(path, key), get, get()))
+
+    def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
+        for key, table in attributes.items():
+            if key in _HOOK_TABLES and isinstance(table, dict):
+                self._guards.append(ItemGuard(dotted(path, key), table, list(table), _any_key))
 
     def _module(self, path: str, module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         attributes = module.__dict__
 
         def is_used(key: Any) -> bool:
-            return key == "training" or (key not in _MODULE_TABLES and key in self._used)
+            is_known = key in ("training", "forward") or key in self._used
+            return is_known and key not in _MODULE_TABLES
 
         for key, parameter in attributes["_parameters"].items():
             if parameter is not None:
                 self._parameters.append((dotted(path, key), parameter))
+                self._hooks(dotted(path, key), {"_backward_hooks": parameter._backward_hooks})
+        self._hooks(path, attributes)
         yield from self._container(path, attributes, is_used)
-        yield from self._container(path, attributes["_modules"], lambda _key: True)
+        for table in _MODULE_TABLES:
+            yield from self._container(path, attributes[table], _any_key)
         yield from self._classes(module)
 
     def _function(self, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -333,17 +271,24 @@ class Guards:
                 value = cell.cell_contents
             except ValueError:  # not assigned yet
                 continue
-            if not isinstance(value, torch.Tensor):
-                get = functools.partial(getattr, cell, "cell_contents")
-                self._attributes.append((key, get, value))
-                yield key, value
+            get = functools.partial(getattr, cell, "cell_contents")
+            self._attributes.append((key, get, value))
+            yield key, value
         if is_library_file(function.__code__.co_filename):
             return
         used = {name for name in function.__code__.co_names if name in function.__globals__}
-        namespace = function.__globals__
-        kept = [key for key in sorted(used) if not isinstance(namespace[key], torch.Tensor)]
-        self._guards.append(_Guard("", namespace, kept))
+        self._rebindable(function.__name__, function, ("__defaults__", "__kwdefaults__"))
+        namespace, kept = function.__globals__, sorted(used)
+        self._guards.append(ItemGuard("", namespace, kept))
         yield from ((key, namespace[key]) for key in kept)
+
+
+def _any_key(_key: Any) -> bool:
+    return True
+
+
+def _no_key(_key: Any) -> bool:
+    return False
 
 
 def _slots(value: Any) -> list[str]:
@@ -353,8 +298,10 @@ def _slots(value: Any) -> list[str]:
     return [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
 
 
-def _gradient_text(gradient: torch.Tensor | None) -> str | None:
-    return None if gradient is None else f"a gradient of shape {list(gradient.shape)}"
+def _short_text(value: Any) -> str | None:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return None if value is None else f"a {type(value).__name__}"
 
 
 def _is_users_object(value: Any) -> bool:
