@@ -193,16 +193,16 @@ class Binding:
         Raises:
             MismatchError: E509, if a number that the graph takes for granted has changed.
         """
-        for name in self._rebound:
-            if name in tensors and self._rebound[name]() is tensors[name]:
-                raise _same_again(name)
-            self._rebound[name] = weakref.ref(tensors[name])
         values: dict[str, Any] = {}
         for op in self._tensors:
             if op.name in tensors:
                 values[op.name] = tensors[op.name]
             else:
                 values[op.name] = self.sources[op.name].get()  # a tensor in param_groups
+        for name, passed_last in self._rebound.items():
+            if passed_last() is values[name]:
+                raise _same_again(name)
+            self._rebound[name] = weakref.ref(values[name])
         for op in self._numbers:
             value = numbers.get(op.name, self.sources[op.name].get())
             _check_guard(op, value)

@@ -91,10 +91,9 @@ class Guards:
         for function in self._used.functions:
             self._walk("", function)
         self._snapshot = Snapshot(self._guards)
-        self._flags = [tensor.requires_grad for _, tensor in self._parameters]
         self._held_by_parameters = {
             key: [getattr(tensor, key) for _, tensor in self._parameters]
-            for key in ("grad", "_backward_hooks")
+            for key in ("requires_grad", "grad", "_backward_hooks")
         }
         self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}
         self._names = names
@@ -111,13 +110,6 @@ class Guards:
             found = [change for guard in self._guards for change in guard.changes()]
             self._snapshot = Snapshot(self._guards)
         found += self._attribute_changes()
-        flags = [tensor.requires_grad for _, tensor in self._parameters]
-        if flags != self._flags:
-            found += [
-                Change(f"{name}.requires_grad", then, now)
-                for (name, _), then, now in zip(self._parameters, self._flags, flags, strict=True)
-                if then != now
-            ]
         for key, held in self._held_by_parameters.items():
             found += self._rebound(key, held)
         for i, value in batch.items():
@@ -298,10 +290,10 @@ def _slots(value: Any) -> list[str]:
     return [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
 
 
-def _short_text(value: Any) -> str | None:
+def _short_text(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)}"
-    return None if value is None else f"a {type(value).__name__}"
+    return value if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
 
 
 def _is_users_object(value: Any) -> bool:
