@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.runtime import same_values
 from pardnn.backends.torch.runtime.same_values import checksum
 from tests.backends.torch.executors import captured, perceptron
 from tests.backends.torch.plans import random_plan
@@ -92,6 +93,18 @@ def test_another_seed_is_refused_where_the_step_draws() -> None:
 def test_another_batch_is_refused(hook: Hook) -> None:
     name = "x" if hook is other_batch else "optimizer.param_groups.0.lr"
     refused(outcomes(each=hook), "E518", f"'{name}'", "global", "DistributedSampler")
+
+
+def late_batch(rank: int, args: Any, batch: list[torch.Tensor], step: int) -> None:
+    if step == 2 and rank == 1:
+        batch[0][0, 0] += 1e-6
+
+
+def test_batches_are_compared_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(same_values, "COMPARE_EVERY", 2)
+    refused(outcomes(each=late_batch), "E518", "'x'")
+    monkeypatch.setattr(same_values, "COMPARE_EVERY", 3)
+    assert [outcome.status for outcome in outcomes(each=late_batch)] == [0, 0]
 
 
 def evaluated(rank: int, args: Any, batch: list[torch.Tensor], step: int) -> None:
