@@ -33,7 +33,7 @@ from torch import nn
 from bench.common.forked import forked, world_of
 from pardnn.api.planning import plan as make_plan
 from pardnn.backends.torch.capture.capture import capture, loss_of
-from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
+from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
@@ -42,6 +42,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, plan_arrays
+from pardnn.plan.state_layout import shard_of
 from testbed.small_models import MODELS, Entry
 
 STEPS = 5

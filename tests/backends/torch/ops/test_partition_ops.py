@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pardnn.backends.torch.ops.codec import bind
-from pardnn.backends.torch.ops.partition_ops import shard_of
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.backends.torch.runtime.random_ops import drawn_once, is_random, measure_draws
 from pardnn.errors import FileError
 from pardnn.graph.ir import Op, Tensor
+from pardnn.plan.state_layout import shard_of
 
 CPU = torch.device("cpu")
 

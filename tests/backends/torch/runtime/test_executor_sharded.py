@@ -21,7 +21,7 @@ import pardnn
 from pardnn.backends.torch import runtime
 from pardnn.backends.torch.capture.capture import loss_of
 from pardnn.backends.torch.make_step import make_step
-from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
+from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.rng.generator import fixed
 from pardnn.backends.torch.runtime.binding import Binding
@@ -33,6 +33,7 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Plan
+from pardnn.plan.state_layout import shard_of
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.search.tofu import search

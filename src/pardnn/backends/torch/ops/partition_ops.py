@@ -31,25 +31,6 @@ Environment = MutableMapping[str, Any]
 Result = Callable[[Environment], Any]
 
 
-def shard_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
-    """Return the source of which a source is a shard.
-
-    Args:
-        op: A source of a partitioned graph.
-        whole: The sources of the graph before partitioning, by the names of their values.
-
-    Returns:
-        Its name, and the box of the shard; None for all of it.
-    """
-    shard = (op.arguments or {}).get("shard")
-    if shard is None:
-        return op.name, None
-    box = tuple((low, high) for low, high in shard["box"])
-    source = whole[shard["of"]]
-    shape = source.outputs[0].shape or ()
-    return source.name, None if box == tuple((0, n) for n in shape) else box
-
-
 def box_view(value: torch.Tensor, box: Sequence[Sequence[int]]) -> torch.Tensor:
     """Return a box of a tensor as a view.
 

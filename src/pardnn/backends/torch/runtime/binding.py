@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
-from pardnn.backends.torch.ops.partition_ops import box_copy, shard_of
+from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import (
@@ -23,6 +23,7 @@ from pardnn.backends.torch.user_step.object_graph import (
 from pardnn.backends.torch.user_step.sources import batch_indices, settings_of, sources
 from pardnn.errors import MismatchError, UnsupportedError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.plan.state_layout import shard_of
 
 
 class Binding:

@@ -20,7 +20,7 @@ import torch
 from pardnn.backends.torch.comm.wire_format import spec_text
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.ops.codec import bind, constant_value
-from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view, shard_of
+from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view
 from pardnn.backends.torch.rng.generator import Draws
 from pardnn.backends.torch.rng.stream import make_stream
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
@@ -37,6 +37,7 @@ from pardnn.backends.torch.runtime.results import check_written, share_results
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
+from pardnn.plan.state_layout import shard_of
 
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,17 +10,15 @@ import torch.distributed as dist
 
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
-from pardnn.backends.torch.ops.partition_ops import box_view, shard_of
+from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import UsageError, shown
-from pardnn.graph.ir import Op
-from pardnn.plan.mesh import Box
+from pardnn.plan.state_layout import STATE_KINDS
 
 
 def resident_names(program: Program) -> tuple[str, ...]:
     """Return the names of all parameters, buffers and states of a step, in its order."""
-    kinds = ("parameter", "buffer", "state")
-    return tuple(op.name for op in program.sources.values() if op.kind in kinds)
+    return tuple(op.name for op in program.sources.values() if op.kind in STATE_KINDS)
 
 
 def whole_value(program: Program, world: World, live: Mapping[str, Any], name: str) -> Any:
@@ -47,22 +45,12 @@ def whole_value(program: Program, world: World, live: Mapping[str, Any], name: s
         )
     source = next(op for op in program.sources.values() if op.name == name)
     whole = empty_tensor(source.outputs[0], world.device)
-    for rank, op, box in _owners(program, name):
+    shards = {shard.box: shard for shard in reversed(program.state[name])}  # one of the replicas
+    for rank, op, box in sorted(shards.values()):
         place = whole if box is None else box_view(whole, box)
-        mine = live[op.outputs[0].name] if rank == world.rank else None
+        mine = live[program.ops[op].outputs[0].name] if rank == world.rank else None
         place.copy_(_broadcast(rank, mine, place, world))
     return whole
-
-
-def _owners(program: Program, name: str) -> Iterator[tuple[int, Op, Box | None]]:
-    """Yield one rank, with its op, that holds each box of a source."""
-    seen: set[Box | None] = set()
-    for rank in range(program.plan.num_devices):
-        for op in program.residents(rank):
-            of, box = shard_of(op, program.sources)
-            if of == name and box not in seen:
-                seen.add(box)
-                yield rank, op, box
 
 
 def _broadcast(

@@ -12,6 +12,7 @@ from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import check_batch_is_read_only, written_inputs
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
+from pardnn.plan.state_layout import STATE_KINDS, state_layout
 
 
 class Program:
@@ -31,6 +32,7 @@ class Program:
         result_specs: Of the messages after the last action, numbered on: they bring the loss, and
             the batch tensors that the step writes, to every other rank.
         written: Batch tensors that the step writes in place.
+        state: Where each parameter, buffer and optimizer state lives.
     """
 
     def __init__(self, graph: Graph, plan: Plan) -> None:
@@ -47,6 +49,7 @@ class Program:
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)
         self.written = written_inputs(self.whole)
+        self.state = state_layout(self.whole, plan)
         if plan.partition is not None:
             check_batch_is_read_only(self.whole)
         self.result_specs = tuple(self._result_specs())
@@ -78,9 +81,7 @@ class Program:
     def residents(self, rank: int) -> list[Op]:
         """Return the ops of a rank whose values outlive the step and must be given to it."""
         return [
-            self.ops[name]
-            for name in self.plan.order[rank]
-            if self.ops[name].kind in ("parameter", "buffer", "state")
+            self.ops[name] for name in self.plan.order[rank] if self.ops[name].kind in STATE_KINDS
         ]
 
     def inputs(self) -> list[Op]:
