@@ -16,6 +16,7 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
         "foreach": {"foreach": True},
         "fused": {"fused": True},
         "momentum": {"momentum": 0.9},
+        "fused_momentum": {"momentum": 0.9, "fused": True},
         "dampening": {"momentum": 0.9, "dampening": 0.5},
         "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
         "maximize": {"maximize": True},

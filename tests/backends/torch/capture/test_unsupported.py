@@ -178,12 +178,6 @@ def test_nothing_to_train():
     assert caught.value.exit_status == 2
 
 
-def test_dampening():
-    make = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)
-    error = refused(*small(make), "E806")
-    assert "dampening is 0.5" in error.message
-
-
 def test_own_generator_and_reseeding():
     generator = torch.Generator()
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.constant_folding import constant_content
+from pardnn.backends.torch.capture.rewrites import sgd
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 
 _FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
@@ -20,6 +21,8 @@ _FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "
 #: Initial value of a momentum buffer that is created as a copy of the first gradient g:
 #: -0.0 * momentum + g is g bit by bit, also where g is -0.0.
 MOMENTUM_INITIAL = -0.0
+#: Writes the first gradient into a momentum that was allocated empty.
+_FUSED_SGD = "aten._fused_sgd_.default"
 
 
 def initial_value(value: Value) -> float | None:
@@ -56,13 +59,16 @@ def _uniform(call: Call) -> float | None:
 def is_copied_gradient(value: Value) -> bool:
     """Whether a tensor was created as a copy of another one, as SGD creates its momentum."""
     assert value.storage is not None
-    return value.storage.owner.call.kind == "aten.clone.default"
+    first = [write.kind for write in value.storage.writes[:1]]
+    return value.storage.owner.call.kind == "aten.clone.default" or first == [_FUSED_SGD]
 
 
 def momentum_reason(optimizer: Any, parameter: torch.Tensor) -> str | None:
     """Return why SGD's momentum cannot start from zero; None if it can."""
     if not isinstance(optimizer, torch.optim.SGD):
         return "is created as a copy of another tensor"
+    if sgd.DAMPENED in optimizer.state[parameter]:
+        return None  # the first step is not dampened
     for group in optimizer.param_groups:
         if any(p is parameter for p in group["params"]) and group["dampening"] != 0:
             return (

@@ -18,7 +18,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
-from pardnn.backends.torch.capture.rewrites import rewritten
+from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
 

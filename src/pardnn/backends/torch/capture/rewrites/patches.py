@@ -5,7 +5,8 @@ torch's own code the user cannot rewrite it.
 
 Idea: compute both sides and select, bit by bit what the branch gives:
 
-- RAdam leaves out its rectification in the first steps: `rewrite_radam`.
+- RAdam leaves out its rectification in the first steps, ASGD its average: `radam`, `asgd`.
+- SGD dampens all gradients but the first: `sgd`.
 - `GradScaler` leaves out the optimizer's step where a gradient is not finite: the step is taken,
   and undone by a selection between the old and the new content of each tensor it wrote
   (`undone_where`). Each selection is moved up to where its tensor was last used, so that only one
@@ -31,7 +32,8 @@ from unittest import mock
 import torch
 from torch.optim import swa_utils
 
-from pardnn.backends.torch.capture import rewrite_radam, unsupported
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.rewrites import asgd, radam, sgd
 from pardnn.backends.torch.capture.trace_ir import Call, Storage
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import choose
@@ -69,8 +71,14 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         unchecked = mock.patch.object(torch.distributions.Distribution, "_validate_args", False)
         stack.enter_context(unchecked)
         optimizer = sys.modules["torch.optim.radam"]
-        patch(optimizer, "_single_tensor_radam", rewrite_radam.single_tensor)
-        patch(optimizer, "_multi_tensor_radam", rewrite_radam.multi_tensor)
+        patch(optimizer, "_single_tensor_radam", radam.single_tensor)
+        patch(optimizer, "_multi_tensor_radam", radam.multi_tensor)
+        optimizer = sys.modules["torch.optim.asgd"]
+        patch(optimizer, "_single_tensor_asgd", asgd.single_tensor)
+        patch(optimizer, "_multi_tensor_asgd", asgd.multi_tensor)
+        dampening = sgd.Dampening()
+        patch(torch.optim.SGD, "_init_group", dampening.init_group)
+        patch(sys.modules["torch.optim.sgd"], "sgd", dampening.update)
         yield
 
 
