@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from testbed import op_samples_layers
+from testbed import op_samples_foreach, op_samples_layers
 from testbed.op_draw import SAMPLES, Draw, named, sample, with_keywords
 
-__all__ = ["SAMPLES", "Draw", "op_samples_layers", "with_keywords"]
+__all__ = ["SAMPLES", "Draw", "op_samples_foreach", "op_samples_layers", "with_keywords"]
 
 
 UNARY = """abs acos acosh alias asin asinh atan atanh ceil clone cos cosh detach elu erf exp expm1
@@ -160,4 +160,5 @@ def index_put(d: Draw) -> tuple[Any, ...]:
     return d.one(
         (data, [d.i(7, 5)], d.f(5, 8, 6), True), (data, [None, d.i(8, 5)], d.f(6), True),
         (data, [torch.randperm(7)[:4], None, torch.randperm(6)[:4]], d.f(4, 8)),
+        (data, [d.b(7, 8, 6)], d.f()), (data, [d.b(7)], d.f(8, 1)), (data, [d.b(7, 8)], d.f(6)),
     )  # fmt: skip

@@ -131,8 +131,15 @@ def index(self: Tensor, indices: list[Tensor | None]) -> Any:
 def index_put(
     self: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Any:
-    """Elements named by index tensors are replaced, or added to: the other dims can be cut."""
+    """Elements named by index tensors are replaced, or added to: the other dims can be cut.
+
+    One mask chooses at each place whether to replace, where the values are the same for all places.
+    """
     at = Indexed(self, indices)
+    if len(at.tensors) == 1 and at.dims == [0] and not at.is_plain:
+        (mask,) = at.tensors
+        if values.ndim <= self.ndim - mask.ndim:
+            return lambda *i: put(self[i], mask[i[: mask.ndim]], values.broadcast(i[mask.ndim :]))
     if not at.is_plain:
         return lambda *i: put(self[(ALL,) * self.ndim])[i]
 

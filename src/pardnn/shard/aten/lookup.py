@@ -8,6 +8,7 @@ from pardnn.shard.aten import (  # noqa: F401
     conv,
     elementwise,
     factory,
+    foreach,
     index,
     matmul,
     norm,

@@ -7,6 +7,7 @@ _FOURIER = "each output mixes all inputs along dims that the output halves; not 
 
 #: Operator to reason. What is in neither list is unknown, and runs whole too.
 WITHOUT: dict[str, str] = {
+    "aten._amp_foreach_non_finite_check_and_unscale_": "it writes its flag in place: a reduction",
     "aten._embedding_bag_backward": "bags are told by offsets, which differ for each shard",
     "aten._fft_c2r": _FOURIER,
     "aten._fft_r2c": _FOURIER,
@@ -37,6 +38,4 @@ def reason_without(kind: str) -> str | None:
         kind: Such as "aten.nonzero.default".
     """
     name = ".".join(kind.replace("::", ".").split(".")[:2])
-    if name.startswith("aten._foreach_"):
-        return "one call holds tensors of many shapes; split per tensor, each can be cut"
     return WITHOUT.get(name)

@@ -195,7 +195,7 @@ def _arguments(
         found["args"] = [filled(argument, local) for argument in args]
     if "kwargs" in found or kwargs:
         found["kwargs"] = {key: filled(argument, local) for key, argument in kwargs.items()}
-    if "returns" in found:
+    if found.get("returns"):
         found["returns"] = [renamed[name] for name in partitioned.returned]
     if "mutates" in found:
         slots = {name: slot for slot, name in partitioned.names.items()}

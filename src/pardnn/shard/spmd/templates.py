@@ -72,7 +72,7 @@ class PartitionedOp(NamedTuple):
     Attributes:
         template: Shared by all ops that make an equal call.
         names: By slot, the tensor of the graph.
-        returned: The output that each result becomes.
+        returned: The output that each described result becomes, see `result_names`.
     """
 
     template: Template
@@ -88,6 +88,14 @@ def returned_names(op: Op) -> tuple[str | None, ...]:
     """Return the output that each result of a call becomes."""
     listed = (op.arguments or {}).get("returns")
     return tuple(t.name for t in op.outputs) if listed is None else tuple(listed)
+
+
+def result_names(op: Op) -> tuple[str | None, ...]:
+    """Return the output that each described result becomes.
+
+    What a call returns is described; where it returns nothing, what it changes in place.
+    """
+    return returned_names(op) or tuple(t.name for t in op.outputs)
 
 
 def replicate_op(op: Op, tensors: Mapping[str, Tensor], mesh: Mesh) -> PartitionedOp:
@@ -121,7 +129,7 @@ def partition_op(
     arguments = op.arguments or {}
     structure = [_plain(arguments.get(key), numbers) for key in ("args", "kwargs")]
     inputs = tuple([numbers.setdefault(name, len(numbers)) for name in op.inputs])
-    returned = returned_names(op)
+    returned = result_names(op)
     description = description_of(op.kind) if "." in op.kind else None
     key = (
         op.kind, description and description.function, tuple(structure), inputs,
@@ -155,7 +163,7 @@ def _plain(value: Any, numbers: dict[str, int]) -> Any:
 def _template(
     op: Op, axes: AxisLoops, tensors: Mapping[str, Tensor], mesh: Mesh, numbers: Mapping[str, int]
 ) -> Template | None:
-    call, returned = call_of(op, tensors), returned_names(op)
+    call, returned = call_of(op, tensors), result_names(op)
     if all(axis is None for axis in axes):
         names = {str(numbers[name]): name for name in call.shapes}
         found = _whole(call, returned, axes, tensors, mesh, numbers)

@@ -78,8 +78,14 @@ def random_sharding(name: str, shape: tuple[int, ...], rng: random.Random) -> Sh
 
 
 def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
+    """The same of a step of `TRIED`."""
+    return certified_run(*captured(name), sharding, rng)
+
+
+def certified_run(
+    graph: Graph, values: Any, expected: Any, sharding: Sharding, rng: random.Random
+) -> Plan:
     """Partition, overlap transfers with computation of any length, check both, run the latter."""
-    graph, values, expected = captured(name)
     plan = spmd_partition(
         graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000])
     )

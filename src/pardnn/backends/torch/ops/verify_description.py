@@ -31,6 +31,7 @@ from pardnn.backends.torch.ops.codec import (
     flatten_result,
     op_kind,
 )
+from pardnn.backends.torch.ops.schema import signature, written_names, written_tensors
 from pardnn.errors import UnsupportedError
 
 Box = tuple[tuple[int, int], ...]
@@ -105,7 +106,8 @@ def run_call(call: CallData, values: Mapping[str, Any]) -> list[Any]:
         values: Tensors and host scalars by name.
 
     Returns:
-        Its results, lists flattened.
+        Its results, lists flattened; of a call that returns nothing, the tensors that it changes
+        in place.
     """
 
     def fill(data: Any) -> Any:
@@ -117,8 +119,13 @@ def run_call(call: CallData, values: Mapping[str, Any]) -> list[Any]:
     device = torch.device("cpu")
     args = [fill(decode(_lists(item), device)) for item in call.args]
     kwargs = {key: fill(decode(_lists(item), device)) for key, item in call.kwargs.items()}
+    function = find_call(call.kind)
     with torch.no_grad():
-        return flatten_result(find_call(call.kind)(*args, **kwargs))
+        results = flatten_result(function(*args, **kwargs))
+    if results or not isinstance(function, torch._ops.OpOverload):
+        return results
+    sig = signature(function)
+    return written_tensors(sig, written_names(sig, tuple(args), kwargs), args, kwargs)
 
 
 def _lists(data: Any) -> Any:
