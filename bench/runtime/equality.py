@@ -32,7 +32,8 @@ from torch import nn
 
 from bench.common.forked import forked, world_of
 from pardnn.api.planning import plan as make_plan
-from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program

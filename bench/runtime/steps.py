@@ -24,7 +24,8 @@ from torch import nn
 
 from bench.common.forked import forked, process_group
 from pardnn.api.planning import plan as make_plan
-from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.cluster import Cluster
 from pardnn.plan.plan import Plan

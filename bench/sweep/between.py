@@ -14,7 +14,7 @@ from typing import Any
 import pardnn
 from bench.common.forked import forked
 from bench.sweep.measure import COSTS, Row, as_list, compared, error_row, next_batch
-from pardnn.backends.torch.capture.capture import loss_of
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.user_step.sources import batch_indices, sources
 from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError

@@ -16,7 +16,7 @@ import torch
 
 import pardnn
 from bench.common.forked import forked, process_group
-from pardnn.backends.torch.capture.capture import loss_of
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.sources import batch_indices, sources
 from pardnn.cluster import Cluster

@@ -24,8 +24,9 @@ def parallelize(
 ) -> Callable[..., Any]:
     """Return the step as a function that runs on all ranks of `torchrun`.
 
-    Call it with the args that are neither model nor optimizer; it returns the same loss on every
-    rank. Learning rates and other hyperparameters are read from the optimizers at every call.
+    Call it with the args that are neither model nor optimizer; it returns what the step returns,
+    the same on every rank. Learning rates and other hyperparameters are read from the optimizers
+    at every call.
 
     Args:
         step: The training step.

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import Graph, Op
-from pardnn.plan.mesh import Box
+from pardnn.plan.mesh import Box, layout_of, owned_boxes
 from pardnn.plan.plan import Plan, planned_graph
 
 #: Kinds of source ops whose values outlive the step.
@@ -33,6 +34,20 @@ class Shard(NamedTuple):
 
 StateLayout = Mapping[str, tuple[Shard, ...]]
 """Per source op of the whole graph its shards, by device; replicas are listed, each of them."""
+
+
+class KeptShard(NamedTuple):
+    """What one device holds of a tensor that the step returns, when its ops have run.
+
+    Attributes:
+        device: Index of the device.
+        tensor: Name in the planned graph.
+        box: Of the whole tensor; None for all of it.
+    """
+
+    device: int
+    tensor: str
+    box: Box | None
 
 
 def shard_of(op: Op, whole: Mapping[str, Op]) -> tuple[str, Box | None]:
@@ -68,3 +83,28 @@ def state_layout(graph: Graph, plan: Plan) -> dict[str, tuple[Shard, ...]]:
             of, box = shard_of(op, whole)
             shards[of].append(Shard(plan.placement[op.name], op.name, box))
     return {name: tuple(sorted(found)) for name, found in shards.items()}
+
+
+def kept_shards(graph: Graph, plan: Plan, name: str) -> tuple[KeptShard, ...]:
+    """Return where a plan keeps a tensor that the step returns, by device.
+
+    Args:
+        graph: The whole graph of the step.
+        plan: Made for it.
+        name: Of a tensor of the graph.
+
+    Raises:
+        InvalidPlanError: E410, if the plan cuts it in a way that its mesh does not have.
+    """
+    op, tensor = next((op, t) for op in graph.ops for t in op.outputs if t.name == name)
+    if plan.partition is None:
+        return (KeptShard(plan.placement[op.name], name, None),)
+    shape, layout = tensor.shape or (), layout_of(plan.partition.sharding[name])
+    boxes = None if layout is None else owned_boxes(shape, layout, plan.partition.mesh)
+    if boxes is None:
+        raise InvalidPlanError(f"tensor {shown(name)} has no layout on the mesh of the plan")
+    whole = tuple((0, size) for size in shape)
+    return tuple(
+        KeptShard(device, f"{name}@{device}", None if box == whole else box)
+        for device, box in enumerate(boxes)
+    )

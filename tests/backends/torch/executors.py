@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.program import Program

@@ -51,11 +51,12 @@ class Parallel:
         self.rank = executor.rank
         self.names = resident_names(executor.program)
 
-    def __call__(self, *batch: Any) -> torch.Tensor:
+    def __call__(self, *batch: Any) -> Any:
         """Run one step on all ranks; every rank must call it, with the same (global) batch.
 
         Returns:
-            The loss, without gradient; the same value on every rank.
+            What the step returns, the same on every rank: the loss, or tuples, lists, dicts and
+            objects of tensors and numbers (an object as `Fields`), without gradients.
 
         Raises:
             MismatchError: E505, E509 or E512, if the batch, a hyperparameter or another value that
@@ -64,7 +65,8 @@ class Parallel:
             RankError: E6xx, naming the rank that failed first.
             StuckError: E7xx, naming the rank that hangs.
         """
-        return self._executor.step(lambda: self._inputs(batch))
+        self._executor.step(lambda: self._inputs(batch))
+        return self._executor.result
 
     def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
         values = self._binding.batch_inputs(batch)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pardnn.backends.torch.capture.capture import capture, loss_of
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.user_step.sources import batch_indices, sources
 from pardnn.graph.ir import Graph
 from tests.backends.torch import models

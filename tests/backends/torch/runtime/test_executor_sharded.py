@@ -19,7 +19,7 @@ from torch import nn
 
 import pardnn
 from pardnn.backends.torch import runtime
-from pardnn.backends.torch.capture.capture import loss_of
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.make_step import make_step
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.parallelize import parallelize

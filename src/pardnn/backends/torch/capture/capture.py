@@ -23,13 +23,17 @@ from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import initial_state, unsupported
 from pardnn.backends.torch.capture.fake_cache import FakeCache
-from pardnn.backends.torch.capture.loss import loss_of as loss_of
 from pardnn.backends.torch.capture.placeholders import (
     fake_mode_of,
     insert_gradient_placeholders,
     insert_placeholders,
 )
 from pardnn.backends.torch.capture.restore import changes, restore
+from pardnn.backends.torch.capture.result import (
+    loss_of,
+    named_result,
+    recorded_result,
+)
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.source_updates import (
     StepTrace,
@@ -141,12 +145,15 @@ class _Session:
         changed = [name for name in trace.changed if not _is_overwritten_before_read(trace, name)]
         if changed:
             raise unsupported.changed_state(changed)
-        loss = trace.tracer.aliases.fresh_value(loss_of(trace.result))
+        returned = loss_of(trace.result)
+        loss = trace.tracer.aliases.fresh_value(returned)
         updated = source_updates(trace, irregular)
-        calls = _ordered_live_calls(trace, loss, updated, irregular)
+        result, copies = recorded_result(trace.tracer, trace.result, returned)
+        calls = _ordered_live_calls(trace, loss, [*updated, *copies], irregular)
         check_shared_storage(trace, calls, sharing)
         _check_repeatable(trace, self._trace(initial=initial, locate=False))
-        return graph_of(name, calls, loss, trace.settings, self._accelerator(trace))
+        named = named_result(result)
+        return graph_of(name, calls, loss, trace.settings, self._accelerator(trace), named)
 
     def _accelerator(self, trace: StepTrace) -> str:
         kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
@@ -288,13 +295,22 @@ def _ordered_live_calls(
 
 
 def _check_item_reads(calls: list[Call], permitted: set[Call]) -> None:
-    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait."""
+    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
+
+    A number that no tensor is computed from, as one that is only returned, holds up nobody.
+    """
+    feeding: set[Value] = set()
+    for call in reversed(calls):
+        is_host = call.kind.startswith("scalar.")
+        if not is_host or not feeding.isdisjoint(call.outputs):
+            feeding.update(call.inputs)
     tainted: set[Value] = set()
     for call in calls:
         touched = call.random or any(value in tainted for value in call.inputs)
         if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
             touched = True
-        if touched and call.kind == "aten._local_scalar_dense.default" and call not in permitted:
+        is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
+        if touched and is_read and not feeding.isdisjoint(call.outputs):
             raise unsupported.data_dependent_branch(call.source)
         if touched:
             tainted.update(call.outputs)

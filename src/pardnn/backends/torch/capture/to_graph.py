@@ -115,7 +115,12 @@ def _unused_name(base: str, counts: dict[str, int], taken: set[str]) -> str:
 
 
 def graph_of(
-    name: str, calls: Sequence[Call], loss: Value, settings: dict[str, Any], accelerator: str
+    name: str,
+    calls: Sequence[Call],
+    loss: Value,
+    settings: dict[str, Any],
+    accelerator: str,
+    result: Any = None,
 ) -> Graph:
     """Return named calls as a checked graph.
 
@@ -125,11 +130,15 @@ def graph_of(
         loss: The value that is the loss.
         settings: Plain values that the graph takes for granted.
         accelerator: Device type of the model.
+        result: Structure of what the step returns, of `result.named_result`; None: the loss.
     """
     groups = _groups(calls)
     ops = [_op(call, groups, accelerator) for call in calls]
-    arguments = {"settings": settings} if settings else None
-    ops.append(Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments))
+    arguments: dict[str, Any] = {"settings": settings} if settings else {}
+    if result is not None:
+        arguments["result"] = result
+    mark = Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments or None)
+    ops.append(mark)
     return build_graph(name, ops)
 
 
@@ -185,6 +194,8 @@ def _workspace(call: Call) -> int:
 def _memory(call: Call) -> Any:
     if call.kind in SOURCE_KINDS:
         return "normal" if call.kind == "input" else "residual"
+    if call.kept:
+        return "residual"
     owns = any(value.base is None for value in call.outputs)
     return "normal" if owns or not call.outputs else "reference"
 

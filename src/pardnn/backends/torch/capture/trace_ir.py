@@ -86,6 +86,7 @@ class Call:
         backward_of: The forward call whose gradient it computes.
         replays: The predecessor whose random numbers it draws once more.
         arguments: The `arguments` of a source op, which has no call.
+        kept: Whether its output outlives the step, for the caller.
         name: In the graph; given at the end, to sources at once.
     """
 
@@ -105,6 +106,7 @@ class Call:
     backward_of: Call | None = None
     replays: Call | None = None
     arguments: dict[str, Any] | None = None
+    kept: bool = False
     name: str = ""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pardnn.backends.entry_point import load_factory
-from pardnn.backends.torch.capture.loss import loss_of
+from pardnn.backends.torch.capture.result import loss_of
 from pardnn.backends.torch.launch.job import Job
 
 

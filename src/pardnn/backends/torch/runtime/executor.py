@@ -57,6 +57,7 @@ class Executor:
         peak_bytes: Peak of live tensor bytes in the first step, measured.
         step_s: Seconds of each step so far.
         waits_s: Seconds that this rank waited for each other rank, per step.
+        result: What the last step returned, the same on every rank.
 
     Raises:
         MismatchError: E514, if a resident value is missing or not the one that was captured.
@@ -78,6 +79,7 @@ class Executor:
         self.waits_s: list[list[float]] = []
         self._at = 0
         self._loss: Any = None
+        self.result: Any = None
         self._inputs: Mapping[str, Any] = {}
         self._actions = program.lowered.ranks[world.rank]
         self._stream = self._make_stream(draws)
@@ -205,7 +207,9 @@ class Executor:
             check_written(self.program, self._inputs, self.world.device)
             with torch.no_grad():
                 self._run_measured() if not self.step_s else self._run()
-                self._loss = share_results(self.program, self.world, self._loss, self._inputs)
+                self._loss, self.result = share_results(
+                    self.program, self.world, self._loss, self._inputs, self._env
+                )
             if self._stream is not None:
                 self._stream.finish()
         except PardnnError as error:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from pardnn.backends.torch.comm.wire_format import MessageSpec, dense_strides, message_specs
-from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.errors import InvalidPlanError, shown
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import check_batch_is_read_only, written_inputs
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
-from pardnn.plan.state_layout import STATE_KINDS, state_layout
+from pardnn.plan.state_layout import STATE_KINDS, kept_shards, state_layout
 
 
 class Program:
@@ -25,12 +27,15 @@ class Program:
         lowered: Messages in their global order and the actions of each rank.
         tensors: Tensors of `graph` by name.
         ops: Ops of `graph` by name.
+        producers: Name of the op that makes each tensor of `graph`.
         sources: Source ops of `whole`, by the names of their values.
         loss: The op that marks the loss; None if the graph has none.
         peaks: Predicted peak bytes of each rank.
         specs: Of the messages in `lowered`.
-        result_specs: Of the messages after the last action, numbered on: they bring the loss, and
-            the batch tensors that the step writes, to every other rank.
+        result: Structure of what the step returns (`runtime.results`); None: the loss alone.
+        kept: Per tensor of that structure its shards, which live until the end of the step.
+        result_specs: Of the messages after the last action, numbered on: they bring the loss, what
+            else the step returns, and the batch tensors that it writes, to every other rank.
         written: Batch tensors that the step writes in place.
         state: Where each parameter, buffer and optimizer state lives.
     """
@@ -43,6 +48,7 @@ class Program:
         self.lowered = lower(graph, plan, arrays)
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.ops = {op.name: op for op in graph.ops}
+        self.producers = {t.name: op.name for op in graph.ops for t in op.outputs}
         self.sources = {op.outputs[0].name: op for op in self.whole.ops if op.is_source}
         self.loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
         self.peaks = peak_bytes(graph, arrays)
@@ -50,33 +56,55 @@ class Program:
         self.specs = message_specs(graph, self.lowered.messages, consumers)
         self.written = written_inputs(self.whole)
         self.state = state_layout(self.whole, plan)
+        self.result = ((self.loss.arguments or {}) if self.loss else {}).get("result")
+        self.kept = {name: kept_shards(self.whole, plan, name) for name in kept_names(self.result)}
+        self._check_kept()
         if plan.partition is not None:
             check_batch_is_read_only(self.whole)
         self.result_specs = tuple(self._result_specs())
 
-    def _result_specs(self) -> Iterator[MessageSpec]:
-        results = [] if self.loss is None else [(self.loss, self.tensors[self.loss.inputs[0]])]
-        results += [(self.ops[name], self.ops[name].outputs[0]) for name in self.written]
-        number = len(self.specs)
-        for op, tensor in results:
-            home, shape = self.plan.placement[op.name], tensor.shape or ()
-            strides = tensor.strides or torch.empty(shape, device="meta").stride()
-            for target in range(self.plan.num_devices):
-                if target == home:
-                    continue
-                yield MessageSpec(
-                    number=number,
-                    tensor=tensor.name,
-                    source=home,
-                    target=target,
-                    bytes=tensor.bytes,
-                    dtype=tensor.dtype or "float32",
-                    shape=shape,
-                    strides=dense_strides(shape, strides),
-                    producer=op.name,
-                    consumer="the step's result",
+    def _check_kept(self) -> None:
+        for shard in (shard for shards in self.kept.values() for shard in shards):
+            if self.ops[self.producers[shard.tensor]].memory != "residual":
+                raise InvalidPlanError(
+                    f"the step returns {shown(shard.tensor)}, but the plan frees it on device "
+                    f"{shard.device} before the step ends"
                 )
-                number += 1
+
+    def _result_specs(self) -> Iterator[MessageSpec]:
+        ends = self._result_ends()
+        for number, (tensor, source, target) in enumerate(ends, len(self.specs)):
+            shape = tensor.shape or ()
+            strides = tensor.strides or torch.empty(shape, device="meta").stride()
+            yield MessageSpec(
+                number=number,
+                tensor=tensor.name,
+                source=source,
+                target=target,
+                bytes=tensor.bytes,
+                dtype=tensor.dtype or "float32",
+                shape=shape,
+                strides=dense_strides(shape, strides),
+                producer=self.producers[tensor.name],
+                consumer="the step's result",
+            )
+
+    def _result_ends(self) -> Iterator[tuple[Tensor, int, int]]:
+        """Yield each tensor that is sent after the step, with its source and target."""
+        ranks = range(self.plan.num_devices)
+        if self.loss is not None:
+            home = self.plan.placement[self.loss.name]
+            loss = self.tensors[self.loss.inputs[0]]
+            yield from ((loss, home, rank) for rank in ranks if rank != home)
+        for name in self.written:
+            home = self.plan.placement[name]
+            yield from ((self.ops[name].outputs[0], home, rank) for rank in ranks if rank != home)
+        for shards in self.kept.values():
+            # One of the replicas, the first, sends.
+            for first in {shard.box: shard for shard in reversed(shards)}.values():
+                holders = {shard.device for shard in shards if shard.box == first.box}
+                tensor = self.tensors[first.tensor]
+                yield from ((tensor, first.device, rank) for rank in ranks if rank not in holders)
 
     def residents(self, rank: int) -> list[Op]:
         """Return the ops of a rank whose values outlive the step and must be given to it."""
@@ -87,6 +115,21 @@ class Program:
     def inputs(self) -> list[Op]:
         """Return the ops of the whole graph whose values every rank is given at every step."""
         return [op for op in self.whole.ops if op.kind == "input"]
+
+
+def kept_names(structure: Any) -> list[str]:
+    """Return the tensors that the structure of a result names, each once."""
+    found: dict[str, None] = {}
+    stack = [structure]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list):
+            stack += item
+        elif isinstance(item, dict) and "kept" in item:
+            found[item["kept"]] = None
+        elif isinstance(item, dict):
+            stack += item.values()
+    return sorted(found)
 
 
 def _first_consumers(graph: Graph, plan: Plan, arrays: PlanArrays, lowered: Lowered) -> list[str]:

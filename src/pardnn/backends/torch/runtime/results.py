@@ -1,4 +1,4 @@
-"""The results of a step for its caller: the loss, and the batch tensors that it wrote.
+"""The results of a step for its caller: what it returned, and the batch tensors that it wrote.
 
 An eager step that writes into its batch (`h.copy_(new.detach())` of truncated backpropagation
 through time) changes the caller's tensor. Here the rank that runs the write works on the storage of
@@ -14,6 +14,9 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.devices import empty_tensor
+from pardnn.backends.torch.ops.codec import decode
+from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import MismatchError, shown
 
@@ -39,7 +42,9 @@ def check_written(program: Program, inputs: Mapping[str, Any], device: torch.dev
             )
 
 
-def share_results(program: Program, world: World, loss: Any, inputs: Mapping[str, Any]) -> Any:
+def share_results(
+    program: Program, world: World, loss: Any, inputs: Mapping[str, Any], live: Mapping[str, Any]
+) -> tuple[Any, Any]:
     """Exchange the step's results; every rank calls it after its last action.
 
     Args:
@@ -47,29 +52,103 @@ def share_results(program: Program, world: World, loss: Any, inputs: Mapping[str
         world: This rank's connections.
         loss: On the rank that computed it; None elsewhere.
         inputs: This step's inputs by name; those that the step writes are brought up to date.
+        live: This rank's live values, by the names of the planned graph.
 
     Returns:
-        The loss.
+        The loss, and what the step returned; tensors of their own, the same on every rank.
     """
-    channel, rank = world.channel, world.rank
-    if channel is None:
-        return loss
-    mine = [spec for spec in program.result_specs if rank in (spec.source, spec.target)]
+    shards = {shard.tensor for found in program.kept.values() for shard in found}
+    values = {name: live[name] for name in shards if name in live}
     written = {name: inputs[name].detach() for name in program.written}
+    channel, rank = world.channel, world.rank
+    mine = [spec for spec in program.result_specs if rank in (spec.source, spec.target)]
     for spec in mine:
+        assert channel is not None
         value = written.get(spec.tensor)
         if spec.source == rank:
-            channel.send(spec, loss if value is None else value)
+            channel.send(spec, values.get(spec.tensor, loss) if value is None else value)
         else:
             is_in_place = value is not None and value.stride() == spec.strides
             channel.allocate(spec, value if is_in_place else None)
             channel.receive(spec)
     for spec in mine:
+        assert channel is not None
         value, arrived = written.get(spec.tensor), channel.wait(spec)
         if spec.source == rank:
             continue
-        if value is None:
+        if spec.tensor in shards:
+            values[spec.tensor] = arrived
+        elif value is None:
             loss = arrived
         elif arrived is not value:
             value.copy_(arrived)
-    return loss
+    if program.result is None:
+        return loss, loss
+    kept = {name: _assembled(program, name, values) for name in program.kept}
+    return loss, _rebuilt(program.result, loss, kept)
+
+
+class Fields(dict[Any, Any]):
+    """What a step returned as an object with fields, such as a dataclass: `out.loss`.
+
+    The object's own class stays where the step ran.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field.
+
+        Raises:
+            AttributeError: There is none of this name.
+        """
+        try:
+            return self[name]
+        except KeyError:
+            known = ", ".join(map(str, self))
+            raise AttributeError(f"the step returned no {name!r:.80}, but {known}") from None
+
+
+class NotReturned:
+    """The place of an object within a step's result that is no tensor, number, text or container.
+
+    Args:
+        kind: Name of its class.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        """Return its text."""
+        return f"<{self.kind}: a step on several ranks returns tensors, numbers and containers>"
+
+
+def _assembled(program: Program, name: str, values: Mapping[str, Any]) -> Any:
+    """Return a tensor that the step returns as one device would hold it."""
+    shards = program.kept[name]
+    here = [(values[shard.tensor], shard.box) for shard in shards if shard.tensor in values]
+    value, box = here[0]
+    if box is None:
+        return value
+    output = next(t for op in program.whole.ops for t in op.outputs if t.name == name)
+    whole = empty_tensor(output, value.device)
+    for value, box in here:
+        box_view(whole, box or ()).copy_(value)
+    return whole
+
+
+def _rebuilt(structure: Any, loss: Any, kept: Mapping[str, Any]) -> Any:
+    """Return a result from its structure, as `capture.result` records it."""
+    ((kind, content),) = structure.items()
+    if kind == "loss":
+        return loss
+    if kind == "kept":
+        return kept[content]
+    if kind == "value":
+        return decode(content, torch.device("cpu"))
+    if kind == "opaque":
+        return NotReturned(content)
+    if kind in ("dict", "fields"):
+        items = {key: _rebuilt(item, loss, kept) for key, item in content}
+        return items if kind == "dict" else Fields(items)
+    found = [_rebuilt(item, loss, kept) for item in content]
+    return tuple(found) if kind == "tuple" else found

@@ -1,0 +1,150 @@
+"""The result of a step: which tensor of it is the loss, and what else its caller gets.
+
+The loss is marked in the graph. Every other tensor that the step returns becomes a copy that
+outlives the step, a residual: eager code holds the last result while the next step runs. The
+structure around them (tuples, lists, dicts, fields) is data on the loss op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.ops.codec import encode
+from pardnn.backends.torch.ops.host_scalars import node_of
+
+#: Containers within containers deeper than this are not followed.
+_MAX_DEPTH = 8
+
+
+def loss_of(result: Any) -> torch.Tensor:
+    """Return the first scalar floating-point tensor in what a step returned, `loss` first.
+
+    Raises:
+        UnsupportedError: E805, if there is none.
+    """
+    found = next(_scalars(result, 0), None)
+    if found is None:
+        raise unsupported.no_loss(_described(result))
+    return found
+
+
+def recorded_result(tracer: Tracer, result: Any, loss: torch.Tensor) -> tuple[Any, list[Call]]:
+    """Record a copy of each tensor that a step returns besides its loss.
+
+    Args:
+        tracer: Of the step, which has run.
+        result: What it returned.
+        loss: The tensor of it that is the loss.
+
+    Returns:
+        The structure of the result, with trace values for tensors and numbers, or None if it is the
+        loss alone; and the calls that copy them.
+    """
+    if result is loss:
+        return None, []
+    calls: dict[int, Call] = {}
+
+    def structure(item: Any, depth: int) -> Any:
+        if item is loss:
+            return {"loss": True}
+        if isinstance(item, torch.Tensor):
+            return {"kept": kept(item, _copied)}
+        if node_of(item) is not None:
+            return {"kept": kept(item, _passed_on)}
+        if item is None or isinstance(item, bool | int | float | str):
+            return {"value": encode(item, _no_name)}
+        named = _named_items(item)
+        if depth >= _MAX_DEPTH or (named is None and not isinstance(item, list | tuple)):
+            return {"opaque": type(item).__name__}
+        if named is None:
+            kind = "tuple" if isinstance(item, tuple) else "list"
+            return {kind: [structure(each, depth + 1) for each in item]}
+        kind = "dict" if type(item) is dict else "fields"
+        return {kind: [[key, structure(each, depth + 1)] for key, each in named]}
+
+    def kept(item: Any, record: Any) -> Value:
+        if id(item) not in calls:
+            call = calls[id(item)] = record(tracer, item)
+            call.kept = True
+        return calls[id(item)].outputs[0]
+
+    return structure(result, 0), list(calls.values())
+
+
+def named_result(structure: Any) -> Any:
+    """Return the structure of a result with the names of tensors for values of the trace."""
+    if isinstance(structure, Value):
+        return structure.name
+    if isinstance(structure, list):
+        return [named_result(item) for item in structure]
+    if isinstance(structure, dict):
+        return {key: named_result(item) for key, item in structure.items()}
+    return structure
+
+
+def _copied(tracer: Tracer, tensor: torch.Tensor) -> Call:
+    with torch.no_grad():
+        copy = tracer.recorded(torch.ops.aten.clone.default, tensor)
+    return tracer.aliases.value(copy).call
+
+
+def _passed_on(tracer: Tracer, number: Any) -> Call:
+    node = node_of(number)
+    assert node is not None
+    return tracer.scalar_call("pos", [node.operand], node.kind).call
+
+
+def _no_name(_value: Any) -> str:
+    raise KeyError
+
+
+def _named_items(item: Any) -> list[tuple[str | int, Any]] | None:
+    """Return the items of a dict or the fields of an object with named parts, else None."""
+    if isinstance(item, dict):
+        is_plain = all(isinstance(key, str | int) for key in item)
+        return list(item.items()) if is_plain else None
+    if is_dataclass(item) and not isinstance(item, type):
+        return [(field.name, getattr(item, field.name)) for field in fields(item)]
+    return None
+
+
+def _scalars(result: Any, depth: int) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        if result.numel() == 1 and result.dtype.is_floating_point:
+            yield result
+        return
+    if depth > 4 or isinstance(result, str | bytes | int | float | type(None)):
+        return
+    named = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
+    if named is not None:
+        yield from _scalars(named, depth + 1)
+    for item in _items(result):
+        yield from _scalars(item, depth + 1)
+
+
+def _items(result: Any) -> list[Any]:
+    if isinstance(result, list | tuple):
+        return list(result)
+    named = _named_items(result)
+    if named is None:
+        return list(getattr(result, "__dict__", {}).values())
+    return [item for _, item in named]
+
+
+def _described(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"a {str(result.dtype).removeprefix('torch.')} tensor of shape {list(result.shape)}"
+    if isinstance(result, list | tuple):
+        return f"a {type(result).__name__} of " + (
+            ", ".join(_described(item) for item in result[:4]) or "nothing"
+        )
+    if isinstance(result, torch.SymInt | torch.SymFloat):
+        return "a number, as .item() makes it"
+    return "nothing" if result is None else f"a {type(result).__name__}"

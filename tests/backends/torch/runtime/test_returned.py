@@ -1,0 +1,164 @@
+"""The caller gets all that the step returns, on every rank, under placed and cut plans."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pardnn
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.plan.plan import Plan
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
+
+Entry = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@dataclasses.dataclass
+class Output:
+    loss: torch.Tensor
+    logits: torch.Tensor
+    cache: Any = None
+
+
+class Cache:
+    """Neither tensor nor container."""
+
+
+def returning(made: Callable[..., Any]) -> Entry:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        logits = model(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+        return made(model, x, y, loss, logits)
+
+    x, y = torch.randn(12, 8, dtype=torch.double), torch.randint(4, (12,))
+    return step, (model, optimizer, x, y)
+
+
+def accuracy(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (logits.argmax(1) == y).double().mean()
+
+
+STRUCTURES: dict[str, Callable[..., Any]] = {
+    "tuple": lambda model, x, y, loss, logits: (loss, accuracy(logits, y)),
+    "dict": lambda model, x, y, loss, logits: {
+        "n": 12, "acc": accuracy(logits, y), "loss": loss.detach(), "all": [logits, None, "text"],
+    },
+    "twice": lambda model, x, y, loss, logits: (loss, logits, logits, loss),
+    "views": lambda model, x, y, loss, logits: (loss, logits.t()[1:], model[0].weight, x[2:4]),
+    "numbers": lambda model, x, y, loss, logits: (
+        loss, loss.item(), (logits.argmax(1) == y).sum().item(), (loss > 1).item(), loss.item() / 9,
+    ),
+    "integers": lambda model, x, y, loss, logits: (loss, logits.argmax(1), y, float("inf")),
+}  # fmt: skip
+
+
+def flat(result: Any) -> Any:
+    """A result as plain data."""
+    if isinstance(result, torch.Tensor):
+        return result.tolist()
+    if isinstance(result, dict):
+        return {key: flat(item) for key, item in result.items()}
+    if isinstance(result, list | tuple):
+        return [type(result).__name__, *map(flat, result)]
+    return result
+
+
+def on_ranks(made: Callable[..., Any], plan: Plan, read: Callable[[Any], Any]) -> list[Any]:
+    def body(rank: int, path: str) -> Any:
+        connect(rank, plan.num_devices, path, 20).close()
+        step, args = returning(made)
+        fast = parallelize(step, *args, plan=plan, timeout=20, device="cpu")
+        found = [read(fast(*args[2:])) for _ in range(3)]
+        fast.close()
+        return [found, fast.peak_bytes <= Program(fast.graph, plan).peaks[rank]]
+
+    outcomes = run_ranks(plan.num_devices, body)
+    for outcome in outcomes:
+        assert outcome.status == 0, outcome.error
+        assert outcome.value[1], "the peak is above the prediction"
+    return [outcome.value[0] for outcome in outcomes]
+
+
+def eager(made: Callable[..., Any], read: Callable[[Any], Any]) -> list[Any]:
+    step, args = returning(made)
+    return [read(step(*args)) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_placed_step_returns_every_bit(name: str, size: int) -> None:
+    made = STRUCTURES[name]
+    step, args = returning(made)
+    plan = random_plan(capture(step, *args), size, seed=3)
+    for found in on_ranks(made, plan, flat):
+        assert found == eager(made, flat)
+
+
+def close(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or abs(one - other) <= 1e-10 * max(1.0, abs(other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(close, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_cut_step_returns_whole_tensors(name: str) -> None:
+    made = STRUCTURES[name]
+    step, args = returning(made)
+    plan = pardnn.plan(capture(step, *args), pardnn.Cluster.uniform(2), "equal-chop", costs="v100")
+    for found in on_ranks(made, plan, flat):
+        assert close(found, eager(made, flat))
+
+
+def test_an_object_is_returned_by_its_fields() -> None:
+    def made(model: Any, x: Any, y: Any, loss: Any, logits: Any) -> Output:
+        return Output(loss, logits, Cache())
+
+    def read(out: Any) -> Any:
+        return [out.loss.item(), out.logits.tolist()]
+
+    step, args = returning(made)
+    plan = random_plan(capture(step, *args), 2, seed=1)
+    for found in on_ranks(made, plan, read):
+        assert found == eager(made, read)
+
+
+def test_what_cannot_be_returned_says_so() -> None:
+    def made(model: Any, x: Any, y: Any, loss: Any, logits: Any) -> Output:
+        return Output(loss, logits, Cache())
+
+    step, args = returning(made)
+    fast = parallelize(step, *args, plan=random_plan(capture(step, *args), 1, seed=1), device="cpu")
+    out = fast(*args[2:])
+    assert "Cache" in repr(out.cache)
+    with pytest.raises(AttributeError, match=r"no 'accuracy', but loss, logits, cache"):
+        _ = out.accuracy
+    assert out["loss"] is out.loss
+
+
+def test_the_last_result_stays_while_the_next_step_runs() -> None:
+    made = STRUCTURES["tuple"]
+    step, args = returning(made)
+    fast = parallelize(step, *args, plan=random_plan(capture(step, *args), 1, seed=1), device="cpu")
+    one = fast(*args[2:])
+    before = flat(one)
+    fast(*args[2:])
+    assert flat(one) == before
