@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pardnn.plan.check import check_plan
     from pardnn.plan.file import read_plan, write_plan
     from pardnn.plan.plan import Plan
+    from pardnn.plan.state_in_place import check_state_kept, state_in_place
     from pardnn.shard.tdl.registry import describe
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Plan",
     "capture",
     "check_plan",
+    "check_state_kept",
     "describe",
     "estimate",
     "parallelize",
@@ -42,6 +44,7 @@ __all__ = [
     "read_graph",
     "read_plan",
     "simulate",
+    "state_in_place",
     "verify",
     "write_graph",
     "write_plan",
@@ -54,12 +57,14 @@ _HOME = {
     "Plan": "pardnn.plan.plan",
     "capture": "pardnn.api.capture",
     "check_plan": "pardnn.plan.check",
+    "check_state_kept": "pardnn.plan.state_in_place",
     "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api.planning",
     "parallelize": "pardnn.api.parallelize",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",
     "simulate": "pardnn.api.simulate",
+    "state_in_place": "pardnn.plan.state_in_place",
     "verify": "pardnn.api.verify",
     "write_graph": "pardnn.graph.file",
     "write_plan": "pardnn.plan.file",

@@ -1,16 +1,27 @@
 """Whether any plan at all fits, by exhaustion: for a handful of ops."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from pardnn.graph.ir import Graph
 
 
-def some_plan_fits(graph: Graph, groups: Sequence[int], capacities: Sequence[int]) -> bool:
-    """Search all placements, all orders and all instants at which messages can be sent."""
+def some_plan_fits(
+    graph: Graph,
+    groups: Sequence[int],
+    capacities: Sequence[int],
+    pins: Mapping[int, int] = MappingProxyType({}),
+) -> bool:
+    """Search all placements, all orders and all instants at which messages can be sent.
+
+    `pins` has the device of groups that can be on no other.
+    """
     names = sorted(set(groups))
     for devices in itertools.product(range(len(capacities)), repeat=len(names)):
         device = dict(zip(names, devices, strict=True))
+        if any(device[group] != pinned for group, pinned in pins.items()):
+            continue
         if _order_fits(graph, [device[group] for group in groups], capacities):
             return True
     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import StateInPlace
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import estimate as estimate_problem
 from pardnn.planner.make_plan import make_plan
@@ -23,6 +24,7 @@ def plan(
     *,
     costs: str | None = None,
     time_limit: float | None = None,
+    state: StateInPlace | None = None,
 ) -> Plan:
     """Decide where and in which order every op runs; the plan returned is checked.
 
@@ -36,10 +38,13 @@ def plan(
         seed: The same input, options and seed give the same bytes of plan.
         costs: None: the ops' own `seconds` if they state them, else "measured"; or a preset.
         time_limit: Seconds after which nothing more is tried; may break reproducibility.
+        state: What lies on the devices already, from `pardnn.state_in_place`: the plan leaves each
+            parameter, buffer and optimizer state of it where it is.
 
     Raises:
         InfeasibleError: E301 with a witness, if no plan fits.
-        UsageError: E2xx.
+        UsageError: E2xx; E225, if no such plan can leave state where it is.
+        MismatchError: E503, if a tensor of state is another one.
     """
     options = PlanOptions(
         algorithm=algorithm,
@@ -49,7 +54,8 @@ def plan(
         time_limit=time_limit,
         costs=costs,
     )
-    return make_plan(Problem(graph, cluster, costs_for(graph, cluster, costs), options))[0]
+    problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state)
+    return make_plan(problem)[0]
 
 
 def estimate(

@@ -55,6 +55,10 @@ SOLVER_BASED = frozenset({"m-sct", "metis", "exact"})
 #: sums up in another order; with `auto-whole` each op runs on one device and losses keep every bit.
 BEST, BEST_WHOLE = "auto", "auto-whole"
 
+#: What is tried first where state lies on the devices: the plan that ran before, if it is one for
+#: this graph too.
+BEFORE = "before"
+
 #: What `auto` tries, the most promising first: all that need no solver, the last five only where
 #: they are cheap.
 AUTO = ("pardnn", "heft", "contiguous", "single")

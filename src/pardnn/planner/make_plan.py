@@ -16,7 +16,17 @@ from pardnn.graph.csr import GraphArrays
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, Predicted, plan_from_arrays
-from pardnn.planner.algorithms import BEST, algorithms_to_try, is_polished, solvers_to_try
+from pardnn.plan.state_in_place import check_state_kept
+from pardnn.planner.algorithms import (
+    BEFORE,
+    BEST,
+    BEST_WHOLE,
+    SHARDED,
+    algorithms_to_try,
+    is_polished,
+    solvers_to_try,
+)
+from pardnn.planner.kept_state import check_state, kind_of_plan, with_state
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import may_shard
@@ -36,20 +46,52 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     Raises:
         InfeasibleError: E301, if nothing fits.
         InvalidPlanError: E410, if an algorithm broke a rule (an error of ours).
+        UsageError: E225, if no such plan can leave state where it is.
+        MismatchError: E503, if a tensor in place is another one.
     """
-    graph, cluster, options = problem.graph, problem.cluster, problem.options
-    num_ops = len(graph.ops)
-    names = algorithms_to_try(options.algorithm, num_ops)
-    if options.algorithm == BEST and may_shard(graph, cluster):
-        names = (*names, "tofu")
+    cluster, options, num_ops = problem.cluster, problem.options, len(problem.graph.ops)
+    if problem.state is not None:
+        check_state(problem.graph, cluster, options.reserve, problem.state)
+    names = _names(problem)
     polish = options.objective == "seconds" and is_polished(options.algorithm, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)
     started = time.perf_counter()
     warm_up(names, limited=limited, polished=polish)
     compile_s = time.perf_counter() - started
-    solvers = solvers_to_try(options.algorithm, num_ops) if polish else ()
-    best = decide_best(problem, names, polish=polish, solvers=solvers)
+    placed = any(name not in SHARDED for name in names)
+    solvers = solvers_to_try(options.algorithm, num_ops) if polish and placed else ()
+    try:
+        best = decide_best(problem, names, polish=polish, solvers=solvers)
+    except InfeasibleError as error:
+        if problem.state is None:
+            raise
+        raise with_state(error, problem.graph, problem.state) from None
     return finished(problem, best, compile_s=compile_s)
+
+
+def _names(problem: Problem) -> tuple[str, ...]:
+    """Return the algorithms to run: those whose plans can leave state where it is.
+
+    Raises:
+        UsageError: E225, if the algorithm asked for makes none.
+    """
+    graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
+    names = algorithms_to_try(algorithm, len(graph.ops))
+    kind = None if state is None else kind_of_plan(graph, state)
+    if kind == "cut":
+        names = names if algorithm in SHARDED else ("tofu",)
+    elif algorithm == BEST and kind is None and may_shard(graph, problem.cluster):
+        names = (*names, "tofu")
+    if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
+        cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
+        lies = "whole on single devices" if kind == "whole" else "cut over all devices"
+        raise UsageError(
+            f"{algorithm} {cuts} ops, but the state lies {lies}: no such plan leaves it where it "
+            f"is.\nUse {other}, or auto.",
+            code="E225",
+        )
+    is_best = algorithm in (BEST, BEST_WHOLE)
+    return (BEFORE, *names) if state is not None and is_best and kind != "cut" else names
 
 
 @collector_paused()
@@ -85,6 +127,8 @@ def finished(
     )
     plan = stamped(plan, graph)
     check_plan(graph, plan, problem.cluster)
+    if problem.state is not None:
+        check_state_kept(graph, plan, problem.state, problem.cluster)
     return plan, result
 
 
@@ -92,7 +136,7 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
     """Return the figures of an outcome: of the partitioned graph, where ops are sharded."""
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
     machine, sharded = problem.machine, outcome.sharded
-    serial = serial_seconds(machine)
+    serial = serial_seconds(machine_of(costs, cluster))
     if sharded is None:
         bound = lower_bound_seconds(graph.arrays, machine, problem.capacities)
     else:  # a sharded op may take a k-th part of its time

@@ -11,9 +11,13 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, PardnnError
+from pardnn.place.decision import Decision
+from pardnn.place.ordering.fit import fits
+from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.polish import polish_best
 from pardnn.plan.plan import PlanArrays
-from pardnn.planner.algorithms import ALGORITHMS, SHARDED
+from pardnn.planner.algorithms import ALGORITHMS, BEFORE, SHARDED
+from pardnn.planner.kept_state import plan_before
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import ShardedPlan, decide_sharded
@@ -55,7 +59,7 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
 
     Args:
         problem: What to plan; the algorithm among its options does not count.
-        algorithm: A key of `ALGORITHMS` or `SHARDED`.
+        algorithm: A key of `ALGORITHMS` or `SHARDED`, or `BEFORE`.
         best: What was found before: a sharded plan is given up where a quick estimate is worse.
 
     Raises:
@@ -68,8 +72,7 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
         simulated = (found.makespan_s, found.transfer_bytes, found.planning_s)
         return Outcome(algorithm, found.arrays, 0, *simulated, sharded=found)
     started = time.perf_counter()
-    place = ALGORITHMS[algorithm]
-    decision = place(problem.graph, problem.machine, problem.capacities, seed=options.seed)
+    decision = _placed(problem, algorithm)
     planning = time.perf_counter() - started
     timeline = simulate(problem.graph, problem.machine, decision.plan)
     return Outcome(
@@ -80,6 +83,19 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
         transfer_bytes=timeline.transfer_bytes(problem.graph),
         planning_s=planning,
     )
+
+
+def _placed(problem: Problem, algorithm: str) -> Decision:
+    """Run an algorithm that gives each op one device."""
+    graph, machine, usable = problem.graph, problem.machine, problem.capacities
+    if problem.state is not None and algorithm == BEFORE:
+        plan = plan_before(graph, problem.state, problem.known.pins)
+        if plan is None or not fits(graph.arrays, plan, usable):
+            raise InfeasibleError("the plan that ran before is none for this graph")
+        return Decision(plan)
+    if problem.state is not None and algorithm == "pardnn":
+        return place_pardnn(graph, machine, usable, known=problem.known)
+    return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
 
 
 def decide_best(

@@ -7,10 +7,15 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
+from pardnn.place.pardnn.warm_start import KnownPlaces
 from pardnn.plan.check import capacities
+from pardnn.plan.state_in_place import StateInPlace, usable_beside
+from pardnn.planner.kept_state import pinned, pins_of, places_before
 from pardnn.planner.options import PlanOptions
 from pardnn.sim.machine import Machine, machine_of
 
@@ -24,22 +29,41 @@ class Problem:
         cluster: What it runs on; memory limits are hard.
         costs: Durations of the graph's ops.
         options: How to plan.
+        state: What lies on the devices already and stays where it is; None for nothing.
     """
 
     graph: Graph
     cluster: Cluster
     costs: Costs
     options: PlanOptions = field(default_factory=PlanOptions)
+    state: StateInPlace | None = None
 
     @functools.cached_property
     def machine(self) -> Machine:
-        """Seconds of every op on every device, and what links cost."""
-        return machine_of(self.costs, self.cluster)
+        """Seconds of every op on every device, and what links cost.
+
+        An op whose state lies whole on a device can run there alone.
+        """
+        machine = machine_of(self.costs, self.cluster)
+        pins = self.known.pins
+        return pinned(machine, pins) if bool((pins >= 0).any()) else machine
+
+    @functools.cached_property
+    def known(self) -> KnownPlaces:
+        """Where state lies whole, and where ops ran before."""
+        if self.state is None:
+            free = np.full(len(self.graph.ops), -1, dtype=np.int64)
+            return KnownPlaces(free, free)
+        return KnownPlaces(pins_of(self.graph, self.state), places_before(self.graph, self.state))
 
     @property
     def capacities(self) -> list[int | None]:
-        """Usable bytes of each device: its limit less the reserve; None if unlimited."""
-        return capacities(self.cluster, self.options.reserve)
+        """Usable bytes of each device; None if unlimited.
+
+        That is its limit less the reserve, and less what state of other steps takes.
+        """
+        usable = capacities(self.cluster, self.options.reserve)
+        return usable if self.state is None else usable_beside(self.graph, self.state, usable)
 
     def with_options(self, **changed: Any) -> Problem:
         """Return the same problem with some options changed."""

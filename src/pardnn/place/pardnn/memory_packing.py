@@ -62,6 +62,7 @@ def packed_place(
     device_of_unit[by_first_use] = np.minimum(
         np.searchsorted(np.cumsum(share) * weight.sum(), middle), k - 1
     )
+    device_of_unit = np.where(problem.fixed >= 0, problem.fixed, device_of_unit)
     return legal_placement(problem.arrays, problem.runs, device_of_unit[unit], order)
 
 
@@ -70,9 +71,10 @@ def balanced_place(
 ) -> Int64[ndarray, " n"]:
     """Return a placement with residual units packed for size alone, the rest near them.
 
-    Largest first onto the device with most room left. If the units pack into the capacities less
-    the transient bytes of one device in this order, the plan that keeps to the order fits, since
-    no device holds a transient tensor that one device would not hold (sizes of views aside).
+    Largest first onto the device with most room left, after what stays where it is. If the units
+    pack into the capacities less the transient bytes of one device in this order, the plan that
+    keeps to the order fits, since no device holds a transient tensor that one device would not hold
+    (sizes of views aside).
 
     Args:
         problem: Its groups must join views.
@@ -83,11 +85,11 @@ def balanced_place(
     size = residual_bytes(problem.arrays)
     room = capacity.copy()
     device_of_unit = np.zeros(len(size), dtype=np.int64)
-    for unit in np.argsort(-size, kind="stable").tolist():
+    for unit in np.lexsort((-size, problem.fixed < 0)).tolist():
         able = np.flatnonzero(problem.runs[unit])
         device_of_unit[unit] = able[room[able].argmax()]
         room[device_of_unit[unit]] -= size[unit]
-        if size[unit] == 0:
+        if size[unit] == 0 and problem.fixed[unit] < 0:
             break
     target = device_of_unit[attributed_units(problem, order)]
     return legal_placement(problem.arrays, problem.runs, target, order)

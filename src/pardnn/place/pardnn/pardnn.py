@@ -34,15 +34,21 @@ from pardnn.place.pardnn.renumbering import (
     renumbered_overwrites,
     renumbering_by_priority,
 )
-from pardnn.place.pardnn.step1_makespan import MANY_OPS, partition, timeline_of
+from pardnn.place.pardnn.step1_makespan import MANY_OPS, Candidate, partition, timeline_of
 from pardnn.place.pardnn.step2_memory import Task, fit_memory, nearest, overflows, start_of
+from pardnn.place.pardnn.warm_start import KnownPlaces, started_near
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.adjacency import Adjacency, adjacency_of
 from pardnn.sim.machine import Machine
 
 
 def place_pardnn(
-    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+    graph: Graph,
+    machine: Machine,
+    capacities: list[int | None],
+    *,
+    seed: int = 0,
+    known: KnownPlaces | None = None,
 ) -> Decision:
     """Place and order a graph by ParDNN.
 
@@ -51,6 +57,7 @@ def place_pardnn(
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         seed: Not used: nothing is random.
+        known: Where state lies, and where ops ran before.
 
     Raises:
         InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
@@ -58,7 +65,7 @@ def place_pardnn(
     del seed
     overwrites = first_overwrites(graph)
     try:
-        return place_arrays(graph.arrays, machine, capacities, overwrites)
+        return place_arrays(graph.arrays, machine, capacities, overwrites, known)
     except _NothingFitsError as error:
         raise infeasible(graph, error.nearest, capacities, error.group) from None
 
@@ -77,6 +84,7 @@ def place_arrays(
     machine: Machine,
     capacities: list[int | None],
     overwrites: Int64[ndarray, "w 2"],
+    known: KnownPlaces | None = None,
 ) -> Decision:
     """Place and order a graph that is given as arrays alone.
 
@@ -85,19 +93,22 @@ def place_arrays(
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         overwrites: From `first_overwrites`.
+        known: Where state lies, and where ops ran before.
 
     Raises:
         InfeasibleError: E301, if no plan was found that fits; E302, if an op can run nowhere.
     """
     if arrays.num_ops <= MANY_OPS:
-        return _place(arrays, machine, capacities, overwrites, time.perf_counter())
+        return _place(arrays, machine, capacities, overwrites, known, time.perf_counter())
     begin = time.perf_counter()
     renumbering = renumbering_by_priority(arrays, machine)
     here = renumbered(arrays, renumbering)
     seconds = np.ascontiguousarray(machine.seconds[:, renumbering.op])
     written = renumbered_overwrites(overwrites, renumbering)
+    if known is not None:
+        known = KnownPlaces(known.pins[renumbering.op], known.near[renumbering.op])
     try:
-        found = _place(here, machine._replace(seconds=seconds), capacities, written, begin)
+        found = _place(here, machine._replace(seconds=seconds), capacities, written, known, begin)
     except _NothingFitsError as error:
         error.nearest = original_plan(error.nearest, renumbering)
         error.group = error.group[renumbering.op_here]
@@ -110,20 +121,24 @@ def _place(
     machine: Machine,
     capacities: list[int | None],
     overwrites: Int64[ndarray, "w 2"],
+    known: KnownPlaces | None,
     begin: float,
 ) -> Decision:
     group = colocated(arrays, overwrites)
     group.setflags(write=False)
     arrays = arrays._replace(group=group)
-    problem = problem_of(arrays, machine, _adjacency(arrays))
+    pins = None if known is None else known.pins
+    problem = problem_of(arrays, machine, _adjacency(arrays), pins)
     seconds = {"problem": time.perf_counter() - begin}
     candidates, by_step = partition(problem)
     seconds |= by_step
+    if known is not None:
+        candidates = sorted([*candidates, *started_near(problem, known)], key=_makespan)
     best, limited = candidates[0], any(limit is not None for limit in capacities)
     task = Task(problem, problem, capacities, overwrites)
     begin, start = time.perf_counter(), None
     if limited:
-        task = task._replace(units=_with_views(problem, overwrites))
+        task = task._replace(units=_with_views(problem, overwrites, pins))
     if limited and arrays.num_ops > MANY_OPS:
         start = start_of(task, best)
     if start is None or not overflows(start):
@@ -149,13 +164,20 @@ def _adjacency(arrays: GraphArrays) -> Adjacency:
     return adjacency._replace(order=order, reverse=order[::-1].copy())
 
 
-def _with_views(problem: Problem, overwrites: Int64[ndarray, "w 2"]) -> Problem:
+def _makespan(candidate: Candidate) -> float:
+    return candidate.makespan
+
+
+def _with_views(
+    problem: Problem, overwrites: Int64[ndarray, "w 2"], pins: Int64[ndarray, " n"] | None
+) -> Problem:
     if bool((problem.arrays.tensor_alias < 0).all()):
         return problem
     group = colocated(problem.arrays, overwrites, with_views=True)
     group.setflags(write=False)
     try:
-        return problem_of(problem.arrays._replace(group=group), problem.machine, problem.adjacency)
+        arrays = problem.arrays._replace(group=group)
+        return problem_of(arrays, problem.machine, problem.adjacency, pins)
     except InfeasibleError:
         # A view runs where what it views cannot; the plan is checked as it is either way.
         return problem

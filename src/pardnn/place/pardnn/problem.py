@@ -37,6 +37,7 @@ class Problem(NamedTuple):
         member_ptr: Ops of group g are `member[member_ptr[g]:member_ptr[g + 1]]`.
         member: The ops.
         views: Ops that only view a tensor.
+        fixed: Device of each group that holds state which stays where it is, -1 for the others.
     """
 
     arrays: GraphArrays
@@ -50,6 +51,7 @@ class Problem(NamedTuple):
     member_ptr: Int64[ndarray, " g+1"]
     member: Int64[ndarray, " n"]
     views: Views
+    fixed: Int64[ndarray, " g"]
 
 
 class Clusters(NamedTuple):
@@ -69,7 +71,10 @@ class Clusters(NamedTuple):
 
 
 def problem_of(
-    arrays: GraphArrays, machine: Machine, adjacency: Adjacency | None = None
+    arrays: GraphArrays,
+    machine: Machine,
+    adjacency: Adjacency | None = None,
+    pins: Int64[ndarray, " n"] | None = None,
 ) -> Problem:
     """Return the problem; `arrays.group` must be closed, see `place.colocation.colocated`.
 
@@ -77,6 +82,8 @@ def problem_of(
         arrays: The graph.
         machine: Durations and links.
         adjacency: The graph's edges, if they are known.
+        pins: The only device of each op that one device alone can run for what lies there; -1 for
+            the others. None: for all.
 
     Raises:
         InfeasibleError: E302, if a group can run nowhere.
@@ -86,6 +93,9 @@ def problem_of(
     latency, byte_seconds = slowest_link(machine)
     member_ptr, member = cluster_rows(arrays.group, len(runs))
     seconds = fastest_seconds(machine)
+    fixed = np.full(len(runs), -1, dtype=np.int64)
+    if pins is not None:
+        fixed[arrays.group[pins >= 0]] = pins[pins >= 0]
     return Problem(
         arrays=arrays,
         machine=machine,
@@ -98,6 +108,7 @@ def problem_of(
         member_ptr=member_ptr,
         member=member,
         views=views_of(arrays, seconds),
+        fixed=fixed,
     )
 
 

@@ -1,0 +1,195 @@
+"""State that lies on devices because a plan runs already: what a next plan leaves where it is.
+
+The same model at another batch size, in evaluation, or in a second step function is another graph
+and has a plan of its own. If both plans keep the shared parameters, buffers and optimizer states on
+the same devices, in the same boxes, training goes on under the second without moving a tensor.
+`check_state_kept` proves that a plan does so, and that devices also hold what only others use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pardnn.cluster import Cluster
+from pardnn.errors import InvalidPlanError, shown
+from pardnn.graph.ir import Graph, Tensor
+from pardnn.plan.check import MAX_PROBLEMS, capacities
+from pardnn.plan.memory import peak_bytes
+from pardnn.plan.mesh import Mesh
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.plan.state_layout import STATE_KINDS, Shard, StateLayout, state_layout
+
+
+class Held(NamedTuple):
+    """A tensor of state, and where it lies.
+
+    Attributes:
+        tensor: The whole tensor, in the graph of the plan that put it there.
+        shards: By device.
+        bytes: On each device.
+        mesh: Of the plan that cut it; None where it lies whole on one device.
+    """
+
+    tensor: Tensor
+    shards: tuple[Shard, ...]
+    bytes: tuple[int, ...]
+    mesh: Mesh | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateInPlace:
+    """What lies on the devices of a cluster when a step is planned; see `state_in_place`.
+
+    Attributes:
+        held: Per source op of a whole graph its tensor.
+        num_devices: Number of devices.
+        other_bytes: On each device, for what is no state but stays, such as constants of a plan
+            that goes on being used; empty for none.
+        near: The plan that ran last; where it placed ops is where the search begins.
+    """
+
+    held: Mapping[str, Held]
+    num_devices: int
+    other_bytes: tuple[int, ...] = ()
+    near: Plan | None = None
+
+    @property
+    def layout(self) -> StateLayout:
+        """Where each tensor lies."""
+        return {name: held.shards for name, held in self.held.items()}
+
+
+def state_in_place(
+    graph: Graph,
+    plan: Plan,
+    *,
+    before: StateInPlace | None = None,
+    other_bytes: Sequence[int] = (),
+) -> StateInPlace:
+    """Return the state that lies on the devices once a plan runs.
+
+    Args:
+        graph: The whole graph of the step.
+        plan: Made for it.
+        before: What lay there when the plan was made; state that its graph lacks still does.
+        other_bytes: See `StateInPlace`.
+    """
+    tensors = {op.name: op.outputs[0] for op in graph.ops if op.kind in STATE_KINDS}
+    sizes = {op.name: op.outputs[0].bytes for op in planned_graph(graph, plan).ops if op.is_source}
+    mesh = None if plan.partition is None else plan.partition.mesh
+    held: dict[str, Held] = {} if before is None else dict(before.held)
+    for name, shards in state_layout(graph, plan).items():
+        per_device = [0] * plan.num_devices
+        for shard in shards:
+            per_device[shard.device] += sizes[shard.op]
+        held[name] = Held(tensors[name], shards, tuple(per_device), mesh)
+    return StateInPlace(
+        held=held, num_devices=plan.num_devices, other_bytes=tuple(other_bytes), near=plan
+    )
+
+
+def absent_bytes(graph: Graph, state: StateInPlace) -> list[int]:
+    """Return what each device holds that no source of a graph stands for, in bytes."""
+    present = {op.name for op in graph.ops if op.kind in STATE_KINDS}
+    rows = [held.bytes for name, held in state.held.items() if name not in present]
+    rows.append(state.other_bytes or (0,) * state.num_devices)
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def usable_beside(graph: Graph, state: StateInPlace, usable: list[int | None]) -> list[int | None]:
+    """Return the bytes of each device that a step may use beside what only others use.
+
+    Args:
+        graph: Of the step.
+        state: What lies there.
+        usable: Of each device in all; None for unlimited.
+    """
+    absent = absent_bytes(graph, state)
+    return [None if size is None else size - a for size, a in zip(usable, absent, strict=True)]
+
+
+def tensor_problems(graph: Graph, state: StateInPlace) -> Iterator[str]:
+    """Yield each tensor of state that has the name of one in place and is another one."""
+    for op in graph.ops:
+        held = state.held.get(op.name)
+        if held is None or op.kind not in STATE_KINDS:
+            continue
+        new, old = op.outputs[0], held.tensor
+        if (new.shape, new.dtype, new.strides, new.bytes) != (
+            old.shape, old.dtype, old.strides, old.bytes,
+        ):  # fmt: skip
+            yield f"{op.kind} {shown(op.name)} is {_text(new)}; what lies there is {_text(old)}"
+
+
+def _text(tensor: Tensor) -> str:
+    sizes = "" if tensor.shape is None else f"[{', '.join(map(str, tensor.shape))}]"
+    strides = "" if tensor.strides is None else f" with strides {list(tensor.strides)}"
+    return f"{tensor.dtype or 'a tensor'}{sizes}{strides} of {tensor.bytes} bytes"
+
+
+def state_problems(
+    graph: Graph, plan: Plan, state: StateInPlace, cluster: Cluster | None = None
+) -> list[str]:
+    """Return what a plan would move, and where it exceeds the memory that is left to it.
+
+    Args:
+        graph: The whole graph.
+        plan: A valid plan for it.
+        state: What lies on the devices.
+        cluster: Tells the limits; the plan's own if None.
+    """
+    if plan.num_devices != state.num_devices:
+        return [f"the plan is for {plan.num_devices} devices, state lies on {state.num_devices}"]
+    problems = [*tensor_problems(graph, state)]
+    for name, shards in state_layout(graph, plan).items():
+        held = state.held.get(name)
+        if held is None:
+            continue
+        there = [(shard.device, shard.box) for shard in held.shards]
+        here = [(shard.device, shard.box) for shard in shards]
+        if here != there:
+            problems.append(
+                f"{shown(name)} lies on {_where(there)}, the plan has it on {_where(here)}"
+            )
+    cluster = cluster or plan.cluster
+    if cluster is None or problems:
+        return problems[:MAX_PROBLEMS]
+    usable = usable_beside(graph, state, capacities(cluster, plan.reserve))
+    whole = planned_graph(graph, plan)
+    for device, peak in enumerate(peak_bytes(whole, plan_arrays(whole, plan))):
+        left = usable[device]
+        if left is not None and peak > left:
+            problems.append(
+                f"device {device} holds up to {peak} bytes; beside what other steps keep there, "
+                f"{left} are usable"
+            )
+    return problems
+
+
+def _where(shards: Sequence[tuple[int, object]]) -> str:
+    found = [f"device {device}" + ("" if box is None else f" {box}") for device, box in shards[:4]]
+    return ", ".join(found) + (", ..." if len(shards) > 4 else "")
+
+
+def check_state_kept(
+    graph: Graph, plan: Plan, state: StateInPlace, cluster: Cluster | None = None
+) -> None:
+    """Raise unless a plan leaves state where it is, and fits beside what only others use.
+
+    Args:
+        graph: The whole graph.
+        plan: A valid plan for it, see `check_plan`.
+        state: What lies on the devices.
+        cluster: Tells the limits; the plan's own if None.
+
+    Raises:
+        InvalidPlanError: E410, with all problems in `details["problems"]`.
+    """
+    problems = state_problems(graph, plan, state, cluster)
+    if problems:
+        more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise InvalidPlanError(
+            f"the plan moves state: {problems[0]}{more}", details={"problems": problems}
+        )

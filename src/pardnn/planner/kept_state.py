@@ -1,0 +1,185 @@
+"""What state that lies on devices forces on a plan: the kind of plan, pins, and memory.
+
+A pin is nothing new to the algorithms: a source op that only one device can run. So all of them
+keep to pins, as they do to ops that a device type cannot run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError, MismatchError, PardnnError, UsageError, shown
+from pardnn.graph.ir import Graph
+from pardnn.place.colocation import closed_arrays
+from pardnn.plan.check import capacities, plan_problems
+from pardnn.plan.plan import PlanArrays, plan_arrays
+from pardnn.plan.state_in_place import (
+    Held,
+    StateInPlace,
+    absent_bytes,
+    tensor_problems,
+)
+from pardnn.plan.state_layout import STATE_KINDS
+from pardnn.sim.machine import Machine
+
+Kind = Literal["whole", "cut"]
+
+
+def kept(graph: Graph, state: StateInPlace) -> dict[int, Held]:
+    """Return what lies on the devices of each source op, by number of the op."""
+    return {
+        i: state.held[op.name]
+        for i, op in enumerate(graph.ops)
+        if op.kind in STATE_KINDS and op.name in state.held
+    }
+
+
+def kind_of_plan(graph: Graph, state: StateInPlace) -> Kind | None:
+    """Return which kind of plan leaves a graph's state where it is; None if both do.
+
+    Raises:
+        UsageError: E225, if some of it lies whole and some cut.
+    """
+    found: dict[Kind, int] = {}
+    for i, held in kept(graph, state).items():
+        found.setdefault("whole" if held.mesh is None else "cut", i)
+    if len(found) == 2:
+        whole, cut = (graph.ops[found[kind]].name for kind in ("whole", "cut"))
+        raise UsageError(
+            f"{shown(whole)} lies whole on one device and {shown(cut)} is cut over all: no plan "
+            "keeps both where they are.\nPlan the steps that share state all in one of the two "
+            "ways.",
+            code="E225",
+            details={"whole": whole, "cut": cut},
+        )
+    return next(iter(found), None)
+
+
+def pins_of(graph: Graph, state: StateInPlace) -> Int64[ndarray, " n"]:
+    """Return the device on which each op's state lies whole; -1 for ops that are free."""
+    pins = np.full(len(graph.ops), -1, dtype=np.int64)
+    for i, held in kept(graph, state).items():
+        if held.mesh is None:
+            pins[i] = held.shards[0].device
+    return pins
+
+
+def pinned(machine: Machine, pins: Int64[ndarray, " n"]) -> Machine:
+    """Return a machine on which each pinned op can run on its own device alone."""
+    seconds = machine.seconds[machine.device_class].copy()
+    elsewhere = (pins >= 0) & (pins != np.arange(machine.num_devices)[:, None])
+    seconds[elsewhere] = np.inf
+    return machine._replace(seconds=seconds, device_class=np.arange(machine.num_devices))
+
+
+def check_state(graph: Graph, cluster: Cluster, reserve: float, state: StateInPlace) -> None:
+    """Raise if no plan can leave state where it is, for a reason that is known beforehand.
+
+    Args:
+        graph: The graph to plan.
+        cluster: What it runs on.
+        reserve: Fraction of each device's memory that stays unused.
+        state: What lies there.
+
+    Raises:
+        UsageError: E225, if it lies on another number of devices.
+        MismatchError: E503, if a tensor is another one.
+        InfeasibleError: E301, if ops that must share a device hold state of two, or state alone is
+            too large.
+    """
+    if state.num_devices != cluster.num_devices:
+        raise UsageError(
+            f"state lies on {state.num_devices} devices, the cluster has {cluster.num_devices}: "
+            "it can be left where it is on the same devices only",
+            code="E225",
+        )
+    problem = next(tensor_problems(graph, state), None)
+    if problem is not None:
+        raise MismatchError(
+            f"{problem}.\nA tensor that is another one cannot be left where it is: give it another "
+            "name, or plan without `state`.",
+            code="E503",
+        )
+    _check_groups(graph, pins_of(graph, state))
+    _check_memory(graph, capacities(cluster, reserve), state)
+
+
+def _check_groups(graph: Graph, pins: Int64[ndarray, " n"]) -> None:
+    """Raise if ops of one co-location group hold state on two devices."""
+    group = closed_arrays(graph).group
+    first: dict[int, int] = {}
+    for i in np.flatnonzero(pins >= 0).tolist():
+        other = first.setdefault(int(group[i]), i)
+        if pins[other] == pins[i]:
+            continue
+        one, two = graph.ops[other], graph.ops[i]
+        between = next(
+            (op for op, g in zip(graph.ops, group, strict=True) if g == group[i] and op.source),
+            None,
+        )
+        where = "" if between is None else f", such as {shown(between.name)} ({between.source})"
+        raise InfeasibleError(
+            f"{shown(one.name)} lies on device {pins[other]} and {shown(two.name)} on device "
+            f"{pins[i]}, but ops of this step write or view both in place{where}: they must share "
+            "a device.\nPlan this step first and keep its state for the other one.",
+            details={"ops": [one.name, two.name], "devices": [int(pins[other]), int(pins[i])]},
+        )
+
+
+def _check_memory(graph: Graph, usable: list[int | None], state: StateInPlace) -> None:
+    rows = [held.bytes for held in kept(graph, state).values()]
+    absent = absent_bytes(graph, state)
+    here = [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * len(absent)
+    for device, size in enumerate(usable):
+        if size is not None and here[device] + absent[device] > size:
+            raise InfeasibleError(
+                f"device {device} holds {here[device]} bytes of this step's state and "
+                f"{absent[device]} bytes that other steps keep there; usable are "
+                f"{size}: no plan fits with the state where it is",
+                details={"device": device, "state_bytes": here[device], "other": absent[device]},
+            )
+
+
+def with_state(error: InfeasibleError, graph: Graph, state: StateInPlace) -> InfeasibleError:
+    """Return an error that says what lies on the devices, beside what it said."""
+    rows = [held.bytes for held in kept(graph, state).values()]
+    absent = absent_bytes(graph, state)
+    here = [sum(column) for column in zip(*rows, strict=True)] if rows else [0] * len(absent)
+    text = ", ".join(
+        f"device {d}: {a} + {b}" for d, (a, b) in enumerate(zip(here, absent, strict=True))
+    )
+    return InfeasibleError(
+        f"{error.message}\nState stays where it is; bytes of this step's + of others: {text}. "
+        "Without `state`, or with it elsewhere, a plan may fit.",
+        code=error.code,
+        details=error.details | {"state_bytes": here, "other_bytes": absent},
+    )
+
+
+def plan_before(graph: Graph, state: StateInPlace, pins: Int64[ndarray, " n"]) -> PlanArrays | None:
+    """Return the plan that ran last, if it is a plan for this graph too, limits aside."""
+    plan = state.near
+    if plan is None or plan.partition is not None or len(plan.placement) != len(graph.ops):
+        return None
+    plan = dataclasses.replace(plan, graph_fingerprint=None, predicted=None, cluster=None)
+    try:
+        if plan_problems(graph, plan):
+            return None
+        found = plan_arrays(graph, plan)
+    except PardnnError:
+        return None
+    return found if bool(((pins < 0) | (pins == found.place)).all()) else None
+
+
+def places_before(graph: Graph, state: StateInPlace) -> Int64[ndarray, " n"]:
+    """Return the device of each op that the plan that ran last placed; -1 for the others."""
+    plan = state.near
+    if plan is None or plan.partition is not None:
+        return np.full(len(graph.ops), -1, dtype=np.int64)
+    return np.array([plan.placement.get(op.name, -1) for op in graph.ops], dtype=np.int64)
