@@ -50,8 +50,11 @@ def costs_for(
     if choice in (None, "measured"):
         here = backends.this_device()
         devices = {kind: "cpu" if kind == "cpu" else here for kind in types}
+        # No device of the cluster holds more than its limit, nor does the one that times its ops.
+        limits = [device.memory for device in cluster.devices if device.memory is not None]
+        memory = max(limits, default=None)
         tables = {
-            kind: backends.profile_graph(graph, device, progress, threads=threads)[0]
+            kind: backends.profile_graph(graph, device, progress, threads=threads, memory=memory)[0]
             for kind, device in devices.items()
         }
         return measured_costs(graph, tables)

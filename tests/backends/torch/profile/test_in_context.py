@@ -68,11 +68,52 @@ def test_kinds_of_views_are_told_apart():
     assert VIEW_SIGNATURE in found
 
 
-def test_a_graph_that_does_not_fit_is_not_run(monkeypatch):
-    SEEN.clear()
-    monkeypatch.setattr(in_context, "available_bytes", lambda: 100)
-    assert entries(build_graph("g", [source("x", 8), seen("a", "x", 0)])) == {}
-    assert SEEN == []
+def layers(count, size):
+    """A chain, and back along it, as a backward pass reads what the forward pass has made."""
+
+    def op(name, kind, *reads):
+        return call(name, kind, list(reads), [tensor(name, size)])
+
+    forth = [op(f"x{i + 1}", "aten.add.Tensor", f"x{i}", f"x{i}") for i in range(count)]
+    turn = op(f"g{count}", "aten.neg.default", f"x{count}")
+    back = [op(f"g{i - 1}", "aten.mul.Tensor", f"g{i}", f"x{i - 1}") for i in range(count, 0, -1)]
+    return build_graph("chain", [source("x0", size), *forth, turn, *back])
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 4096 * 12, 4096 * 4])
+def test_a_graph_that_does_not_fit_is_run_within_the_memory(memory, monkeypatch):
+    graph = layers(20, 1024)  # 41 tensors of 4 KiB
+    held = []
+    run = in_context.bind
+
+    def watched(op, device):
+        bound = run(op, device)
+
+        def call_it(env):
+            bound(env)
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+                        for t in env.values()}  # fmt: skip
+            held.append(sum(storages.values()))
+
+        return call_it
+
+    monkeypatch.setattr(in_context, "bind", watched)
+    found = profile_in_context(graph, tensors_by_name(graph), 0.0, memory)
+    assert {signature(op, tensors_by_name(graph)) for op in graph.ops[1:]} == set(found)
+    assert max(held) <= memory
+    assert len(held) == 2 * 41
+
+
+def test_a_call_that_exceeds_the_memory_by_itself_is_left_out():
+    big = call("big", "aten.cat.default", [["x", "x"]], [tensor("big", 4096)])
+    small = call("small", "aten.neg.default", ["x"], [tensor("small", 2048)])
+    after = call("after", "aten.slice.Tensor", ["big", 0, 0, 8],
+                 [tensor("after", 8, alias_of="big")], memory="reference")  # fmt: skip
+    graph = build_graph("g", [source("x", 2048), big, small, after])
+    tensors = tensors_by_name(graph)
+    found = profile_in_context(graph, tensors, 0.0, 4 * 2048 * 2)
+    assert signature(graph.ops[2], tensors) in found
+    assert signature(graph.ops[1], tensors) not in found
 
 
 def test_indices_behind_a_view_are_bounded_by_what_they_index():

@@ -6,10 +6,11 @@ other small calls is warm, a view after a large product is cold, and a call find
 before it made. Flushing makes small calls twice as slow as they are, not flushing makes views three
 times as fast.
 
-Idea: where a graph fits this machine, its calls are timed in the context of the step. Only sources
-have synthetic values (`synthetic_inputs.py`); all others are computed. Parameters are small, so
-that values stay finite; where they do not, that changes no time. Of a call that raises on them the
-results are synthetic too, and it is left to be timed alone.
+Idea: calls are timed in the context of the step. Only sources have synthetic values
+(`synthetic_inputs.py`); all others are computed. Parameters are small, so that values stay finite;
+where they do not, that changes no time. Of a call that raises on them the results are synthetic
+too, and it is left to be timed alone. Where the step does not fit the memory that it may take,
+values are dropped and made up again (`evictions.py`), and a call that alone exceeds it is left out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 
 from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
+from pardnn.backends.torch.profile.evictions import visits
 from pardnn.backends.torch.profile.synthetic_inputs import index_bounds, made_up
 from pardnn.cost.call import is_free, is_view, signature
 from pardnn.cost.costs import HOST_SIGNATURE, VIEW_SIGNATURE, view_signature
@@ -46,15 +48,25 @@ _HOST_FLOAT = 1e-3
 
 
 class _Item(NamedTuple):
-    """One op of the run, its call (None: nothing to run), and the values that end after it."""
+    """One op of the run, its call (None: nothing to run), and what happens to values around it.
+
+    Attributes:
+        op: The op.
+        call: Its call; None: nothing to run.
+        evicted: Values that are dropped before it.
+        made: Its inputs that are made up before it.
+        dropped: Values that end after it.
+    """
 
     op: Op
     call: Callable[[dict[str, Any]], None] | None
+    evicted: tuple[str, ...]
+    made: tuple[str, ...]
     dropped: tuple[str, ...]
 
 
 def profile_in_context(
-    graph: Graph, tensors: Mapping[str, Tensor], end: float | None
+    graph: Graph, tensors: Mapping[str, Tensor], end: float | None, memory: int | None = None
 ) -> Mapping[str, Entry]:
     """Time the calls of a graph in context, on this CPU.
 
@@ -62,38 +74,49 @@ def profile_in_context(
         graph: A captured or partitioned graph.
         tensors: Its tensors by name.
         end: `time.perf_counter` after which no further run starts; None for no limit.
+        memory: Bytes of tensors that it may take; None: a share of what this machine has free.
 
     Returns:
         By signature, the median over the runs, averaged over the places of a call; likewise for
-        each kind of view, for all views and for host arithmetic. Empty if the graph does not fit.
+        each kind of view, for all views and for host arithmetic. A call that alone exceeds the
+        memory is absent.
     """
-    if not _fits(graph):
-        return {}
-    items, env = list(_items(graph)), _sources(graph, tensors)
+    budget = int(MEMORY_SHARE * available_bytes())
+    budget = budget if memory is None else min(budget, memory)
+    make = _Values(graph, tensors)
+    if _owned_bytes(graph) <= budget:
+        items = list(_items(graph))
+        env = {t.name: make(t.name) for op in graph.ops if op.is_source for t in op.outputs}
+    else:
+        items, env = list(_bounded_items(graph, budget)), {}
     taken: list[list[float]] = [[] for _ in items]
     failed: set[int] = set()
     with undisturbed() as timed:
-        _run(items, env, tensors, taken, failed, timed)  # loads kernels, plans convolutions
+        _run(items, env, make, taken, failed, timed)  # loads kernels, plans convolutions
         for each in taken:
             each.clear()
         begin = time.perf_counter()
         for done in range(1, MAX_RUNS + 1):
-            _run(items, env, tensors, taken, failed, timed)
+            _run(items, env, make, taken, failed, timed)
             now = time.perf_counter()
             if (end is not None and now > end) or (done >= MIN_RUNS and now - begin > RUNS_SECONDS):
                 break
     return _entries(items, taken, failed, tensors)
 
 
-def _fits(graph: Graph) -> bool:
-    owned = sum(t.bytes for op in graph.ops for t in op.outputs if t.alias_of is None)
-    return owned <= MEMORY_SHARE * available_bytes()
+def _owned_bytes(graph: Graph) -> int:
+    """Return the bytes of all tensors: none is freed in the estimate."""
+    return sum(t.bytes for op in graph.ops for t in op.outputs if t.alias_of is None)
+
+
+def _in_order(graph: Graph) -> list[Op]:
+    order = topological_order(op_edges(graph.arrays), len(graph.ops)).tolist()
+    return [graph.ops[i] for i in order]
 
 
 def _items(graph: Graph) -> Iterator[_Item]:
     """Yield the ops in topological order, each with the values whose storages end after it."""
-    order = topological_order(op_edges(graph.arrays), len(graph.ops)).tolist()
-    ops, owners = [graph.ops[i] for i in order], storage_owners(graph.ops)
+    ops, owners = _in_order(graph), storage_owners(graph.ops)
     sharing: dict[str | None, list[str]] = defaultdict(list)
     last: dict[str | None, int] = {}
     for at, op in enumerate(ops):
@@ -108,24 +131,35 @@ def _items(graph: Graph) -> Iterator[_Item]:
         ending[at] += [name for name in sharing[owner] if name not in kept]
     for at, op in enumerate(ops):
         call = None if is_free(op) else bind(op, "cpu")
-        yield _Item(op, call, tuple(ending[at]))
+        yield _Item(op, call, (), (), tuple(ending[at]))
 
 
-def _sources(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return a synthetic value for each source, small enough that a step's values stay finite."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    bounds = index_bounds(graph, tensors)
-    env: dict[str, Any] = {}
-    for op in graph.ops:
-        for tensor in op.outputs if op.is_source else ():
-            if op.kind == "constant":
-                env[tensor.name] = constant_value(op)
-            elif tensor.dtype == "host.float":
-                env[tensor.name] = _HOST_FLOAT
-            else:
-                value = made_up(tensor, range(bounds.get(tensor.name, 1)), generator)
-                env[tensor.name] = _small(value) if op.kind == "parameter" else value
-    return env
+def _bounded_items(graph: Graph, budget: int) -> Iterator[_Item]:
+    """Yield the ops in topological order, with what keeps the values within a budget of bytes."""
+    ops = _in_order(graph)
+    for op, visit in zip(ops, visits(ops, budget), strict=True):
+        call = bind(op, "cpu") if visit.is_run and not is_free(op) else None
+        yield _Item(op, call, visit.evicted, visit.made, visit.ended)
+
+
+class _Values:
+    """Made-up values, small enough that those of a step stay finite."""
+
+    def __init__(self, graph: Graph, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._sources = {t.name: op for op in graph.ops if op.is_source for t in op.outputs}
+        self._bounds = index_bounds(graph, tensors)
+        self._generator = torch.Generator("cpu").manual_seed(0)
+
+    def __call__(self, name: str) -> Any:
+        """Return a value for a tensor of the graph."""
+        tensor, source = self._tensors[name], self._sources.get(name)
+        if source is not None and source.kind == "constant":
+            return constant_value(source)
+        if source is not None and tensor.dtype == "host.float":
+            return _HOST_FLOAT
+        value = made_up(tensor, range(self._bounds.get(name, 1)), self._generator)
+        return _small(value) if source is not None and source.kind == "parameter" else value
 
 
 def _small(value: torch.Tensor) -> torch.Tensor:
@@ -138,20 +172,22 @@ def _small(value: torch.Tensor) -> torch.Tensor:
 def _run(
     items: Sequence[_Item],
     env: dict[str, Any],
-    tensors: Mapping[str, Tensor],
+    make: _Values,
     taken: list[list[float]],
     failed: set[int],
     timed: Callable[[Callable[[], object]], float],
 ) -> None:
-    for at, (op, call, dropped) in enumerate(items):
+    for at, (op, call, evicted, made, dropped) in enumerate(items):
+        for name in evicted:
+            env.pop(name, None)
+        env |= {name: make(name) for name in made}
         if call is not None and at not in failed:
             try:
                 taken[at].append(timed(functools.partial(call, env)))
             except (RuntimeError, TypeError, ValueError, IndexError, KeyError, ArithmeticError):
                 failed.add(at)
         if at in failed:
-            generator = torch.Generator("cpu").manual_seed(at)
-            env |= {t.name: made_up(t, range(1), generator) for t in op.outputs}
+            env |= {t.name: make(t.name) for t in op.outputs}
         for name in dropped:
             env.pop(name, None)
 

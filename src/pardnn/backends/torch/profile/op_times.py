@@ -110,6 +110,7 @@ def profile_graph(
     threads: int | None = None,
     folder: Path | None = None,
     budget_seconds: float = BUDGET_SECONDS,
+    memory: int | None = None,
 ) -> tuple[CostTable, ProfileStats]:
     """Time every distinct call of the graph that the cache does not know.
 
@@ -121,6 +122,8 @@ def profile_graph(
             restored.
         folder: Of the cost cache; the user's if absent.
         budget_seconds: After which each remaining call is timed once.
+        memory: Bytes of tensors that it may take; a call that needs more is estimated by a
+            roofline. None: what the device has free.
 
     Returns:
         Costs for `measured_costs`, and what was done. Views and host arithmetic are costed by one
@@ -135,11 +138,13 @@ def profile_graph(
         cached = load_table(machine, folder)
         cases = _cases(graph, tensors)
         missing = [case for case in cases if case.text not in cached.entries]
-        table, estimated = _measure_all(
-            cached, missing, graph, tensors, device, progress, budget_seconds
+        table, estimates, estimated = _measure_all(
+            cached, missing, graph, tensors, device, progress, budget_seconds, memory
         )
     if table is not cached:
         save_table(table, folder)
+    # Not kept: with more memory, the call can be timed.
+    table = table.with_entries(estimates) if estimates else table
     stats = ProfileStats(
         measured=len(missing) - len(estimated),
         cached=len(cases) - len(missing),
@@ -194,30 +199,32 @@ def _measure_all(
     device: torch.device,
     progress: Progress | None,
     budget_seconds: float,
-) -> tuple[CostTable, list[tuple[str, str, str]]]:
-    """Return the table with all missing entries, and which of them are estimates."""
+    memory: int | None,
+) -> tuple[CostTable, dict[str, Entry], list[tuple[str, str, str]]]:
+    """Return the table with what was timed, the estimates of the rest, and what that is."""
     found: dict[str, Entry] = {}
+    estimates: dict[str, Entry] = {}
     estimated: list[tuple[str, str, str]] = []
     end = time.perf_counter() + budget_seconds
     if not {VIEW_SIGNATURE, HOST_SIGNATURE} <= set(cached.entries):
         found |= _overheads(device)
     in_context: Mapping[str, Entry] = {}
     if missing and device.type == "cpu":
-        in_context = profile_in_context(graph, tensors, end)
+        in_context = profile_in_context(graph, tensors, end, memory)
         found |= {text: each for text, each in in_context.items() if text not in cached.entries}
     for done, case in enumerate(missing):
         try:
             if case.text not in in_context:
                 hurry = time.perf_counter() > end
-                found[case.text] = _measure(case.op, tensors, device, hurry=hurry)
+                found[case.text] = _measure(case.op, tensors, device, memory, hurry=hurry)
         except (RuntimeError, TypeError, ValueError, IndexError, UnsupportedError) as error:
             seconds = op_seconds(case.op, tensors, _estimator(device))
-            found[case.text] = Entry(seconds=seconds)
+            estimates[case.text] = Entry(seconds=seconds)
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"
             estimated.append((case.op.name, case.op.kind, reason))
         if progress is not None:
             progress(done + 1, len(missing))
-    return (cached.with_entries(found) if found else cached), estimated
+    return (cached.with_entries(found) if found else cached), estimates, estimated
 
 
 def _estimator(device: torch.device) -> DeviceModel:
@@ -229,7 +236,9 @@ def _estimator(device: torch.device) -> DeviceModel:
     )
 
 
-def _measure(op: Op, tensors: Mapping[str, Tensor], device: torch.device, hurry: bool) -> Entry:
+def _measure(
+    op: Op, tensors: Mapping[str, Tensor], device: torch.device, memory: int | None, *, hurry: bool
+) -> Entry:
     """Time one op on synthetic inputs.
 
     Raises:
@@ -237,8 +246,9 @@ def _measure(op: Op, tensors: Mapping[str, Tensor], device: torch.device, hurry:
     """
     needed = sum(tensors[name].bytes for name in op.inputs) + sum(t.bytes for t in op.outputs)
     free = available_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-    if needed > 0.9 * free:  # a CPU has no allocator that says no in time
-        raise RuntimeError(f"it needs {needed} bytes, {free} are free")
+    room = int(0.9 * free) if memory is None else min(int(0.9 * free), memory)
+    if needed > room:  # a CPU has no allocator that says no in time
+        raise RuntimeError(f"it needs {needed} bytes, {room} may be taken")
     run = bind(op, device)
     env = synthetic_inputs(op, tensors, device)
     results = [output.name for output in op.outputs if output.name not in op.inputs]

@@ -1,0 +1,139 @@
+"""Which values of a run in context are dropped, and made up again, to stay within a budget.
+
+Problem: calls are timed in the places that they have in the step, but a step that is planned for
+several devices seldom fits one. Idea: where values exceed the budget, the storage whose next use is
+farthest away is dropped (Belady's rule), and what a later call reads of it is made up again: times
+depend on shapes and strides, hardly on values.
+
+Complexity: O(n log n) for n uses of tensors.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pardnn.graph.ir import Op
+
+
+class Visit(NamedTuple):
+    """What happens around one op of the run.
+
+    Attributes:
+        is_run: Whether its inputs and outputs fit the budget at all.
+        evicted: Names of the values that are dropped before it.
+        made: Names of the inputs that are made up before it.
+        ended: Names of the values that are dropped after it.
+    """
+
+    is_run: bool
+    evicted: tuple[str, ...]
+    made: tuple[str, ...]
+    ended: tuple[str, ...]
+
+
+def visits(ops: Sequence[Op], budget: int) -> list[Visit]:
+    """Return what to keep of a run of ops, so that no more than `budget` bytes are held.
+
+    Args:
+        ops: In the order of the run. Sources hold nothing: what is read of them is made up.
+        budget: Bytes of storages.
+    """
+    held = _Held(ops, budget)
+    return [held.visit(at, op) for at, op in enumerate(ops)]
+
+
+class _Held:
+    """The storages that are held while the run is laid out.
+
+    A storage is known by the name of the value that began it; a value that was dropped and made
+    up again begins one of its own.
+    """
+
+    def __init__(self, ops: Sequence[Op], budget: int) -> None:
+        self._budget = budget
+        self._bytes = {tensor.name: tensor.bytes for op in ops for tensor in op.outputs}
+        self._uses: dict[str, list[int]] = defaultdict(list)  # ascending after the reversal below
+        for at in range(len(ops) - 1, -1, -1):
+            for name in ops[at].inputs:
+                self._uses[name].append(at)
+        self._storage: dict[str, str] = {}
+        self._names: dict[str, list[str]] = defaultdict(list)
+        self._live = 0
+        self._farthest: list[tuple[int, str]] = []
+
+    def visit(self, at: int, op: Op) -> Visit:
+        if op.is_source:
+            return Visit(False, (), (), ())
+        made = [name for name in dict.fromkeys(op.inputs) if name not in self._storage]
+        fresh = [tensor for tensor in op.outputs if tensor.alias_of is None]
+        new = sum(self._bytes[name] for name in made) + sum(t.bytes for t in fresh) + op.workspace
+        used = {self._storage[name] for name in op.inputs if name in self._storage}
+        is_run = new + sum(self._bytes[each] for each in used) <= self._budget
+        if not is_run:
+            for name in op.inputs:
+                self._uses[name].pop()
+            return Visit(False, (), (), tuple(self._ended(op.inputs)))
+        evicted = tuple(self._evicted(self._budget - new, used))
+        for name in made:
+            self._begin(name)
+        for tensor in op.outputs:
+            base = self._storage.get(tensor.alias_of or "")
+            if base is None and tensor.alias_of is not None and op.inputs:
+                base = self._storage[op.inputs[0]]
+            self._begin(tensor.name, base)
+        for name in op.inputs:
+            self._uses[name].pop()
+        touched = [*op.inputs, *(tensor.name for tensor in op.outputs)]
+        ended = tuple(self._ended(touched))
+        for name in touched:
+            if name in self._storage:
+                self._note(self._storage[name])
+        return Visit(True, evicted, tuple(made), ended)
+
+    def _begin(self, name: str, storage: str | None = None) -> None:
+        if storage is None:
+            storage, self._live = name, self._live + self._bytes[name]
+        self._storage[name] = storage
+        self._names[storage].append(name)
+
+    def _next_use(self, storage: str) -> int | None:
+        uses = [self._uses[name][-1] for name in self._names[storage] if self._uses[name]]
+        return min(uses, default=None)
+
+    def _note(self, storage: str) -> None:
+        following = self._next_use(storage)
+        if following is not None:
+            heapq.heappush(self._farthest, (-following, storage))
+
+    def _evicted(self, room: int, used: set[str]) -> list[str]:
+        """Drop storages, the one that is read last first, until what is live fits the room."""
+        dropped: list[str] = []
+        aside: list[tuple[int, str]] = []
+        while self._live > room and self._farthest:
+            entry = heapq.heappop(self._farthest)
+            following, storage = -entry[0], entry[1]
+            if storage not in self._names or self._next_use(storage) != following:
+                continue
+            if storage in used:
+                aside.append(entry)
+                continue
+            dropped += self._drop(storage)
+        for entry in aside:
+            heapq.heappush(self._farthest, entry)
+        return dropped
+
+    def _ended(self, names: Sequence[str]) -> list[str]:
+        """Drop the storages of values of which nothing is read any more."""
+        storages = dict.fromkeys(self._storage[name] for name in names if name in self._storage)
+        ending = [each for each in storages if self._next_use(each) is None]
+        return [name for storage in ending for name in self._drop(storage)]
+
+    def _drop(self, storage: str) -> list[str]:
+        names = self._names.pop(storage)
+        for name in names:
+            del self._storage[name]
+        self._live -= self._bytes[storage]
+        return names
