@@ -129,6 +129,30 @@ def _groups() -> Entry:
     return class_step, (model, torch.optim.AdamW(groups, lr=1e-3), x, y)
 
 
+class Anchored(torch.optim.SGD):
+    """Pulls weights back to the first ones, and keeps an average of them in double precision."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update, then pull back."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if "first" not in self.state[parameter]:
+                    self.state[parameter]["first"] = parameter.clone()
+                    self.state[parameter]["slow"] = parameter.detach().double()
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                parameter.lerp_(state["first"], 0.1)
+                state["slow"].lerp_(parameter.double(), 0.5)
+
+
+def _anchored() -> Entry:
+    model, x, y = small()
+    return loss_step, (model, Anchored(model.parameters(), lr=0.1), x, y)
+
+
 CASES: dict[str, Factory] = {
     **{
         f"{name.lower()}_{word}": _optimizer(name, options)
@@ -136,6 +160,7 @@ CASES: dict[str, Factory] = {
         for word, options in cases.items()
         if hasattr(torch.optim, name)
     },
+    "anchored": _anchored,
     "sgd_closure": _closure,
     "scheduler_inside": _scheduler_inside,
     "scheduler_beside": _scheduler_beside,

@@ -52,9 +52,11 @@ class Interpreter:
         dtype = getattr(torch, output.dtype or "")
         strides = output.strides or torch.empty(output.shape or (), device="meta").stride()
         assert op.arguments is not None
-        return torch.empty_strided(output.shape or (), strides, dtype=dtype).fill_(
-            op.arguments["initial"]
-        )
+        made = torch.empty_strided(output.shape or (), strides, dtype=dtype)
+        initial = op.arguments["initial"]
+        if isinstance(initial, dict):
+            return made.copy_(self.live[initial["copy_of"]].get().detach())
+        return made.fill_(initial)
 
     def run(self, *batch: Any, check: bool = False) -> torch.Tensor:
         """Run one step on new values of the arguments that are the batch; return the loss."""

@@ -10,8 +10,10 @@ import torch
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.rewrites.sgd import DAMPENED
+from pardnn.backends.torch.make_step import make_step
+from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.errors import UnsupportedError
-from tests.backends.torch import models
+from tests.backends.torch import executors, models
 from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_rewrites import scaled
@@ -65,6 +67,47 @@ def test_momentum_that_exists_is_dampened_at_once() -> None:
     assert not any(op.name.endswith(DAMPENED) for op in graph.ops)
 
 
+class Anchored(torch.optim.Optimizer):
+    """Keeps the first weights, an average in double precision, and moves towards both."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["first"] = parameter.detach().clone()
+                    state["slow"] = parameter.clone().double()
+                    state["last"] = torch.empty_like(parameter).copy_(parameter)
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+                state["slow"].lerp_(parameter.double(), 0.5)
+                parameter.add_(0.1 * (state["first"] - parameter) + 0.01 * state["last"])
+                parameter.lerp_(state["slow"].float(), 0.2)
+                state["last"].copy_(parameter)
+
+
+def test_state_that_starts_as_a_copy() -> None:
+    graph = assert_equal(functools.partial(small, Anchored))
+    copies = {op.name: op.arguments["initial"] for op in graph.ops if op.kind == "state"}
+    assert copies["optimizer.state.model.0.weight.slow"] == {"copy_of": "model.0.weight"}
+
+
+def test_a_rank_copies_its_part_of_a_recorded_construction() -> None:
+    graph = executors.captured(functools.partial(small, Anchored))
+    step, args, recording = make_step(functools.partial(small, Anchored))
+    binding = Binding(step, args, graph, torch.device("cpu"))
+    names = ["model.0.weight", *(f"optimizer.state.model.0.weight.{k}" for k in ("first", "slow"))]
+    values = binding.replayed([op for op in graph.ops if op.name in names], recording)
+    weight = small(Anchored)[1][0][0].weight.detach()
+    assert len({value.data_ptr() for value in values.values()}) == 3
+    for value in values.values():
+        assert torch.equal(value.float(), weight)
+    assert values[names[2]].dtype == torch.float64
+
+
 class FirstGradient(torch.optim.SGD):
     """Divides by the size of the first gradient."""
 
@@ -78,8 +121,21 @@ class FirstGradient(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_state_that_starts_from_data_is_refused() -> None:
-    step, args = small(functools.partial(FirstGradient, lr=0.1))
-    with pytest.raises(UnsupportedError, match="is not filled with one number") as caught:
+class AfterTheStep(torch.optim.SGD):
+    """Keeps what the first update made of the weights."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                kept = self.state[parameter].setdefault("kept", parameter.clone())
+                parameter.lerp_(kept, 0.1)
+
+
+@pytest.mark.parametrize("make", [FirstGradient, AfterTheStep])
+def test_state_that_starts_from_data_is_refused(make: Any) -> None:
+    step, args = small(functools.partial(make, lr=0.1))
+    with pytest.raises(UnsupportedError, match=r"state\.model\.0\.weight") as caught:
         capture(step, *args)
     assert caught.value.code == "E806"

@@ -77,7 +77,8 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
 
     Returns:
         A graph whose source ops have the names of `user_step.sources`. In `arguments`, state that
-        does not exist yet has its first value as "initial", and numbers that are read at every
+        does not exist yet has its first value as "initial" (a number, or {"copy_of": source}), and
+        numbers that are read at every
         step have "value" and "guard" (None, "nonzero" or "exact": what must stay true of them).
         The loss op lists the plain values that the graph takes for granted as "settings".
 
@@ -211,15 +212,15 @@ class _Session:
 
     def _initial_values(
         self, first: StepTrace, existing: set[str]
-    ) -> tuple[dict[str, float], dict[str, str]]:
+    ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the initial value of each state that the first step created.
 
         Returns:
-            The number that fills each state tensor, by source name; and, for state that does not
-            start from one number, why: that is an error only if the graph reads it.
+            The number that fills each state tensor, or {"copy_of": source}, by source name; and,
+            for state that starts from neither, why: that is an error only if the graph reads it.
         """
         objects = walk_objects(self.step, self.args)
-        initial: dict[str, float] = {}
+        initial: dict[str, Any] = {}
         irregular: dict[str, str] = {}
         optimizers = [
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
@@ -232,6 +233,10 @@ class _Session:
             value = first.tracer.aliases.fresh_value(live)
             number = initial_state.initial_value(value)
             reason: str | None = "is not filled with one number when it is created"
+            of = initial_state.copied_source(value) if number is None else None
+            if of is not None:
+                initial[source.name] = {"copy_of": of}
+                continue
             if number is None and initial_state.is_copied_gradient(value):
                 number = initial_state.MOMENTUM_INITIAL
                 reason = _momentum_reason(source, optimizers)
@@ -249,7 +254,7 @@ class _Session:
 def _momentum_reason(source: Source, optimizers: list[torch.optim.Optimizer]) -> str | None:
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
-            if any(slot.holder is state for slot in source.slots):
+            if any(s.holder is state and s.key == "momentum_buffer" for s in source.slots):
                 return initial_state.momentum_reason(optimizer, parameter)
     return "is created as a copy of another tensor"
 

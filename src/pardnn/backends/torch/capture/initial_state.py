@@ -1,12 +1,13 @@
-"""The number that optimizer state starts from, read off the call that creates it.
+"""What optimizer state starts from, read off the call that creates it.
 
 A rank must create its shard of the state without running the optimizer's first step. The first
 trace has the call that creates each state tensor; if that fills it with one number, the number is
-the state's `initial`.
+the state's `initial`; if it copies a parameter or buffer, that one is.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from pardnn.backends.torch.capture.trace_ir import Call, Value
 _FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
           "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}  # fmt: skip
 _FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "scalar_tensor": 0}
+_COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.copy_.default")
 #: Initial value of a momentum buffer that is created as a copy of the first gradient g:
 #: -0.0 * momentum + g is g bit by bit, also where g is -0.0.
 MOMENTUM_INITIAL = -0.0
@@ -54,6 +56,36 @@ def _uniform(call: Call) -> float | None:
     content = constant_content(call)
     same = content.numel() > 0 and bool((content == content.reshape(-1)[0]).all())
     return float(content.reshape(-1)[0]) if same and not content.dtype.is_complex else None
+
+
+def copied_source(value: Value) -> str | None:
+    """Return the source whose content before the step a tensor was created as a copy of.
+
+    One change of dtype on the way is what `copy_` does; None for any other tensor.
+    """
+    dtypes: list[Any] = []
+    while value.storage is not None and not value.storage.source:
+        owner, call = value.storage.owner, value.storage.owner.call
+        if ".empty" in call.kind and value.storage.writes:
+            call = value.storage.writes[0]
+        if call.kind not in _COPIES or len(call.reads) == 0:
+            return None
+        copied = call.inputs[-1]
+        storage, version = call.reads[-1]
+        if storage is not copied.storage or version or _extent(copied) != _extent(owner):
+            return None
+        assert owner.geometry is not None
+        dtypes.append(owner.geometry[3])
+        value = copied
+    if value.storage is None or value.geometry is None or value is not value.storage.owner:
+        return None
+    dtypes.append(value.geometry[3])
+    num_casts = sum(a != b for a, b in itertools.pairwise(dtypes))
+    return value.call.name if value.call.kind in ("parameter", "buffer") and num_casts < 2 else None
+
+
+def _extent(value: Value) -> Any:
+    return value.geometry and value.geometry[0]
 
 
 def is_copied_gradient(value: Value) -> bool:

@@ -23,6 +23,7 @@ from pardnn.backends.torch.user_step.object_graph import (
 from pardnn.backends.torch.user_step.sources import batch_indices, settings_of, sources
 from pardnn.errors import MismatchError, UnsupportedError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
 
 
@@ -94,15 +95,20 @@ class Binding:
             recording: Of the entry point that made the step's arguments.
         """
         shards = [(op, *shard_of(op, self._whole)) for op in ops]
-        live = {of: self.sources[of].get() for _, of, _ in shards}
+        live = {of: self._first_tensor(of) for _, of, _ in shards}
         made = [shard for shard in shards if isinstance(live[shard[1]], torch.Tensor)]
+        boxes = [self._own_box(of, box) for _, of, box in made]
         reals = replay(
             recording,
             [live[of] for _, of, _ in made],
-            [None if box is None else (box, op.outputs[0].strides) for op, _, box in made],
+            [
+                None if box is None else (box, op.outputs[0].strides)
+                for (op, _, _), box in zip(made, boxes, strict=True)
+            ],
         )
         values = {
-            shard[0].name: self._placed(real) for shard, real in zip(made, reals, strict=True)
+            op.name: self._placed(self._as_state(op, of, real))
+            for (op, of, _), real in zip(made, reals, strict=True)
         }
         return {
             op.name: values[op.name] if op.name in values else self._initial_value(op, of)
@@ -117,14 +123,32 @@ class Binding:
         values = {}
         for op in ops:
             of, box = shard_of(op, self._whole)
-            live = self.sources[of].get()
+            live, box = self._first_tensor(of), self._own_box(of, box)
             if not isinstance(live, torch.Tensor):
                 values[op.name] = self._initial_value(op, of)
             elif box is None or isinstance(live, FakeTensor) or live.is_meta:
                 values[op.name] = self._placed(live)
             else:
-                values[op.name] = self._placed(box_copy(live, box, op.outputs[0].strides))
+                copy = box_copy(live, box, op.outputs[0].strides)
+                values[op.name] = self._placed(self._as_state(op, of, copy))
         return values
+
+    def _is_copy(self, of: str) -> bool:
+        """Whether a source does not exist yet and starts as a copy of another one."""
+        return isinstance(self._initial[of], dict) and self.sources[of].get() is None
+
+    def _first_tensor(self, of: str) -> Any:
+        """Return the live tensor that a source has its first value from; None if it has none."""
+        return self.sources[self._initial[of]["copy_of"] if self._is_copy(of) else of].get()
+
+    def _own_box(self, of: str, box: Box | None) -> Box | None:
+        """Return the box of a source to copy; None where its live tensor is taken itself."""
+        whole = tuple((0, size) for size in self._whole[of].outputs[0].shape or ())
+        return whole if box is None and self._is_copy(of) else box
+
+    def _as_state(self, op: Op, of: str, value: torch.Tensor) -> torch.Tensor:
+        dtype = getattr(torch, op.outputs[0].dtype or "")
+        return value.detach().to(dtype) if self._is_copy(of) else value
 
     def _placed(self, value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, FakeTensor) or value.is_meta or value.dim() == 0:
