@@ -11,7 +11,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from pardnn.plan.state_layout import STATE_KINDS, state_layout
 from pardnn.report import results
+
+#: States up to this size are numbers: counts of steps, learning rates.
+SCALAR_BYTES = 8
 
 
 def console() -> Console:
@@ -121,7 +127,7 @@ def _max_batch(result: results.MaxBatchResult) -> RenderableType:
     return table("", ("", ""), rows)
 
 
-def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableType:
+def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> RenderableType:
     """Return the summary of a plan just made.
 
     Args:
@@ -130,6 +136,7 @@ def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableTy
         result: What the plan says of itself.
     """
     cluster = plan.cluster
+    assert cluster is not None  # a plan just made was made for one
     counts = [len(row) for row in plan.order]
     rows = [
         (
@@ -156,7 +163,31 @@ def plan_text(graph: Any, plan: Any, result: results.PlanResult) -> RenderableTy
         f"{seconds_text(result.planning_s)} (+ {seconds_text(result.compile_s)} to load kernels)"
     )
     columns = ("device", "ops", "peak", "usable", "busy", "idle")
-    return Group(head, table("", columns, rows), *(f"note: {note}" for note in result.notes))
+    notes = [f"note: {note}" for note in result.notes]
+    first = [note for note in notes if note.startswith("note: whole on every device")]
+    others = [note for note in notes if note not in first]
+    return Group(head, *_whole_state(graph, plan), *first, table("", columns, rows), *others)
+
+
+def _whole_state(graph: Graph, plan: Plan) -> list[str]:
+    """Return how much state a cut plan keeps whole on every device; nothing if it is all cut."""
+    if plan.partition is None:
+        return []
+    sizes = {op.name: op.outputs[0].bytes for op in graph.ops if op.kind in STATE_KINDS}
+    kept = [
+        name
+        for name, shards in state_layout(graph, plan).items()
+        if sizes[name] > SCALAR_BYTES and all(shard.box is None for shard in shards)
+    ]
+    if not kept:
+        return []
+    listed = ", ".join(sorted(kept, key=lambda name: -sizes[name])[:3])
+    line = (
+        f"whole on every device: {len(kept)} of {len(sizes)} parameters, buffers and states, "
+        f"{bytes_text(sum(sizes[name] for name in kept))} of {bytes_text(sum(sizes.values()))}: "
+        f"{listed}{', ...' if len(kept) > 3 else ''}"
+    )
+    return [line]
 
 
 def memory_table(kinds: Sequence[results.MemoryByKind], names: Sequence[str]) -> RenderableType:

@@ -34,6 +34,7 @@ from pardnn.shard.spmd.emitter import Emitter, box_list, local_tensor
 from pardnn.shard.spmd.local_ops import emit_local_ops
 from pardnn.shard.spmd.random_ops import emit_random_op, is_random_op
 from pardnn.shard.spmd.templates import partition_op
+from pardnn.shard.spmd.whole_state import whole_state_notes
 
 
 def spmd_partition(
@@ -79,7 +80,10 @@ def spmd_partition(
             },
             ops=tuple(emitter.ops),
         ),
-        notes=tuple(_note(kind, count) for kind, count in sorted(undescribed.items())),
+        notes=(
+            *whole_state_notes(emitter),
+            *(_note(kind, count) for kind, count in sorted(undescribed.items())),
+        ),
     )
 
 

@@ -1,5 +1,6 @@
 """Optimizers that update lists of tensors at once are cut as those that update one at a time."""
 
+import dataclasses
 import functools
 import random
 from typing import Any
@@ -9,11 +10,14 @@ import torch
 from torch import nn
 
 import pardnn
+from pardnn.api.advice import planned as planned_result
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner.options import PlanOptions
+from pardnn.report.text import console, plan_text
 from pardnn.shard.search.tofu import search
 from pardnn.shard.spmd.legalize import legalize
 from testbed.zoo import gpt2
@@ -85,3 +89,25 @@ def test_lists_take_no_more_memory_than_one_tensor_at_a_time(model: str, option:
     assert predicted[0] is not None
     assert predicted[1] is not None
     assert max(predicted[1].peak_bytes) <= 1.02 * max(predicted[0].peak_bytes)
+
+
+def test_state_that_an_undescribed_update_keeps_whole_is_named_first() -> None:
+    model, x, y = network()
+    graph = capture(models.classify_step, model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+    ops = (
+        dataclasses.replace(op, kind=op.kind.replace("aten.add_", "aten.add2_")) for op in graph.ops
+    )
+    undescribed = dataclasses.replace(graph, ops=tuple(ops))
+    options = PlanOptions(algorithm="tofu", objective="bytes", costs="v100")
+    plan, result = planned_result(undescribed, Cluster.uniform(2), options)
+    first = plan.notes[0]
+    assert first.startswith("whole on every device, 14512 bytes of parameters and states: ")
+    assert "'model.4.weight', 'model.6.weight', 'model.0.weight' and 4 more; aten.add2_" in first
+    assert "models.py" in first
+    assert "has no description" in first
+    with (terminal := console()).capture() as shown:
+        terminal.print(plan_text(undescribed, plan, result))
+    lines = shown.get().splitlines()
+    assert lines[3].startswith("whole on every device: 7 of 10 parameters")
+    assert lines[4] == f"note: {first}"
+    assert not any(n.startswith("whole on") for n in planned("network", foreach=True)[1].notes)
