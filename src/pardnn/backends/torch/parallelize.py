@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.handshake import check_world, wait_for
 from pardnn.backends.torch.comm.world import World, join, rank_device
 from pardnn.backends.torch.devices import this_device
@@ -50,6 +52,8 @@ class Parallel:
         self.graph = executor.program.whole
         self.rank = executor.rank
         self.names = resident_names(executor.program)
+        program, world, live = executor.program, executor.world, executor.live_values
+        self._state = TrainingState(program, world, binding, live)
 
     def __call__(self, *batch: Any) -> Any:
         """Run one step on all ranks; every rank must call it, with the same (global) batch.
@@ -65,7 +69,9 @@ class Parallel:
             RankError: E6xx, naming the rank that failed first.
             StuckError: E7xx, naming the rank that hangs.
         """
+        self._state.check()
         self._executor.step(lambda: self._inputs(batch))
+        self._state.steps += 1
         return self._executor.result
 
     def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
@@ -89,6 +95,54 @@ class Parallel:
         executor = self._executor
         return whole_value(executor.program, executor.world, executor.live_values, name)
 
+    def save(
+        self, path: str | Path, extra: Any = None, keep: int | None = None, *, wait: bool = True
+    ) -> None:
+        """Write a checkpoint that any plan on any number of ranks can load.
+
+        Every rank must call it, between the same two steps, with a directory that all ranks share.
+        A kill at any moment leaves the last complete step, and `latest` names it.
+
+        Args:
+            path: Directory of the run; the step gets a directory of its own in it.
+            extra: What else is to be kept: epoch, position in the data, a scheduler's
+                `state_dict()`. Numbers, texts, small tensors, lists, tuples and dicts.
+            keep: How many steps stay; older ones go once this one is durable. None keeps all.
+            wait: Return when the step is durable. False copies this rank's share and writes beside
+                the next steps; an error then comes from the next `save`, `load` or `close`.
+
+        Raises:
+            FileError: E433, on all ranks, if one of them could not write; training may go on.
+            MismatchError: E521, E522, if the ranks save different things, or another run saves in
+                this directory.
+            UnsupportedError: E824, if something has a type that a checkpoint cannot hold.
+        """
+        self._state.save(path, extra, keep, wait=wait)
+
+    def load(self, path: str | Path, step: int | None = None) -> Any:
+        """Read a checkpoint: parameters, optimizers, step counts and random state.
+
+        Every rank must call it, and reads what it holds. Where no op is cut, losses go on as
+        those of the uninterrupted run, bit for bit.
+
+        Args:
+            path: As given to `save`.
+            step: Number of trained steps; None takes the latest.
+
+        Returns:
+            The `extra` that was saved.
+
+        Raises:
+            FileError: E430 (no such step), E431 (torn), E432 (damaged, naming the tensor), E434.
+            MismatchError: E520, if it is of another model or optimizer, naming the tensor.
+        """
+        return self._state.load(path, step)
+
+    @property
+    def steps(self) -> int:
+        """Steps trained so far, those before the checkpoint that was loaded among them."""
+        return self._state.steps
+
     @property
     def peak_bytes(self) -> int:
         """Largest number of tensor storage bytes that this rank held in its first step."""
@@ -100,8 +154,14 @@ class Parallel:
         return tuple(self._executor.step_s)
 
     def close(self) -> None:
-        """Close the connections to the other ranks; the user's process group stays."""
-        self._executor.world.close()
+        """Finish what is being saved, and close the connections to the other ranks.
+
+        The user's process group stays.
+        """
+        try:
+            self._state.close()
+        finally:
+            self._executor.world.close()
 
 
 def parallelize(

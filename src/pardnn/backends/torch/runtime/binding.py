@@ -82,6 +82,10 @@ class Binding:
                 details={"missing": [op.name for op in missing[:20]]},
             )
 
+    def stateful(self) -> list[Entry]:
+        """Return the models, optimizers, schedulers and gradient scalers that the step reaches."""
+        return walk_objects(self._step, self._args).stateful
+
     # Residents: parameters, buffers and optimizer states.
 
     def replayed(self, ops: Iterable[Op], recording: Recording) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""Agreement of all ranks on how a phase of saving or loading went.
+
+A failure that one rank has (its disk is full) is an error of the phase: all ranks raise it, and may
+go on training. A rank that is lost ends the run, as in a step.
+
+Deviation from `handshake.all_gather`: a phase may take long, so a rank is given up only when it has
+neither come nor made progress for the timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pardnn.backends.torch.comm.failure_detector import LostError
+from pardnn.backends.torch.comm.world import World
+from pardnn.errors import FileError, MismatchError, PardnnError, RankError, StuckError, UsageError
+
+#: Seconds between two signs of life of a rank that writes or reads.
+TICK_S = 1.0
+_KINDS = {2: UsageError, 4: FileError, 5: MismatchError, 6: RankError}
+T = TypeVar("T")
+
+
+class Agreement:
+    """The phases of one collective operation.
+
+    Args:
+        world: This rank's connections.
+        key: Used once; the same on all ranks.
+        doing: For people: "saving step 12".
+    """
+
+    def __init__(self, world: World, key: str, doing: str) -> None:
+        self._world, self._key, self._doing = world, key, doing
+        self._phase = 0
+        self._ticked = time.monotonic()
+
+    def tick(self) -> None:
+        """Tell the other ranks that this one makes progress."""
+        now = time.monotonic()
+        if self._world.store is not None and now - self._ticked > TICK_S:
+            self._ticked = now
+            self._world.store.add(f"{self._key}/progress/{self._world.rank}", 1)
+
+    def run(self, phase: Callable[[], T]) -> list[T]:
+        """Run a phase on this rank, and return what it returned on every rank.
+
+        Args:
+            phase: Returns JSON types.
+
+        Raises:
+            PardnnError: The error of the lowest rank that had one, the same on all ranks.
+            RankError: E602, if a rank was lost.
+            StuckError: E702, if a rank makes no progress.
+        """
+        try:
+            row = {"value": phase()}
+        except PardnnError as error:
+            row = {"code": error.code, "message": error.message, "details": error.details}
+        except Exception as error:
+            message = f"{type(error).__name__}: {str(error)[:500]}"
+            row = {"code": "E601", "message": message, "details": {}}
+        rows = [row] if self._world.store is None else self._gathered(row)
+        failed = next((rank for rank, each in enumerate(rows) if "code" in each), None)
+        if failed is not None:
+            raise self._error(failed, rows[failed])
+        return [each["value"] for each in rows]
+
+    def _error(self, rank: int, row: dict[str, Any]) -> PardnnError:
+        kind = _KINDS.get(int(row["code"][1]), RankError)
+        where = f"{self._doing}, rank {rank}: " if self._world.size > 1 else f"{self._doing}: "
+        return kind(
+            where + row["message"], code=row["code"], details={**row["details"], "rank": rank}
+        )
+
+    def _gathered(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows of all ranks, in order of rank."""
+        world, store = self._world, self._world.store
+        assert store is not None
+        self._phase += 1
+        try:
+            store.set(f"{self._key}/{self._phase}/{world.rank}", json.dumps(row))
+            keys = [f"{self._key}/{self._phase}/{rank}" for rank in range(world.size)]
+            self._wait(keys)
+            return [json.loads(store.get(key)) for key in keys]
+        except PardnnError as error:
+            raise world.report_failure(error) from error
+        except RuntimeError as error:  # the store's host is gone
+            lost = LostError(
+                f"rank {world.rank} lost the other ranks while {self._doing}",
+                details={"rank": world.rank, "transport": str(error)[:200]},
+            )
+            raise world.report_failure(lost) from error
+
+    def _wait(self, keys: list[str]) -> None:
+        world, store = self._world, self._world.store
+        assert store is not None
+        missing, progress = dict(enumerate(keys)), {}
+        end, pause = time.monotonic() + world.timeout_s, 0.001
+        while True:
+            missing = {rank: key for rank, key in missing.items() if not store.check([key])}
+            if not missing:
+                return
+            failure = world.first_failure()
+            if failure is not None:
+                raise LostError(
+                    f"rank {failure['rank']} failed while {self._doing}",
+                    details={"rank": world.rank, "first_failing_rank": failure["rank"]},
+                )
+            if time.monotonic() > end:
+                found = {rank: store.add(f"{self._key}/progress/{rank}", 0) for rank in missing}
+                if found == {rank: progress.get(rank, 0) for rank in found}:
+                    raise self._stuck(sorted(missing))
+                progress |= found
+                end = time.monotonic() + world.timeout_s
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+
+    def _stuck(self, missing: list[int]) -> StuckError:
+        world = self._world
+        ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
+        return StuckError(
+            f"rank {world.rank} waited {world.timeout_s:g} s for {ranks} while {self._doing}.\n"
+            "Every rank calls it, between the same two steps; look at what they printed last.",
+            code="E702",
+            details={"rank": world.rank, "missing": missing, "peer": missing[0]},
+        )

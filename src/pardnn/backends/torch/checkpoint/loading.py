@@ -1,0 +1,111 @@
+"""Reading the shards of this rank from a checkpoint that any other plan may have written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.ops.partition_ops import box_view
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.checkpoint.manifest import Manifest, SavedTensor, intersection, whole_box
+from pardnn.checkpoint.pieces import read_rows
+from pardnn.errors import MismatchError, shown
+from pardnn.plan.mesh import Box
+from pardnn.plan.state_layout import shard_of
+
+
+def check_tensors(program: Program, manifest: Manifest, what: str) -> None:
+    """Check that a checkpoint holds exactly the state of a step.
+
+    Args:
+        program: What runs.
+        manifest: Of the checkpoint.
+        what: Names the checkpoint.
+
+    Raises:
+        MismatchError: E520, naming the first tensor that is missing, superfluous, or of another
+            shape or type.
+    """
+    saved = {tensor.name: tensor for tensor in manifest.tensors}
+    own = {op.name: op for op in program.sources.values() if op.name in program.state}
+    missing = [name for name in own if name not in saved]
+    more = [name for name in saved if name not in own]
+    if missing or more:
+        told = [
+            f"{verb} {shown(names[0])}" + (f" and {len(names) - 1} more" if names[1:] else "")
+            for verb, names in (("lacks", missing), ("has", more))
+            if names
+        ]
+        raise MismatchError(
+            f"{what} is of another model or optimizer: it {' and '.join(told)}"
+            + (", which the step has not" if more else "")
+            + ".\nBuild model and optimizer as they were when it was saved.",
+            code="E520",
+            details={"missing": missing[:20], "unexpected": more[:20]},
+        )
+    for name, op in own.items():
+        output, tensor = op.outputs[0], saved[name]
+        shape = tuple(output.shape or ())
+        if (tensor.shape, tensor.dtype) != (shape, output.dtype):
+            raise MismatchError(
+                f"{what} holds {op.kind} {shown(name)} as {tensor.dtype} {list(tensor.shape)}; "
+                f"the step has {output.dtype} {list(shape)}.\n"
+                "Build the model as it was when it was saved; types are not converted.",
+                code="E520",
+                details={"tensor": name},
+            )
+
+
+def fill(
+    program: Program,
+    rank: int,
+    live: Mapping[str, Any],
+    directory: Path,
+    manifest: Manifest,
+    tick: Callable[[], None],
+) -> None:
+    """Read the values of this rank's residents into their storages.
+
+    Args:
+        program: What runs.
+        rank: This rank.
+        live: Its live values, by the names of the planned graph.
+        directory: Of the step.
+        manifest: Of the step.
+        tick: Called now and then.
+
+    Raises:
+        FileError: E432, if a piece is damaged; E434, if it cannot be read.
+    """
+    saved = {tensor.name: tensor for tensor in manifest.tensors}
+    with torch.no_grad():
+        for op in program.residents(rank):
+            of, box = shard_of(op, program.sources)
+            tensor = saved[of]
+            value = live[op.outputs[0].name]
+            _fill_box(value, box or whole_box(tensor.shape), tensor, directory, tick)
+
+
+def _fill_box(
+    value: torch.Tensor, box: Box, tensor: SavedTensor, directory: Path, tick: Callable[[], None]
+) -> None:
+    dtype = getattr(torch, tensor.dtype)
+    for piece in tensor.pieces:
+        if intersection(piece.box, box) is None:
+            continue
+        for rows in read_rows(directory, tensor, piece):
+            tick()
+            common = intersection(rows.box, box)
+            if common is None or not len(rows.data):
+                continue  # read for the checksum of the piece
+            shape = [high - low for low, high in rows.box]
+            read = torch.frombuffer(rows.data, dtype=dtype).reshape(shape)
+            box_view(value, _within(common, box)).copy_(box_view(read, _within(common, rows.box)))
+
+
+def _within(box: Box, outer: Box) -> Box:
+    """Return a box by indices into another one that holds it."""
+    return tuple((low - at, high - at) for (low, high), (at, _) in zip(box, outer, strict=True))

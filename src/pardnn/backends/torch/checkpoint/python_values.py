@@ -1,0 +1,216 @@
+"""Python values beside the tensors: hyperparameters, counts, schedules, and the caller's `extra`.
+
+They are JSON in the manifest. What JSON lacks is written as an object with the key `$`: tuples,
+floats that are not finite, dicts with other keys than texts, small tensors such as a learning rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.user_step.object_graph import Entry
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.errors import FileError, MismatchError, UnsupportedError, shown
+
+_TAG = "$"
+_MAX_ELEMENTS = 64
+_SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def encode(value: Any, path: str) -> Any:
+    """Return a value as JSON types.
+
+    Args:
+        value: Numbers, texts, None, small tensors, and lists, tuples and dicts of these.
+        path: Names it in errors.
+
+    Raises:
+        UnsupportedError: E824, naming a value that is none of these.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {_TAG: "float", "value": repr(value)}
+    if isinstance(value, list):
+        return [encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {_TAG: "tuple", "items": encode(list(value), path)}
+    if isinstance(value, Mapping):
+        return _encoded_mapping(value, path)
+    if isinstance(value, torch.Tensor) and value.numel() <= _MAX_ELEMENTS:
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {_TAG: "tensor", "dtype": dtype, "items": encode(value.tolist(), path)}
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a scalar of NumPy
+        return encode(value.item(), path)
+    raise UnsupportedError(
+        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold: it holds numbers, "
+        f"texts, small tensors (up to {_MAX_ELEMENTS} elements), lists, tuples and dicts.",
+        code="E824",
+        details={"path": path},
+    )
+
+
+def _encoded_mapping(value: Mapping[Any, Any], path: str) -> Any:
+    plain = all(isinstance(key, str) for key in value) and _TAG not in value
+    if plain and not isinstance(value, Counter):
+        return {key: encode(item, f"{path}.{key}") for key, item in value.items()}
+    items = [[encode(key, path), encode(item, f"{path}.{key}")] for key, item in value.items()]
+    return {_TAG: "counter" if isinstance(value, Counter) else "dict", "items": items}
+
+
+def decode(value: Any) -> Any:
+    """Return the value that `encode` was given.
+
+    Raises:
+        FileError: E435, if it is nothing that `encode` makes.
+    """
+    if isinstance(value, list):
+        return [decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if _TAG not in value:
+        return {key: decode(item) for key, item in value.items()}
+    try:
+        return _DECODERS[value[_TAG]](value)
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise FileError(f"a value of the checkpoint is damaged: {error}", code="E435") from error
+
+
+def _tensor(value: Mapping[str, Any]) -> torch.Tensor:
+    dtype = getattr(torch, value["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{shown(value['dtype'])} is no type")
+    return torch.tensor(decode(value["items"]), dtype=dtype)
+
+
+def _pairs(value: Mapping[str, Any]) -> dict[Any, Any]:
+    return {decode(key): decode(item) for key, item in value["items"]}
+
+
+_DECODERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "float": lambda value: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[value["value"]],
+    "tuple": lambda value: tuple(decode(value["items"])),
+    "dict": _pairs,
+    "counter": lambda value: Counter(_pairs(value)),
+    "tensor": _tensor,
+}
+
+
+# Of the objects of a step.
+
+
+def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str, Any]:
+    """Return the Python values of optimizers, schedulers and scalers by name, as JSON types.
+
+    Args:
+        stateful: The step's models, optimizers, schedulers and scalers.
+        sources: Of the step: they name the parameters.
+
+    Raises:
+        UnsupportedError: E824, if one has a value that a checkpoint cannot hold.
+    """
+    names = _parameter_names(sources)
+    found: dict[str, Any] = {}
+    for entry in stateful:
+        value = entry.value
+        if isinstance(value, torch.optim.Optimizer):
+            found[entry.name] = _optimizer_values(entry.name, value, names)
+        elif isinstance(value, _SCHEDULERS):
+            found[entry.name] = encode(value.state_dict(), entry.name)
+        elif isinstance(value, torch.amp.GradScaler):
+            found[entry.name] = {key: getattr(value, key) for key in _SCALER_KEYS}
+    return found
+
+
+#: Of a scaler; its scale and growth tracker are tensors of the graph.
+_SCALER_KEYS = ("_growth_factor", "_backoff_factor", "_growth_interval")
+
+
+def _parameter_names(sources: Iterable[Source]) -> dict[int, str]:
+    return {id(source.get()): source.name for source in sources if source.kind == "parameter"}
+
+
+def _optimizer_values(
+    path: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]
+) -> dict[str, Any]:
+    groups = [
+        {key: item for key, item in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    numbers = {
+        names[id(parameter)]: {k: v for k, v in state.items() if not isinstance(v, torch.Tensor)}
+        for parameter, state in optimizer.state.items()
+        if id(parameter) in names
+    }
+    return {
+        "param_groups": encode(groups, f"{path}.param_groups"),
+        "state": encode({name: each for name, each in numbers.items() if each}, f"{path}.state"),
+    }
+
+
+def set_values(
+    values: Mapping[str, Any], stateful: Iterable[Entry], sources: Iterable[Source]
+) -> None:
+    """Give optimizers, schedulers and scalers the values of a checkpoint, in their own objects.
+
+    Args:
+        values: Of `values_of`.
+        stateful: As for `values_of`.
+        sources: As for `values_of`.
+    """
+    names = _parameter_names(sources)
+    # Schedulers last: they only read what optimizers hold.
+    for entry in sorted(stateful, key=lambda each: isinstance(each.value, _SCHEDULERS)):
+        if entry.name not in values:
+            continue
+        value, saved = entry.value, decode(values[entry.name])
+        if isinstance(value, torch.optim.Optimizer):
+            for group, new in zip(value.param_groups, saved["param_groups"], strict=True):
+                _update(group, new)
+            for parameter, state in value.state.items():
+                _update(state, saved["state"].get(names.get(id(parameter), ""), {}))
+        elif isinstance(value, _SCHEDULERS):
+            value.load_state_dict(saved)
+        elif isinstance(value, torch.amp.GradScaler):
+            value.__dict__.update({key: saved[key] for key in _SCALER_KEYS})
+
+
+def _update(items: Any, new: Mapping[str, Any]) -> None:
+    for key, value in new.items():
+        old = items.get(key)
+        if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
+            old.detach().copy_(value)  # the graph reads this very tensor
+        else:
+            items[key] = value
+
+
+def check_values(values: Mapping[str, Any], stateful: Iterable[Entry], what: str) -> None:
+    """Check that a checkpoint is of the same optimizers, before anything of it is loaded.
+
+    Args:
+        values: Of the checkpoint.
+        stateful: The step's own objects.
+        what: Names the checkpoint.
+
+    Raises:
+        MismatchError: E520, naming the optimizer.
+    """
+    for entry in stateful:
+        if not isinstance(entry.value, torch.optim.Optimizer):
+            continue
+        saved = values.get(entry.name)
+        groups = saved.get("param_groups") if isinstance(saved, dict) else None
+        found = len(groups) if isinstance(groups, list) else 0
+        if found != len(entry.value.param_groups):
+            raise MismatchError(
+                f"{what} has {found} parameter groups of {shown(entry.name)}; the step has "
+                f"{len(entry.value.param_groups)}.\nBuild the optimizer as it was when it was "
+                "saved, or load another checkpoint.",
+                code="E520",
+                details={"name": entry.name},
+            )

@@ -1,0 +1,246 @@
+"""The state of a training step between two steps: saved, loaded, gathered.
+
+Whatever is done here is collective: every rank calls it, between the same two steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.checkpoint.agreement import Agreement
+from pardnn.backends.torch.checkpoint.contents import contents, root_modules, state_dict_keys
+from pardnn.backends.torch.checkpoint.loading import check_tensors, fill
+from pardnn.backends.torch.checkpoint.python_values import (
+    check_values,
+    decode,
+    encode,
+    set_values,
+    values_of,
+)
+from pardnn.backends.torch.checkpoint.random_state import random_state, set_random_state
+from pardnn.backends.torch.checkpoint.saving import Snapshot, write_snapshot
+from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.random_ops import random_ops
+from pardnn.backends.torch.runtime.same_values import checksum
+from pardnn.checkpoint.directory import Lock, check_keep, read_manifest, resolve
+from pardnn.checkpoint.manifest import Manifest
+from pardnn.errors import MismatchError
+from pardnn.graph.file import fingerprint
+from pardnn.plan.file import plan_to_json
+from pardnn.version import __version__
+
+
+class TrainingState:
+    """What a step keeps from one call to the next, on this rank.
+
+    Args:
+        program: What runs.
+        world: This rank's connections.
+        binding: Of the user's objects.
+        live: This rank's live values, by the names of the planned graph.
+
+    Attributes:
+        steps: Steps that were trained, those before the checkpoint that was loaded among them.
+    """
+
+    def __init__(
+        self, program: Program, world: World, binding: Binding, live: Mapping[str, Any]
+    ) -> None:
+        self.steps = 0
+        self._program, self._world, self._binding, self._live = program, world, binding, live
+        self._count = 0
+        self._lock: Lock | None = None
+        self._writing: _Writing | None = None
+        self._torn_by = ""
+
+    def check(self) -> None:
+        """Raise E525 if a load that failed has left a mixture of two states."""
+        if self._torn_by:
+            raise MismatchError(
+                f"the state is part of one step and part of another: {self._torn_by}.\n"
+                "Load a complete step before going on.",
+                code="E525",
+            )
+
+    # Saving.
+
+    def save(
+        self, path: str | Path, extra: Any = None, keep: int | None = None, *, wait: bool = True
+    ) -> None:
+        """Write a checkpoint; see `Parallel.save`."""
+        check_keep(keep)
+        self.check()
+        self.finish()
+        root = Path(path)
+        snapshot = Snapshot(
+            root=root,
+            contents=contents(self._program, self._keys(), self.steps),
+            values=self._live,
+            manifest=self._manifest(extra),
+            random=self._random_checksum(),
+            keep=keep,
+        )
+        key = self._key("save")
+        self._locked(root, key)
+        if wait or not self._has_room(snapshot):
+            write_snapshot(snapshot, self._world, self._lock, key)
+        else:
+            self._writing = _Writing(snapshot, self._world, self._lock, key)
+
+    def _key(self, what: str) -> str:
+        self._count += 1
+        return f"{what}/{self._count}"
+
+    def _locked(self, root: Path, key: str) -> None:
+        """Let rank 0 hold the lock of the directory, and all ranks know if it cannot."""
+
+        def lock() -> None:
+            if self._world.rank == 0 and (self._lock is None or self._lock.root != root):
+                if self._lock is not None:
+                    self._lock.release()
+                    self._lock = None
+                self._lock = Lock(root)
+
+        Agreement(self._world, f"{key}/lock", f"saving in {str(root)!r}").run(lock)
+
+    def _keys(self) -> dict[str, list[tuple[str, str]]]:
+        return state_dict_keys(root_modules(self._binding.stateful()), self._sources())
+
+    def _sources(self) -> list[Any]:
+        return list(self._binding.sources.values())
+
+    def _manifest(self, extra: Any) -> Manifest:
+        plan = self._program.plan
+        return Manifest(
+            step=self.steps,
+            tensors=(),
+            files=(),
+            numbers=values_of(self._binding.stateful(), self._sources()),
+            random=random_state(self._world.device),
+            extra=encode(extra, "extra"),
+            graph_fingerprint=fingerprint(self._program.whole),
+            plan={
+                "algorithm": plan.algorithm,
+                "num_devices": plan.num_devices,
+                "fingerprint": hashlib.sha256(plan_to_json(plan)).hexdigest()[:32],
+            },
+            versions={"pardnn": __version__, "torch": torch.__version__},
+        )
+
+    def _random_checksum(self) -> int | None:
+        draws = bool(random_ops(self._program.whole))
+        return checksum(torch.get_rng_state()) if draws else None
+
+    def _has_room(self, snapshot: Snapshot) -> bool:
+        """Whether a copy of what this rank writes fits beside its peak, on the host."""
+        plan, rank = self._program.plan, self._world.rank
+        limit = plan.cluster.devices[rank].memory if plan.cluster is not None else None
+        if limit is None or self._world.device.type != "cpu":
+            return True
+        need = self._program.peaks[rank] + snapshot.contents.files[rank]
+        if need > limit:
+            warnings.warn(
+                f"rank {rank} saves step {self.steps} before it goes on: with a copy of what it "
+                f"writes it would hold {need} bytes, and its limit is {limit}",
+                stacklevel=4,
+            )
+        return need <= limit
+
+    def finish(self) -> None:
+        """Wait until the save that goes on beside the steps is durable.
+
+        Raises:
+            PardnnError: What it failed with, the same on all ranks.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.join()
+
+    def close(self) -> None:
+        """Finish, and let other runs save into the directory."""
+        try:
+            self.finish()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
+
+    # Loading.
+
+    def load(self, path: str | Path, step: int | None = None) -> Any:
+        """Read a checkpoint into the state; see `Parallel.load`."""
+        self.finish()
+        root, world = Path(path), self._world
+        agreement = Agreement(world, self._key("load"), f"loading {str(root)!r}")
+        chosen = agreement.run(lambda: resolve(root, step).name if world.rank == 0 else None)[0]
+        directory = root / chosen
+        manifests: list[Manifest] = []
+        sums = agreement.run(lambda: self._checked(directory, manifests))
+        if any(each != sums[0] for each in sums):
+            raise MismatchError(
+                f"the ranks read different manifests in {str(directory)!r}.\n"
+                "Checkpoints need a file system that all ranks share.",
+                code="E521",
+            )
+        (manifest,) = manifests
+        extra = decode(manifest.extra)
+        self._torn_by = f"loading {str(directory)!r} failed"
+        agreement.run(
+            lambda: fill(self._program, world.rank, self._live, directory, manifest, agreement.tick)
+        )
+        set_values(manifest.numbers, self._binding.stateful(), self._sources())
+        set_random_state(manifest.random, world.device)
+        self.steps, self._torn_by = manifest.step, ""
+        return extra
+
+    def _checked(self, directory: Path, manifests: list[Manifest]) -> str | None:
+        if not directory.is_dir():
+            raise MismatchError(
+                f"{str(directory)!r}, which rank 0 reads, is not there.\n"
+                "Checkpoints need a file system that all ranks share.",
+                code="E521",
+            )
+        manifest = read_manifest(directory)
+        what = f"checkpoint {str(directory)!r}"
+        check_tensors(self._program, manifest, what)
+        check_values(manifest.numbers, self._binding.stateful(), what)
+        manifests.append(manifest)
+        return manifest.checksum
+
+
+class _Writing:
+    """A save that goes on beside the steps: of a copy, which no step changes."""
+
+    def __init__(self, snapshot: Snapshot, world: World, lock: Lock | None, key: str) -> None:
+        names = snapshot.contents.values[world.rank]
+        copies = {name: snapshot.values[name].detach().cpu().clone() for name in names}
+        self._error: BaseException | None = None
+        snapshot = Snapshot(**{**snapshot.__dict__, "values": copies})
+        arguments = (snapshot, world, lock, key)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="pardnn-save")
+        self._thread.start()
+
+    def _run(self, *arguments: Any) -> None:
+        try:
+            write_snapshot(*arguments)
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> None:
+        """Wait for it.
+
+        Raises:
+            PardnnError: What it failed with.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error

@@ -1,0 +1,1 @@
+"""Checkpoints as files: the manifest, the pieces, the commit protocol. Knows no framework."""

@@ -1,0 +1,81 @@
+"""Writing that lasts: every call of the system that a checkpoint needs, each followed by its sync.
+
+A file is durable when its bytes and the entry in its directory are. Short writes are continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+#: What is handed to the system at once, so that progress shows.
+_WRITE_BYTES = 64 << 20
+
+
+def write_file(
+    path: Path, chunks: Iterable[memoryview | bytes], tick: Callable[[], None] | None = None
+) -> int:
+    """Write a new file and wait until its bytes are durable.
+
+    Args:
+        path: Must not exist.
+        chunks: Its content, one after the other; never all at once in memory.
+        tick: Called after each part that was written, to tell that this process lives.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        OSError: With the system's reason; what was written so far stays.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        written = 0
+        for chunk in chunks:
+            view = memoryview(chunk).cast("B")
+            while len(view):
+                count = os.write(handle, view[:_WRITE_BYTES])
+                if count == 0:
+                    raise OSError("the system wrote nothing")
+                view, written = view[count:], written + count
+                if tick is not None:
+                    tick()
+        os.fsync(handle)
+        return written
+    finally:
+        os.close(handle)
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the entries of a directory are durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, content: bytes, temporary: Path) -> None:
+    """Write a file by renaming a complete one: there is the old content or the new, never less.
+
+    Args:
+        path: Of the file.
+        content: New.
+        temporary: Name in the same directory that nobody else uses.
+    """
+    try:
+        write_file(temporary, [content])
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory as far as the system allows."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,172 @@
+"""Piece files: safetensors, written and read as streams.
+
+A safetensors file is the length of a header (8 bytes, little endian), the header in JSON (name,
+type, shape and offsets of each tensor), then the data. The header of a piece file follows from the
+manifest, so it is known before any tensor is, and nothing in it is believed when it is read.
+
+Deviation from the package `safetensors`, which reads what is written here: its writer takes all
+tensors at once and syncs nothing, and its reader maps the file privately, which a rank's memory
+limit counts. Here at most `CHUNK_BYTES`, or one row, is in memory beside the tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pardnn.checkpoint import disk
+from pardnn.checkpoint.directory import io_error, piece_path
+from pardnn.checkpoint.manifest import (
+    DTYPES,
+    Piece,
+    SavedTensor,
+    piece_name,
+)
+from pardnn.errors import FileError, shown
+from pardnn.plan.mesh import Box
+
+CHUNK_BYTES = 8 << 20
+#: Data begins at a multiple of this, so that every reader may map any type.
+_ALIGNMENT = 8
+
+Named = tuple[str, str, tuple[int, ...]]
+"""Name, dtype and shape of a tensor in a file."""
+
+
+class Rows(NamedTuple):
+    """Some rows of a tensor, along its first dim, as they lie in a file.
+
+    Attributes:
+        box: Of the whole tensor.
+        data: Its elements in C order.
+    """
+
+    box: Box
+    data: memoryview
+
+
+def header(tensors: Sequence[Named], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return a file's first bytes, up to the data.
+
+    Args:
+        tensors: In the order of their data.
+        metadata: Texts for readers.
+    """
+    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, dtype, shape in tensors:
+        itemsize, kind = DTYPES[dtype]
+        start, end = end, end + math.prod(shape) * itemsize
+        table[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def piece_header(pieces: Sequence[tuple[SavedTensor, Piece]], step: int) -> bytes:
+    """Return the first bytes of a rank's file.
+
+    Args:
+        pieces: What it holds, in the order of the data.
+        step: Steps that were trained.
+    """
+    tensors = [(piece_name(t, piece), t.dtype, piece.shape) for t, piece in pieces]
+    return header(tensors, {"format": "pt", "pardnn.checkpoint": "1", "step": str(step)})
+
+
+def write_tensors(
+    path: Path,
+    first: bytes,
+    contents: Iterable[Iterable[memoryview]],
+    tick: Callable[[], None] | None = None,
+) -> list[str]:
+    """Write a file, durably, and return the SHA-256 of each tensor's bytes.
+
+    Args:
+        path: Must not exist.
+        first: Its header.
+        contents: For each tensor the chunks of its data.
+        tick: As for `disk.write_file`.
+
+    Raises:
+        FileError: E433.
+    """
+    sums: list[str] = []
+
+    def chunks() -> Iterator[memoryview | bytes]:
+        yield first
+        for content in contents:
+            digest = hashlib.sha256()
+            for chunk in content:
+                digest.update(chunk)
+                yield chunk
+            sums.append(digest.hexdigest())
+
+    try:
+        disk.write_file(path, chunks(), tick)
+    except OSError as error:
+        raise io_error("cannot write", path, error) from error
+    return sums
+
+
+def read_rows(directory: Path, tensor: SavedTensor, piece: Piece) -> Iterator[Rows]:
+    """Yield a piece's data, some rows at a time, and compare its checksum at the end.
+
+    Each `data` is overwritten by the next one.
+
+    Args:
+        directory: Of the step.
+        tensor: That the piece is of.
+        piece: To read.
+
+    Raises:
+        FileError: E432, if the data is damaged; E434, if it cannot be read.
+    """
+    path = piece_path(directory, piece.file)
+    size = tensor.piece_bytes(piece)
+    extent = piece.shape[0] if piece.shape else 1
+    row_bytes = size // extent if extent else 0
+    step = max(1, CHUNK_BYTES // row_bytes) if row_bytes else max(1, extent)
+    buffer = memoryview(bytearray(min(step, extent) * row_bytes))
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as stream:
+            stream.seek(piece.start)
+            for low in range(0, extent, step):
+                high = min(extent, low + step)
+                data = buffer[: (high - low) * row_bytes]
+                _fill(stream, data)
+                digest.update(data)
+                rows = piece.box
+                if rows:
+                    first = rows[0][0]
+                    rows = ((first + low, first + high), *rows[1:])
+                yield Rows(rows, data)
+    except OSError as error:
+        raise io_error("cannot read", path, error, "E434") from error
+    if digest.hexdigest() != piece.sha256:
+        raise damaged(path, tensor, piece)
+
+
+def _fill(stream: Any, data: memoryview) -> None:
+    while len(data):
+        count = stream.readinto(data)
+        if not count:
+            raise OSError("it ends too early")
+        data = data[count:]
+
+
+def damaged(path: Path, tensor: SavedTensor, piece: Piece) -> FileError:
+    """Return the error of a piece whose bytes are not those that were written."""
+    name = piece_name(tensor, piece)
+    return FileError(
+        f"the checkpoint is damaged: {tensor.kind} {shown(name)} in {shown(str(path))} does not "
+        "match its checksum.\nLoad an older step, or copy the checkpoint again.",
+        code="E432",
+        details={"tensor": tensor.name, "path": str(path)},
+    )
