@@ -1,4 +1,4 @@
-"""Training with checkpoints, for tests: forked ranks that save, load and go on; one device beside."""
+"""Training with checkpoints, for tests: ranks that save, load and go on; one device beside them."""
 
 from __future__ import annotations
 
