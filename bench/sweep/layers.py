@@ -60,6 +60,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch_norm1d": (lambda: nn.BatchNorm1d(C), LINE),
     "batch_norm2d_no_stats": (lambda: nn.BatchNorm2d(C, track_running_stats=False), IMAGE),
     "batch_norm2d": (lambda: nn.BatchNorm2d(C), IMAGE),
+    "batch_norm2d_cumulative": (lambda: nn.BatchNorm2d(C, momentum=None), IMAGE),
     "group_norm": (lambda: nn.GroupNorm(2, C), IMAGE),
     "instance_norm": (lambda: nn.InstanceNorm2d(C, affine=True), IMAGE),
     "layer_norm": (lambda: nn.LayerNorm(8), IMAGE),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.rewrites.sgd import DAMPENED
@@ -139,3 +140,14 @@ def test_state_that_starts_from_data_is_refused(make: Any) -> None:
     with pytest.raises(UnsupportedError, match=r"state\.model\.0\.weight") as caught:
         capture(step, *args)
     assert caught.value.code == "E806"
+
+
+def cumulative() -> models.Entry:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return models.classify_step, (model, optimizer, torch.randn(8, 6), torch.randint(3, (8,)))
+
+
+def test_batch_norm_averages_over_all_batches() -> None:
+    assert_equal(cumulative)

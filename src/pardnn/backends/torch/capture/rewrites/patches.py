@@ -14,7 +14,8 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - `AveragedModel` copies the model the first time and averages from then on: it does both.
 - A distribution raises where its arguments or values are wrong: it does not check.
 - Adafactor clips numbers by Python's `min` and `max`, and reads norms of parameters as numbers.
-- Fused optimizers take Python floats, which would be frozen: they get sentinels instead.
+- Fused optimizers take Python floats, which would be frozen: they get sentinels instead. So does
+  batch normalization, whose average over all batches divides by their number.
 - CTC's loss takes lengths as lists, too: it gets tensors.
 
 Complexity: the time of both sides, and one copy of what the branch changes.
@@ -58,7 +59,9 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
             stack.enter_context(mock.patch.object(owner, name, _as_function(call), create=True))
 
         for name in _FUSED:
-            patch(torch, name, _fused_update)
+            patch(torch, name, _with_sentinels)
+        patch(torch, "batch_norm", _with_sentinels)
+        patch(sys.modules["torch.nn.modules.batchnorm"], "float", _float)
         patch(torch, "ctc_loss", _ctc_loss)
         patch(torch, _CHECK, _unscale_each)
         patch(torch.amp.GradScaler, "_maybe_opt_step", _step_unless_skipped)
@@ -95,7 +98,7 @@ def _ctc_loss(
     return real(log_probs, targets, *made, *args)
 
 
-def _fused_update(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
+def _with_sentinels(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
     live = {key: tracer.sentinel(value) for key, value in kwargs.items()}
     return real(*(tracer.sentinel(arg) for arg in args), **live)
 
@@ -115,6 +118,11 @@ def _min(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
 
 def _max(_tracer: Tracer, _real: Any, a: Any, b: Any) -> Any:
     return choose(b > a, b, a)
+
+
+def _float(_tracer: Tracer, _real: Any, number: Any) -> Any:
+    """Return `float(number)`, a symbol if it is a tensor."""
+    return torch.sym_float(number.item()) if isinstance(number, torch.Tensor) else float(number)
 
 
 def _unscale_each(
