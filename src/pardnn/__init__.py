@@ -15,6 +15,7 @@ from pardnn.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pardnn.api.capture import capture
+    from pardnn.api.deferred import deferred
     from pardnn.api.parallelize import parallelize
     from pardnn.api.planning import estimate, plan
     from pardnn.api.simulate import simulate
@@ -37,6 +38,7 @@ __all__ = [
     "capture",
     "check_plan",
     "check_state_kept",
+    "deferred",
     "describe",
     "estimate",
     "parallelize",
@@ -58,6 +60,7 @@ _HOME = {
     "capture": "pardnn.api.capture",
     "check_plan": "pardnn.plan.check",
     "check_state_kept": "pardnn.plan.state_in_place",
+    "deferred": "pardnn.api.deferred",
     "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api.planning",
     "parallelize": "pardnn.api.parallelize",

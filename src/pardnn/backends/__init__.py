@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pardnn.backends.torch.capture.capture import capture
+    from pardnn.backends.torch.deferred_init.deferred import deferred
     from pardnn.backends.torch.devices import this_device, visible_devices
     from pardnn.backends.torch.launch.launcher import run_plan
     from pardnn.backends.torch.make_step import capture_factory
@@ -30,6 +31,7 @@ _HOME = {
     "call_with_values": "ops.verify_description",
     "capture": "capture.capture",
     "capture_factory": "make_step",
+    "deferred": "deferred_init.deferred",
     "in_double": "ops.verify_description",
     "measure_links": "profile.link_times",
     "parallelize": "parallelize",
@@ -47,6 +49,7 @@ __all__ = [
     "call_with_values",
     "capture",
     "capture_factory",
+    "deferred",
     "in_double",
     "measure_links",
     "parallelize",

@@ -14,6 +14,7 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.handshake import check_world, wait_for
 from pardnn.backends.torch.comm.world import World, join, rank_device
+from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
@@ -197,15 +198,17 @@ def parallelize(
     world = join(rank_device(kind, int(os.environ.get("LOCAL_RANK", "0"))), timeout_s=timeout)
     world.detect_failures()
     try:
+        recording = recording_of(step, args)
         graph, chosen = _shared(world, step, args, plan, decide)
         program = Program(graph, chosen)
         binding = Binding(step, args, graph, world.device)
         state = ((s.name, s.get()) for s in binding.sources.values() if s.kind != "input")
-        check_same_state(world, state, is_random=bool(random_ops(program.graph)))
+        is_random = recording is not None or bool(random_ops(program.graph))
+        check_same_state(world, state, is_random=is_random)
     except PardnnError as error:
         raise world.report_failure(error) from error.__cause__
 
-    executor = start(program, world, lambda: binding.take(program.residents(world.rank)))
+    executor = start(program, world, lambda: binding.take(program.residents(world.rank), recording))
     return Parallel(executor, binding)
 
 

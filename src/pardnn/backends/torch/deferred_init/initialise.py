@@ -97,6 +97,18 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
             user's line. `build` is the way out.
     """
     recording = _new_recording()
+    with recorded(recording):
+        result = factory(**kwargs)
+    return result, recording
+
+
+@contextmanager
+def recorded(recording: Recording) -> Iterator[None]:
+    """Record into an empty recording what the block builds; the generators end as before.
+
+    Raises:
+        UnsupportedError: E820, something in the block cannot be recorded.
+    """
     recorder = Recorder(recording)
     with _host_randomness_restored_on_error():
         try:
@@ -109,7 +121,7 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
             ):
                 # copy.deepcopy takes a fake tensor's data pointer and does not use it.
                 warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-                result = factory(**kwargs)
+                yield
             recorder.close()
         except Exception as error:
             reason = error.message if isinstance(error, PardnnError) else _first_line(error)
@@ -120,7 +132,6 @@ def record(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recording]:
             ) from error
         finally:
             recorder.restore()
-    return result, recording
 
 
 def _first_line(error: BaseException) -> str:

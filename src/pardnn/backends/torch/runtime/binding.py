@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pardnn.backends.torch.deferred_init.deferred import default_generators_kept
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
@@ -192,9 +193,18 @@ class Binding:
         for optimizer in self._optimizers:
             optimizer._opt_called = True
 
-    def take(self, residents: Sequence[Op]) -> dict[str, Any]:
-        """Return the live values of a rank's residents, the only ones that stay in memory."""
-        values = self.live_values(residents)
+    def take(self, residents: Sequence[Op], recording: Recording | None = None) -> dict[str, Any]:
+        """Return the live values of a rank's residents, the only ones that stay in memory.
+
+        Args:
+            residents: Ops of this rank.
+            recording: Of models without data; they are initialised here, by shard.
+        """
+        if recording is None:
+            values = self.live_values(residents)
+        else:
+            with default_generators_kept():
+                values = self.replayed(residents, recording)
         self.install(values, residents)
         self.mark_stepped()
         # From here on: what was put in place above is no change of the user's.
