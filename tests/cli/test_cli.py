@@ -17,6 +17,7 @@ from pardnn.api.schemas import _VALUES, json_schemas
 from pardnn.cli import main
 from pardnn.graph.file import read_graph, write_graph
 from pardnn.plan.file import read_plan
+from pardnn.plan.state_layout import state_layout
 
 Run = Any
 # With kernels as plain Python, the search for a limit that fits takes half a minute.
@@ -112,6 +113,24 @@ def test_same_input_same_bytes(run: Run, tiny: Path, tmp_path: Path) -> None:
     text = (tmp_path / "a").read_text()
     assert str(tmp_path) not in text
     assert str(Path.home()) not in text
+
+
+def test_a_plan_keeps_the_state_of_another(run_json: Run, tiny: Path, tmp_path: Path) -> None:
+    graph, old, new = tiny / "graph.json", tmp_path / "old.json", tmp_path / "new.json"
+    options = (graph, "--devices", 2, "--algorithm", "auto-whole")
+    assert run_json("plan", *options, "--algorithm", "round-robin", "-o", old)[0] == 0
+    keep = ("--keep-state", graph, old)
+    assert run_json("plan", *options, *keep, "-o", new)[0] == 0
+    there, here = (state_layout(read_graph(graph), read_plan(plan)) for plan in (old, new))
+    assert here == there
+    assert there
+    status, found = run_json("plan", *options, *keep, "--max-memory", "100B")
+    assert (status, found["error"]["code"]) == (3, "E301")
+    data = json.loads(graph.read_text())
+    data["ops"][5]["workspace"] = 7
+    (tmp_path / "g.json").write_text(json.dumps(data))
+    status, found = run_json("plan", *options, "--keep-state", tmp_path / "g.json", old)
+    assert (status, found["error"]["code"]) == (5, "E503")
 
 
 def test_an_invalid_plan_exits_4(run_json: Run, tiny: Path, tmp_path: Path) -> None:

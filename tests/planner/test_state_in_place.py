@@ -105,8 +105,8 @@ def test_state_stays_through_polish(family: str) -> None:
     assert {name: plan.placement[name] for name in devices} == devices
 
 
-@settings(max_examples=25)
-@given(case=states(2, max_ops=6), tightness=st.sampled_from([1.5, 1.0, 0.8, 0.6]))
+@settings(max_examples=20)
+@given(case=states(2, max_ops=5), tightness=st.sampled_from([1.5, 1.0, 0.8, 0.6]))
 def test_a_refusal_is_true(case: tuple[Graph, dict[str, int]], tightness: float) -> None:
     """As far as the algorithm goes without state: see `test_infeasible_is_seldom_claimed_wrongly`.
 
@@ -130,7 +130,7 @@ def test_a_refusal_is_true(case: tuple[Graph, dict[str, int]], tightness: float)
 
 def test_rate_of_wrong_refusals() -> None:
     feasible = wrong = 0
-    for seed in range(0, 120, 3):
+    for seed in range(0, 60, 2):
         graph = random_graph(seed, 5 + seed % 2, FAMILIES[seed % 6])
         group = groups_of(graph)
         devices = {name: group[name] % 2 for name in state_ops(graph)}
@@ -221,8 +221,11 @@ def test_state_that_does_not_fit_where_it_lies() -> None:
     with pytest.raises(InfeasibleError, match="device 0 holds 120 bytes of this step's state"):
         planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
     apart = state_on(graph, {"w": 0, "v": 1}, 2)
-    with pytest.raises(InfeasibleError, match=r"State stays where it is.*device 0: 60 \+ 0"):
+    with pytest.raises(InfeasibleError, match="'a'.*usable are 100 bytes") as found:
         planned(graph, Cluster.uniform(2, memory=100), apart, "auto-whole")
+    assert "State stays where it is; bytes of this step's + of others: device 0: 60 + 0" in str(
+        found.value
+    )
 
 
 def test_another_tensor_of_the_same_name_is_refused() -> None:

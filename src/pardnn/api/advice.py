@@ -8,6 +8,7 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import StateInPlace
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import suggestions
 from pardnn.planner.make_plan import make_plan
@@ -26,6 +27,8 @@ def planned(
     options: PlanOptions,
     entry: EntryPoint | None = None,
     batch_size: int | None = None,
+    *,
+    state: StateInPlace | None = None,
 ) -> tuple[Plan, PlanResult]:
     """Plan; an error that nothing fits names what was tried and does fit.
 
@@ -35,17 +38,20 @@ def planned(
         options: How to plan.
         entry: The entry point that the graph is from, if it is from one.
         batch_size: At which it was captured; None is the entry point's own.
+        state: What lies on the devices already and stays; then nothing else is tried.
 
     Raises:
         InfeasibleError: E301.
     """
     with progress_bar("timing ops") as progress:
         costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
-    problem = Problem(graph, cluster, costs, options)
+    problem = Problem(graph, cluster, costs, options, state)
     try:
         with status("planning; the first time on a machine, kernels are compiled: a minute or two"):
             return make_plan(problem)
     except InfeasibleError as error:
+        if state is not None:
+            raise
         with status("nothing fits; looking for what does"):
             tried = suggestions(problem)
             fitting, hint = _batch(problem, entry, batch_size)

@@ -15,6 +15,7 @@ from pardnn.version import __version__
 
 if TYPE_CHECKING:
     from pardnn.cluster import Cluster
+    from pardnn.plan.state_in_place import StateInPlace
     from pardnn.planner.options import PlanOptions
 
 
@@ -99,7 +100,33 @@ CostChoice = Annotated[
         "cpu. Default: the graph's own seconds, else measured.",
     ),
 ]
+KeepState = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(
+        "--keep-state",
+        metavar="GRAPH PLAN",
+        help="Leave parameters, buffers and optimizer states where this plan of another graph of "
+        "the model has them.",
+    ),
+]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
+
+
+def state_of(files: tuple[Path, Path] | None) -> StateInPlace | None:
+    """Return the state that `--keep-state` names; None without the option.
+
+    Raises:
+        MismatchError: E503, if the plan is for another graph.
+    """
+    if files is None:
+        return None
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.plan.state_in_place import state_in_place
+
+    graph, plan = read_graph(files[0]), read_plan(files[1])
+    check_fingerprint(plan, graph)
+    return state_in_place(graph, plan)
 
 
 def cluster_from_options(

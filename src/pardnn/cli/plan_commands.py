@@ -44,6 +44,7 @@ def plan(
     costs: opt.CostChoice = None,
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
+    keep_state: opt.KeepState = None,
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it."""
@@ -66,7 +67,8 @@ def plan(
     source = opened(target)
     graph = graph_of(source, batch_size)
     entry = source if isinstance(source, EntryPoint) else None
-    found, result = planned(graph, machine, options, entry, batch_size)
+    state = opt.state_of(keep_state)
+    found, result = planned(graph, machine, options, entry, batch_size, state=state)
     if output is not None:
         write_plan(found, output)
     if not as_json:

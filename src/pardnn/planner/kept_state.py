@@ -7,6 +7,7 @@ keep to pins, as they do to ops that a device type cannot run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from pardnn.errors import InfeasibleError, MismatchError, PardnnError, UsageErro
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import closed_arrays
 from pardnn.plan.check import capacities, plan_problems
+from pardnn.plan.mesh import Box, Layout, Mesh, owned_boxes
 from pardnn.plan.plan import PlanArrays, plan_arrays
 from pardnn.plan.state_in_place import (
     Held,
@@ -26,6 +28,7 @@ from pardnn.plan.state_in_place import (
     tensor_problems,
 )
 from pardnn.plan.state_layout import STATE_KINDS
+from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine
 
 Kind = Literal["whole", "cut"]
@@ -76,6 +79,39 @@ def pinned(machine: Machine, pins: Int64[ndarray, " n"]) -> Machine:
     elsewhere = (pins >= 0) & (pins != np.arange(machine.num_devices)[:, None])
     seconds[elsewhere] = np.inf
     return machine._replace(seconds=seconds, device_class=np.arange(machine.num_devices))
+
+
+def fixed_layouts(graph: Graph, state: StateInPlace) -> FixedLayouts | None:
+    """Return how state of a graph lies cut, by tensor; None if none of it does.
+
+    Raises:
+        UsageError: E225, if it does not lie as a cut on one mesh leaves it.
+    """
+    cut = {i: held for i, held in kept(graph, state).items() if held.mesh is not None}
+    layouts: dict[str, Layout] = {}
+    mesh: Mesh | None = None
+    for i, held in cut.items():
+        mesh = mesh or held.mesh
+        layout = None if held.mesh != mesh or mesh is None else _layout_of(held, mesh)
+        if layout is None:
+            raise UsageError(
+                f"{shown(graph.ops[i].name)} does not lie as a cut on a mesh "
+                f"{mesh and mesh.shape} leaves it, which other state is on",
+                code="E225",
+            )
+        layouts[graph.ops[i].outputs[0].name] = layout
+    return None if mesh is None else FixedLayouts(mesh, layouts)
+
+
+def _layout_of(held: Held, mesh: Mesh) -> Layout | None:
+    """Return the layout that has these boxes on a mesh; None if there is none."""
+    shape = held.tensor.shape or ()
+    whole: Box = tuple((0, size) for size in shape)
+    boxes = tuple(whole if shard.box is None else shard.box for shard in held.shards)
+    if [shard.device for shard in held.shards] != list(range(mesh.size)):
+        return None
+    options = itertools.product((None, *range(len(shape))), repeat=len(mesh.shape))
+    return next((layout for layout in options if owned_boxes(shape, layout, mesh) == boxes), None)
 
 
 def check_state(graph: Graph, cluster: Cluster, reserve: float, state: StateInPlace) -> None:

@@ -63,7 +63,7 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     try:
         best = decide_best(problem, names, polish=polish, solvers=solvers)
     except InfeasibleError as error:
-        if problem.state is None:
+        if problem.state is None or "usable_bytes" not in error.details:
             raise
         raise with_state(error, problem.graph, problem.state) from None
     return finished(problem, best, compile_s=compile_s)
@@ -90,8 +90,9 @@ def _names(problem: Problem) -> tuple[str, ...]:
             f"is.\nUse {other}, or auto.",
             code="E225",
         )
-    is_best = algorithm in (BEST, BEST_WHOLE)
-    return (BEFORE, *names) if state is not None and is_best and kind != "cut" else names
+    if state is not None and algorithm in (BEST, BEST_WHOLE) and kind != "cut":
+        return (names[0], BEFORE, *names[1:])
+    return names
 
 
 @collector_paused()

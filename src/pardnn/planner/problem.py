@@ -15,8 +15,9 @@ from pardnn.graph.ir import Graph
 from pardnn.place.pardnn.warm_start import KnownPlaces
 from pardnn.plan.check import capacities
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
-from pardnn.planner.kept_state import pinned, pins_of, places_before
+from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of, places_before
 from pardnn.planner.options import PlanOptions
+from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine, machine_of
 
 
@@ -55,6 +56,15 @@ class Problem:
             free = np.full(len(self.graph.ops), -1, dtype=np.int64)
             return KnownPlaces(free, free)
         return KnownPlaces(pins_of(self.graph, self.state), places_before(self.graph, self.state))
+
+    @functools.cached_property
+    def fixed(self) -> FixedLayouts | None:
+        """Layouts of state that lies cut, and their mesh; None if there is none.
+
+        Raises:
+            UsageError: E225, if it does not lie as a cut on one mesh leaves it.
+        """
+        return None if self.state is None else fixed_layouts(self.graph, self.state)
 
     @property
     def capacities(self) -> list[int | None]:

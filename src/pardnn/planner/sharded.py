@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
+from pardnn.plan.mesh import placements
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
@@ -124,16 +126,20 @@ def decide_sharded(
 def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
     """Yield what an algorithm finds, the most promising first; the simulator decides."""
     search, graph, cluster = SHARDED[algorithm], problem.graph, problem.cluster
+    fixed = problem.fixed
     if algorithm != "tofu":
-        yield search(graph, cluster)
+        yield search(graph, fixed or cluster)
         return
     if problem.options.objective == "seconds":
         limits = [size for size in problem.capacities if size is not None]
         capacity = min(limits, default=None)
-        yield search(graph, cluster, "seconds", costs=problem.costs, capacity=capacity)
+        timed = functools.partial(
+            search, graph, cluster, "seconds", costs=problem.costs, fixed=fixed
+        )
+        yield timed(capacity=capacity)
         if capacity is not None:  # the search estimates peaks
-            yield search(graph, cluster, "seconds", costs=problem.costs, capacity=0.8 * capacity)
-    yield search(graph, cluster, "bytes")
+            yield timed(capacity=0.8 * capacity)
+    yield search(graph, cluster, "bytes", fixed=fixed)
 
 
 @collector_paused()
@@ -147,11 +153,13 @@ def plan_of_sharding(problem: Problem, sharding: Sharding) -> ShardedPlan:
         sharding: What cannot be sharded as it says is left whole.
 
     Raises:
-        InfeasibleError: E301, if the plan does not fit.
+        InfeasibleError: E301, if the plan does not fit, or moves state that is to stay.
     """
     started = time.perf_counter()
     graph, costs = problem.graph, problem.costs
-    plan, local, arrays = _within_memory(problem, legalize(graph, sharding))
+    legal = legalize(graph, sharding)
+    _check_fixed(problem, legal)
+    plan, local, arrays = _within_memory(problem, legal)
     _check_memory(problem, local, arrays)
     if costs.source == "measured":
         chosen = scaled_costs(graph, costs, local)
@@ -167,6 +175,21 @@ def plan_of_sharding(problem: Problem, sharding: Sharding) -> ShardedPlan:
         transfer_bytes=sent,
         planning_s=time.perf_counter() - started,
     )
+
+
+def _check_fixed(problem: Problem, sharding: Sharding) -> None:
+    """Raise if state that stays where it is would be laid out otherwise."""
+    fixed = problem.fixed
+    for name, layout in fixed.layouts.items() if fixed else ():
+        found = sharding.layouts[name]
+        if found != layout:
+            raise InfeasibleError(
+                f"{shown(name)} lies cut as ({', '.join(placements(layout))}), but an op of this "
+                f"step that writes or views it needs it as ({', '.join(placements(found))}): no "
+                "cut that was found leaves it where it is.\nPlan this step first and keep its "
+                "state for the other one.",
+                details={"tensor": name},
+            )
 
 
 def _within_memory(problem: Problem, sharding: Sharding) -> tuple[Plan, Graph, PlanArrays]:

@@ -7,6 +7,20 @@ from dataclasses import dataclass
 
 from pardnn.plan.mesh import Layout, Mesh
 
+
+@dataclass(frozen=True, slots=True)
+class FixedLayouts:
+    """State that stays where it is: a search decides all else.
+
+    Attributes:
+        mesh: The devices.
+        layouts: Of the tensors that stay, by name.
+    """
+
+    mesh: Mesh
+    layouts: Mapping[str, Layout]
+
+
 AxisLoops = tuple[str | None, ...]
 """Per mesh axis the loop of an op that is cut, None if every device along it does the same."""
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pardnn.cluster import Cluster
+from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.cache import begin_graph
@@ -43,17 +44,27 @@ from pardnn.shard.search.recursion import (
     expanded,
     recursive_search,
 )
-from pardnn.shard.sharding import Sharding
+from pardnn.shard.sharding import FixedLayouts, Sharding
 
 Chooser = Callable[[Graph, Sequence[OpCall], CostTables, int], Solution]
 """Chooses for some first mesh axes of the tables of a graph's problem."""
 
 
-def _chosen(choose: Chooser, graph: Graph, target: Mesh | Cluster) -> Sharding:
+Target = Mesh | Cluster | FixedLayouts
+"""A mesh, a cluster to lay one over, or the mesh of state that stays cut as it is."""
+
+
+def _laid_over(target: Target) -> tuple[Mesh, FixedLayouts | None]:
+    if isinstance(target, FixedLayouts):
+        return target.mesh, target
+    return mesh_of(target) if isinstance(target, Cluster) else target, None
+
+
+def _chosen(choose: Chooser, graph: Graph, target: Target) -> Sharding:
     begin_graph()
-    mesh = mesh_of(target) if isinstance(target, Cluster) else target
+    mesh, fixed = _laid_over(target)
     calls = op_calls(graph)
-    problem = baseline_problem(graph, calls, *coarse_problem(graph, calls, FEW_FACTORS))
+    problem = baseline_problem(graph, calls, *coarse_problem(graph, calls, FEW_FACTORS, fixed))
     tables = CostTables(problem, BytesObjective(), mesh.shape)
     return expanded(problem, choose(graph, calls, tables, len(mesh.shape)).state, mesh, graph)
 
@@ -69,17 +80,17 @@ def baseline_problem(
         level: Of `problem`.
         problem: Of the search.
     """
-    return make_problem(graph, TRAINING, calls) if level == NEEDED else problem
+    return make_problem(graph, TRAINING, calls, problem.fixed) if level == NEEDED else problem
 
 
-def allrow_greedy(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+def allrow_greedy(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return each tensor cut along its first dim that can be cut, each op by its best strategy.
 
     A gradient or a transposed view is cut as the tensor that it belongs to.
 
     Args:
         graph: A captured graph.
-        target: The mesh, or the cluster to lay one over.
+        target: What to lay tensors over.
         objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
@@ -117,14 +128,14 @@ def _row_tables(tables: CostTables) -> CostTables:
     return tables.limited(layout=allows)
 
 
-def spartan(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+def spartan(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return tensors cut in the order of their size, each along the best dim for its ops.
 
     A tensor counts with its gradient and its optimizer state.
 
     Args:
         graph: A captured graph.
-        target: The mesh, or the cluster to lay one over.
+        target: What to lay tensors over.
         objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
@@ -208,36 +219,44 @@ def _greedy(
     return options[int(total.argmin())]
 
 
-def equal_chop(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+def equal_chop(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return the best sharding that cuts each tensor along one dim only, into k parts.
 
     Its mesh has one axis.
 
     Args:
         graph: A captured graph.
-        target: The mesh, or the cluster to lay one over.
+        target: What to lay tensors over.
         objective: Not used: the choice does not depend on it.
+
+    Raises:
+        UsageError: E225, if state stays on a mesh of several axes.
     """
     del objective  # the choice does not depend on it
     begin_graph()
-    size = (mesh_of(target) if isinstance(target, Cluster) else target).size
-    mesh = make_mesh((size,))
-    _, problem = coarse_problem(graph, op_calls(graph), FEW_FACTORS)
-    return expanded(
-        problem, best_state(CostTables(problem, BytesObjective(), (size,))).state, mesh, graph
-    )
+    laid, fixed = _laid_over(target)
+    mesh = make_mesh((laid.size,))
+    if fixed is not None and laid.shape != mesh.shape:
+        raise UsageError(
+            f"equal-chop lays {laid.size} devices out along one axis, the state lies on a mesh of "
+            f"{laid.shape}.\nUse tofu.",
+            code="E225",
+        )
+    _, problem = coarse_problem(graph, op_calls(graph), FEW_FACTORS, fixed)
+    tables = CostTables(problem, BytesObjective(), mesh.shape)
+    return expanded(problem, best_state(tables).state, mesh, graph)
 
 
 def _keeps_outputs(reduced: Sequence[Flags]) -> bool:
     return not any(map(any, reduced))
 
 
-def icml18(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+def icml18(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return the best sharding that is found if no partial results are ever combined.
 
     Args:
         graph: A captured graph.
-        target: The mesh, or the cluster to lay one over.
+        target: What to lay tensors over.
         objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it
@@ -296,12 +315,12 @@ def batch_dims(
     return dims, loops
 
 
-def data_parallel(graph: Graph, target: Mesh | Cluster, objective: str = "bytes") -> Sharding:
+def data_parallel(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return every op that sees the batch cut along it; tensors that do not by their first dim.
 
     Args:
         graph: A captured graph.
-        target: The mesh, or the cluster to lay one over.
+        target: What to lay tensors over.
         objective: Not used: the choice does not depend on it.
     """
     del objective  # the choice does not depend on it

@@ -33,6 +33,7 @@ from pardnn.shard.partition.interning import add_call, classified, find_call, in
 from pardnn.shard.search.alignment import Alignment, Place, alignment_of
 from pardnn.shard.search.communication_bytes import is_call
 from pardnn.shard.search.tensor_classes import Dims, TensorClasses
+from pardnn.shard.sharding import FixedLayouts
 
 NEEDED, TRAINING, REPEATED = range(3)
 
@@ -147,7 +148,13 @@ class Coarse(NamedTuple):
     groups: list[Group]
 
 
-def coarsened(graph: Graph, calls: Sequence[OpCall], level: int, storage: Storage) -> Coarse:
+def coarsened(
+    graph: Graph,
+    calls: Sequence[OpCall],
+    level: int,
+    storage: Storage,
+    fixed: FixedLayouts | None = None,
+) -> Coarse:
     """Coarsen a graph: which tensors share a layout, and which ops are one factor.
 
     Args:
@@ -155,8 +162,12 @@ def coarsened(graph: Graph, calls: Sequence[OpCall], level: int, storage: Storag
         calls: From `op_calls`.
         level: `NEEDED`, `TRAINING` or `REPEATED`.
         storage: From `storage_of`.
+        fixed: Layouts that tensors of different ones do not share a class for; None for none.
     """
     classes = TensorClasses({t.name: t.shape or () for op in graph.ops for t in op.outputs})
+    if fixed is not None:
+        classes.fixed.update(fixed.layouts)
+        classes.axis_sizes = fixed.mesh.shape
     _merge_written(graph, calls, classes, storage)
     if level >= REPEATED:
         _merge_repeated(graph, calls, classes)

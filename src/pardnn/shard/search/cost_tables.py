@@ -19,6 +19,7 @@ from pardnn.shard.partition.interning import cuttable_loops
 from pardnn.shard.partition.mesh_strategies import Flags, MeshStrategies, extend, owned_array, uncut
 from pardnn.shard.search.objective import Objective, TableRequest, not_local
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
+from pardnn.shard.search.tensor_classes import is_possible
 from pardnn.shard.sharding import AxisLoops
 
 Layouts = tuple[Layout, ...]
@@ -120,13 +121,15 @@ class CostTables:
         found: list[Layout] = [()]
         for axis, dim in enumerate(fixed):
             choices = (*variable.dims, None) if axis in open_axes else (dim,)
+            if axis in open_axes and variable.fixed is not None:
+                choices = (variable.fixed[axis],)
             found = [
                 (*layout, d)
                 for layout in found
                 for d in choices
-                if all(_is_possible(f, (*layout, d), axis_sizes) for f in variable.forms)
+                if all(is_possible(*f, (*layout, d), axis_sizes) for f in variable.forms)
             ]
-            if self.allows_layout is not None and axis in open_axes:
+            if self.allows_layout is not None and axis in open_axes and variable.fixed is None:
                 found = [o for o in found if self.allows_layout(variable, o)] or found
         if not self.objective.may_replicate and not variable.is_written:
             found = _least_replicated(found)
@@ -235,19 +238,6 @@ class CostTables:
 
 def _own(dims: Sequence[int | None], layout: Layout) -> Layout:
     return tuple(None if d is None else dims[d] for d in layout)
-
-
-def _is_possible(form: Any, layout: Layout, axis_sizes: tuple[int, ...]) -> bool:
-    """Whether a tensor can be laid out so: the smallest block is cut last, and is rounded down."""
-    shape, dims = form
-    least = list(shape)
-    for dim, count in zip(layout, axis_sizes, strict=False):
-        if dim is not None:
-            own = dims[dim]
-            if own is None or least[own] < count:
-                return False
-            least[own] //= count
-    return True
 
 
 def _least_replicated(found: list[Layout]) -> list[Layout]:

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pardnn.graph.ir import Graph, Tensor
+from pardnn.plan.mesh import Layout
 from pardnn.shard.search.alignment import alignment_of, free_loop
 from pardnn.shard.search.coarsening import OpCall, Storage, coarsened, op_calls, op_key, storage_of
 from pardnn.shard.search.communication_bytes import element_bytes
+from pardnn.shard.search.fixed import check_fixed
 from pardnn.shard.search.tensor_classes import Dims, TensorClasses, composed
+from pardnn.shard.sharding import FixedLayouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ class Variable:
         forms: Distinct (shape, dims) of the members, the root's first.
         is_written: Whether some member is written in place.
         bytes: Of all members together.
-        kind: Equal for variables of equal dims, forms and `is_written`: options are cached by it.
+        kind: Equal for variables of equal dims, forms, `is_written` and `fixed`: options are
+            cached by it.
+        fixed: The layout that it has, on all mesh axes; None where it is to be chosen.
     """
 
     root: str
@@ -86,6 +91,7 @@ class Variable:
     is_written: bool
     bytes: int
     kind: int
+    fixed: Layout | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class Problem:
         classes: The equivalence classes of tensors.
         numbers: Position of the variable of each class, by root.
         tensors: Of the graph, by name.
+        fixed: Layouts of state that stays where it is; None for none.
     """
 
     variables: tuple[Variable, ...]
@@ -107,6 +114,7 @@ class Problem:
     classes: TensorClasses
     numbers: Mapping[str, int]
     tensors: Mapping[str, Tensor]
+    fixed: FixedLayouts | None = None
 
     def layout(self, name: str, layouts: Sequence[tuple[int | None, ...]]) -> tuple[Any, ...]:
         """Return a tensor's own layout.
@@ -120,17 +128,28 @@ class Problem:
         return tuple(None if d is None else dims[d] for d in chosen)
 
 
-def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None) -> Problem:
+def make_problem(
+    graph: Graph,
+    level: int,
+    calls: Sequence[OpCall] | None = None,
+    fixed: FixedLayouts | None = None,
+) -> Problem:
     """Return the problem of a graph. O(tensors + arguments).
 
     Args:
         graph: The graph.
         level: Of coarsening: `NEEDED`, `TRAINING` or `REPEATED`.
         calls: From `op_calls`, if they are known.
+        fixed: Layouts of state that stays where it is; None for none.
+
+    Raises:
+        InfeasibleError: E301, if the step needs other layouts of what is fixed.
     """
     calls = op_calls(graph) if calls is None else calls
     storage = storage_of(graph)
-    classes, groups = coarsened(graph, calls, level, storage)
+    classes, groups = coarsened(graph, calls, level, storage, fixed)
+    if fixed is not None:
+        check_fixed(classes, fixed)
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     roots = [root for root in classes.members if classes.shapes[root]]
     numbers = dict.fromkeys(classes.members, 0) | {root: i for i, root in enumerate(roots, 1)}
@@ -152,8 +171,9 @@ def make_problem(graph: Graph, level: int, calls: Sequence[OpCall] | None = None
         (free if factor is None else factor.ops).extend(group.ops)
     scalars = Variable("", (), (((), ()),), False, 0, -1)
     others = [_variable(root, classes, tensors, storage, kinds) for root in roots]
+    variables = (scalars, *others)
     return Problem(
-        (scalars, *others), tuple(factors.values()), tuple(free), classes, numbers, tensors
+        variables, tuple(factors.values()), tuple(free), classes, numbers, tensors, fixed
     )
 
 
@@ -221,12 +241,13 @@ def _variable(
     forms = dict.fromkeys([(classes.shapes[name], classes.dims[name]) for name in members])
     blocked = classes.blocked.get(root, set())
     dims = tuple(d for d, n in enumerate(classes.shapes[root]) if n > 1 and d not in blocked)
-    is_written = not written.isdisjoint(members)
+    is_written, fixed = not written.isdisjoint(members), classes.fixed.get(root)
     return Variable(
         root,
         dims,
         tuple(forms),
         is_written,
         sum(tensors[name].bytes for name in members if owners[name] == name),
-        kinds.setdefault((dims, tuple(forms), is_written), len(kinds)),
+        kinds.setdefault((dims, tuple(forms), is_written, fixed), len(kinds)),
+        fixed,
     )

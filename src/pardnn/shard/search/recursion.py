@@ -28,7 +28,7 @@ from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.dynamic_program import Solution, solve, solve_many
 from pardnn.shard.search.problem import Problem, make_problem
 from pardnn.shard.search.tensor_classes import Dims
-from pardnn.shard.sharding import AxisLoops, Sharding
+from pardnn.shard.sharding import AxisLoops, FixedLayouts, Sharding
 
 #: Distinct ops up to which no classes are merged but those that must be.
 FEW_FACTORS = 40
@@ -47,18 +47,21 @@ MANY_FACTORS = 64
 POLISHES = 8
 
 
-def coarse_problem(graph: Graph, calls: Sequence[OpCall], few: int) -> tuple[int, Problem]:
+def coarse_problem(
+    graph: Graph, calls: Sequence[OpCall], few: int, fixed: FixedLayouts | None = None
+) -> tuple[int, Problem]:
     """Return the problem of a graph, coarsened as far as its size requires, and the level.
 
     Args:
         graph: The graph.
         calls: From `op_calls`.
         few: Calls up to which the graph is not coarsened.
+        fixed: Layouts of state that stays where it is; None for none.
     """
     if len(calls) <= few:
-        return NEEDED, make_problem(graph, NEEDED, calls)
+        return NEEDED, make_problem(graph, NEEDED, calls, fixed)
     level = TRAINING if len(calls) <= 4 * FEW_FACTORS else REPEATED
-    return level, make_problem(graph, level, calls)
+    return level, make_problem(graph, level, calls, fixed)
 
 
 def best_state(tables: CostTables) -> Solution:
@@ -83,10 +86,11 @@ def best_state(tables: CostTables) -> Solution:
 def uniform_starts(tables: CostTables) -> list[Solution]:
     """Return the best choice that is the same at every mesh axis, if there is one.
 
-    It is found as that of a mesh of one axis, so no recursion has lost anything.
+    It is found as that of a mesh of one axis, so no recursion has lost anything. There is none if
+    state stays cut over several axes.
     """
     problem, count = tables.problem, len(tables.axis_sizes)
-    if count == 1:
+    if count == 1 or problem.fixed is not None:
         return []
     found = one_axis_solution(tables).state
     state = State(
@@ -216,9 +220,9 @@ def _brought_last(tables: CostTables, window: Sequence[int]) -> tuple[Sequence[i
     if len(window) > 1:
         return range(count), window
     order = [*(axis for axis in range(count) if axis not in window), *window]
-    if tables.objective.are_axes_alike and tables.axis_sizes == tuple(
-        tables.axis_sizes[i] for i in order
-    ):
+    sizes = tuple(tables.axis_sizes[i] for i in order)
+    are_alike = tables.objective.are_axes_alike and tables.problem.fixed is None
+    if are_alike and tables.axis_sizes == sizes:
         return order, range(count - len(window), count)
     return range(count), window
 

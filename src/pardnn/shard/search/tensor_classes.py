@@ -2,6 +2,8 @@
 
 Idea: a class has a root tensor; every member says which of its dims each dim of the root is. So
 `w` and `w.t()` can be in one class, and so can a tensor and what an in-place write makes of it.
+Tensors of state that stays where it is have a layout that is fixed; what need not share a class
+with such a tensor is merged with it only if its layout suits both.
 Complexity: O(tensors log tensors), smaller classes move into larger ones.
 """
 
@@ -10,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+
+from pardnn.plan.mesh import Layout
 
 Dims = tuple[int | None, ...]
 """For each dim of a root the dim of a member, None if the member has none."""
@@ -25,6 +29,9 @@ class TensorClasses:
         dims: Of each tensor, by dim of its root.
         members: Of each class.
         blocked: Of each class, dims of the root that no layout may cut.
+        fixed: The layout of classes whose layout is fixed, by dims of the root.
+        axis_sizes: Devices along each mesh axis, if any is fixed.
+        torn: Pairs of tensors that must be one class, and whose fixed layouts differ.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -32,6 +39,9 @@ class TensorClasses:
     dims: dict[str, Dims] = field(default_factory=dict)
     members: dict[str, list[str]] = field(default_factory=dict)
     blocked: dict[str, set[int]] = field(default_factory=dict)
+    fixed: dict[str, Layout] = field(default_factory=dict)
+    axis_sizes: tuple[int, ...] = ()
+    torn: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Every tensor is a class of its own."""
@@ -67,10 +77,16 @@ class TensorClasses:
         through = composed(composed(self.dims[one], dims), back)
         if not hard and not self._covers(kept, moved, through):
             return False
+        if self.fixed and not self._may_share(kept, moved, through):
+            if not hard:
+                return False
+            self.torn.append((one, other))
         for name in self.members.pop(moved):
             self.root[name] = kept
             self.dims[name] = composed(through, self.dims[name])
             self.members[kept].append(name)
+        if moved in self.fixed:
+            self.fixed[kept] = carried(self.fixed.pop(moved), through)
         lost = self.blocked.pop(moved, set())
         if lost or None in through:
             self._block(kept, {d for d, m in enumerate(through) if m is None or m in lost})
@@ -79,7 +95,7 @@ class TensorClasses:
     def _joins(self, one: str, other: str) -> bool:
         """Add a tensor to a class of its shape, the usual case: no dims have to be mapped."""
         kept, moved = self.root[one], self.root[other]
-        if len(self.members[moved]) > 1 or moved in self.blocked:
+        if len(self.members[moved]) > 1 or moved in self.blocked or moved in self.fixed:
             return False
         if self.shapes[moved] != self.shapes[one] or self.shapes[one] != self.shapes[kept]:
             return False
@@ -99,6 +115,22 @@ class TensorClasses:
             self._block(self.root[one], differ)
         return hard or not differ
 
+    def _may_share(self, kept: str, moved: str, through: Dims) -> bool:
+        """Whether a layout that is fixed in either class suits the members of both."""
+        own, other = self.fixed.get(kept), self.fixed.get(moved)
+        if other is not None:
+            if any(d is not None and d not in through for d in other):
+                return False
+            other = carried(other, through)
+        layout = other if own is None else own
+        if layout is None:
+            return True
+        if own is not None and other is not None and own != other:
+            return False
+        members = [(self.shapes[m], self.dims[m]) for m in self.members[kept]]
+        members += [(self.shapes[m], composed(through, self.dims[m])) for m in self.members[moved]]
+        return all(is_possible(*form, layout, self.axis_sizes) for form in dict.fromkeys(members))
+
     def _covers(self, kept: str, moved: str, through: Dims) -> bool:
         """Whether no dim that could be cut is lost."""
         if through is identity(len(self.shapes[moved])):
@@ -110,6 +142,32 @@ class TensorClasses:
     def _block(self, root: str, dims: set[int]) -> None:
         if dims:
             self.blocked.setdefault(root, set()).update(dims)
+
+
+def carried(layout: Layout, through: Dims) -> Layout:
+    """Return a layout by the dims of a map's source, given by those of its target."""
+    return tuple(None if d is None or d not in through else through.index(d) for d in layout)
+
+
+def is_possible(
+    shape: tuple[int, ...], dims: Dims, layout: Layout, axis_sizes: tuple[int, ...]
+) -> bool:
+    """Return whether a tensor can be laid out so; the smallest block is cut last, rounded down.
+
+    Args:
+        shape: Of the tensor.
+        dims: Its dim for each dim of its root.
+        layout: By dims of the root, for the first mesh axes.
+        axis_sizes: Devices along each mesh axis.
+    """
+    least = list(shape)
+    for dim, count in zip(layout, axis_sizes, strict=False):
+        if dim is not None:
+            own = dims[dim]
+            if own is None or least[own] < count:
+                return False
+            least[own] //= count
+    return True
 
 
 @cache

@@ -42,7 +42,7 @@ from pardnn.shard.search.recursion import (
     polished,
     recursive_search,
 )
-from pardnn.shard.sharding import Sharding
+from pardnn.shard.sharding import FixedLayouts, Sharding
 
 #: Prices of memory that are tried.
 PRICES = 8
@@ -76,6 +76,7 @@ def search(
     *,
     costs: Costs | None = None,
     capacity: float | None = None,
+    fixed: FixedLayouts | None = None,
 ) -> Sharding:
     """Return how to cut every tensor and every op of a graph.
 
@@ -87,11 +88,15 @@ def search(
         costs: Of the graph's ops, for "seconds"; without them those that the ops state.
         capacity: Usable bytes of the smallest device, for "seconds"; None is unlimited. It is
             compared with an estimate: the resulting plan has the exact peak.
+        fixed: State that stays where it is, and its mesh; None for none.
 
     Raises:
         UsageError: E212, for another objective, or "seconds" without a cluster.
+        InfeasibleError: E301, if the step needs other layouts of what is fixed.
     """
-    return find_sharding(graph, target, objective, costs=costs, capacity=capacity).sharding
+    return find_sharding(
+        graph, target, objective, costs=costs, capacity=capacity, fixed=fixed
+    ).sharding
 
 
 def find_sharding(
@@ -102,6 +107,7 @@ def find_sharding(
     mesh: Mesh | None = None,
     costs: Costs | None = None,
     capacity: float | None = None,
+    fixed: FixedLayouts | None = None,
 ) -> SearchResult:
     """Search a sharding, and say how it was found.
 
@@ -112,16 +118,20 @@ def find_sharding(
         mesh: The mesh of a cluster; that of `mesh_of` if not given.
         costs: See `search`.
         capacity: See `search`.
+        fixed: See `search`.
 
     Raises:
         UsageError: E212, for another objective, or "seconds" without a cluster.
+        InfeasibleError: E301, if the step needs other layouts of what is fixed.
     """
     if objective not in ("bytes", "seconds"):
         raise UsageError(f"no objective {objective!r:.40}; there are bytes, seconds", code="E212")
     begin_graph()
+    if fixed is not None:
+        mesh = fixed.mesh
     mesh = mesh or (mesh_of(target) if isinstance(target, Cluster) else target)
     with collector_paused():
-        return _found(graph, target, objective, mesh, costs, capacity)
+        return _found(graph, target, objective, mesh, costs, capacity, fixed)
 
 
 def _found(
@@ -131,10 +141,11 @@ def _found(
     mesh: Mesh,
     costs: Costs | None,
     capacity: float | None,
+    fixed: FixedLayouts | None,
 ) -> SearchResult:
     few = FEW_FACTORS if objective == "bytes" else FEW_CALLS
     calls = op_calls(graph)
-    level, problem = coarse_problem(graph, calls, few)
+    level, problem = coarse_problem(graph, calls, few, fixed)
     if objective == "bytes":
         found = _fewest_bytes(graph, calls, level, problem, mesh)
     elif isinstance(target, Cluster):
@@ -166,7 +177,7 @@ def _fewest_bytes(
     """
     tables = CostTables(problem, BytesObjective(), mesh.shape)
     best = _Choice(problem, mesh, best_state(tables))
-    if len(mesh.shape) > 1:
+    if len(mesh.shape) > 1 and problem.fixed is None:
         flat = one_axis_solution(tables)
         if flat.cost < best.solution.cost:
             best = _Choice(problem, make_mesh((mesh.size,)), flat._replace(is_exact=False))
@@ -194,8 +205,11 @@ def _fastest(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solut
         return best
     none = (None,) * len(tables.axis_sizes)
     problem = tables.problem
-    whole = State((none,) * len(problem.variables), (none,) * len(problem.factors))
-    for other in (solve(tables, whole, ()), replicas(graph, calls, tables)):
+    others = [replicas(graph, calls, tables)]
+    if problem.fixed is None:
+        whole = State((none,) * len(problem.variables), (none,) * len(problem.factors))
+        others.insert(0, solve(tables, whole, ()))
+    for other in others:
         if other.cost < best.cost:
             best = polished(tables, other)
     return best
