@@ -14,15 +14,22 @@ attributes, the state of the random generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
 
-from pardnn.backends.torch.capture import initial_state, unsupported
+from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.fake_cache import FakeCache
+from pardnn.backends.torch.capture.first_use import (
+    NOTHING_KEPT,
+    KeptTensors,
+    changed_tensors,
+    kept_tensors,
+)
+from pardnn.backends.torch.capture.initial_state import initial_values
 from pardnn.backends.torch.capture.placeholders import (
     fake_mode_of,
     insert_gradient_placeholders,
@@ -136,10 +143,13 @@ class _Session:
         live = sources_of(walk_objects(self.step, self.args), self.batch)
         existing, sharing = {source.name for source in live}, shared_sources(live)
         first = self._trace(symbolic_numbers=False, locate=False)
-        initial, irregular = self._initial_values(first, existing)
+        initial, irregular, constants = self._created(first, existing)
         read_once = gradients_read(first)
         del first
-        trace = self._trace(initial=initial)
+        trace = self._trace(initial=initial, constants=constants)
+        if changed := changed_tensors(trace):
+            constants = constants.without(changed)
+            trace = self._trace(initial=initial, constants=constants)
         left_over = [name for name in read_once if name not in trace.sources]
         if left_over:
             raise unsupported.left_over_gradient(left_over[0].removesuffix(".grad"))
@@ -152,7 +162,7 @@ class _Session:
         result, copies = recorded_result(trace.tracer, trace.result, returned)
         calls = _ordered_live_calls(trace, loss, [*updated, *copies], irregular)
         check_shared_storage(trace, calls, sharing)
-        _check_repeatable(trace, self._trace(initial=initial, locate=False))
+        _check_repeatable(trace, self._trace(initial=initial, constants=constants, locate=False))
         named = named_result(result)
         return graph_of(name, calls, loss, trace.settings, self._accelerator(trace), named)
 
@@ -165,11 +175,15 @@ class _Session:
         *,
         symbolic_numbers: bool = True,
         initial: dict[str, Any] | None = None,
+        constants: KeptTensors = NOTHING_KEPT,
         locate: bool = True,
     ) -> StepTrace:
         """Run the step once over new placeholders and record it."""
         objects = walk_objects(self.step, self.args)
-        found = sources_of(objects, self.batch)
+        made_anew = {
+            s.name: s for s in sources_of(objects, self.batch) if s.name in constants.values
+        }
+        found = [s for s in sources_of(objects, self.batch) if s.name not in constants.values]
         gradients = _gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
         numbers = [s for s in found if symbolic_numbers and isinstance(s.get(), float)]
@@ -184,6 +198,7 @@ class _Session:
         placeholders |= insert_gradient_placeholders(gradients, kept, self.mode)
         for source in gradients:
             self._add(trace, source, placeholders[source.name], initial)
+        trace.made_anew = constants.make(made_anew, tracer, self.mode)
         live = {source.name: source.get() for source in numbers}
         for source in numbers:
             number = live[source.name]
@@ -202,6 +217,19 @@ class _Session:
                 source.set(live[source.name])
         return trace
 
+    def _created(
+        self, first: StepTrace, existing: set[str]
+    ) -> tuple[dict[str, Any], dict[str, str], KeptTensors]:
+        """Return how the tensors begin that the first step created: see `initial_values`."""
+        objects = walk_objects(self.step, self.args)
+        found = sources_of(objects, self.batch)
+        created = [source for source in found if source.name not in existing]
+        initial, irregular = initial_values(first.tracer, created, objects)
+        for source in _gradients(found):
+            if source.name not in first.values:
+                initial[source.name] = 0.0
+        return initial, irregular, kept_tensors(first.tracer, created, irregular)
+
     def _add(
         self, trace: StepTrace, source: Source, fake: Any, initial: dict[str, Any] | None
     ) -> None:
@@ -210,56 +238,8 @@ class _Session:
         value.call.name = source.name
         trace.values[source.name], trace.sources[source.name] = value, source
 
-    def _initial_values(
-        self, first: StepTrace, existing: set[str]
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the initial value of each state that the first step created.
 
-        Returns:
-            The number that fills each state tensor, or {"copy_of": source}, by source name; and,
-            for state that starts from neither, why: that is an error only if the graph reads it.
-        """
-        objects = walk_objects(self.step, self.args)
-        initial: dict[str, Any] = {}
-        irregular: dict[str, str] = {}
-        optimizers = [
-            e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
-        ]
-        found = sources_of(objects, self.batch)
-        for source in found:
-            live = source.get()
-            if source.name in existing or not isinstance(live, torch.Tensor):
-                continue
-            value = first.tracer.aliases.fresh_value(live)
-            number = initial_state.initial_value(value)
-            reason: str | None = "is not filled with one number when it is created"
-            of = initial_state.copied_source(value) if number is None else None
-            if of is not None:
-                initial[source.name] = {"copy_of": of}
-                continue
-            if number is None and initial_state.is_copied_gradient(value):
-                number = initial_state.MOMENTUM_INITIAL
-                reason = _momentum_reason(source, optimizers)
-                number = None if reason else number
-            if number is None:
-                irregular[source.name] = reason or ""
-            else:
-                initial[source.name] = number
-        for source in _gradients(found):
-            if source.name not in first.values:
-                initial[source.name] = 0.0
-        return initial, irregular
-
-
-def _momentum_reason(source: Source, optimizers: list[torch.optim.Optimizer]) -> str | None:
-    for optimizer in optimizers:
-        for parameter, state in optimizer.state.items():
-            if any(s.holder is state and s.key == "momentum_buffer" for s in source.slots):
-                return initial_state.momentum_reason(optimizer, parameter)
-    return "is created as a copy of another tensor"
-
-
-def _gradients(found: tuple[Source, ...]) -> list[Source]:
+def _gradients(found: Sequence[Source]) -> list[Source]:
     """Return the sources of the gradients that parameters hold now."""
     parameters = [source for source in found if source.kind == "parameter"]
     held = [gradient_source(source) for source in parameters]

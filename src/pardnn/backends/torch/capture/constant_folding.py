@@ -80,6 +80,30 @@ def folded_values(values: Sequence[Value], calls: Sequence[Call]) -> list[Any] |
     return [env[value] for value in values]
 
 
+def depends_on_constants(value: Value) -> bool:
+    """Whether a value is the same in every step, and small enough to be computed at capture."""
+    return _producers([value]) is not None
+
+
+def record_again(values: Sequence[Value], calls: Sequence[Call]) -> list[Any]:
+    """Call what made values that depend on constants alone once more, under the active modes.
+
+    Args:
+        values: Values of an earlier trace.
+        calls: That trace.
+
+    Returns:
+        The results, fake tensors of the trace that is being made.
+    """
+    producers = _producers(values)
+    assert producers is not None
+    env: dict[Value, Any] = {}
+    for call in calls:
+        if call in producers:
+            _run_call(call, env)
+    return [env[value] for value in values]
+
+
 def folded_list(value: Value, calls: Sequence[Call]) -> Any:
     """Return what a tensor holds in every step as nested lists of numbers; None if it may differ.
 
@@ -123,9 +147,10 @@ def _producers(values: Sequence[Value]) -> set[Call] | None:
 
 def _run_call(call: Call, env: dict[Value, Any]) -> None:
     if call.kind == "constant":
-        env[call.outputs[0]] = constant_content(call)
+        with _disable_current_modes():
+            content = constant_content(call)
+        env[call.outputs[0]] = torch.ops.aten.lift_fresh.default(content)
         return
-
     kwargs = {key: _substituted(item, env) for key, item in call.kwargs.items()}
     result = find_call(call.kind)(*_substituted(call.args, env), **kwargs)
     made = zip(call.returns, flatten_result(result), strict=False)

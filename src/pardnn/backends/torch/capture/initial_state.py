@@ -8,6 +8,7 @@ the state's `initial`; if it copies a parameter or buffer, that one is.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ import torch
 from pardnn.backends.torch.capture.constant_folding import constant_content
 from pardnn.backends.torch.capture.rewrites import sgd
 from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sources import Source
 
 _FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
           "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}  # fmt: skip
@@ -25,6 +29,59 @@ _COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.copy_.default")
 MOMENTUM_INITIAL = -0.0
 #: Writes the first gradient into a momentum that was allocated empty.
 _FUSED_SGD = "aten._fused_sgd_.default"
+
+
+def initial_values(
+    tracer: Tracer, created: Iterable[Source], objects: ObjectGraph
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return what each tensor starts from that the first step created and that others find.
+
+    Args:
+        tracer: Of the first step.
+        created: Sources that did not exist before it.
+        objects: The object graph after it.
+
+    Returns:
+        The number that fills each tensor, or {"copy_of": source}, by source name; and, for those
+        that start from neither, why: that is an error only if the graph reads them.
+    """
+    initial: dict[str, Any] = {}
+    irregular: dict[str, str] = {}
+    for source in created:
+        live = source.get()
+        if not isinstance(live, torch.Tensor):
+            continue
+        value = tracer.aliases.fresh_value(live)
+        found, reason = initial_value(value), "is not filled with one number when it is created"
+        if found is None and (of := copied_source(value)) is not None:
+            found = {"copy_of": of}
+        elif found is None and is_copied_gradient(value):
+            reason = _momentum_reason(source, objects)
+            found = None if reason else MOMENTUM_INITIAL
+        if source.kind == "buffer" and not is_of_a_module(source, objects):
+            found, reason = None, "is created by the first step, in an object that is no module"
+        if found is None:
+            irregular[source.name] = reason or ""
+        else:
+            initial[source.name] = found
+    return initial, irregular
+
+
+def is_of_a_module(source: Source, objects: ObjectGraph) -> bool:
+    """Whether a module holds a tensor, as an attribute or a registered buffer."""
+    modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
+    holders = {id(holder) for module in modules for holder in (module, module._buffers)}
+    return any(id(slot.holder) in holders for slot in source.slots)
+
+
+def _momentum_reason(source: Source, objects: ObjectGraph) -> str | None:
+    for entry in objects.stateful:
+        if not isinstance(entry.value, torch.optim.Optimizer):
+            continue
+        for parameter, state in entry.value.state.items():
+            if any(s.holder is state and s.key == "momentum_buffer" for s in source.slots):
+                return momentum_reason(entry.value, parameter)
+    return "is created as a copy of another tensor"
 
 
 def initial_value(value: Value) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture import unsupported
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.sources import Source
 
@@ -32,6 +32,8 @@ class StepTrace:
         settings: Plain values that the graph takes for granted.
         result: What the step returned.
         length: Number of calls of the step itself, before copies back were added.
+        made_anew: Sources that the trace makes of constants, with their storage and its number of
+            writes before the step; see `first_use`.
     """
 
     tracer: Tracer
@@ -41,6 +43,7 @@ class StepTrace:
     settings: dict[str, Any]
     result: Any
     length: int = 0
+    made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
 
 def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:

@@ -89,8 +89,8 @@ def sources(
     Args:
         step: The user's step.
         args: Its arguments, with the example batch.
-        graph: If given, optimizer state and gradients that the graph names and that do not exist
-            yet are sources too; their `get` returns None until they are set.
+        graph: If given, optimizer state, gradients and attributes of modules that the graph names
+            and that do not exist yet are sources too; their `get` returns None until they are set.
 
     Returns:
         In an order that depends on the step's code and arguments alone.
@@ -224,13 +224,19 @@ def _missing(
 ) -> list[Source]:
     """Return the sources of state that the graph names and the first step would create."""
     existing = {source.name for source in found}
-    wanted = {op.name for op in graph.ops if op.kind == "state"} - existing
+    wanted = {op.name for op in graph.ops if op.kind in ("buffer", "state")} - existing
     parameters = [source for source in found if source.kind == "parameter"]
     made: dict[str, Source] = {}
     for parameter in parameters:
         if f"{parameter.name}.grad" in wanted:
             made[f"{parameter.name}.grad"] = gradient_source(parameter)
     for entry in walk_objects(step, list(args)).stateful:
+        if isinstance(entry.value, torch.nn.Module):
+            for name in wanted:
+                prefix, _, key = name.rpartition(".")
+                if prefix == entry.name:
+                    holder = entry.value._buffers if key in entry.value._buffers else entry.value
+                    made[name] = Source(name, "buffer", (Slot(holder, key),))
         if isinstance(entry.value, torch.optim.Optimizer):
             prefixes = {f"{entry.name}.state.{p.name}.": p for p in parameters}
             for name in wanted:

@@ -1,0 +1,101 @@
+"""Tensors that a step makes at its first use and keeps: masks, tables of positions, slopes.
+
+Problem: `if self.mask is None: self.mask = build()`. All steps but the first find the tensor, but
+no rank runs a first step.
+
+Idea: where the tensor depends on constants alone and no later step changes it, every step may make
+it: its calls are recorded once more before the others.
+
+Complexity: O(calls of the first trace), where there is such a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pardnn.backends.torch.capture.constant_folding import depends_on_constants, record_again
+from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.sources import Source
+
+
+@dataclass(frozen=True)
+class KeptTensors:
+    """What the first step made of constants, and keeps.
+
+    Attributes:
+        calls: The trace of the first step.
+        values: Its values of the tensors, by source name.
+    """
+
+    calls: Sequence[Call]
+    values: Mapping[str, Value]
+
+    def make(
+        self, sources: Mapping[str, Source], tracer: Tracer, mode: FakeTensorMode
+    ) -> list[tuple[Source, Storage | None, int]]:
+        """Record the calls behind the tensors, and put the results where the step finds them.
+
+        Args:
+            sources: By name, as of now.
+            tracer: Of the step that will run.
+            mode: Of its fake tensors.
+
+        Returns:
+            For each its source, its storage and the number of writes to it: see `changed_tensors`.
+        """
+        if not self.values:
+            return []
+        with mode, tracer, torch.no_grad():
+            tensors = record_again(list(self.values.values()), self.calls)
+        made: list[tuple[Source, Storage | None, int]] = []
+        for name, tensor in zip(self.values, tensors, strict=True):
+            storage = tracer.aliases.value(tensor).storage
+            made.append((sources[name], storage, len(storage.writes) if storage else 0))
+            sources[name].set(tensor)
+        return made
+
+    def without(self, names: Collection[str]) -> KeptTensors:
+        """Return the others."""
+        return replace(self, values={n: v for n, v in self.values.items() if n not in names})
+
+
+def changed_tensors(trace: StepTrace) -> list[str]:
+    """Return the names of kept tensors that a step has written or replaced by another."""
+    found: list[str] = []
+    for source, storage, num_writes in trace.made_anew:
+        live = source.get()
+        now = trace.tracer.aliases.value(live).storage if isinstance(live, torch.Tensor) else None
+        if now is not storage or storage is None or len(storage.writes) != num_writes:
+            found.append(source.name)
+    return found
+
+
+NOTHING_KEPT = KeptTensors((), {})
+
+
+def kept_tensors(
+    tracer: Tracer, created: Iterable[Source], irregular: Collection[str]
+) -> KeptTensors:
+    """Return the tensors of constants that the first step created.
+
+    Args:
+        tracer: Of the first step.
+        created: Sources that did not exist before it.
+        irregular: Names of those that do not start from a number.
+    """
+    values: dict[str, Value] = {}
+    for source in created:
+        live = source.get()
+        if not isinstance(live, torch.Tensor) or live.requires_grad:
+            continue
+        value = tracer.aliases.fresh_value(live)
+        if source.kind == "buffer" or (source.kind == "state" and source.name in irregular):
+            values[source.name] = value
+    values = {n: v for n, v in values.items() if depends_on_constants(v)}
+    return KeptTensors(tracer.calls, values) if values else NOTHING_KEPT

@@ -1,0 +1,116 @@
+"""Tensors that a model makes at its first use and keeps: later steps find them, as eager does."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch import models
+from tests.backends.torch.beside_eager import assert_equal
+from tests.backends.torch.capture import test_capture_equal
+
+
+class Attention(nn.Module):
+    """Attends with a mask, causal or sloped, that it makes when it first knows the length."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.query, self.kind, self.mask, self.length = nn.Linear(6, 6), kind, None, 0
+        self.tables: dict[int, torch.Tensor] = {}
+
+    def bias(self, length: int) -> torch.Tensor:
+        if self.kind == "attribute":
+            if self.mask is None:
+                self.mask = torch.triu(torch.full((length, length), -torch.inf), 1)
+            return self.mask
+        if self.kind == "buffer":
+            if not hasattr(self, "hidden"):
+                hidden = torch.tril(torch.ones(length, length)) == 0
+                self.register_buffer("hidden", hidden, persistent=False)
+            return torch.zeros(length, length).masked_fill(self.hidden, -9.0)
+        if self.kind == "longest":
+            if length > self.length:
+                self.length, slopes = length, torch.tensor([0.5, 0.25])
+                at = torch.arange(length)
+                self.mask = -(at[:, None] - at).abs() * slopes[:, None, None]
+            return self.mask[:, :length, :length].sum(0)
+        if length not in self.tables:
+            self.tables[length] = torch.zeros(length, length)
+        return self.tables[length]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.query(x) @ x.transpose(1, 2) + self.bias(x.shape[1])
+        return scores.softmax(-1) @ x
+
+
+class Running(nn.Module):
+    """Keeps a running mean from its first use on."""
+
+    def __init__(self, *, rebound: bool = False, of_data: bool = False) -> None:
+        super().__init__()
+        self.layer, self.mean, self.rebound, self.of_data = nn.Linear(6, 6), None, rebound, of_data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if self.mean is None:
+            self.mean = y.detach().mean((0, 1)) if self.of_data else torch.zeros(6)
+        out, new = y - self.mean, 0.1 * y.detach().mean((0, 1))
+        if self.rebound:
+            self.mean = 0.9 * self.mean + new
+        else:
+            self.mean.mul_(0.9).add_(new)
+        return out
+
+
+def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    return models.train(model, optimizer, model(x).square().mean())
+
+
+def trained(make: Any) -> models.Entry:
+    torch.manual_seed(0)
+    model = nn.Sequential(make(), nn.Linear(6, 6))
+    return step, (model, torch.optim.Adam(model.parameters(), lr=0.01), torch.randn(2, 5, 6))
+
+
+@pytest.mark.parametrize("kind", ["attribute", "buffer", "longest", "dictionary"])
+def test_a_mask_of_constants(kind: str) -> None:
+    factory = functools.partial(trained, functools.partial(Attention, kind))
+    compare = assert_equal if kind in ("attribute", "longest") else test_capture_equal.assert_equal
+    graph = compare(factory)
+    assert not any(op.kind == "buffer" for op in graph.ops)
+    entry, args = factory()
+    capture(entry, *args)
+    assert args[0][0].mask is None
+    assert not args[0][0].tables
+    assert not hasattr(args[0][0], "hidden")
+
+
+def test_a_mask_that_is_there_already() -> None:
+    def factory() -> models.Entry:
+        step, args = trained(functools.partial(Attention, "attribute"))
+        step(*args)
+        return step, args
+
+    graph = test_capture_equal.assert_equal(factory)
+    assert [op.name for op in graph.ops if op.kind == "buffer"] == ["model.0.mask"]
+
+
+def test_a_mean_that_every_step_updates() -> None:
+    graph = assert_equal(functools.partial(trained, Running))
+    (mean,) = [op for op in graph.ops if op.kind == "buffer"]
+    assert mean.arguments == {"initial": 0.0}
+
+
+@pytest.mark.parametrize("how", ["rebound", "of_data"])
+def test_what_the_first_step_alone_knows_is_refused(how: str) -> None:
+    entry, args = trained(functools.partial(Running, **{how: True}))
+    with pytest.raises(UnsupportedError, match=r"model\.0\.mean") as caught:
+        capture(entry, *args)
+    assert caught.value.code == "E806"
+    assert args[0][0].mean is None
