@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pardnn import backends
-from pardnn.errors import UsageError
-from pardnn.shard.aten.lookup import description_of
-from pardnn.shard.partition.analysis import analyse
-from pardnn.shard.partition.call import Call, bind_call
-from pardnn.shard.partition.worker_ops import partition
-from pardnn.shard.tdl.interval import DescriptionError
+from pardnn.planner.check_descriptions import Verification, verify_call
 
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """The result of verifying one call.
-
-    Attributes:
-        kind: The operator.
-        verified: Loops and numbers of workers whose ops make up the whole.
-        skipped: Those that cannot be cut so.
-        problems: Loop, number of workers and what is wrong.
-    """
-
-    kind: str
-    verified: tuple[tuple[str, int], ...]
-    skipped: tuple[tuple[str, int], ...]
-    problems: tuple[tuple[str, int, str], ...]
+__all__ = ["Verification", "verify"]
 
 
 def verify(
@@ -56,58 +35,3 @@ def verify(
     if double and not kind.startswith("aten._fused_"):  # these count steps in float32 alone
         values = backends.in_double(values)
     return verify_call(kind, encoded, keywords, values, workers)
-
-
-def verify_call(
-    kind: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    values: Mapping[str, Any],
-    workers: Sequence[int] = (2, 3, 4, 5),
-) -> Verification:
-    """Verify a call that is data already, see `verify`.
-
-    Args:
-        kind: Such as "aten.mm.default".
-        args: As in `Op.arguments`.
-        kwargs: Likewise.
-        values: Tensors and host scalars by name.
-        workers: Numbers of workers to cut among.
-
-    Raises:
-        UsageError: E201, if the operator has no description.
-        DescriptionError: E220, if its description cannot be analysed.
-    """
-    description = description_of(kind)
-    if description is None:
-        raise UsageError(f"{kind!r:.80} has no description; write one with @pardnn.describe")
-    shapes = {name: tuple(getattr(value, "shape", ())) for name, value in values.items()}
-    dtypes = {
-        name: str(getattr(value, "dtype", "")).removeprefix("torch.") or None
-        for name, value in values.items()
-    }
-    bare = Call(kind, tuple(args), dict(kwargs), shapes, (), dtypes)
-    whole = backends.run_call(bare, values)
-    outputs = tuple(tuple(r.shape) if hasattr(r, "shape") else None for r in whole)
-    call = Call(kind, bare.args, bare.kwargs, shapes, outputs, dtypes)
-    by_slot = {slot: values[name] for slot, name in bind_call(description, call).names.items()}
-    analysis, _ = analyse(description, call)
-    verified: list[tuple[str, int]] = []
-    skipped: list[tuple[str, int]] = []
-    problems: list[tuple[str, int, str]] = []
-    for loop in analysis.loops:
-        for count in workers:
-            try:
-                ops = partition(call, loop, count)
-            except DescriptionError as error:
-                problems.append((loop, count, error.message))
-                continue
-            if ops is None:
-                skipped.append((loop, count))
-                continue
-            problem = backends.verify_worker_ops(whole, ops, by_slot, description.is_random)
-            if problem:
-                problems.append((loop, count, problem))
-            else:
-                verified.append((loop, count))
-    return Verification(kind, tuple(verified), tuple(skipped), tuple(problems))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         call_with_values,
         in_double,
         run_call,
+        sample_values,
         verify_worker_ops,
     )
     from pardnn.backends.torch.parallelize import parallelize
@@ -38,6 +39,7 @@ _HOME = {
     "profile_graph": "profile.op_times",
     "run_call": "ops.verify_description",
     "run_plan": "launch.launcher",
+    "sample_values": "ops.verify_description",
     "this_device": "devices",
     "verify_worker_ops": "ops.verify_description",
     "visible_devices": "devices",
@@ -56,6 +58,7 @@ __all__ = [
     "profile_graph",
     "run_call",
     "run_plan",
+    "sample_values",
     "this_device",
     "verify_worker_ops",
     "visible_devices",

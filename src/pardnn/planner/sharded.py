@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from pardnn.plan.mesh import placements
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.check_descriptions import check_descriptions
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
 from pardnn.shard.sharding import Sharding
@@ -92,6 +94,7 @@ def decide_sharded(
     Raises:
         UsageError: E213, if the graph does not say what its calls are.
         InfeasibleError: E301, if the plan does not fit, or was given up.
+        DescriptionError: E220, if a user's description is not what its operator does.
     """
     if not can_shard(problem.graph):
         raise UsageError(
@@ -101,6 +104,7 @@ def decide_sharded(
             code="E213",
         )
     started = time.perf_counter()
+    unchecked = check_descriptions(problem.graph)
     found: list[ShardedPlan] = []
     failure: InfeasibleError | None = None
     for sharding in _shardings(problem, algorithm):
@@ -120,7 +124,8 @@ def decide_sharded(
     planning = time.perf_counter() - started
     if problem.costs.source == "measured":
         best = _measured(problem, best)
-    return best._replace(planning_s=planning)
+    plan = replace(best.plan, notes=(*best.plan.notes, *unchecked))
+    return best._replace(plan=plan, planning_s=planning)
 
 
 def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:

@@ -118,3 +118,8 @@ def find(kind: str) -> Description | None:
         if (found := USERS.get(name) or ATEN.get(name)) is not None:
             return found
     return None
+
+
+def is_users(description: Description) -> bool:
+    """Whether a user wrote a description."""
+    return USERS.get(description.name) is description

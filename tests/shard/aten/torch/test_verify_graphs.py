@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from pardnn.api.verify import verify_call
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.ops.verify_description import in_double
 from pardnn.graph.ir import LOSS_KIND, Op
+from pardnn.planner.check_descriptions import verify_call
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.aten.without import reason_without
 from pardnn.shard.partition.call import call_of

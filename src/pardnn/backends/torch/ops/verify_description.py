@@ -40,6 +40,8 @@ Box = tuple[tuple[int, int], ...]
 TOLERANCE = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 2e-5}
 COARSE_TOLERANCE = 2e-2
 
+_HOST_VALUES: Mapping[str, Any] = {"host.int": 1, "host.float": 0.5, "host.bool": True}
+
 
 #: Classes of `pardnn.shard.partition`, which a back end does not import: `call.Call`,
 #: `regions.Region`, `regions.WorkerResult` and `worker_ops.WorkerOp`.
@@ -96,6 +98,44 @@ def in_double(values: Mapping[str, Any]) -> dict[str, Any]:
         return value.double() if is_float else value
 
     return _pytree.tree_map(promote, dict(values))
+
+
+def sample_values(
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, str | None],
+    seed: int,
+    *,
+    double: bool = True,
+) -> dict[str, Any]:
+    """Return random values for the tensors and host scalars of a call.
+
+    Args:
+        shapes: By name.
+        dtypes: By name; "host.int" and the like for host scalars.
+        seed: Of the draw.
+        double: Whether floats are in double precision, whatever their dtype.
+
+    Returns:
+        By name. Integers are 0 or 1, which most operators take for indices.
+
+    Raises:
+        UnsupportedError: E801, if a dtype is unknown.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    values: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        dtype = getattr(torch, dtypes.get(name) or "", None)
+        if dtypes.get(name) in _HOST_VALUES:
+            values[name] = _HOST_VALUES[str(dtypes[name])]
+        elif not isinstance(dtype, torch.dtype):
+            raise UnsupportedError(f"tensor {name!r:.80} has no known dtype")
+        elif dtype.is_floating_point or dtype.is_complex:
+            wide = torch.complex128 if dtype.is_complex else torch.float64
+            drawn = torch.randn(tuple(shape), dtype=wide, generator=generator)
+            values[name] = drawn if double else drawn.to(dtype)
+        else:
+            values[name] = torch.randint(2, tuple(shape), generator=generator).to(dtype)
+    return values
 
 
 def run_call(call: CallData, values: Mapping[str, Any]) -> list[Any]:
