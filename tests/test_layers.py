@@ -16,8 +16,10 @@ PACKAGE = Path(pardnn.__file__).parent
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = [ROOT / name for name in ("src", "tests", "bench", "testbed", "docs", "examples")]
-#: One captured graph per model and size, named for it.
-LARGE_FOLDERS = {ROOT / "testbed/graphs", ROOT / "testbed/graphs/batch"}
+#: Data: one captured graph per model and size, named for it; dated pages of results.
+LARGE_FOLDERS = {
+    ROOT / name for name in ("testbed/graphs", "testbed/graphs/batch", "bench/results")
+}
 #: Where imports stand inside functions: so that `pardnn --help` answers at once, and a rank that
 #: does not plan loads no compiler.
 DOORS = {"cli", "api/parallelize.py"}

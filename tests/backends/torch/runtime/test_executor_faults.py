@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import signal
 import time
 from typing import Any
@@ -29,7 +31,7 @@ from tests.backends.torch.faults import (
     run_with_faults,
 )
 from tests.backends.torch.plans import random_plan
-from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.ranks import Outcome, connect, run_ranks
 
 ENDS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -101,6 +103,46 @@ def test_a_hung_rank_is_found_through_those_that_wait_for_each_other() -> None:
     for word in ("waited 1.5 s", "tensor", "at op", "in step 1", "does not move", "send posted"):
         assert word in first.error["message"]
     assert len(first.error["details"]["states"]) == 3
+
+
+def between_steps(busy_s: float, timeout_s: float) -> list[Outcome]:
+    """Rank 0 works alone between two steps; each rank returns what it logged."""
+
+    def body(rank: int, store: str) -> Any:
+        program = Program(captured(chain), a_plan(2))
+        executor, binding, _ = executor_of(chain, program, rank, store, timeout_s)
+        logged: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("pardnn").addHandler(handler)
+        for number in range(3):
+            if number == 1 and rank == 0:
+                time.sleep(busy_s)
+            executor.step(binding.batch_inputs(binding.example()))
+        executor.world.close()
+        return logged
+
+    return run_ranks(2, body, limit_s=timeout_s + 5)
+
+
+def test_a_long_wait_is_told_before_it_times_out() -> None:
+    outcomes = between_steps(busy_s=1.8, timeout_s=4.0)
+    assert [outcome.status for outcome in outcomes] == [0, 0]
+    assert outcomes[0].value == []
+    (told,) = outcomes[1].value
+    assert re.match(r"rank 1 is waiting for message .* since 1\.[3-7] s, at op .* in step 1", told)
+    assert "(timeout 4 s)" in told
+    assert re.search(
+        r"Rank 0: in your script \(test_executor_faults\.py:\d+\), between steps 0 and 1", told
+    )
+
+
+def test_a_rank_that_is_busy_between_steps_is_not_blamed_on_an_op() -> None:
+    outcomes = between_steps(busy_s=5.0, timeout_s=TIMEOUT_S)
+    assert_blamed(outcomes[1:], 0, "E701", within_s=TIMEOUT_S + MARGIN_S)
+    message = outcomes[1].error["message"]
+    assert "Rank 0 is the one that does not move: in your script (test_executor" in message
+    assert "what one rank does alone between steps" in message
 
 
 def test_a_stopped_process_is_named_too() -> None:

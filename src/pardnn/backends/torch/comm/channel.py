@@ -259,7 +259,8 @@ class Channel:
             f"rank {self.rank} waited {self.timeout_s:g} s {verb} tensor {shown(spec.tensor)}, "
             f"{'from' if peer == spec.source else 'to'} rank {peer}, at op "
             f"{shown(details['op'])} in step {self.step}.\n"
-            "If an op may take longer, raise --timeout.",
+            "If it may take longer, an op or what one rank does alone between steps, raise the "
+            "timeout (--timeout, timeout=).",
             details=details,
         )
 

@@ -3,15 +3,19 @@
 A rank that fails writes a record into the shared store before it closes its connections; a
 compare-and-set keeps the first record only. Ranks that see a connection close look there before
 they blame the peer. A thread on every rank polls the store four times a second and, once there is a
-failure, publishes what its rank is doing, be it waiting, computing or asleep. These states form a
-wait-for graph; followed from a rank that timed out, it ends at the rank that waits for none: that
-one hangs.
+failure, or a rank asks, publishes what its rank is doing, be it waiting, computing or in the user's
+script. These states form a wait-for graph; followed from a rank that waits, it ends at the rank
+that waits for none: that one hangs, or is slow.
+
+A wait that lasts is told before it times out: at a third and at two thirds of the timeout the
+waiting rank asks, and logs which rank does not move and where it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +33,8 @@ STATES_S = 1.0
 #: How long the others wait for the report of the rank that failed first, seconds.
 REPORT_S = 4.0
 
+_LOG = logging.getLogger("pardnn")
+
 State = dict[str, Any]
 #: By exit status: ranks that stop because of another one end with the same.
 _KINDS = {"5": MismatchError, "7": StuckError, "8": UnsupportedError}
@@ -44,10 +50,13 @@ class FailureDetector:
     """One rank's view of the failures of all ranks.
 
     Args:
-        store: Shared by all ranks; keys `failure`, `report` and `state/RANK` belong to this class.
+        store: Shared by all ranks; keys `failure`, `report`, `asked` and `state/...` belong to this
+            class.
         rank: This rank.
         size: Number of ranks.
-        describe: Returns what this rank is doing now, as JSON; called from the polling thread.
+        describe: Returns what this rank is doing now, as JSON; called from the polling thread. If
+            it waits, "waits_for" is the rank and "waited_s" how long.
+        timeout_s: Longest wait for one message, seconds; longer ones are told before.
         on_failure: Called from the polling thread with the record of the first failure, once this
             rank has published its state; None does nothing.
     """
@@ -58,9 +67,12 @@ class FailureDetector:
         rank: int,
         size: int,
         describe: Callable[[], State],
+        timeout_s: float,
         on_failure: Callable[[State], None] | None = None,
     ) -> None:
         self._store = store
+        self._timeout_s = timeout_s
+        self._answered = self._told = 0
         self._rank = rank
         self._size = size
         self._describe = describe
@@ -80,14 +92,37 @@ class FailureDetector:
             with contextlib.suppress(RuntimeError):  # the store's host may be gone
                 found = self.first_failure()
                 if found is None:
+                    self._answer()
+                    self._tell_of_a_long_wait()
                     continue
-                self._publish_state()
+                self._publish_state("failure")
                 if self._on_failure is not None:
                     self._on_failure(found)
                 return
 
-    def _publish_state(self) -> None:
-        self._store.set(f"state/{self._rank}", json.dumps(self._describe()))
+    def _publish_state(self, occasion: str) -> None:
+        self._store.set(f"state/{occasion}/{self._rank}", json.dumps(self._describe()))
+
+    def _answer(self) -> None:
+        """Publish this rank's state for each rank that has asked since."""
+        asked = self._store.add("asked", 0)
+        for number in range(self._answered + 1, asked + 1):
+            self._publish_state(str(number))
+        self._answered = asked
+
+    def _tell_of_a_long_wait(self) -> None:
+        state = self._describe()
+        thirds = int(3 * state.get("waited_s", 0.0) / self._timeout_s)
+        if thirds > self._told:
+            asked = self._store.add("asked", 1)
+            states = self._states(str(asked))
+            found = hung_rank(self._rank, states)
+            there = states[found]["text"] if found in states else "it does not answer"
+            _LOG.warning(
+                "rank %d is %s (timeout %g s). Rank %d: %s",
+                self._rank, state["text"], self._timeout_s, found, there,
+            )  # fmt: skip
+        self._told = thirds
 
     def _read(self, key: str, patience_s: float = 0.0) -> State | None:
         """Return the value of a key, waiting for it at most `patience_s`; None if it is absent."""
@@ -117,7 +152,7 @@ class FailureDetector:
             return self._secondary(error, first)
         error.details.setdefault("first_failing_rank", self._rank)
         if isinstance(error, StuckError):
-            _add_states(error, self._rank, self._states())
+            _add_states(error, self._rank, self._states("failure"))
         with contextlib.suppress(RuntimeError):
             self._store.set("report", json.dumps(_report(error, self._rank)))
         return error
@@ -137,14 +172,14 @@ class FailureDetector:
         details = {**report["details"], "report": report, "own": error.message}
         return kind(message, code=report["code"], details=details)
 
-    def _states(self) -> dict[int, State]:
+    def _states(self, occasion: str) -> dict[int, State]:
         """Return the state of each rank that answers within `STATES_S`."""
         others = [rank for rank in range(self._size) if rank != self._rank]
-        self._publish_state()
+        self._publish_state(occasion)
         end = time.monotonic() + STATES_S
         found = {self._rank: self._describe()}
         for rank in others:
-            state = self._read(f"state/{rank}", max(0.0, end - time.monotonic()))
+            state = self._read(f"state/{occasion}/{rank}", max(0.0, end - time.monotonic()))
             if state is not None:
                 found[rank] = state
         return found

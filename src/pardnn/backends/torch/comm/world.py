@@ -64,7 +64,9 @@ class World:
             def describe() -> State:
                 return {"rank": self.rank, **self.describe()}
 
-            self.detector = FailureDetector(self.store, self.rank, self.size, describe, on_failure)
+            self.detector = FailureDetector(
+                self.store, self.rank, self.size, describe, self.timeout_s, on_failure
+            )
             # A thread that is inside the store when the process ends would abort it.
             atexit.register(self.close)
 

@@ -11,8 +11,11 @@ Cost above the ops themselves: about 2 us an action.
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +37,7 @@ from pardnn.backends.torch.runtime.random_ops import (
     replayed_op,
 )
 from pardnn.backends.torch.runtime.results import check_written, share_results
+from pardnn.backends.torch.user_step.object_graph import is_library_file
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
@@ -77,7 +81,7 @@ class Executor:
         self.peak_bytes = 0
         self.step_s: list[float] = []
         self.waits_s: list[list[float]] = []
-        self._at = 0
+        self._at, self._is_running = 0, False
         self._loss: Any = None
         self.result: Any = None
         self._inputs: Mapping[str, Any] = {}
@@ -200,7 +204,7 @@ class Executor:
             StuckError: E701, if a wait timed out.
         """
         start = time.perf_counter()
-        self._at = 0
+        self._at, self._is_running = 0, True
         try:
             self._inputs = inputs() if callable(inputs) else inputs
             self._check_inputs(self._inputs)
@@ -218,6 +222,7 @@ class Executor:
             raise self._reported(self._failure(error)) from error
         self._end_step()
         self.step_s.append(time.perf_counter() - start)
+        self._is_running = False
         return self._loss
 
     def _run(self) -> None:
@@ -314,20 +319,40 @@ class Executor:
     def describe(self) -> dict[str, Any]:
         """Return what this rank is doing now, as JSON; the failure detector's thread calls it."""
         channel = self.world.channel
-        text, waits_for = f"at {self._where()[0]} in step {len(self.step_s)}", None
+        text, waits_for, waited_s = f"at {self._where()[0]} in step {len(self.step_s)}", None, 0.0
+        if not self._is_running:
+            text = f"in your script{_users_line()}, {self._between()}"
         waiting = channel.waiting if channel is not None else None
         if waiting is not None:
             spec, since = waiting
+            waited_s = time.monotonic() - since
             waits_for = spec.source if spec.target == self.rank else spec.target
             verb = "for" if spec.target == self.rank else "to hand over"
             text = (
-                f"waiting {verb} {spec_text(spec)} since {time.monotonic() - since:.1f} s, "
+                f"waiting {verb} {spec_text(spec)} since {waited_s:.1f} s, "
                 f"at op {shown(spec.consumer if spec.target == self.rank else spec.producer)} "
                 f"in step {len(self.step_s)}"
             )
         notes = list(channel.notes) if channel is not None else []
         messages = [f"step {note.step}: {note.event}: {spec_text(note.spec)}" for note in notes]
-        return {"rank": self.rank, "text": text, "waits_for": waits_for, "messages": messages}
+        return {
+            "rank": self.rank, "text": text, "waits_for": waits_for, "waited_s": waited_s,
+            "messages": messages,
+        }  # fmt: skip
+
+    def _between(self) -> str:
+        done = len(self.step_s)
+        return f"between steps {done - 1} and {done}" if done else "before its first step"
+
+
+def _users_line() -> str:
+    """Return " (file.py:12)": where the main thread is in the user's own code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
 def _nothing(env: Environment) -> None:
