@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.utils import rnn
 
 from bench.sweep.steps import Entry, Factory, adam, loss_step, small
 
@@ -61,8 +62,34 @@ def running_mean_at_first_use() -> Entry:
     return loss_step, (model, adam(model), x, y)
 
 
+class Reader(nn.Module):
+    """Reads sequences of given lengths, packed."""
+
+    def __init__(self, layer: str, lengths: list[int]) -> None:
+        super().__init__()
+        self.cells = getattr(nn, layer)(8, 8, batch_first=True)
+        self.head, self.lengths = nn.Linear(8, 4), lengths
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the head of each state, padded."""
+        packed = rnn.pack_padded_sequence(x, self.lengths, batch_first=True, enforce_sorted=False)
+        padded, _ = rnn.pad_packed_sequence(self.cells(packed)[0], batch_first=True)
+        return self.head(padded)
+
+
+def _packed(layer: str) -> Factory:
+    def factory() -> Entry:
+        torch.manual_seed(0)
+        model = Reader(layer, [6, 3, 4, 4])
+        return loss_step, (model, adam(model), torch.randn(4, 6, 8), torch.randn(4, 6, 4))
+
+    return factory
+
+
 CASES: dict[str, Factory] = {
     "mask_at_first_use": _attention(False),
     "buffer_at_first_use": _attention(True),
     "running_mean_at_first_use": running_mean_at_first_use,
+    "packed_lstm": _packed("LSTM"),
+    "packed_gru": _packed("GRU"),
 }

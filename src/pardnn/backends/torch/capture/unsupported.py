@@ -86,6 +86,21 @@ def data_dependent_shape(op: str, where: str | None) -> UnsupportedError:
     )
 
 
+def packed_lengths(where: str | None) -> UnsupportedError:
+    """Return E803: sequences are packed by lengths that only a run knows."""
+    return _error(
+        f"the step packs sequences by lengths that are data{_at(where)}: they decide the size of\n"
+        "the packed tensor, and memory is planned before the step.\n"
+        "Lengths that are Python numbers are followed: pass lengths.tolist(), made before the\n"
+        "step, where they are the same in every step. Else run a layer of one direction on the\n"
+        "padded sequences and mask what lies behind the ends: out = rnn(x)[0]; out * mask, where\n"
+        "mask = torch.arange(len(x))[:, None, None] < lengths[:, None], time first. The last\n"
+        "state of each sequence is out[lengths - 1, torch.arange(len(lengths))].",
+        where,
+        "E803",
+    )
+
+
 def untraceable(op: str, where: str | None) -> UnsupportedError:
     """Return E801: an op cannot be recorded as a call."""
     return _error(

@@ -17,6 +17,7 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - Fused optimizers take Python floats, which would be frozen: they get sentinels instead. So does
   batch normalization, whose average over all batches divides by their number.
 - CTC's loss takes lengths as lists, too: it gets tensors.
+- Packed sequences of known lengths are slices: `packed_sequences`.
 
 Complexity: the time of both sides, and one copy of what the branch changes.
 """
@@ -34,7 +35,7 @@ import torch
 from torch.optim import swa_utils
 
 from pardnn.backends.torch.capture import unsupported
-from pardnn.backends.torch.capture.rewrites import asgd, radam, sgd
+from pardnn.backends.torch.capture.rewrites import asgd, packed_sequences, radam, sgd
 from pardnn.backends.torch.capture.trace_ir import Call, Storage
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import choose
@@ -63,6 +64,8 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(torch, "batch_norm", _with_sentinels)
         patch(sys.modules["torch.nn.modules.batchnorm"], "float", _float)
         patch(torch, "ctc_loss", _ctc_loss)
+        patch(torch._VF, "_pack_padded_sequence", packed_sequences.pack)
+        patch(torch._VF, "_pad_packed_sequence", packed_sequences.pad)
         patch(torch, _CHECK, _unscale_each)
         patch(torch.amp.GradScaler, "_maybe_opt_step", _step_unless_skipped)
         patch(torch.amp.GradScaler, "update", _update_scale)
