@@ -21,7 +21,7 @@ import numpy as np
 from numpy import ndarray
 
 from pardnn.cost.costs import Costs
-from pardnn.graph.ir import Graph, Op, Tensor, alias_of, writes
+from pardnn.graph.ir import Graph, Op, Tensor, alias_of, span_bytes, writes
 
 #: Bytes of a tensor beyond which nothing fits; larger ones are not counted exactly.
 _MAX_BYTES = 1 << 55
@@ -98,7 +98,9 @@ def graph_at(family: Family, batch_size: int) -> Graph:
 
 def resized(graph: Graph, ops: Sequence[Op]) -> Graph:
     """Return the graph with ops that differ in sizes and numbers only, so its edges are kept."""
-    sizes = np.array([t.bytes for op in ops for t in op.outputs], dtype=np.int64)
+    sizes = np.array(
+        [min(span_bytes(t), _MAX_BYTES) for op in ops for t in op.outputs], dtype=np.int64
+    )
     workspace = np.array([op.workspace for op in ops], dtype=np.int64)
     for array in (sizes, workspace):
         array.setflags(write=False)

@@ -19,7 +19,7 @@ from pardnn.graph.csr import (
     topological_order,
     transposed,
 )
-from pardnn.graph.ir import Graph, Op, alias_of, storage_owners
+from pardnn.graph.ir import Graph, Op, alias_of, span_bytes, storage_owners
 
 _MEMORY_CODE = {"normal": NORMAL, "residual": RESIDUAL, "reference": REFERENCE}
 
@@ -96,7 +96,7 @@ def build_arrays(ops: Sequence[Op]) -> GraphArrays:
         consumer_ptr=consumer_ptr,
         consumer_op=consumer_op,
         tensor_op=frozen(np.repeat(np.arange(len(ops)), np.diff(output_ptr))),
-        tensor_bytes=frozen([tensor.bytes for tensor in tensors]),
+        tensor_bytes=frozen([span_bytes(tensor) for tensor in tensors]),
         tensor_alias=alias,
         tensor_owner=owners_of(alias),
         workspace=frozen([op.workspace for op in ops]),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 from pardnn.errors import FileError, shown
-from pardnn.graph.ir import Op, Tensor, storage_owners
+from pardnn.graph.ir import Op, Tensor, span_bytes, storage_owners
 
 #: Sums of bytes are int64 in kernels; a graph above this is refused, not wrapped around.
 MAX_INT64 = 2**63 - 1
@@ -68,8 +68,8 @@ def _values(ops: Sequence[Op]) -> Iterator[str]:
             for fault in _op_faults(op):
                 yield f"ops[{i}] {shown(op.name)}: {fault}"
         for tensor in op.outputs:
-            total += tensor.bytes
             if tensor.bytes >= 0 and _is_sized(tensor.shape, tensor.strides):
+                total += max(tensor.bytes, span_bytes(tensor))
                 continue
             for fault in _tensor_faults(tensor):
                 yield f"ops[{i}] {shown(op.name)}: tensor {shown(tensor.name)} {fault}"

@@ -33,7 +33,7 @@ class GraphArrays(NamedTuple):
     consumer_ptr: Int64[ndarray, " t+1"]
     consumer_op: Int64[ndarray, " e"]
     tensor_op: Int64[ndarray, " t"]
-    tensor_bytes: Int64[ndarray, " t"]
+    tensor_bytes: Int64[ndarray, " t"]  # of its storage, or of a message: `ir.span_bytes`
     tensor_alias: Int64[ndarray, " t"]  # the tensor it aliases; -1 for the owner of a storage
     tensor_owner: Int64[ndarray, " t"]  # the tensor that owns its storage
     workspace: Int64[ndarray, " n"]

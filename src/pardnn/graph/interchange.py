@@ -27,7 +27,7 @@ from pydantic import TypeAdapter, ValidationError
 from pardnn import files
 from pardnn.errors import FileError, MismatchError, UsageError, shown
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor, span_bytes
 
 #: Bytes per second between an accelerator and host memory.
 HOST_BANDWIDTH = 2.0 * (1 << 30)
@@ -179,7 +179,7 @@ def graph_to_msr(graph: Graph, machine: MsrMachine) -> bytes:
     for op in graph.ops:
         predecessors = {by_tensor[name].name: by_tensor[name] for name in op.inputs}
         for other in predecessors.values():
-            num_bytes = sum(t.bytes for t in other.outputs if t.name in read)
+            num_bytes = sum(span_bytes(t) for t in other.outputs if t.name in read)
             edges.append(
                 {
                     "sourceId": ids[other.name],
@@ -208,7 +208,7 @@ def _node(op: Op, number: int, colors: Mapping[str, int]) -> dict[str, Any]:
             code="E213",
         )
     accelerator = seconds.get("accelerator")
-    owned = [t.bytes for t in op.outputs if t.alias_of is None and op.memory != "reference"]
+    owned = [span_bytes(t) for t in op.outputs if t.alias_of is None and op.memory != "reference"]
     found: dict[str, Any] = {
         "id": number,
         "name": op.module or op.name,

@@ -11,6 +11,7 @@ results alias it, own nothing, and extend its life.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -36,10 +37,10 @@ class Tensor:
 
     Attributes:
         name: Unique in the graph; any text.
-        bytes: What a copy of this tensor alone takes, and what a message carries.
+        bytes: Of its elements; what a copy without gaps takes (see `span_bytes`).
         shape: Sizes of the dims; None where unknown.
         dtype: Such as "float32"; "host.int", "host.float", "host.bool" for host scalars.
-        strides: In elements; None means contiguous. A copy arrives with the same strides.
+        strides: In elements; None means contiguous.
         alias_of: The tensor whose storage this one shares; None if it owns its storage.
     """
 
@@ -51,6 +52,19 @@ class Tensor:
     dtype: str | None = None
     strides: tuple[int, ...] | None = None
     alias_of: str | None = None
+
+
+def span_bytes(tensor: Tensor) -> int:
+    """Return the bytes from a tensor's first element to its last.
+
+    That is what its own storage takes and what a message of it carries, because strides change the
+    bits of sums and vectorised functions: a slice is sent with its gaps, an expanded tensor without
+    repetitions. Of a dense tensor it is `bytes`.
+    """
+    if tensor.strides is None or not tensor.shape or 0 in tensor.shape:
+        return tensor.bytes
+    steps = ((n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides, strict=True))
+    return tensor.bytes * (1 + sum(steps)) // math.prod(tensor.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

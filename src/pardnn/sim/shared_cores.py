@@ -16,7 +16,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.cost.links import LinkCosts, LinkFit, message_seconds
-from pardnn.graph.ir import Graph
+from pardnn.graph.ir import Graph, span_bytes
 from pardnn.plan.actions import Action, Allocate, Compute, Receive, Send, Wait
 from pardnn.plan.lower import lower
 from pardnn.plan.plan import Plan
@@ -77,7 +77,7 @@ class _State:
         self, graph: Graph, plan: Plan, seconds: Float64[ndarray, " n"], host: Host
     ) -> None:
         lowered = lower(graph, plan)
-        sizes = {tensor.name: tensor.bytes for op in graph.ops for tensor in op.outputs}
+        sizes = {tensor.name: span_bytes(tensor) for op in graph.ops for tensor in op.outputs}
         self.host = host
         self.seconds = dict(zip((op.name for op in graph.ops), seconds.tolist(), strict=True))
         self.sizes = [sizes[message.tensor] for message in lowered.messages]

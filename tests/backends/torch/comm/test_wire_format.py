@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pardnn.backends.torch.comm.wire_format import (
     byte_view,
-    dense_strides,
     message_specs,
     payload_of,
 )
@@ -19,34 +18,45 @@ from pardnn.errors import RankError, UnsupportedError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.plan import Message
-from tests.backends.torch.messages import spec_of, values
+from tests.backends.torch.messages import delivered, spec_of, values
 
 CPU = torch.device("cpu")
 
 
-def test_only_what_is_not_dense_is_copied() -> None:
+def test_a_tensor_is_sent_without_a_copy() -> None:
     for name, value in values().items():
         if not isinstance(value, torch.Tensor) or value.numel() == 0:
             continue
-        payload = byte_view(payload_of(spec_of(0, name, value), value, CPU))
+        spec = spec_of(0, name, value)
+        payload = byte_view(payload_of(spec, value, CPU))
         is_shared = payload.untyped_storage()._cdata == value.untyped_storage()._cdata
-        is_dense = dense_strides(value.shape, value.stride()) == value.stride()
-        assert is_shared == (is_dense and not value.is_conj()), name
+        assert is_shared == (not value.is_conj()), name
         assert payload.dtype == torch.uint8
-        assert payload.numel() == value.nbytes
+        assert payload.numel() == spec.bytes
 
 
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.randoms(use_true_random=False),
 )
-def test_the_bytes_of_any_view_are_those_of_its_clone(shape: list[int], random: Any) -> None:
+def test_any_view_arrives_as_it_was(shape: list[int], random: Any) -> None:
     base = torch.arange(4 ** len(shape), dtype=torch.float32).reshape([4] * len(shape))
     view = base[tuple(slice(random.randint(0, 4 - size), None) for size in shape)]
     view = view[tuple(slice(0, size) for size in shape)]
     view = view.permute(random.sample(range(view.dim()), view.dim()))
-    payload = byte_view(payload_of(spec_of(0, "x", view), view, CPU))
-    assert torch.equal(payload, byte_view(view.clone()))
+    view = view.unsqueeze(1).expand(-1, random.randint(1, 3), *[-1] * (view.dim() - 1))
+    found = delivered(view)
+    assert torch.equal(found, view)
+    assert found.stride() == view.stride()
+
+
+def test_a_message_carries_what_its_tensor_spans() -> None:
+    x = torch.zeros(4, 6)
+    assert spec_of(0, "x", x).bytes == spec_of(0, "x", x.t()).bytes == 96
+    assert spec_of(0, "x", x[:, :2]).bytes == 4 * (3 * 6 + 2)
+    assert spec_of(0, "x", x[0].expand(9, 6)).bytes == 24
+    assert spec_of(0, "x", x.view(-1).unfold(0, 6, 1)).bytes == 96
+    assert spec_of(0, "x", x[:0]).bytes == 0
 
 
 def test_a_value_that_is_not_what_was_announced_is_not_sent() -> None:

@@ -1,17 +1,15 @@
 """The wire format: which bytes a message carries, and the spec of a message that both ends hold.
 
-A tensor travels as the bytes of its storage and arrives with the strides that it was sent with,
-because layout changes the bits of convolutions and sums. A tensor that is not dense (a strided view
-with gaps, an expanded one) is first copied to the dense layout that `torch.clone` would choose,
-which keeps the order of the strides; nothing else is ever copied. Host scalars travel as eight
-bytes.
+A tensor travels as the bytes of its storage, from its first element to its last, and arrives with
+the strides that it was captured with: they change the bits of convolutions, sums and vectorised
+functions. So neither end makes a copy; a slice travels with its gaps, an expanded tensor without
+repetitions. Host scalars travel as eight bytes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +38,7 @@ class MessageSpec(NamedTuple):
         bytes: Size of the payload.
         dtype: Name of the element type, or of the host scalar's type.
         shape: Size of each dim.
-        strides: Of the tensor that arrives, in elements; dense.
+        strides: Of the tensor that arrives, in elements.
         producer: The op of the sending rank that makes the tensor.
         consumer: The op of the receiving rank that reads it first.
     """
@@ -70,12 +68,6 @@ class MessageSpec(NamedTuple):
 @functools.cache
 def _torch_dtype(name: str) -> torch.dtype:
     return HOST_TYPES[name][0] if name in HOST_TYPES else getattr(torch, name)
-
-
-def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a dense copy, which keep their order as `torch.clone` does."""
-    strided = torch.empty_strided(tuple(shape), tuple(strides), device="meta")
-    return tuple(torch.empty_like(strided).stride())
 
 
 def message_specs(
@@ -114,7 +106,7 @@ def message_specs(
 
 
 def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return shape, dense strides and bytes of what travels."""
+    """Return shape, strides and bytes of what travels."""
     if tensor.dtype in HOST_TYPES:
         return (), (), 8
     dtype = getattr(torch, tensor.dtype or "", None)
@@ -124,24 +116,34 @@ def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
             f"its shape ({tensor.shape}) and type ({tensor.dtype}).\nCapture the step again.",
             code="E821",
         )
-    contiguous = torch.empty(tensor.shape, device="meta").stride()
-    strides = dense_strides(tensor.shape, tensor.strides or contiguous)
-    return tensor.shape, strides, math.prod(tensor.shape) * dtype.itemsize
+    strides = tensor.strides or torch.empty(tensor.shape, device="meta").stride()
+    return tensor.shape, strides, _span(tensor.shape, strides) * dtype.itemsize
+
+
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the number of elements from the first to the last, those in gaps included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+
+
+def _elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what lies from a tensor's first element to its last, as a vector, without a copy."""
+    return tensor.as_strided((_span(tensor.shape, tensor.stride()),), (1,))
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a dense tensor, in the order of its storage, without a copy."""
-    flat = torch.as_strided(tensor, (tensor.numel(),), (1,), tensor.storage_offset())
-    return flat.view(torch.uint8)
+    """Return the bytes of a tensor, in the order of its storage, without a copy."""
+    return _elements(tensor).view(torch.uint8)
 
 
 def memory_of(tensor: torch.Tensor, num_bytes: int) -> memoryview:
-    """Return the bytes of a dense host tensor; the caller keeps the tensor alive meanwhile."""
+    """Return the bytes of a host tensor; the caller keeps the tensor alive meanwhile."""
     return memoryview((ctypes.c_ubyte * num_bytes).from_address(tensor.data_ptr()))
 
 
 def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Tensor:
-    """Return the tensor to send: `value` itself where it is dense, else a dense copy.
+    """Return the tensor to send: `value` itself where it has the strides of the spec, else a copy.
 
     Args:
         spec: The message.
@@ -162,10 +164,25 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
             details={"op": spec.producer, "tensor": spec.tensor},
         )
     if value.is_conj() or value.is_neg():
-        value = value.resolve_conj().resolve_neg()
-    if value.stride() != spec.strides:
+        value = _resolved(value)
+    if not _is_laid_out(value, spec):
         value = receive_buffer(spec, value.device).copy_(value)
     return value
+
+
+def _is_laid_out(value: torch.Tensor, spec: MessageSpec) -> bool:
+    """Whether a tensor has the strides of the spec; those of a dim of size 1 mean nothing."""
+    strides = value.stride()
+    return strides == spec.strides or all(
+        n == 1 or one == other
+        for n, one, other in zip(spec.shape, strides, spec.strides, strict=True)
+    )
+
+
+def _resolved(value: torch.Tensor) -> torch.Tensor:
+    """Return a lazily conjugated or negated tensor with its values in memory, strides kept."""
+    made = _elements(value).resolve_conj().resolve_neg()
+    return made.as_strided(value.shape, value.stride(), 0)
 
 
 def receive_buffer(spec: MessageSpec, device: torch.device) -> torch.Tensor:

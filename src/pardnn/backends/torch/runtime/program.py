@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.comm.wire_format import MessageSpec, dense_strides, message_specs
+from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
 from pardnn.errors import InvalidPlanError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor, span_bytes
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import check_batch_is_read_only, written_inputs
@@ -81,10 +81,10 @@ class Program:
                 tensor=tensor.name,
                 source=source,
                 target=target,
-                bytes=tensor.bytes,
+                bytes=span_bytes(tensor),
                 dtype=tensor.dtype or "float32",
                 shape=shape,
-                strides=dense_strides(shape, strides),
+                strides=strides,
                 producer=self.producers[tensor.name],
                 consumer="the step's result",
             )
