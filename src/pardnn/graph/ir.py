@@ -186,3 +186,16 @@ def writes(op: Op) -> tuple[str, ...]:
     if not _is_in_place(op.kind):
         return ()
     return tuple(tensor.alias_of for tensor in op.outputs if tensor.alias_of is not None)
+
+
+def addresses_storage(kind: str) -> bool:
+    """Whether a call finds elements of its first input by an offset in the storage."""
+    return kind.startswith("aten.as_strided")
+
+
+def addressed(op: Op) -> tuple[str, ...]:
+    """Names of the input tensors of which `op` finds elements by an offset in their storage.
+
+    In a copy of one of its views, such an offset means other elements.
+    """
+    return op.inputs[:1] if addresses_storage(op.kind) else ()

@@ -17,7 +17,7 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
-from pardnn.graph.ir import Graph, Op, writes
+from pardnn.graph.ir import Graph, Op, addressed, writes
 from pardnn.plan.actions import Action, Receive, Send, Wait
 from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.lower import Lowered, lower
@@ -93,7 +93,7 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
             return problems
         graph = planned_graph(graph, plan)
     context = _context(graph, plan, cluster)
-    for rule in (_placement, _order, _groups, _messages, _deliveries, _writes):
+    for rule in (_placement, _order, _groups, _messages, _deliveries, _writes, _addresses):
         # Later rules assume that every op has one device and one position.
         problems += [p for _, p in zip(range(MAX_PROBLEMS), rule(context), strict=False)]
         if problems and rule in (_placement, _order, _messages):
@@ -256,6 +256,18 @@ def _writes(c: _Context) -> Iterator[str]:
                 yield (
                     f"op {op.name!r:.60} overwrites {m.tensor!r:.60} while it may still be "
                     f"on its way to device {m.target}"
+                )
+
+
+def _addresses(c: _Context) -> Iterator[str]:
+    """Check that an offset in a storage is applied where that storage is, not to a sent copy."""
+    for op in c.graph.ops:
+        for tensor in addressed(op):
+            home = c.plan.placement[c.producer[c.owner[tensor]].name]
+            if c.plan.placement[op.name] != home:
+                yield (
+                    f"op {op.name!r:.60} addresses the storage of {tensor!r:.60} on device "
+                    f"{c.plan.placement[op.name]}, but that storage is on device {home}"
                 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 from pardnn.errors import InvalidPlanError, shown
-from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor, storage_owners, writes
+from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor, addressed, storage_owners, writes
 from pardnn.plan.mesh import Box, owned_boxes
 from pardnn.plan.plan import Message
 from pardnn.shard.boxes import bytes_of, lengths, local_strides, new_strides
@@ -90,7 +90,10 @@ class Emitter:
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.owners = storage_owners(graph.ops)
         self._laid_out: dict[Any, tuple[Box, ...] | None] = {}
-        self.written = {self.owners[name] for op in graph.ops for name in writes(op)}
+        # Storages whose views must be local: one that is written, or addressed by an offset.
+        self.written = {
+            self.owners[name] for op in graph.ops for name in (*writes(op), *addressed(op))
+        }
         self.boxes = {name: self._boxes(tensor) for name, tensor in self.tensors.items()}
         self.ops: list[Op] = []
         self.names: set[str] = set()

@@ -50,6 +50,16 @@ def test_any_view_arrives_as_it_was(shape: list[int], random: Any) -> None:
     assert found.stride() == view.stride()
 
 
+def test_a_tensor_of_other_strides_is_copied_to_those_of_its_spec() -> None:
+    x = torch.randn(4, 6)
+    spec = spec_of(0, "x", x[:, :1].expand(4, 6))
+    dense = x[:, :1].expand(4, 6).contiguous()
+    payload = payload_of(spec, dense, CPU)
+    assert payload.stride() == (6, 0)
+    assert torch.equal(payload, dense)
+    assert payload_of(spec_of(0, "x", x), x.t().contiguous().t(), CPU).stride() == (6, 1)
+
+
 def test_a_message_carries_what_its_tensor_spans() -> None:
     x = torch.zeros(4, 6)
     assert spec_of(0, "x", x).bytes == spec_of(0, "x", x.t()).bytes == 96

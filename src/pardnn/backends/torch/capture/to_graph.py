@@ -17,7 +17,7 @@ import torch
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.ops.codec import REDUCED_LOSSES, encode
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor
+from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor, addresses_storage
 
 _HOST_BYTES = 8
 
@@ -145,9 +145,11 @@ def graph_of(
 def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
     """Name the group of each written storage; storages that one call allocates or writes share it.
 
+    So do storages in which a call finds elements by an offset: a copy of a view begins elsewhere.
     O(calls), by union-find.
     """
-    mutated = {storage for call in calls for storage in _mutated_storages(call)}
+    together = {storage for call in calls for storage in _mutated_storages(call)}
+    together |= {s for call in calls if addresses_storage(call.kind) for s in _storages(call)}
     leader: dict[Storage, Storage] = {}
 
     def find(storage: Storage) -> Storage:
@@ -156,15 +158,20 @@ def _groups(calls: Sequence[Call]) -> dict[Storage, str]:
         return storage
 
     for call in calls:
-        touched = [v.storage for v in call.outputs if v.storage is not None]
-        touched = [storage for storage in touched if storage in mutated]
+        touched = [storage for storage in _storages(call) if storage in together]
         for storage in touched:
             leader[find(storage)] = find(touched[0])
     return {storage: find(storage).owner.name for storage in leader}
 
 
+def _storages(call: Call) -> list[Storage]:
+    """Return the storages of a call's outputs, and the one that it addresses."""
+    values = [*call.outputs, *(call.inputs[:1] if addresses_storage(call.kind) else ())]
+    return [value.storage for value in values if value.storage is not None]
+
+
 def _op(call: Call, groups: dict[Storage, str], accelerator: str) -> Op:
-    named = (groups.get(v.storage) for v in call.outputs if v.storage is not None)
+    named = (groups.get(storage) for storage in _storages(call))
     return Op(
         name=call.name,
         kind=call.kind,

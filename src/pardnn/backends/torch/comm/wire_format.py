@@ -165,9 +165,7 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
         )
     if value.is_conj() or value.is_neg():
         value = _resolved(value)
-    if not _is_laid_out(value, spec):
-        value = receive_buffer(spec, value.device).copy_(value)
-    return value
+    return value if _is_laid_out(value, spec) else _laid_out(value, spec)
 
 
 def _is_laid_out(value: torch.Tensor, spec: MessageSpec) -> bool:
@@ -177,6 +175,16 @@ def _is_laid_out(value: torch.Tensor, spec: MessageSpec) -> bool:
         n == 1 or one == other
         for n, one, other in zip(spec.shape, strides, spec.strides, strict=True)
     )
+
+
+def _laid_out(value: torch.Tensor, spec: MessageSpec) -> torch.Tensor:
+    """Return a copy with the strides of the spec; what it repeats is written once."""
+    made = place = receive_buffer(spec, value.device)
+    for dim, stride in enumerate(spec.strides):
+        if stride == 0 and spec.shape[dim] > 1:
+            place, value = place.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    place.copy_(value)
+    return made
 
 
 def _resolved(value: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.codec import decode
@@ -68,8 +69,7 @@ def share_results(
         if spec.source == rank:
             channel.send(spec, values.get(spec.tensor, loss) if value is None else value)
         else:
-            is_in_place = value is not None and value.stride() == spec.strides
-            channel.allocate(spec, value if is_in_place else None)
+            channel.allocate(spec, value if value is not None and _is_whole(value, spec) else None)
             channel.receive(spec)
     for spec in mine:
         assert channel is not None
@@ -152,3 +152,8 @@ def _rebuilt(structure: Any, loss: Any, kept: Mapping[str, Any]) -> Any:
         return items if kind == "dict" else Fields(items)
     found = [_rebuilt(item, loss, kept) for item in content]
     return tuple(found) if kind == "tuple" else found
+
+
+def _is_whole(value: torch.Tensor, spec: MessageSpec) -> bool:
+    """Whether a message's bytes are those of the tensor: none lies in a gap, which is not ours."""
+    return value.stride() == spec.strides and spec.bytes == value.numel() * value.itemsize
