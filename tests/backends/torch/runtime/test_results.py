@@ -147,3 +147,20 @@ def test_a_cut_is_refused_and_auto_places() -> None:
     plan = pardnn.plan(graph, cluster, "auto", costs="v100")
     assert plan.partition is None
     assert any("tofu was not considered" in note for note in plan.notes)
+
+
+def test_what_lies_between_the_written_elements_stays_each_callers_own() -> None:
+    step, args = sliced()
+    plan = random_plan(capture(step, *args), 2, seed=2)
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, args = sliced()
+        gaps = args[3]._base[:, 1::2]
+        fast = parallelize(step, *args, plan=plan, timeout=20, device="cpu")
+        gaps.fill_(rank)
+        fast(*args[2:])
+        fast.close()
+        return gaps.unique().tolist()
+
+    assert [outcome.value for outcome in run_ranks(2, body)] == [[0.0], [1.0]]
