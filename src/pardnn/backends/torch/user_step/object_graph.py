@@ -164,7 +164,19 @@ def walk_objects(step: Callable[..., Any], args: list[Any]) -> ObjectGraph:
     for i, name in enumerate(argument_names(step, len(args))):
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
     _visit(objects, Entry("", step))
+    _visit_hooks(objects)
     return objects
+
+
+def _visit_hooks(objects: ObjectGraph) -> None:
+    """Visit what hooks of tensors refer to: an optimizer of each parameter, say.
+
+    Last, so that what the arguments and the step hold has its name from there.
+    """
+    for entry in objects.tensors:  # grows meanwhile
+        for kind in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            for i, hook in enumerate((getattr(entry.value, kind, None) or {}).values()):
+                _visit(objects, Entry(f"{entry.name}.{kind}.{i}", hook))
 
 
 def walk_value(value: Any, name: str = "") -> ObjectGraph:

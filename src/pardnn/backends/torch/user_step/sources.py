@@ -201,9 +201,12 @@ def _kind(group: list[Entry], batch: Sequence[int]) -> SourceKind:
 
 
 def _named(source: Source, names: dict[int, str]) -> Source:
+    return Source(_with_names(source.name, names), source.kind, source.slots)
+
+
+def _with_names(path: str, names: dict[int, str]) -> str:
     """Put the parameter's name in the place of its id, which is all that the walk knew."""
-    name = re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), source.name)
-    return Source(name, source.kind, source.slots)
+    return re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), path)
 
 
 def _unique(made: list[Source]) -> Iterator[Source]:
@@ -238,7 +241,8 @@ def _missing(
                     holder = entry.value._buffers if key in entry.value._buffers else entry.value
                     made[name] = Source(name, "buffer", (Slot(holder, key),))
         if isinstance(entry.value, torch.optim.Optimizer):
-            prefixes = {f"{entry.name}.state.{p.name}.": p for p in parameters}
+            path = _with_names(entry.name, {id(p.get()): p.name for p in parameters})
+            prefixes = {f"{path}.state.{p.name}.": p for p in parameters}
             for name in wanted:
                 prefix = max((p for p in prefixes if name.startswith(p)), key=len, default="")
                 if prefix:
