@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.checkpoint.contents import root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.handshake import check_world, wait_for
 from pardnn.backends.torch.comm.world import World, join, rank_device
@@ -23,6 +24,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import check_same_batch, check_same_state
 from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.errors import MismatchError, PardnnError
 from pardnn.graph.file import graph_from_json, graph_to_json
 from pardnn.graph.ir import Graph
@@ -46,7 +48,7 @@ class Parallel:
         names: Names of all parameters, buffers and optimizer states, for `whole`.
     """
 
-    def __init__(self, executor: Executor, binding: Binding) -> None:
+    def __init__(self, executor: Executor, binding: Binding, spread: SpreadObjects) -> None:
         self._executor = executor
         self._binding = binding
         self.plan = executor.program.plan
@@ -54,7 +56,7 @@ class Parallel:
         self.rank = executor.rank
         self.names = resident_names(executor.program)
         program, world, live = executor.program, executor.world, executor.live_values
-        self._state = TrainingState(program, world, binding, live)
+        self._state = TrainingState(program, world, binding, live, spread)
 
     def __call__(self, *batch: Any) -> Any:
         """Run one step on all ranks; every rank must call it, with the same (global) batch.
@@ -70,12 +72,12 @@ class Parallel:
             RankError: E6xx, naming the rank that failed first.
             StuckError: E7xx, naming the rank that hangs.
         """
-        self._state.check()
         self._executor.step(lambda: self._inputs(batch))
         self._state.steps += 1
         return self._executor.result
 
     def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
+        self._state.begin_step()
         values = self._binding.batch_inputs(batch)
         check_same_batch(self._executor.world, values, len(self._executor.step_s))
         return values
@@ -139,6 +141,56 @@ class Parallel:
         """
         return self._state.load(path, step)
 
+    def export(self, path: str | Path, *, optimizer: bool = False) -> None:
+        """Write the whole model into one safetensors file, for use elsewhere.
+
+        Every rank must call it; rank 0 writes, and holds one whole tensor at a time. Names are
+        the keys of `model.state_dict()`, with the model's own name before them where there are
+        several; tied tensors are written once, so that `safetensors.torch.load_model` reads it.
+
+        Args:
+            path: Of the file.
+            optimizer: Add optimizer states, as "optimizer.state.model.weight.exp_avg".
+
+        Raises:
+            FileError: E433, on all ranks, if it cannot be written; an old file stays.
+        """
+        self._state.export(path, optimizer=optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state dicts of the step's objects, whole and on the host, on rank 0.
+
+        Every rank must call it, and all but rank 0 get an empty dict. Rank 0 needs memory for the
+        whole; `save` and `export` do not.
+
+        Returns:
+            By argument name: `{"model": model.state_dict(), "optimizer": ...}`, schedulers too.
+        """
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
+        """Take torch's state dicts of the step's objects and give each rank its share.
+
+        Every rank must call it; what rank 0 gives counts. Objects that are left out stay as they
+        are, and so do step counts of the run and random state.
+
+        Args:
+            state: As `state_dict` returns it.
+
+        Raises:
+            MismatchError: E520, on all ranks, naming the key that is missing, superfluous, or of
+                another shape or type. Nothing is changed then.
+        """
+        self._state.load_state_dict(state)
+
+    def sync_model(self) -> None:
+        """Fill the user's models on rank 0 with whole tensors until the next step.
+
+        Every rank must call it. Then rank 0 may call the model (in `eval()` and `no_grad`) and
+        read its state dict; changes are refused at the next step.
+        """
+        self._state.sync_model()
+
     @property
     def steps(self) -> int:
         """Steps trained so far, those before the checkpoint that was loaded among them."""
@@ -179,8 +231,9 @@ def parallelize(
     keeps the parameters and states of its own ops, and the optimizers' and models' own objects
     hold them: between steps they may be read and changed. Where the plan places whole ops, the
     rest of the models reads as NaN and takes no memory. Where it cuts them (`tofu`), a parameter
-    or state is this rank's shard from now on, with the shard's shape: so are the entries of
-    `state_dict()`. `Parallel.whole` gathers the shards.
+    or state is this rank's shard from now on, with the shard's shape. Models and optimizers that
+    are spread so refuse to be called and to give their state dict: `Parallel.state_dict`, `save`,
+    `export` and `sync_model` gather the shards.
 
     Args:
         step: The user's step.
@@ -208,8 +261,26 @@ def parallelize(
     except PardnnError as error:
         raise world.report_failure(error) from error.__cause__
 
+    # Before the guards look at the models' hooks.
+    spread = _spread_objects(program, binding)
     executor = start(program, world, lambda: binding.take(program.residents(world.rank), recording))
-    return Parallel(executor, binding)
+    return Parallel(executor, binding, spread)
+
+
+def _spread_objects(program: Program, binding: Binding) -> SpreadObjects:
+    """Let models and optimizers refuse to be read of which some rank does not hold all."""
+    size = program.plan.num_devices
+    whole = {
+        name
+        for name, shards in program.state.items()
+        if len({shard.device for shard in shards if shard.box is None}) == size
+    }
+    spread = [
+        s.get() for name, s in binding.sources.items() if name in program.state.keys() - whole
+    ]
+    stateful = binding.stateful()
+    optimizers = {e.name: e.value for e in stateful if isinstance(e.value, torch.optim.Optimizer)}
+    return SpreadObjects(root_modules(stateful), optimizers, frozenset(map(id, spread)))
 
 
 def _shared(

@@ -14,6 +14,7 @@ import pardnn
 from pardnn.backends.torch.parallelize import Parallel, parallelize
 from pardnn.backends.torch.user_step.sources import batch_indices
 from pardnn.plan.plan import Plan
+from pardnn.plan.state_layout import state_layout
 from tests.backends.torch import models
 from tests.backends.torch.executors import batches, bits, captured, loss_of
 from tests.backends.torch.plans import random_plan
@@ -39,7 +40,10 @@ def plan_of(factory: Factory, size: int, algorithm: str = "placed", seed: int = 
     graph = captured(factory)
     if algorithm == "placed":
         return random_plan(graph, size, seed=seed)
-    return pardnn.plan(graph, pardnn.Cluster.uniform(size), algorithm, costs="v100")
+    plan = pardnn.plan(graph, pardnn.Cluster.uniform(size), algorithm, costs="v100")
+    shards = [shard for found in state_layout(graph, plan).values() for shard in found]
+    assert any(shard.box is not None for shard in shards), "nothing is cut: the test shows nothing"
+    return plan
 
 
 class Rank:

@@ -60,6 +60,7 @@ from pardnn.backends.torch.capture.to_graph import (
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.traced_run import generators_restored, run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.access import access_allowed
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import (
     Source,
@@ -102,7 +103,7 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
     batch = batch_indices(args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     session = _Session(step, arguments, batch, mode, FakeCache(mode))
-    with generators_restored(), collector_paused():
+    with generators_restored(), collector_paused(), access_allowed():
         try:
             return session.graph(name or getattr(step, "__name__", "step"))
         finally:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.user_step.access import access_allowed
 from pardnn.backends.torch.user_step.object_graph import Entry
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.checkpoint.manifest import DTYPES, Piece, SavedTensor, pieces_by_file, whole_box
@@ -140,10 +141,11 @@ def state_dict_keys(
     """
     names = {id(source.get()): source.name for source in sources}
     found: dict[str, list[tuple[str, str]]] = {}
-    for model, module in models.items():
-        for key, value in module.state_dict(keep_vars=True).items():
-            if id(value) in names:
-                found.setdefault(names[id(value)], []).append((model, key))
+    with access_allowed():
+        for model, module in models.items():
+            for key, value in module.state_dict(keep_vars=True).items():
+                if id(value) in names:
+                    found.setdefault(names[id(value)], []).append((model, key))
     return found
 
 

@@ -19,7 +19,7 @@ from pardnn.errors import FileError, MismatchError, UnsupportedError, shown
 
 _TAG = "$"
 _MAX_ELEMENTS = 64
-_SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def encode(value: Any, path: str) -> Any:
@@ -120,7 +120,7 @@ def values_of(stateful: Iterable[Entry], sources: Iterable[Source]) -> dict[str,
         value = entry.value
         if isinstance(value, torch.optim.Optimizer):
             found[entry.name] = _optimizer_values(entry.name, value, names)
-        elif isinstance(value, _SCHEDULERS):
+        elif isinstance(value, SCHEDULERS):
             found[entry.name] = encode(value.state_dict(), entry.name)
         elif isinstance(value, torch.amp.GradScaler):
             found[entry.name] = {key: getattr(value, key) for key in _SCALER_KEYS}
@@ -165,7 +165,7 @@ def set_values(
     """
     names = _parameter_names(sources)
     # Schedulers last: they only read what optimizers hold.
-    for entry in sorted(stateful, key=lambda each: isinstance(each.value, _SCHEDULERS)):
+    for entry in sorted(stateful, key=lambda each: isinstance(each.value, SCHEDULERS)):
         if entry.name not in values:
             continue
         value, saved = entry.value, decode(values[entry.name])
@@ -174,7 +174,7 @@ def set_values(
                 _update(group, new)
             for parameter, state in value.state.items():
                 _update(state, saved["state"].get(names.get(id(parameter), ""), {}))
-        elif isinstance(value, _SCHEDULERS):
+        elif isinstance(value, SCHEDULERS):
             value.load_state_dict(saved)
         elif isinstance(value, torch.amp.GradScaler):
             value.__dict__.update({key: saved[key] for key in _SCALER_KEYS})

@@ -26,14 +26,22 @@ from pardnn.backends.torch.checkpoint.python_values import (
 )
 from pardnn.backends.torch.checkpoint.random_state import random_state, set_random_state
 from pardnn.backends.torch.checkpoint.saving import Snapshot, write_snapshot
+from pardnn.backends.torch.checkpoint.state_dicts import (
+    export,
+    gathered_state_dicts,
+    given_tensors,
+    given_values,
+)
+from pardnn.backends.torch.checkpoint.whole import Exchange
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import checksum
+from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.checkpoint.directory import Lock, check_keep, read_manifest, resolve
 from pardnn.checkpoint.manifest import Manifest
-from pardnn.errors import MismatchError
+from pardnn.errors import MismatchError, shown
 from pardnn.graph.file import fingerprint
 from pardnn.plan.file import plan_to_json
 from pardnn.version import __version__
@@ -47,20 +55,58 @@ class TrainingState:
         world: This rank's connections.
         binding: Of the user's objects.
         live: This rank's live values, by the names of the planned graph.
+        spread: The user's objects that refuse to be read.
 
     Attributes:
         steps: Steps that were trained, those before the checkpoint that was loaded among them.
     """
 
     def __init__(
-        self, program: Program, world: World, binding: Binding, live: Mapping[str, Any]
+        self,
+        program: Program,
+        world: World,
+        binding: Binding,
+        live: Mapping[str, Any],
+        spread: SpreadObjects,
     ) -> None:
         self.steps = 0
+        self._spread = spread
+        # Whole tensors in the user's models on rank 0, and their versions when they were put there.
+        self._synced: list[tuple[str, torch.Tensor, int]] = []
         self._program, self._world, self._binding, self._live = program, world, binding, live
         self._count = 0
         self._lock: Lock | None = None
         self._writing: _Writing | None = None
         self._torn_by = ""
+
+    def begin_step(self) -> None:
+        """Take models back that `sync_model` has filled.
+
+        Raises:
+            MismatchError: E524, if one was changed meanwhile; E525, as `check`.
+        """
+        self.check()
+        changed = self._take_back()
+        if changed:
+            raise MismatchError(
+                f"{shown(changed[0])} was changed in the whole model that sync_model() made "
+                f"({len(changed)} such): the step would not see it.\n"
+                "Call fast.load_state_dict(...) with the new values, and model.eval() before the "
+                "model is called between steps.",
+                code="E524",
+                details={"changed": changed[:20]},
+            )
+
+    def _take_back(self) -> list[str]:
+        """Put shards in the place of whole tensors; return the names of those that were changed."""
+        if not self._synced:
+            return []
+        changed = [name for name, tensor, version in self._synced if tensor._version != version]
+        self._synced, self._spread.is_whole = [], False
+        residents = self._program.residents(self._world.rank)
+        values = {op.name: self._live[op.outputs[0].name] for op in residents}
+        self._binding.install(values, residents)
+        return changed
 
     def check(self) -> None:
         """Raise E525 if a load that failed has left a mixture of two states."""
@@ -179,6 +225,7 @@ class TrainingState:
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint into the state; see `Parallel.load`."""
         self.finish()
+        self._take_back()
         root, world = Path(path), self._world
         agreement = Agreement(world, self._key("load"), f"loading {str(root)!r}")
         chosen = agreement.run(lambda: resolve(root, step).name if world.rank == 0 else None)[0]
@@ -201,6 +248,65 @@ class TrainingState:
         set_random_state(manifest.random, world.device)
         self.steps, self._torn_by = manifest.step, ""
         return extra
+
+    # Whole.
+
+    def export(self, path: str | Path, *, optimizer: bool = False) -> None:
+        """Write the whole model into one file; see `Parallel.export`."""
+        self.check()
+        self.finish()
+        tensors = contents(self._program, self._keys(), self.steps).tensors
+        wanted = [t for t in tensors if t.keys or (optimizer and t.kind == "state")]
+        agreement = Agreement(self._world, self._key("export"), f"exporting to {str(path)!r}")
+        export(Path(path), wanted, self._exchange(), agreement, self._world.rank)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return whole state dicts on rank 0; see `Parallel.state_dict`."""
+        self.check()
+        names = list(self._program.state)
+        return gathered_state_dicts(self._binding, self._exchange(), names, self._world.rank)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Take the state dicts of rank 0; see `Parallel.load_state_dict`."""
+        self.finish()
+        self._take_back()
+        sources = {op.name: op.outputs[0] for op in self._program.sources.values()}
+        known = {
+            name: (tuple(sources[name].shape or ()), sources[name].dtype or "")
+            for name in self._program.state
+        }
+        tensors: dict[str, torch.Tensor] = {}
+
+        def checked() -> Any:
+            if self._world.rank != 0:
+                return None
+            tensors.update(given_tensors(state or {}, self._binding, known))
+            return [list(tensors), encode(given_values(state or {}, self._binding), "state")]
+
+        agreement = Agreement(self._world, self._key("state"), "loading state dicts")
+        names, values = agreement.run(checked)[0]
+        exchange = self._exchange()
+        with torch.no_grad():
+            for name in names:
+                exchange.scatter(name, tensors.get(name))
+        set_values(values, self._binding.stateful(), self._sources())
+
+    def sync_model(self) -> None:
+        """Fill the user's models on rank 0; see `Parallel.sync_model`."""
+        self.check()
+        exchange = self._exchange()
+        found: list[tuple[str, torch.Tensor, int]] = []
+        for name, source in self._binding.sources.items():
+            if source.kind not in ("parameter", "buffer") or name not in self._program.state:
+                continue
+            whole = exchange.gather(name)
+            if whole is not None:
+                source.set(whole.to(self._world.device))
+                found.append((name, source.get(), source.get()._version))
+        self._synced, self._spread.is_whole = found, bool(found)
+
+    def _exchange(self) -> Exchange:
+        return Exchange(self._program, self._world, self._live)
 
     def _checked(self, directory: Path, manifests: list[Manifest]) -> str | None:
         if not directory.is_dir():

@@ -1,0 +1,243 @@
+"""Torch's own state dicts of a step's objects, whole on rank 0; a file of the whole model."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.checkpoint.agreement import Agreement
+from pardnn.backends.torch.checkpoint.contents import chunks, root_modules
+from pardnn.backends.torch.checkpoint.python_values import SCHEDULERS
+from pardnn.backends.torch.checkpoint.whole import Exchange
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.user_step.access import access_allowed
+from pardnn.checkpoint import disk
+from pardnn.checkpoint.directory import io_error
+from pardnn.checkpoint.manifest import SavedTensor
+from pardnn.checkpoint.pieces import header, write_tensors
+from pardnn.checkpoint.verify import exported_names
+from pardnn.errors import MismatchError, shown
+
+
+def export(
+    path: Path, tensors: Sequence[SavedTensor], exchange: Exchange, agreement: Agreement, rank: int
+) -> None:
+    """Write whole tensors into one file, a tensor at a time; all ranks take part.
+
+    Args:
+        path: Of the file; an old one is replaced once the new one is complete.
+        tensors: To write.
+        exchange: Gathers them.
+        agreement: Of this export.
+        rank: This rank; rank 0 writes.
+
+    Raises:
+        FileError: E433, on all ranks.
+    """
+    found, tied = exported_names([t for t in tensors if t.keys] or tensors, optimizer=True)
+    found += [(t.name, t) for t in tensors if not t.keys and t.name not in dict(found)]
+    left = iter([tensor.name for _, tensor in found])
+
+    def write() -> None:
+        if rank != 0:
+            for name in left:
+                exchange.gather(name)
+            return
+        first = header([(name, t.dtype, t.shape) for name, t in found], {"format": "pt", **tied})
+        temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(6)}")
+        try:
+            write_tensors(temporary, first, (_chunks(exchange.gather(name)) for name in left))
+            temporary.replace(path)
+            disk.sync_directory(path.parent)
+        except OSError as error:
+            raise io_error("cannot write", path, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+            for name in left:  # after a failure the other ranks still send
+                exchange.gather(name)
+
+    agreement.run(write)
+
+
+def _chunks(value: torch.Tensor | None) -> Iterator[memoryview]:
+    assert value is not None
+    return chunks(value)
+
+
+def gathered_state_dicts(
+    binding: Binding, exchange: Exchange, names: Sequence[str], rank: int
+) -> dict[str, Any]:
+    """Return the state dict of each model, optimizer, scheduler and scaler by name, on rank 0.
+
+    Args:
+        binding: Of the user's objects.
+        exchange: Gathers their tensors.
+        names: Of all parameters, buffers and states.
+        rank: This rank.
+
+    Returns:
+        Tensors are whole and on the host; nothing on the other ranks.
+    """
+    whole = {name: exchange.gather(name) for name in names}
+    if rank != 0:
+        return {}
+    by_id = {id(source.get()): whole.get(name) for name, source in binding.sources.items()}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            found = by_id.get(id(value))
+            return value.detach() if found is None else found
+        if isinstance(value, dict):
+            return {key: replaced(item) for key, item in value.items()}
+        return value
+
+    found: dict[str, Any] = {}
+    with access_allowed():
+        for name, module in root_modules(binding.stateful()).items():
+            state = module.state_dict(keep_vars=True)
+            for key in list(state):
+                state[key] = replaced(state[key])
+            found[name] = state  # the same object: it carries the versions of modules
+        for entry in binding.stateful():
+            if isinstance(entry.value, torch.optim.Optimizer):
+                state = replaced(entry.value.state_dict())
+                # A rank's own optimizer has no entries of parameters that are elsewhere.
+                for index, keys in _optimizer_sources(entry.value, binding, names).items():
+                    tensors = {key: whole[name] for key, name in keys.items()}
+                    state["state"][index] = state["state"].get(index, {}) | tensors
+                found[entry.name] = state
+            elif isinstance(entry.value, SCHEDULERS):
+                found[entry.name] = entry.value.state_dict()
+    return found
+
+
+def _optimizer_sources(
+    optimizer: torch.optim.Optimizer, binding: Binding, names: Iterable[str]
+) -> dict[int, dict[str, str]]:
+    """Return by number of the parameter and key the source of each tensor of optimizer state.
+
+    Args:
+        optimizer: The user's.
+        binding: Of the user's objects.
+        names: Of all parameters, buffers and states.
+    """
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    indices = {id(optimizer.state[p]): i for i, p in enumerate(held) if p in optimizer.state}
+    found: dict[int, dict[str, str]] = {}
+    for name in names:
+        slots = binding.sources[name].slots
+        index = indices.get(id(slots[0].holder)) if slots else None
+        if index is not None:
+            found.setdefault(index, {})[slots[0].key] = name
+    return dict(sorted(found.items()))
+
+
+def given_tensors(
+    state: Mapping[str, Any], binding: Binding, tensors: Mapping[str, tuple[tuple[int, ...], str]]
+) -> dict[str, torch.Tensor]:
+    """Return by source the tensors of state dicts, checked.
+
+    Args:
+        state: As `gathered_state_dicts` returns it; objects that it leaves out stay as they are.
+        binding: Of the user's objects.
+        tensors: Shape and dtype of every parameter, buffer and state.
+
+    Raises:
+        MismatchError: E520, naming the key that is missing, superfluous, or of another shape or
+            type.
+    """
+    names = {id(source.get()): name for name, source in binding.sources.items()}
+    objects: dict[str, Any] = dict(root_modules(binding.stateful()))
+    for entry in binding.stateful():
+        if isinstance(entry.value, (torch.optim.Optimizer, *SCHEDULERS)):
+            objects[entry.name] = entry.value
+    unknown = [name for name in state if name not in objects]
+    if unknown:
+        raise MismatchError(
+            f"the step has no model or optimizer {shown(str(unknown[0]))}; it has "
+            f"{', '.join(objects)}.\nGive a dict of state dicts by these names, as "
+            "`fast.state_dict()` returns it.",
+            code="E520",
+        )
+    found: dict[str, torch.Tensor] = {}
+    for name, given in state.items():
+        owner = objects[name]
+        pairs: dict[str, tuple[str | None, Any]] = {}
+        if isinstance(owner, torch.nn.Module):
+            with access_allowed():
+                own = owner.state_dict(keep_vars=True)
+            _check_keys(name, own, given)
+            pairs = {key: (names.get(id(own[key])), given[key]) for key in own}
+        elif isinstance(owner, torch.optim.Optimizer):
+            pairs = _optimizer_pairs(name, _optimizer_sources(owner, binding, tensors), given)
+        for key, (source, new) in pairs.items():
+            if source in tensors and isinstance(new, torch.Tensor):
+                _check_tensor(f"{name}.{key}", new, *tensors[source])
+                found[source] = new
+    return found
+
+
+def _check_keys(name: str, own: Mapping[Any, Any], given: Any) -> None:
+    given = given if isinstance(given, Mapping) else {}
+    missing = [key for key in own if key not in given]
+    more = [key for key in given if key not in own]
+    if missing or more:
+        verb, key = ("lacks", missing[0]) if missing else ("has the unknown key", more[0])
+        raise MismatchError(
+            f"the state dict of {shown(name)} {verb} {shown(str(key))}.\n"
+            "Build the model as it was when its state was taken.",
+            code="E520",
+            details={
+                "missing": list(map(str, missing[:20])),
+                "unexpected": list(map(str, more[:20])),
+            },
+        )
+
+
+def _optimizer_pairs(
+    name: str, own: Mapping[int, Mapping[str, str]], given: Any
+) -> dict[str, tuple[str | None, Any]]:
+    """Return by path each state's source and the given value."""
+    given = given.get("state", {}) if isinstance(given, Mapping) else {}
+    _check_keys(f"{name}.state", own, given)
+    pairs: dict[str, tuple[str | None, Any]] = {}
+    for index, sources in own.items():
+        _check_keys(f"{name}.state.{index}", sources, given[index])
+        pairs |= {f"state.{index}.{k}": (source, given[index][k]) for k, source in sources.items()}
+    return pairs
+
+
+def _check_tensor(name: str, value: torch.Tensor, shape: tuple[int, ...], dtype: str) -> None:
+    found = str(value.dtype).removeprefix("torch.")
+    if (tuple(value.shape), found) != (shape, dtype):
+        raise MismatchError(
+            f"{shown(name)} is {found} {list(value.shape)}; the step has {dtype} {list(shape)}.\n"
+            "Types are not converted: convert the state dict first.",
+            code="E520",
+            details={"tensor": name},
+        )
+
+
+def given_values(state: Mapping[str, Any], binding: Binding) -> dict[str, Any]:
+    """Return the Python values of given state dicts, as `python_values.set_values` takes them.
+
+    Args:
+        state: As for `given_tensors`.
+        binding: Of the user's objects.
+    """
+    found: dict[str, Any] = {}
+    for entry in binding.stateful():
+        given = state.get(entry.name)
+        if isinstance(entry.value, torch.optim.Optimizer) and given is not None:
+            groups = [
+                {key: value for key, value in group.items() if key != "params"}
+                for group in given["param_groups"]
+            ]
+            found[entry.name] = {"param_groups": groups, "state": {}}
+        elif isinstance(entry.value, SCHEDULERS) and given is not None:
+            found[entry.name] = given
+    return found

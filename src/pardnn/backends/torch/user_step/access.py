@@ -1,0 +1,100 @@
+"""Access to models and optimizers whose state is spread over ranks.
+
+Problem: between steps an object of the user's holds only this rank's share: the rest of a placed
+model reads as NaN, a parameter that is cut has the shape of its shard. `torch.save(
+model.state_dict())` would lose the model, and `model(x)` return NaN, without a word. Idea: hooks on
+each module and optimizer that is spread refuse both, and loading, by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from pardnn.errors import MismatchError, shown
+
+#: Depth of `access_allowed`; a capture runs in one thread, and nothing else runs the step.
+_allowed = [0]
+
+
+@contextlib.contextmanager
+def access_allowed() -> Iterator[None]:
+    """Let models be called and read: for a capture, and for what knows which shares it reads."""
+    _allowed[0] += 1
+    try:
+        yield
+    finally:
+        _allowed[0] -= 1
+
+
+class SpreadObjects:
+    """The models and optimizers of a step that are spread over ranks.
+
+    Args:
+        models: By name.
+        optimizers: By name.
+        spread: Ids of the tensors that some rank does not hold whole.
+
+    Attributes:
+        is_whole: Whether this rank holds the models whole at present.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, torch.nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        spread: frozenset[int],
+    ) -> None:
+        self.is_whole = False
+        for name, model in models.items():
+            for path, module in model.named_modules():
+                tensors: Iterable[Any] = (*module.parameters(), *module.buffers())
+                if any(id(tensor) in spread for tensor in tensors):
+                    self._guard_module(f"{name}.{path}" if path else name, module)
+        for name, optimizer in optimizers.items():
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            held += [v for state in optimizer.state.values() for v in state.values()]
+            if any(id(value) in spread for value in held):
+                self._guard_optimizer(name, optimizer)
+
+    def _guard_module(self, name: str, module: torch.nn.Module) -> None:
+        def reads(*_args: Any) -> None:
+            if not self.is_whole and not _allowed[0]:
+                _refuse(name, "its state_dict() would lack the rest", "fast.state_dict()")
+
+        def loads(*_args: Any) -> None:
+            if not _allowed[0]:
+                _refuse(name, "load_state_dict() cannot fill it", "fast.load_state_dict(...)")
+
+        def calls(*_args: Any) -> None:
+            if not self.is_whole and not _allowed[0]:
+                _refuse(name, "a call would compute with NaN or shards", "fast.sync_model()")
+
+        module.register_state_dict_pre_hook(reads)
+        module.register_load_state_dict_pre_hook(loads)
+        module.register_forward_pre_hook(calls)
+
+    def _guard_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        def reads(_optimizer: Any) -> None:
+            if not _allowed[0]:
+                _refuse(name, "its state_dict() would lack the rest", "fast.state_dict()")
+
+        def loads(_optimizer: Any, _state: Any) -> None:
+            if not _allowed[0]:
+                _refuse(name, "load_state_dict() cannot fill it", "fast.load_state_dict(...)")
+
+        optimizer.register_state_dict_pre_hook(reads)
+        optimizer.register_load_state_dict_pre_hook(loads)
+
+
+def _refuse(name: str, why: str, instead: str) -> NoReturn:
+    raise MismatchError(
+        f"{shown(name)} is spread over the ranks, and this one holds its share: {why}.\n"
+        f"Call {instead} on every rank. fast.save(directory) and fast.export(file) write the whole "
+        "without gathering it; fast.sync_model() fills the model on rank 0 until the next step.",
+        code="E523",
+        details={"object": name},
+    )

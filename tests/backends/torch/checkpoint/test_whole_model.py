@@ -1,0 +1,223 @@
+"""The user's objects between steps: they give whole state, or refuse by name."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, load_model
+
+from pardnn.errors import MismatchError
+from tests.backends.torch import models
+from tests.backends.torch.checkpoint.training import Rank, in_double, on_ranks, plan_of, values
+from tests.backends.torch.executors import batches, bits
+from tests.backends.torch.ranks import run_ranks
+
+ALGORITHMS = ["placed", "allrow-greedy"]
+
+
+def double_perceptron() -> models.Entry:
+    return in_double(models.small)
+
+
+@functools.cache
+def eager_state() -> dict[str, Any]:
+    """State after two steps on one device: bits by name."""
+
+    def run(_rank: int, _store: str) -> Any:
+        step, args = double_perceptron()
+        for i in range(2):
+            step(*args[:2], *batches(args, (2, 3), i))
+        model, optimizer = args[:2]
+        return [model_bits(model.state_dict()), optimizer_bits(optimizer.state_dict())]
+
+    (value,) = values(run_ranks(1, run))
+    return value
+
+
+def model_bits(state: dict[str, Any]) -> dict[str, str]:
+    return {key: bits(value.contiguous()) for key, value in state.items()}
+
+
+def optimizer_bits(state: dict[str, Any]) -> Any:
+    rows = [
+        [i, key, bits(value)] for i, each in state["state"].items() for key, value in each.items()
+    ]
+    return [sorted(rows), state["param_groups"][0]["params"]]
+
+
+def close(one: Any, other: Any) -> bool:
+    """Equal, or within a cut's tolerance: bits of doubles."""
+    if one == other:
+        return True
+    a, b = (torch.frombuffer(bytearray.fromhex(x), dtype=torch.float64) for x in (one, other))
+    return torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def trained(one: Rank) -> None:
+    for i in range(2):
+        one.fast(*batches(one.args, (2, 3), i))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_whole_state_dicts_are_those_of_one_device(algorithm: str) -> None:
+    def body(one: Rank) -> Any:
+        trained(one)
+        state = one.fast.state_dict()
+        if one.rank:
+            return state
+        return [model_bits(state["model"]), optimizer_bits(state["optimizer"])]
+
+    first, *others = values(
+        on_ranks(double_perceptron, plan_of(double_perceptron, 2, algorithm), body)
+    )
+    assert others == [{}]
+    model, (rows, params) = eager_state()
+    assert list(first[0]) == list(model)
+    assert all(close(first[0][key], model[key]) for key in model)
+    assert first[1][1] == params
+    for (i, key, found), (j, other, expected) in zip(first[1][0], rows, strict=True):
+        assert (i, key) == (j, other)
+        assert close(found, expected), key
+
+
+def message(call: Any) -> str:
+    with pytest.raises(MismatchError) as caught:
+        call()
+    assert caught.value.code in ("E523", "E524")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_spread_objects_refuse_to_be_read_and_called(algorithm: str) -> None:
+    def body(one: Rank) -> Any:
+        trained(one)
+        model, optimizer = one.args[:2]
+        texts = [
+            message(model.state_dict),
+            message(lambda: model(one.args[2])),
+            message(lambda: model.load_state_dict({})),
+            message(optimizer.state_dict),
+            message(lambda: optimizer.load_state_dict({})),
+        ]
+        trained(one)  # nothing of this is a change
+        return texts
+
+    for texts in values(
+        on_ranks(double_perceptron, plan_of(double_perceptron, 2, algorithm), body)
+    ):
+        assert "'model' is spread over the ranks" in texts[0]
+        assert "fast.state_dict()" in texts[0]
+        assert "fast.sync_model()" in texts[1]
+        assert "fast.load_state_dict(...)" in texts[2]
+        assert "'optimizer' is spread" in texts[3]
+
+
+def test_one_rank_holds_all_and_refuses_nothing() -> None:
+    def body(one: Rank) -> Any:
+        trained(one)
+        model, optimizer = one.args[:2]
+        optimizer.state_dict()
+        return [model_bits(model.state_dict()), bool(model(one.args[2]).isfinite().all())]
+
+    (found,) = values(on_ranks(double_perceptron, plan_of(double_perceptron, 1), body))
+    assert found == [eager_state()[0], True]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_synced_model_is_whole_on_rank_0_until_the_next_step(algorithm: str) -> None:
+    def body(one: Rank) -> Any:
+        trained(one)
+        model = one.args[0]
+        one.fast.sync_model()
+        found = None
+        if one.rank == 0:
+            found = model_bits(model.state_dict())
+            with torch.no_grad():
+                assert model(one.args[2]).isfinite().all()
+        else:
+            message(model.state_dict)
+        one.step(2)
+        message(model.state_dict)
+        after = one.fast.state_dict()
+        return [found, model_bits(after["model"]) if after else None]
+
+    def plain(one: Rank) -> Any:
+        trained(one)
+        one.step(2)
+        after = one.fast.state_dict()
+        return model_bits(after["model"]) if after else None
+
+    plan = plan_of(double_perceptron, 2, algorithm)
+    (found, after), _ = values(on_ranks(double_perceptron, plan, body))
+    assert all(close(found[key], value) for key, value in eager_state()[0].items())
+    assert after == values(on_ranks(double_perceptron, plan, plain))[0]
+
+
+def test_a_change_to_a_synced_model_is_not_lost_silently() -> None:
+    def body(one: Rank) -> Any:
+        trained(one)
+        one.fast.sync_model()
+        if one.rank == 0:
+            with torch.no_grad():
+                one.args[0][0].weight.zero_()
+        one.step(2)
+
+    for outcome in on_ranks(double_perceptron, plan_of(double_perceptron, 2), body):
+        assert outcome.code == "E524"
+        assert "'model.0.weight' was changed" in outcome.error["message"]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_state_dicts_are_taken_by_every_rank(algorithm: str) -> None:
+    """What two ranks gave, three ranks of another plan take; a wrong key changes nothing."""
+
+    def give(one: Rank) -> Any:
+        trained(one)
+        state = one.fast.state_dict()
+        if one.rank == 0:
+            torch.save(state, path)
+        return one.step(2)
+
+    def take(one: Rank) -> Any:
+        state = torch.load(path) if one.rank == 0 else None
+        bad = {"model": {"0.weight": torch.zeros(1)}} if one.rank == 0 else None
+        with pytest.raises(MismatchError, match=r"lacks '0\.bias'"):
+            one.fast.load_state_dict(bad)
+        one.fast.load_state_dict(state)
+        for schedule in one.schedules:
+            schedule.last_epoch = 2
+        return one.step(2)
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "state.pt"
+        first = values(on_ranks(double_perceptron, plan_of(double_perceptron, 2), give))
+        plan = plan_of(double_perceptron, 3, algorithm)
+        then = values(on_ranks(double_perceptron, plan, take, other=True))
+    assert all(close(found, first[0]) for found in then)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_tied_model_is_exported_under_its_own_names(algorithm: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+
+    def body(one: Rank) -> Any:
+        one.step(0)
+        one.fast.export(path)
+        one.fast.export(tmp_path / "all.safetensors", optimizer=True)
+        state = one.fast.state_dict()
+        return model_bits(state["model"]) if state else None
+
+    expected = values(on_ranks(models.gpt2, plan_of(models.gpt2, 2, algorithm), body))[0]
+    _, (model, *_) = models.gpt2()
+    assert load_model(model, path) == (set(), [])
+    assert model_bits(model.state_dict()) == expected
+    found = load_file(tmp_path / "all.safetensors")
+    assert "optimizer.state.model.transformer.wte.weight.exp_avg" in found
+    assert set(load_file(path)) < set(found)
+    assert [each.name for each in tmp_path.iterdir()] != []
+    assert not list(tmp_path.glob("*.tmp-*"))
