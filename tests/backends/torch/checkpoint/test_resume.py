@@ -17,7 +17,6 @@ from tests.backends.torch.checkpoint.training import (
     uninterrupted,
 )
 
-
 #: Unlike `tofu`, it cuts small tensors too.
 CUT = "allrow-greedy"
 
