@@ -19,7 +19,7 @@ import pytest
 #: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
 RANKS = {
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py", "test_handshake.py",
-    "test_generator.py", "test_launcher.py", "test_stream.py",
+    "test_generator.py", "test_launcher.py", "test_recipes.py", "test_stream.py",
 }  # fmt: skip
 TORCH_JOBS = ("torch", "ranks", "rest")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}

@@ -1,0 +1,53 @@
+"""Recipes train on two ranks as the unmodified tool does on one device: the same losses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+#: Recipe -> what trains the same on one device, without pardnn.
+RECIPES = {
+    "trainer": "trained(Trainer)",
+    "lightning_module": "trained(Classifier)",
+}
+
+
+def started(*command: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=EXAMPLES, env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def losses(process: subprocess.Popen[str]) -> list[str]:
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors[-3000:]
+    (line,) = [line for line in output.splitlines() if line.startswith("losses ")]
+    return line.split()[1:]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_has_the_losses_of_the_tool_on_one_device(name: str, tmp_path: Path) -> None:
+    alone = (
+        f"from {name} import *; import torch; torch.set_num_threads(1)\n"
+        f"print('losses', ' '.join(f'{{loss:.6f}}' for loss in {RECIPES[name]}))"
+    )
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"{name}.py")
+    on_ranks, reference = started(*run), started("-c", alone)
+    expected = losses(reference)
+    assert losses(on_ranks) == expected
+    assert len(expected) >= 6
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_a_recipe_is_short(path: Path) -> None:
+    if path.name not in ("demo.py", "gpt2.py"):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        assert len(lines) <= 60
