@@ -39,8 +39,7 @@ class Classifier(pl.LightningModule):
 
     def training_step(self, batch, _number):
         """Do one step on one device."""
-        loss = self.step(self.net, self.optimizers().optimizer, *batch)
-        self.losses.append(loss.item())
+        self.losses.append(self.step(self.net, self.optimizers().optimizer, *batch).item())
 
 
 class DistributedClassifier(Classifier):
