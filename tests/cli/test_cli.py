@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 import pardnn
-from pardnn.api.schemas import _VALUES, json_schemas
-from pardnn.cli import main
+from pardnn.api.schemas import json_schemas
 from pardnn.graph.file import read_graph, write_graph
 from pardnn.plan.file import read_plan
 from pardnn.plan.state_layout import state_layout
@@ -22,37 +20,6 @@ from pardnn.plan.state_layout import state_layout
 Run = Any
 # With kernels as plain Python, the search for a limit that fits takes half a minute.
 pytestmark = pytest.mark.jit
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the command line and returns (status, stdout, stderr)."""
-
-    def go(*arguments: object) -> tuple[int, str, str]:
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            with pytest.raises(SystemExit) as end:
-                main.main([str(argument) for argument in arguments])
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        out, err = capsys.readouterr()
-        return int(str(end.value.code)), out, err
-
-    return go
-
-
-@pytest.fixture
-def run_json(run: Run) -> Run:
-    """Runs with --json and returns (status, the object), checked against its schema."""
-
-    def go(command: str, *arguments: object) -> tuple[int, dict[str, Any]]:
-        status, out, _ = run(command, *arguments, "--json")
-        found = json.loads(out)
-        kind = _VALUES["error" if "error" in found else command]
-        TypeAdapter(kind).validate_json(out)
-        return status, found
-
-    return go
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pardnn import backends
 from pardnn.api.advice import planned
 from pardnn.api.capture import captured
 from pardnn.backends.entry_point import load_entry_point
+from pardnn.checkpoint.options import SaveOptions
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import LOSS_KIND, Graph
@@ -40,6 +41,7 @@ def run_target(
     timeout: float = 60.0,
     verify: bool = False,
     batch_size: int | None = None,
+    saving: SaveOptions | None = None,
 ) -> RunResult:
     """Capture, plan or read a plan, and train for some steps on K ranks.
 
@@ -52,6 +54,7 @@ def run_target(
         timeout: Longest wait for one message, seconds.
         verify: Run the user's own step on one device too.
         batch_size: Given to FUNCTION, if not None.
+        saving: Checkpoints to write, and the one to go on from.
 
     Raises:
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
@@ -78,6 +81,7 @@ def run_target(
         timeout=timeout,
         verify=verify,
         batch_size=batch_size,
+        saving=saving,
     )
 
 
@@ -92,6 +96,7 @@ def run_checked(
     timeout: float = 60.0,
     verify: bool = False,
     batch_size: int | None = None,
+    saving: SaveOptions | None = None,
 ) -> RunResult:
     """Run a valid plan under the limits of a cluster.
 
@@ -105,6 +110,7 @@ def run_checked(
         timeout: Longest wait for one message, seconds.
         verify: Run the user's own step on one device too.
         batch_size: Given to FUNCTION, if not None.
+        saving: Checkpoints to write, and the one to go on from.
 
     Raises:
         MismatchError: E501, if plan and cluster have different numbers of devices.
@@ -128,6 +134,7 @@ def run_checked(
         verify=verify,
         limits=limits,
         batch_size=batch_size,
+        saving=saving,
     )
     shared = shared_cores_seconds(graph, plan, threads=threads)
     return RunResult(
@@ -142,6 +149,8 @@ def run_checked(
         limit_bytes=found.limit_bytes,
         allowance_bytes=found.allowance_bytes,
         algorithm=plan.algorithm,
+        first_step=(saving.first_step or 0) if saving is not None else 0,
+        saved_steps=found.saved_steps,
         notes=(*found.notes, *_over(limits, found.peak_bytes_predicted), *_sharing(plan, shared)),
     )
 

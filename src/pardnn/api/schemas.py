@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from pardnn.checkpoint.manifest import Manifest
 from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
@@ -16,6 +17,7 @@ _VALUES: dict[str, type] = {
     "pardnn.graph/1": GraphFile,
     "pardnn.cluster/1": Cluster,
     "pardnn.plan/1": Plan,
+    "pardnn.checkpoint/1": Manifest,
     "capture": results.CaptureResult,
     "plan": results.PlanResult,
     "check": results.CheckResult,
@@ -28,6 +30,9 @@ _VALUES: dict[str, type] = {
     "profile": results.ProfileResult,
     "profile --links": results.LinksResult,
     "convert": results.ConvertResult,
+    "checkpoint show": results.CheckpointResult,
+    "checkpoint verify": results.CheckpointVerifyResult,
+    "checkpoint export": results.CheckpointExportResult,
     "doctor": results.DoctorResult,
     "error": results.ErrorResult,
 }

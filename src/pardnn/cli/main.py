@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import typer
 
-from pardnn.cli import file_commands, plan_commands, run_commands
+from pardnn.cli import checkpoint_commands, file_commands, plan_commands, run_commands
 from pardnn.cli.options import no_command
 from pardnn.cli.output import fail
 from pardnn.errors import PardnnError, UsageError
@@ -47,6 +47,7 @@ for command in (
     file_commands.schema,
 ):
     app.command(name=command.__name__.replace("_", "-"))(command)
+app.add_typer(checkpoint_commands.app, name="checkpoint")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

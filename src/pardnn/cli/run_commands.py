@@ -30,6 +30,19 @@ def run(
     verify: Annotated[
         bool, typer.Option("--verify", help="Run the step on one device too and compare.")
     ] = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Directory of the run's checkpoints.")
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option("--every", min=1, help="Save every N steps; else after the last one."),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep", help="Checkpoints that stay; all, if not given.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the latest checkpoint in --save.")
+    ] = False,
     algorithm: opt.Algorithm = "auto-whole",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
@@ -42,7 +55,9 @@ def run(
 ) -> None:
     """Train for some steps on K ranks of this machine, under hard memory limits."""
     from pardnn.api.run import run_target
+    from pardnn.checkpoint.options import save_options
 
+    saving = save_options(save, every, keep, resume=resume)
     machine = None
     if plan_file is None or cluster is not None or devices is not None:
         machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
@@ -64,6 +79,7 @@ def run(
         timeout=timeout,
         verify=verify,
         batch_size=batch_size,
+        saving=saving,
     )
     show(result, as_json, None)
     if result.verified is False:

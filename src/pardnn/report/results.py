@@ -197,8 +197,9 @@ class RunResult:
     messages or calls were not measured here. A limit is null where the device has none. With
     `--verify`, `verified` tells whether no loss differs from one device's by more than `tolerance`,
     relative: 0, every bit, where each op runs on one device; where sums are sharded, 1e-10 in
-    double and 1e-4 in single precision. A loss that is no finite number is null in JSON, which has
-    none.
+    double and 1e-4 in single precision. `first_step` counts the steps before the checkpoint that
+    the run went on from; of `saved_steps` a checkpoint was written. A loss that is no finite number
+    is null in JSON, which has none.
     """
 
     __pydantic_config__ = STRICT
@@ -216,6 +217,8 @@ class RunResult:
     limit_bytes: tuple[int | None, ...]
     allowance_bytes: int
     algorithm: str | None
+    first_step: int = 0
+    saved_steps: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -263,6 +266,48 @@ class DoctorResult:
     cpu_cores: int
     cache: str | None
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointResult:
+    """What a checkpoint holds; `steps` are all complete ones of its directory."""
+
+    __pydantic_config__ = STRICT
+
+    step: int
+    steps: tuple[int, ...]
+    path: str
+    num_tensors: int
+    total_bytes: int
+    file_bytes: tuple[int, ...]
+    models: tuple[str, ...]
+    algorithm: str | None
+    num_devices: int | None
+    versions: dict[str, str]
+    extra: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointVerifyResult:
+    """Every byte of a checkpoint was read and matches its checksums."""
+
+    __pydantic_config__ = STRICT
+
+    step: int
+    path: str
+    num_tensors: int
+    read_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointExportResult:
+    """The whole model of a checkpoint was written into one file."""
+
+    __pydantic_config__ = STRICT
+
+    step: int
+    output: str
+    num_tensors: int
 
 
 @dataclass(frozen=True, kw_only=True)

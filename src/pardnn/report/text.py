@@ -267,9 +267,14 @@ def _estimate(result: results.EstimateResult) -> RenderableType:
 
 
 def _run(result: results.RunResult) -> RenderableType:
-    reference = result.reference_losses
+    reference, saved = result.reference_losses, result.saved_steps
     losses = [
-        (i, repr(loss), *(() if reference is None else (repr(reference[i]),)), seconds_text(step))
+        (
+            result.first_step + i,
+            repr(loss),
+            *(() if reference is None else (repr(reference[i]),)),
+            seconds_text(step),
+        )
         for i, (loss, step) in enumerate(zip(result.losses, result.step_s, strict=True))
     ]
     columns = ("step", "loss", *(() if reference is None else ("one device",)), "time (measured)")
@@ -290,6 +295,7 @@ def _run(result: results.RunResult) -> RenderableType:
         _step_times(result),
         f"allowance for what is not tensors: {bytes_text(result.allowance_bytes)} per rank",
         *_verdict(result),
+        *([f"checkpoints after steps: {', '.join(map(str, saved))}"] if saved else []),
         *(f"note: {note}" for note in result.notes),
     )
 

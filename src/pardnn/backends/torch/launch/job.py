@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pardnn.checkpoint.options import SaveOptions
+
 GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
 #: Stands for a rank in the name of the reference's result file.
 REFERENCE = "reference"
@@ -29,6 +31,7 @@ class Job:
         batch_size: Given to FUNCTION, if not None.
         seed: Of random numbers that FUNCTION does not seed.
         parent: Id of the process that started the run.
+        saving: Its checkpoints; None without.
     """
 
     target: str
@@ -40,6 +43,7 @@ class Job:
     batch_size: int | None
     seed: int
     parent: int
+    saving: SaveOptions | None = None
 
 
 def write_job(directory: Path, job: Job) -> None:
@@ -50,7 +54,8 @@ def write_job(directory: Path, job: Job) -> None:
 def read_job(directory: Path) -> Job:
     """Read the job's file."""
     data = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
-    return Job(**data | {"limits": tuple(data["limits"])})
+    saving = None if data["saving"] is None else SaveOptions(**data["saving"])
+    return Job(**data | {"limits": tuple(data["limits"]), "saving": saving})
 
 
 def result_path(directory: Path, rank: int | str) -> Path:

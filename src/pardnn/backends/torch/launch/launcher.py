@@ -35,7 +35,9 @@ from pardnn.backends.torch.launch.job import (
     write_job,
 )
 from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
+from pardnn.checkpoint.options import SaveOptions
 from pardnn.errors import (
+    FileError,
     MismatchError,
     PardnnError,
     RankError,
@@ -68,6 +70,7 @@ class LaunchResult:
         limit_bytes: Enforced limit of each rank; None without limit.
         allowance_bytes: Bytes that each limit leaves for what is not tensors.
         notes: What a person should know about this run.
+        saved_steps: Steps of which a checkpoint was written.
     """
 
     losses: tuple[float, ...]
@@ -78,6 +81,7 @@ class LaunchResult:
     limit_bytes: tuple[int | None, ...]
     allowance_bytes: int
     notes: tuple[str, ...] = ()
+    saved_steps: tuple[int, ...] = ()
 
 
 def run_plan(
@@ -92,6 +96,7 @@ def run_plan(
     limits: Sequence[int | None] | None = None,
     batch_size: int | None = None,
     device: str | None = None,
+    saving: SaveOptions | None = None,
     progress: Progress | None = None,
 ) -> LaunchResult:
     """Run a plan's ranks on this machine for some steps.
@@ -107,6 +112,7 @@ def run_plan(
         limits: Bytes that each rank may hold, enforced; None for no limit.
         batch_size: Given to FUNCTION, if not None.
         device: "cpu" or "cuda"; None takes what is here.
+        saving: Checkpoints to write, and the one to go on from.
         progress: Called with what happens next, in a few words.
 
     Raises:
@@ -133,6 +139,7 @@ def run_plan(
             batch_size=batch_size,
             seed=plan.seed,
             parent=os.getpid(),
+            saving=saving,
         )
         write_job(directory, job)
         write_graph(graph, directory / GRAPH_FILE)
@@ -177,6 +184,7 @@ def _result(
         limit_bytes=limits,
         allowance_bytes=ALLOWANCE_BYTES,
         notes=(*notes, *straggler_notes(found)),
+        saved_steps=tuple(found[0]["saved_steps"]),
     )
 
 
@@ -262,7 +270,14 @@ def _run_reference(directory: Path) -> dict[str, Any]:
 _TRACED_CODES = frozenset({"E101", "E110", "E601"})
 #: Timeouts of a rank that waits, before the first step, for one that is not there.
 _MISSED_CODES = frozenset({"E605", "E702"})
-_KINDS = {1: UserCodeError, 5: MismatchError, 6: RankError, 7: StuckError, 8: UnsupportedError}
+_KINDS = {
+    1: UserCodeError,
+    4: FileError,
+    5: MismatchError,
+    6: RankError,
+    7: StuckError,
+    8: UnsupportedError,
+}
 
 
 def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> PardnnError:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.entry_point import load_factory
+from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.world import join, leave, rank_device
 from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,
@@ -23,8 +24,10 @@ from pardnn.backends.torch.launch.reference import seed_generators
 from pardnn.backends.torch.make_step import make_step
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import read_plan
 
@@ -69,13 +72,35 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
 
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
     executor.limit_bytes = limit
-    losses = [executor.step(binding.inputs(example, {})).item() for _ in range(job.steps)]
+    nothing_spread = SpreadObjects({}, {}, frozenset())  # no code of the user's runs from here on
+    state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
+    losses, saved = _steps(job, executor, state, lambda: binding.inputs(example, {}))
     memory_limits.lift_limit()
+    state.close()
     leave([world])
     return {
         "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
-        "waits_s": executor.waits_s, "notes": notes,
+        "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
     }  # fmt: skip
+
+
+def _steps(
+    job: Job, executor: Executor, state: TrainingState, inputs: Callable[[], Any]
+) -> tuple[list[float], list[int]]:
+    """Train; return the losses, and the steps of which a checkpoint was written."""
+    saving = job.saving
+    if saving is not None and saving.first_step is not None:
+        state.load(saving.directory, saving.first_step)
+    losses: list[float] = []
+    saved: list[int] = []
+    last = state.steps + job.steps
+    for _ in range(job.steps):
+        losses.append(executor.step(inputs()).item())
+        state.steps += 1
+        if saving is not None and saving.is_due(state.steps, last):
+            state.save(saving.directory, keep=saving.keep)
+            saved.append(state.steps)
+    return losses, saved
 
 
 def _warm_device(job: Job) -> torch.device:

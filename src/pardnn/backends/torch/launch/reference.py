@@ -33,5 +33,7 @@ def run_reference(job: Job) -> dict[str, Any]:
     seed_generators(job.seed)
     step, args = load_factory(job.target, job.batch_size)()
     start = time.perf_counter()
-    losses = [loss_of(step(*args)).item() for _ in range(job.steps)]
+    # The steps before a checkpoint too: a run that goes on is compared with one that never stopped.
+    before = (job.saving.first_step or 0) if job.saving is not None else 0
+    losses = [loss_of(step(*args)).item() for _ in range(before + job.steps)][before:]
     return {"losses": losses, "seconds": time.perf_counter() - start}

@@ -1,0 +1,62 @@
+"""What a run is told about its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pardnn.checkpoint.directory import check_keep, read_manifest, resolve
+from pardnn.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveOptions:
+    """Where and when a run saves, and from which step it goes on.
+
+    Attributes:
+        directory: Of the run.
+        every: Steps from one checkpoint to the next; None saves after the last step only.
+        keep: How many steps stay; None keeps all.
+        first_step: Trained step to go on from; None starts anew.
+    """
+
+    directory: str
+    every: int | None = None
+    keep: int | None = None
+    first_step: int | None = None
+
+    def is_due(self, step: int, last: int) -> bool:
+        """Whether a run saves after a number of trained steps.
+
+        Args:
+            step: Trained so far.
+            last: Trained when the run ends.
+        """
+        return step == last or (self.every is not None and step % self.every == 0)
+
+
+def save_options(
+    directory: Path | None, every: int | None, keep: int | None, *, resume: bool
+) -> SaveOptions | None:
+    """Return what the options of `pardnn run` say; None without `--save`.
+
+    Args:
+        directory: `--save`.
+        every: `--every`.
+        keep: `--keep`.
+        resume: `--resume`: go on from the latest step.
+
+    Raises:
+        UsageError: E233, if one needs another, or `keep` is no number of steps.
+        FileError: E430, E431, E4xx, if there is no complete step to resume from.
+    """
+    if directory is None:
+        if every is not None or keep is not None or resume:
+            raise UsageError(
+                "--every, --keep and --resume go with --save DIR, the directory of the run",
+                code="E233",
+            )
+        return None
+    check_keep(keep)
+    first = read_manifest(resolve(directory)).step if resume else None
+    return SaveOptions(directory=str(directory.resolve()), every=every, keep=keep, first_step=first)
