@@ -6,12 +6,18 @@ code is the exit status of the command line.
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 
 def shown(name: str) -> str:
     """Quote a name for a message: it is data, and may be long or hold control characters."""
     return repr(name if len(name) <= 120 else name[:117] + "...")
+
+
+def without_addresses(text: str) -> str:
+    """Leave out memory addresses, which differ from run to run and tell nobody anything."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 class PardnnError(Exception):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from tests.backends.torch import models
 from tests.backends.torch.beside_eager import assert_equal
+from tests.backends.torch.capture import test_capture_equal
+from tests.backends.torch.capture.test_advice import entry
 from tests.backends.torch.models import small
 
 
@@ -36,3 +41,66 @@ def test_an_optimizer_per_parameter_in_the_backward_pass() -> None:
     graph = assert_equal(optimizer_in_backward)
     assert any(op.name == "optimizers.model.0.weight.state.model.0.weight.exp_avg"
                for op in graph.ops)  # fmt: skip
+
+
+def chosen(m: Any, x: torch.Tensor) -> torch.Tensor:
+    is_long = torch.tensor(x.shape[1]) > 3
+    return torch.cond(is_long, lambda x: m(x).sin(), lambda x: -m(x), (x,)).square().mean()
+
+
+def solved(m: Any, x: torch.Tensor) -> torch.Tensor:
+    """Runge and Kutta's fourth order on a fixed grid, interpolated as torchdiffeq does."""
+    times, grid = torch.linspace(0, 1, 3), torch.linspace(0, 1, 5)
+    assert (times[1:] > times[:-1]).all()
+    solution, j, y = [x], 1, x
+
+    def slope(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(m(y)) * t
+
+    for t0, t1 in itertools.pairwise(grid):
+        dt = t1 - t0
+        k1 = slope(t0, y)
+        k2 = slope(t0 + dt / 3, y + dt * k1 / 3)
+        k3 = slope(t0 + dt * 2 / 3, y + dt * (k2 - k1 / 3))
+        k4 = slope(t1, y + dt * (k1 - k2 + k3))
+        after = y + (k1 + 3 * (k2 + k3) + k4) * dt * 0.125
+        while j < len(times) and t1 >= times[j]:
+            part = after if t1 == times[j] else y + (times[j] - t0) / (t1 - t0) * (after - y)
+            solution.append(part)
+            j += 1
+        y = after
+    return torch.stack(solution).square().mean()
+
+
+def euler(m: Any, x: torch.Tensor) -> torch.Tensor:
+    t, dt = 0.0, 0.25
+    while t < 1.0:
+        x = x + dt * torch.tanh(m(x) + t)
+        t += dt
+    return x.square().mean()
+
+
+def hessian(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.func.hessian(lambda z: m(z).sin().sum())(x[0]).square().mean()
+
+
+def jacobians(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.func.vmap(torch.func.jacrev(lambda z: m(z).sin()))(x).square().mean()
+
+
+def of_parameters(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def loss_of(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(m, parameters, (x,)).square().mean()
+
+    slopes = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))
+    return sum(slope.square().mean() for slope in slopes(dict(m.named_parameters()), x).values())
+
+
+ON_RANKS = (solved, hessian, of_parameters)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("loss_of", [chosen, solved, euler, hessian, jacobians, of_parameters])
+def test_solvers_and_transforms(loss_of: Any) -> None:
+    compare = assert_equal if loss_of in ON_RANKS else test_capture_equal.assert_equal
+    compare(functools.partial(entry, loss_of))

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from pardnn.backends.torch.runtime.binding import _changed_values
 from pardnn.backends.torch.user_step.guards import Guards
+from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.sources import batch_indices
 
 
@@ -294,3 +296,11 @@ def test_a_method_replaced_on_its_class_is_named(monkeypatch: pytest.MonkeyPatch
     _, _, changed = guarded()
     monkeypatch.setattr(Net, "forward", lambda self, x: x)
     assert changed() == ["Net.forward"]
+
+
+def test_a_replaced_function_is_named_without_its_address():
+    change = Change("model.weigh", now=torch.sqrt, then=lambda x: x)
+    told = str(_changed_values([change]))
+    assert "model.weigh" in told
+    assert "lambda" in told
+    assert "0x" not in told

@@ -297,7 +297,8 @@ def _check_item_reads(calls: list[Call], permitted: set[Call]) -> None:
             touched = True
         is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
         if touched and is_read and not feeding.isdisjoint(call.outputs):
-            raise unsupported.data_dependent_branch(call.source)
+            kind = call.outputs[0].kind
+            raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")
         if touched:
             tainted.update(call.outputs)
 

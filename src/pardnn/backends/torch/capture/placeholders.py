@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import UnsupportedError
@@ -38,6 +39,8 @@ def placeholder(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
     Raises:
         UnsupportedError: E801, if the tensor is sparse or quantized.
     """
+    if tensor.is_nested:
+        raise unsupported.nested(None)
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise UnsupportedError(
             f"a source of the step is a {tensor.layout} tensor of shape {list(tensor.shape)};\n"

@@ -20,7 +20,7 @@ from torch._subclasses import fake_tensor
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, without_addresses
 
 
 def run_traced(
@@ -63,7 +63,7 @@ def run_traced(
             raise
         raise UserCodeError(
             f"while running your step for capture{f' ({where})' if where else ''}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {without_addresses(str(error))}"
         ) from error
     if random.getstate() != states_before[0]:
         raise unsupported.host_randomness("Python's random module")
@@ -86,20 +86,30 @@ def _is_ours(error: BaseException) -> bool:
 def _as_unsupported(error: Exception, where: str | None) -> UnsupportedError:
     op = str(getattr(error, "func", None) or error.args[0])
     if isinstance(error, fake_tensor.DataDependentOutputException):
+        # Such an op asks whether tensors are equal, say.
         return unsupported.data_dependent_branch(where)
     if isinstance(error, fake_tensor.DynamicOutputShapeException):
         return unsupported.data_dependent_shape(op, where)
+    if "nested" in op:
+        return unsupported.nested(where)
     return unsupported.untraceable(op, where)
 
 
 #: Parts of messages that mean that data is needed; "__format__": a symbol is printed.
 _NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data is not allocated")
+#: Of torch's own assertion where a jagged tensor meets fake ones.
+_NESTED = ("shape_env must not be None", "NestedTensor")
 
 
 def _unsupported_by_message(text: str, where: str | None) -> UnsupportedError | None:
     """Return the error that torch's message stands for; None if it is another."""
     if any(part in text for part in _NEEDS_DATA):
-        return unsupported.data_dependent_branch(where)
+        return unsupported.data_dependent_branch(where, "data")
+    if any(part in text for part in _NESTED):
+        return unsupported.nested(where)
+    on_functions = re.search(r"no rule registered for HigherOrderOperator (\w+)", text)
+    if on_functions:
+        return unsupported.higher_order(on_functions[1], where)
     if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
         return unsupported.data_dependent_size(where)
     if "Sparse" in text:

@@ -140,7 +140,7 @@ class Tracer(TorchDispatchMode):
         if node.hint is None and self.forced_decisions:
             return self.forced_decisions.pop(0)
         if node.hint is None:
-            raise unsupported.data_dependent_branch(self.locator.line())
+            raise unsupported.data_dependent_branch(self.locator.line(), node.kind.__name__)
         weak = is_nonzero_test(node)
         for value in inputs_of_node(node):
             if self.guards.get(value) != "exact":
@@ -389,6 +389,8 @@ class Tracer(TorchDispatchMode):
         """Return the fake of a real tensor that the step uses and that is no source."""
         key = (tensor.untyped_storage()._cdata, *geometry_of(tensor))
         if key not in self._constants:
+            if tensor._is_zerotensor():
+                raise unsupported.zero_tangent(self.locator.line())
             if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
                 raise unsupported.unreachable_parameter(tuple(tensor.shape), self.locator.line())
             fake = self._fake_mode.from_tensor(tensor)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pardnn.backends.torch.capture import advice
 from pardnn.errors import UnsupportedError
 
 
@@ -19,15 +20,17 @@ def _error(message: str, where: str | None, code: str = "E801") -> UnsupportedEr
     return UnsupportedError(message, code=code, details=details)
 
 
-def data_dependent_branch(where: str | None) -> UnsupportedError:
-    """Return E802: Python branches, loops or prints by a number that only a run knows."""
+def data_dependent_branch(where: str | None, wanted: str = "bool") -> UnsupportedError:
+    """Return E802: Python branches, loops or prints by a number that only a run knows.
+
+    Args:
+        where: "file.py:line" of the user's code; None if unknown.
+        wanted: What Python makes of the tensor: a key of `advice.OF_VALUES`.
+    """
+    what, instead = advice.OF_VALUES[wanted]
     return _error(
-        f"the step needs the value of a tensor while it is captured{_at(where)}: it branches on\n"
-        "it, or turns it into a Python number. One graph must hold for every step.\n"
-        "Keep it a tensor: torch.where(condition, a, b) for `if`, a mask for a filter,\n"
-        "torch.sqrt for math.sqrt; print and log what the step returns, outside of it.\n"
-        "What the step makes of sizes and literals alone may decide; nn.Transformer looks into a\n"
-        "mask from elsewhere, unless is_causal is given beside it.",
+        f"the step {what}{_at(where)}, whose value\n"
+        f"is not known while it is captured: one graph must hold for every step.\n{instead}",
         where,
         "E802",
     )
@@ -37,8 +40,7 @@ def data_dependent_size(where: str | None) -> UnsupportedError:
     """Return E803: a number that only a run knows becomes a size or an index."""
     return _error(
         f"a value read from a tensor decides a shape or an index{_at(where)}. Memory is planned\n"
-        "before the step, so shapes must not depend on data.\n"
-        "Use torch.index_select or gather for an index, a mask of fixed size for a length.",
+        f"before the step, so shapes must not depend on data.\n{advice.POSITION}",
         where,
         "E803",
     )
@@ -68,19 +70,9 @@ def data_dependent_draws(kind: str, where: str | None) -> UnsupportedError:
 
 def data_dependent_shape(op: str, where: str | None) -> UnsupportedError:
     """Return E803: the shape of an op's result depends on data."""
-    if "_ctc_loss" in op:
-        return _error(
-            f"CTC takes a table as wide as the longest target, and the lengths of the targets are"
-            f" data{_at(where)}.\n"
-            "Write the lengths down in the step where they are all the same: torch.full((batch,), "
-            "length).",
-            where,
-            "E803",
-        )
     return _error(
         f"the shape of the result of {op} depends on data{_at(where)}. Memory is planned before\n"
-        "the step, so shapes must not.\n"
-        "Use torch.where(mask, x, 0) or multiply by the mask instead of selecting by it.",
+        f"the step, so shapes must not.\n{advice.instead_of(op)}",
         where,
         "E803",
     )
@@ -136,9 +128,44 @@ def sparse(where: str | None) -> UnsupportedError:
     """Return E803: a sparse tensor, whose content decides its size."""
     return _error(
         f"the step makes a sparse tensor{_at(where)}, whose size depends on data.\n"
-        "Make the embedding with sparse=False.",
+        "Make embeddings with sparse=False, and take an optimizer for dense gradients (Adam for\n"
+        "SparseAdam). A product with a sparse matrix of fixed places is a sum over them:\n"
+        "torch.zeros(n, k).index_add_(0, rows, values[:, None] * x[columns]).",
         where,
         "E803",
+    )
+
+
+def nested(where: str | None) -> UnsupportedError:
+    """Return E803: a nested tensor, ragged sizes of which are data."""
+    return _error(
+        f"the step uses a nested tensor{_at(where)}, whose sizes are data.\n"
+        "Pad before the step: torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), and pass\n"
+        "a mask of what is there: torch.arange(longest) < lengths[:, None].",
+        where,
+        "E803",
+    )
+
+
+def higher_order(op: str, where: str | None) -> UnsupportedError:
+    """Return E801: an operator on functions, of which only a run knows what it calls."""
+    return _error(
+        f"torch's operator {op!r} on functions cannot be captured{_at(where)}: only a run knows\n"
+        "which function it calls, or how often.\n"
+        "torch.cond(p, f, g, (x,)) on a tensor p becomes torch.where(p, f(x), g(x)): both sides\n"
+        "are computed, so they must be finite where they are not taken. On a Python bool it is\n"
+        "captured. A loop runs a fixed number of times, each under torch.where.",
+        where,
+    )
+
+
+def zero_tangent(where: str | None) -> UnsupportedError:
+    """Return E801: a tangent of forward-mode derivatives that torch keeps without memory."""
+    return _error(
+        f"the step takes a forward-mode derivative under vmap{_at(where)}, in which torch\n"
+        "computes with zeros that have no memory; capture cannot see what becomes of them.\n"
+        "Use reverse mode: torch.func.vmap(jacrev(grad(f))) for vmap(hessian(f)).",
+        where,
     )
 
 
@@ -252,11 +279,11 @@ def no_loss(returned: str) -> UnsupportedError:
 
 
 def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
-    """Return E806: optimizer state that does not start from a constant."""
+    """Return E806: a tensor that the first step creates, of what only that step knows."""
     return UnsupportedError(
-        f"optimizer state {name!r} {reason}, so no rank can create its shard of it.\n"
-        "Run one step of your own before capturing, so that the state exists, or use an\n"
-        "optimizer whose state starts from a constant (SGD with dampening 0, Adam, AdamW).",
+        f"{name!r} {reason}. The first step creates it, so no rank can.\n"
+        "Run one step of your own before capturing, or create the tensor where the model and the\n"
+        "optimizer are made: from then on it is followed as any other.",
         code="E806",
         details={"state": name},
     )

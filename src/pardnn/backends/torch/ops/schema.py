@@ -54,6 +54,8 @@ _CONTIGUOUS = frozenset({
     "aten::_ctc_loss_backward", "aten::_log_softmax_backward_data", "aten::huber_loss_backward",
     "aten::mse_loss_backward", "aten::smooth_l1_loss_backward",
 })  # fmt: skip
+#: Zero tangents of forward-mode derivatives have no memory, so they could not be sent.
+_KINDS = {"aten::_efficientzerotensor": "aten.zeros.default"}
 _CONTIGUOUS_ON_HOST = "aten::log_sigmoid_forward"
 #: Real kernels stride their result like a product of the first two arguments.
 _LAID_OUT_AS_PRODUCT = frozenset({
@@ -118,7 +120,7 @@ def signature(op: torch._ops.OpOverload) -> Signature:
         and str(schema.arguments[0].type) in _PER_ELEMENT,
         sized=schema.name in _SIZED_BY_SCALARS,
         cacheable=_is_cacheable(op),
-        kind=op_kind(op),
+        kind=_KINDS.get(schema.name) or op_kind(op),
         view_kind=_view_kind(op),
         role=_role(op),
         unmarked=_UNMARKED_WRITES.get(schema.name, ()),

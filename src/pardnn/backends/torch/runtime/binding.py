@@ -22,7 +22,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_value,
 )
 from pardnn.backends.torch.user_step.sources import batch_indices, settings_of, sources
-from pardnn.errors import MismatchError, UnsupportedError, shown
+from pardnn.errors import MismatchError, UnsupportedError, shown, without_addresses
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
@@ -337,7 +337,7 @@ def _same_again(name: str) -> UnsupportedError:
 
 def _changed_values(changes: Sequence[Change]) -> MismatchError:
     told = "; ".join(
-        f"{shown(change.name)} is {change.now!r:.60}, but was {change.then!r:.60}"
+        f"{shown(change.name)} is {_told(change.now)}, but was {_told(change.then)}"
         for change in changes[:3]
     )
     more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
@@ -349,6 +349,10 @@ def _changed_values(changes: Sequence[Change]) -> MismatchError:
         code="E509",
         details={"changed": [change.name for change in changes[:20]]},
     )
+
+
+def _told(value: Any) -> str:
+    return without_addresses(repr(value))[:60]
 
 
 def _changed_setting(name: str, expected: Any, found: Any) -> MismatchError:

@@ -17,6 +17,7 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - Fused optimizers take Python floats, which would be frozen: they get sentinels instead. So does
   batch normalization, whose average over all batches divides by their number.
 - CTC's loss takes lengths as lists, too: it gets tensors.
+- `torch.cond` on what is made of constants calls the function that they choose.
 - Packed sequences of known lengths are slices: `packed_sequences`.
 
 Complexity: the time of both sides, and one copy of what the branch changes.
@@ -35,6 +36,7 @@ import torch
 from torch.optim import swa_utils
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.constant_folding import folded_list
 from pardnn.backends.torch.capture.rewrites import asgd, packed_sequences, radam, sgd
 from pardnn.backends.torch.capture.trace_ir import Call, Storage
 from pardnn.backends.torch.capture.tracer import Tracer
@@ -64,6 +66,7 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         patch(torch, "batch_norm", _with_sentinels)
         patch(sys.modules["torch.nn.modules.batchnorm"], "float", _float)
         patch(torch, "ctc_loss", _ctc_loss)
+        patch(torch, "cond", _cond)
         patch(torch._VF, "_pack_padded_sequence", packed_sequences.pack)
         patch(torch._VF, "_pad_packed_sequence", packed_sequences.pad)
         patch(torch, _CHECK, _unscale_each)
@@ -99,6 +102,18 @@ def _ctc_loss(
     """Pass lengths that are lists as tensors, which fake tensors need; the bits are the same."""
     made = [x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (steps, lengths)]
     return real(log_probs, targets, *made, *args)
+
+
+def _cond(
+    tracer: Tracer, _real: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()
+) -> Any:
+    """Call the function that a predicate of constants chooses, as Python does."""
+    if isinstance(pred, torch.Tensor):
+        known = folded_list(tracer.aliases.fresh_value(pred), tracer.calls)
+        if known is None:
+            raise unsupported.higher_order("cond", tracer.locator.line())
+        pred = all(known) if isinstance(known, list) else known
+    return (true_fn if pred else false_fn)(*operands)
 
 
 def _with_sentinels(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:

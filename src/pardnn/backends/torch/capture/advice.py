@@ -1,0 +1,68 @@
+"""What to write in the place of torch calls that need data: one text per kind of case.
+
+Each rewrite is captured and compared with eager steps by `tests/.../capture/test_advice.py`.
+"""
+
+from __future__ import annotations
+
+_NUMBER = (
+    "Keep it a tensor: torch.sqrt for math.sqrt, x * t for x * float(t), unbind for tolist.\n"
+    "Return what is to be printed or logged, and do so after the step."
+)
+_BRANCH = (
+    "Compute both sides and select: torch.where(condition, a, b) for `if`, torch.clamp or\n"
+    "torch.maximum for max and min. A loop runs a fixed number of times, each under\n"
+    "torch.where. What the step makes of sizes and literals alone may decide; nn.Transformer\n"
+    "looks into a mask from elsewhere, unless is_causal is given beside it."
+)
+POSITION = (
+    "Keep it a tensor: x.index_select(0, i.view(1)) for x[i], torch.arange(n) < length for a\n"
+    "slice up to a length. A queue: at = (pointer + torch.arange(n)) % size, then\n"
+    "queue.index_copy_(0, at, new) and pointer.add_(n).remainder_(size).\n"
+    "F.one_hot takes num_classes, which it otherwise reads off the data."
+)
+#: By what Python makes of a tensor's value: what the step does, and what to write instead.
+OF_VALUES = {
+    "bool": ("branches on a tensor", _BRANCH),
+    "int": ("turns a tensor into a Python int, as int(i) and x[i] do", POSITION),
+    "float": ("turns a tensor into a Python float", _NUMBER),
+    "data": ("reads the content of a tensor", _NUMBER),
+}
+
+_MASK = (
+    "A mean over what a mask selects is torch.where(mask, x, 0).sum() / mask.sum(); a loss over\n"
+    "it (loss * mask).sum() / mask.sum(), or a target of ignore_index. To write where a mask is:\n"
+    "torch.where(mask, new, old), or masked_fill."
+)
+_COUNTS = (
+    "How often each of n values occurs is\n"
+    "torch.zeros(n).index_add_(0, ids, torch.ones(len(ids))), of a size that does not depend on\n"
+    "data; which of them occur is that > 0."
+)
+#: By op: what to write instead of a call whose result has a size that depends on data.
+_OF_OPS = {
+    "nonzero": _MASK,
+    "masked_select": _MASK,
+    "bincount": _COUNTS,
+    "_unique": _COUNTS,
+    "unique": _COUNTS,
+    "repeat_interleave": (
+        "Give the size that you know: x.repeat_interleave(repeats, 0, output_size=n)."
+    ),
+    "_ctc_loss": (
+        "CTC takes a table as wide as the longest target, and the lengths of the targets are\n"
+        "data. Write them down in the step where they are all the same:\n"
+        "torch.full((batch,), length)."
+    ),
+}
+_OTHERS = (
+    "Call it before the step and pass the result, or compute on all elements and mask those that\n"
+    "do not count: torch.where(mask, x, 0)."
+)
+
+
+def instead_of(op: str) -> str:
+    """Return what to write instead of an op whose result has a size that depends on data."""
+    name = op.split(".")[1] if op.startswith("aten.") else op
+    known = [prefix for prefix in _OF_OPS if name.startswith(prefix)]
+    return _OF_OPS[known[0]] if known else _OTHERS

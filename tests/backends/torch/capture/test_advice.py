@@ -1,0 +1,243 @@
+"""Each rewrite that a refusal advises is captured, and computes what the refused step did."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import rnn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch import models
+from tests.backends.torch.capture.test_capture_equal import assert_equal
+
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+FOUR = torch.arange(4)
+
+
+class Case(NamedTuple):
+    """Code, a part of the advice, what is refused, and what it becomes."""
+
+    code: str
+    advice: str
+    refused: Loss
+    rewritten: Loss
+
+
+def masked_write(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m(x).clone()
+    y[torch.nonzero(x[:, 0] > 0).squeeze(1)] = 0.5
+    return y.square().mean()
+
+
+def shrunk(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m(x)
+    while y.norm() > 1:
+        y = y / 2
+    return y.sin().sum()
+
+
+def shrunk_ten_times(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m(x)
+    for _ in range(10):
+        y = torch.where(y.norm() > 1, y / 2, y)
+    return y.sin().sum()
+
+
+def classes(x: torch.Tensor) -> torch.Tensor:
+    return (x[:, 0] * 2).clamp(0, 3).long()
+
+
+def ragged(m: Any, x: torch.Tensor) -> torch.Tensor:
+    nested = torch.nested.nested_tensor([x[:2], x[:3]], layout=torch.jagged)
+    return m(nested).values().square().sum()
+
+
+def padded(m: Any, x: torch.Tensor) -> torch.Tensor:
+    parts, lengths = rnn.pad_sequence([x[:2], x[:3]], batch_first=True), torch.tensor([2, 3])
+    mask = torch.arange(3) < lengths[:, None]
+    return (m(parts).square() * mask[..., None]).sum()
+
+
+def hessian(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.func.vmap(torch.func.hessian(lambda z: m(z).sin().sum()))(x).square().mean()
+
+
+def reverse_twice(m: Any, x: torch.Tensor) -> torch.Tensor:
+    slope = torch.func.grad(lambda z: m(z).sin().sum())
+    return torch.func.vmap(torch.func.jacrev(slope))(x).square().mean()
+
+
+def sparse_product(m: Any, x: torch.Tensor) -> torch.Tensor:
+    places = torch.tensor([[0, 1, 1], [2, 0, 3]])
+    return torch.sparse.mm(torch.sparse_coo_tensor(places, x[:3, 0], (3, 4)), m(x)).square().sum()
+
+
+def summed_product(m: Any, x: torch.Tensor) -> torch.Tensor:
+    (rows, columns), values = torch.tensor([[0, 1, 1], [2, 0, 3]]), x[:3, 0]
+    product = torch.zeros(3, 6).index_add_(0, rows, values[:, None] * m(x)[columns])
+    return product.square().sum()
+
+
+CASES: dict[str, Case] = {
+    "if": Case(
+        "E802", "torch.where(condition, a, b)",
+        lambda m, x: m(x).mean() if x.mean() > 0 else m(x).square().mean(),
+        lambda m, x: torch.where(x.mean() > 0, m(x).mean(), m(x).square().mean()),
+    ),
+    "max": Case(
+        "E802", "torch.clamp",
+        lambda m, x: m(x).mean() / max(x.norm(), 1.0),
+        lambda m, x: m(x).mean() / torch.clamp(x.norm(), min=1.0),
+    ),
+    "while": Case("E802", "a fixed number of times", shrunk, shrunk_ten_times),
+    "sqrt": Case(
+        "E802", "torch.sqrt for math.sqrt",
+        lambda m, x: m(x).mean() / float(x.square().sum()) ** 0.5,
+        lambda m, x: m(x).mean() / torch.sqrt(x.square().sum()),
+    ),
+    "tolist": Case(
+        "E802", "unbind",
+        lambda m, x: sum(v * m(x).mean() for v in x[0].tolist()),
+        lambda m, x: torch.stack([v * m(x).mean() for v in x[0].unbind()]).sum(),
+    ),
+    "index": Case(
+        "E802", "x.index_select(0, i.view(1))",
+        lambda m, x: m(x)[int(x[:, 0].argmax())].square().mean(),
+        lambda m, x: m(x).index_select(0, x[:, 0].argmax().view(1)).square().mean(),
+    ),
+    "slice": Case(
+        "E802", "torch.arange(n) < length",
+        lambda m, x: m(x)[: int((x[:, 0] > 0).sum()) + 1].square().sum(),
+        lambda m, x: (
+            m(x).square() * ((x[:, 0] > 0).sum() + 1 > FOUR)[:, None]
+        ).sum(),
+    ),
+    "one hot": Case(
+        "E802", "num_classes",
+        lambda m, x: m(x).mean() * F.one_hot(classes(x))[:, 0].sum(),
+        lambda m, x: m(x).mean() * F.one_hot(classes(x), num_classes=4)[:, 0].sum(),
+    ),
+    "mask": Case(
+        "E803", "torch.where(mask, x, 0).sum() / mask.sum()",
+        lambda m, x: m(x)[x > 0].mean(),
+        lambda m, x: torch.where(x > 0, m(x), 0).sum() / (x > 0).sum(),
+    ),
+    "masked select": Case(
+        "E803", "(loss * mask).sum() / mask.sum()",
+        lambda m, x: torch.masked_select(m(x).square(), x > 0).mean(),
+        lambda m, x: (m(x).square() * (x > 0)).sum() / (x > 0).sum(),
+    ),
+    "nonzero": Case(
+        "E803", "torch.where(mask, new, old)", masked_write,
+        lambda m, x: torch.where(x[:, :1] > 0, 0.5, m(x)).square().mean(),
+    ),
+    "bincount": Case(
+        "E803", "torch.zeros(n).index_add_(0, ids, torch.ones(len(ids)))",
+        lambda m, x: (torch.bincount(classes(x), minlength=4) * m(x)[:, 0]).sum(),
+        lambda m, x: (
+            torch.zeros(4).index_add_(0, classes(x), torch.ones(4)) * m(x)[:, 0]
+        ).sum(),
+    ),
+    "unique": Case(
+        "E803", "which of them occur is that > 0",
+        lambda m, x: m(x).mean() * len(torch.unique(classes(x))),
+        lambda m, x: m(x).mean()
+        * (torch.zeros(4).index_add_(0, classes(x), torch.ones(4)) > 0).sum(),
+    ),
+    "repeat": Case(
+        "E803", "output_size=n",
+        lambda m, x: m(x).repeat_interleave(classes(x) * 0 + 2, 0).sin().sum(),
+        lambda m, x: m(x).repeat_interleave(classes(x) * 0 + 2, 0, output_size=8).sin().sum(),
+    ),
+    "sparse": Case("E803", "index_add_(0, rows", sparse_product, summed_product),
+    "jagged": Case("E803", "pad_sequence", ragged, padded),
+    "cond": Case(
+        "E801", "torch.where(p, f(x), g(x))",
+        lambda m, x: torch.cond(x.mean() > 0, lambda x: m(x), lambda x: -m(x), (x,)).exp().sum(),
+        lambda m, x: torch.where(x.mean() > 0, m(x), -m(x)).exp().sum(),
+    ),
+    "hessian": Case("E801", "jacrev(grad(f))", hessian, reverse_twice),
+}  # fmt: skip
+
+
+def entry(loss_of: Loss) -> models.Entry:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 6)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        return models.train(model, optimizer, loss_of(model, x))
+
+    return step, (model, torch.optim.Adam(model.parameters(), lr=0.01), torch.randn(4, 6))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_the_advised_rewrite(name: str) -> None:
+    case = CASES[name]
+    step, args = entry(case.refused)
+    with pytest.raises(UnsupportedError, match=re.escape(case.advice)) as caught:
+        capture(step, *args)
+    assert caught.value.code == case.code
+    assert "test_advice.py" in caught.value.details["source"]
+    assert not re.search(r"0x[0-9a-f]+|object at", str(caught.value))
+    rewritten, others = entry(case.rewritten)
+    if name != "cond":  # in eager, torch compiles both functions
+        torch.testing.assert_close(rewritten(*others), step(*args))
+    assert_equal(functools.partial(entry, case.rewritten))
+
+
+class Queue(nn.Module):
+    """MoCo's queue of keys."""
+
+    def __init__(self, keep: Callable[..., None]) -> None:
+        super().__init__()
+        self.encoder, self.keep = nn.Linear(6, 5), keep
+        self.register_buffer("queue", torch.randn(5, 12))
+        self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keys = F.normalize(self.encoder(x), dim=1)
+        logits = keys @ self.queue.clone().detach()
+        self.keep(self, keys.detach())
+        return logits.exp().mean()
+
+
+def by_pointer(module: Any, keys: torch.Tensor) -> None:
+    pointer, size = int(module.queue_ptr), len(keys)
+    module.queue[:, pointer : pointer + size] = keys.T
+    module.queue_ptr[0] = (pointer + size) % 12
+
+
+def by_index(module: Any, keys: torch.Tensor) -> None:
+    at = (module.queue_ptr + torch.arange(len(keys))) % 12
+    module.queue.index_copy_(1, at, keys.T)
+    module.queue_ptr.add_(len(keys)).remainder_(12)
+
+
+def moco(keep: Callable[..., None]) -> models.Entry:
+    torch.manual_seed(0)
+    model = Queue(keep)
+    return entry(lambda m, x: m(x))[0], (
+        model, torch.optim.Adam(model.parameters()), torch.randn(4, 6)
+    )  # fmt: skip
+
+
+def test_the_pointer_of_a_queue() -> None:
+    step, args = moco(by_pointer)
+    with pytest.raises(UnsupportedError, match=r"index_copy_") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E802"
+    rewritten, others = moco(by_index)
+    for _ in range(4):
+        assert rewritten(*others) == step(*args)
+    assert torch.equal(args[0].queue, others[0].queue)
+    assert torch.equal(args[0].queue_ptr, others[0].queue_ptr)
+    assert_equal(functools.partial(moco, by_index))
