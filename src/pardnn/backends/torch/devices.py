@@ -1,4 +1,4 @@
-"""The devices that torch sees here, and empty tensors on them."""
+"""The devices that torch sees here, and tensors as memory on them."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def empty_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
     strides = tensor.strides or torch.empty(shape, device="meta").stride()
     dtype = getattr(torch, tensor.dtype or "float32")
     return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def elements_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what lies from a tensor's first element to its last, as a vector, without a copy."""
+    steps = ((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((1 + sum(steps) if tensor.numel() else 0,), (1,))

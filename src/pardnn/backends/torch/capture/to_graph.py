@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
-from pardnn.backends.torch.ops.codec import REDUCED_LOSSES, encode
+from pardnn.backends.torch.ops.codec import encode
+from pardnn.backends.torch.ops.kernel_memory import workspace
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Graph, Op, Tensor, addresses_storage
 
@@ -189,13 +190,11 @@ def _op(call: Call, groups: dict[Storage, str], accelerator: str) -> Op:
 
 
 def _workspace(call: Call) -> int:
-    """Return the bytes that a call needs besides its outputs, as far as that is known."""
-    shapes = [value.geometry for value in call.inputs if value.geometry is not None]
-    result = call.outputs[0].geometry if call.outputs else None
-    if call.kind not in REDUCED_LOSSES or result is None or result[0]:
-        return 0
-    unreduced = torch.broadcast_shapes(*(shape for shape, *_ in shapes[:2]))
-    return math.prod(unreduced) * result[3].itemsize
+    inputs, outputs = (
+        [value.geometry for value in values if value.geometry is not None]
+        for values in (call.inputs, call.outputs)
+    )
+    return workspace(call.kind, inputs, outputs)
 
 
 def _memory(call: Call) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pardnn.backends.torch.devices import elements_of
 from pardnn.errors import MismatchError, RankError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Tensor
 from pardnn.plan.plan import Message
@@ -127,14 +128,9 @@ def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
 
 
-def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what lies from a tensor's first element to its last, as a vector, without a copy."""
-    return tensor.as_strided((_span(tensor.shape, tensor.stride()),), (1,))
-
-
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor, in the order of its storage, without a copy."""
-    return _elements(tensor).view(torch.uint8)
+    return elements_of(tensor).view(torch.uint8)
 
 
 def memory_of(tensor: torch.Tensor, num_bytes: int) -> memoryview:
@@ -189,7 +185,7 @@ def _laid_out(value: torch.Tensor, spec: MessageSpec) -> torch.Tensor:
 
 def _resolved(value: torch.Tensor) -> torch.Tensor:
     """Return a lazily conjugated or negated tensor with its values in memory, strides kept."""
-    made = _elements(value).resolve_conj().resolve_neg()
+    made = elements_of(value).resolve_conj().resolve_neg()
     return made.as_strided(value.shape, value.stride(), 0)
 
 

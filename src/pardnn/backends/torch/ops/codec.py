@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS
+from pardnn.backends.torch.ops.kernel_memory import LARGER, compact
 from pardnn.backends.torch.ops.partition_ops import bind_partition_op, keep_boxes, name_ones
 from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import LOSS_KIND, SOURCE_KINDS, Op
@@ -46,14 +47,6 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 #: Ops with effects beyond their arguments: on files, other libraries, other processes.
 _FORBIDDEN_NAMESPACES = frozenset({"_c10d_functional", "c10d", "profiler", "rpc", "script"})
 _FORBIDDEN_OPS = frozenset({"from_file", "_import_from_c", "save", "set_data"})
-
-
-#: Losses whose kernels shrink the tensor of unreduced losses to the result: the scalar would hold
-#: the bytes of a whole input for as long as it lives.
-REDUCED_LOSSES = frozenset(
-    f"aten.{name}.default"
-    for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
-)
 
 
 def op_kind(overload: torch._ops.OpOverload) -> str:
@@ -300,8 +293,8 @@ def bind(op: Op, device: torch.device | str) -> Call:
 
 def _function(op: Op, kind: str) -> Callable[..., Any]:
     function = find_call(kind)
-    if kind in REDUCED_LOSSES and not op.outputs[0].shape:
-        return lambda *args, **kwargs: function(*args, **kwargs).clone()
+    if kind in LARGER:
+        return lambda *args, **kwargs: compact(function(*args, **kwargs))
     if kind != _FUSED_RNN or len(op.outputs) < _FUSED_RNN_OUTPUTS:
         return function
 

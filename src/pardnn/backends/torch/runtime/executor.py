@@ -240,7 +240,8 @@ class Executor:
             if isinstance(action, Free):
                 meter.remove(action.tensors)
             elif isinstance(action, Compute):
-                meter.add(env, [t.name for t in self.program.ops[action.op].outputs])
+                op = self.program.ops[action.op]
+                meter.add(env, [t.name for t in op.outputs], of_caller=op.kind == "input")
             elif isinstance(action, Allocate):
                 meter.add(env, [self.program.specs[action.message].tensor])
             if self.limit_bytes is not None and meter.live > self.limit_bytes:

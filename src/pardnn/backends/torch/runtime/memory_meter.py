@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.devices import elements_of
+
 
 class MemoryMeter:
     """Live bytes of an environment, with a reference count per storage.
@@ -22,8 +24,15 @@ class MemoryMeter:
         self._storage_of: dict[str, int] = {}
         self._counted: dict[int, tuple[int, int]] = {}  # storage -> (names, bytes)
 
-    def add(self, env: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Count the values of these names; a storage that is counted already adds nothing."""
+    def add(self, env: Mapping[str, Any], names: Iterable[str], *, of_caller: bool = False) -> None:
+        """Count the values of these names; a storage that is counted already adds nothing.
+
+        Args:
+            env: Values by name.
+            names: Of values that are there; others are skipped.
+            of_caller: The storages are the caller's, who may hold more in them: a batch is often
+                a slice of a data set. Only what the tensors span is counted.
+        """
         for name in names:
             if name in self._storage_of:
                 self.remove((name,))
@@ -32,7 +41,8 @@ class MemoryMeter:
                 continue
             storage = value.untyped_storage()
             key = storage._cdata
-            count, size = self._counted.get(key, (0, storage.nbytes()))
+            bytes_here = elements_of(value).nbytes if of_caller else storage.nbytes()
+            count, size = self._counted.get(key, (0, bytes_here))
             self._counted[key] = (count + 1, size)
             self._storage_of[name] = key
             if count == 0:

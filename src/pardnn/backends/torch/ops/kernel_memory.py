@@ -1,0 +1,70 @@
+"""What kernels allocate that their results do not show.
+
+Some kernels shrink a large tensor to their result, or begin it with the elements before a view's
+offset: its storage would stay as large for as long as the result lives. Such results are copied,
+so that a rank holds what the graph says, and what the kernel allocated is the op's workspace. What
+kernels allocate and release on their own is not counted; `tests/backends/torch/ops` lists who does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.devices import elements_of
+
+Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype]
+
+_LOSSES = frozenset(
+    f"aten.{name}.default"
+    for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+)
+_BAGS = frozenset({"aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"})
+_COL2IM = "aten.col2im.default"
+_CLONES = frozenset(
+    {"aten.copy.default", "aten.select_scatter.default", "aten.slice_scatter.default"}
+)
+#: Calls whose results may have a larger storage than they show.
+LARGER = _LOSSES | _BAGS | _CLONES | {_COL2IM}
+
+
+def compact(result: Any) -> Any:
+    """Return the results of a call, each in a storage that is no larger than what it shows."""
+    if isinstance(result, list | tuple):
+        return [compact(item) for item in result]
+    if not isinstance(result, torch.Tensor):
+        return result
+    elements = elements_of(result)
+    if elements.nbytes == result.untyped_storage().nbytes():
+        return result
+    return elements.clone().as_strided(result.shape, result.stride())
+
+
+def workspace(kind: str, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> int:
+    """Return the bytes that a call holds, while it runs, besides its outputs.
+
+    Args:
+        kind: Of the call.
+        inputs: Shape, strides, storage offset (elements) and dtype of each input tensor.
+        outputs: Likewise.
+    """
+    if kind not in LARGER or not outputs:
+        return 0
+    if kind in _LOSSES:
+        unreduced = torch.broadcast_shapes(*(shape for shape, *_ in inputs[:2]))
+        return 0 if outputs[0][0] else math.prod(unreduced) * outputs[0][3].itemsize
+    if kind == _COL2IM:  # the result is made as large as the input
+        columns = _bytes(inputs[0])
+        return columns if columns > _bytes(outputs[0]) else 0
+    if kind in _BAGS:  # offsets have one more
+        return sum(_bytes(each) + each[3].itemsize for each in outputs[1:])
+    _, _, offset, dtype = inputs[0]
+    return offset * dtype.itemsize + _bytes(outputs[0]) if offset else 0
+
+
+def _bytes(geometry: Geometry) -> int:
+    shape, _, _, dtype = geometry
+    return math.prod(shape) * dtype.itemsize
