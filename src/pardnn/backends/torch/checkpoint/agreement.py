@@ -45,11 +45,12 @@ class Agreement:
             self._ticked = now
             self._world.store.add(f"{self._key}/progress/{self._world.rank}", 1)
 
-    def run(self, phase: Callable[[], T]) -> list[T]:
+    def run(self, phase: Callable[[], T], undo: Callable[[], None] | None = None) -> list[T]:
         """Run a phase on this rank, and return what it returned on every rank.
 
         Args:
             phase: Returns JSON types.
+            undo: Called on this rank if the phase failed on any; done on all before any raises.
 
         Raises:
             PardnnError: The error of the lowest rank that had one, the same on all ranks.
@@ -63,9 +64,12 @@ class Agreement:
         except Exception as error:
             message = f"{type(error).__name__}: {str(error)[:500]}"
             row = {"code": "E601", "message": message, "details": {}}
-        rows = [row] if self._world.store is None else self._gathered(row)
+        rows = self._gathered(row)
         failed = next((rank for rank, each in enumerate(rows) if "code" in each), None)
         if failed is not None:
+            if undo is not None:
+                undo()
+                self._gathered({})
             raise self._error(failed, rows[failed])
         return [each["value"] for each in rows]
 
@@ -79,7 +83,8 @@ class Agreement:
     def _gathered(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the rows of all ranks, in order of rank."""
         world, store = self._world, self._world.store
-        assert store is not None
+        if store is None:
+            return [row]
         self._phase += 1
         try:
             store.set(f"{self._key}/{self._phase}/{world.rank}", json.dumps(row))

@@ -79,15 +79,20 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
             check_manifest(manifest, "the new checkpoint")
             commit(reservation, manifest, snapshot.keep)
 
+    def discarded() -> None:
+        if reservation is not None:
+            discard(reservation)
+
     try:
         found = agreement.run(reserved)
         _check_equal(found)
         directory = snapshot.root / found[0]["temporary"]
-        sums = agreement.run(lambda: _written(snapshot, directory, world.rank, agreement))
-        agreement.run(committed)
+        sums = agreement.run(
+            lambda: _written(snapshot, directory, world.rank, agreement), undo=discarded
+        )
+        agreement.run(committed, undo=discarded)
     finally:
-        if reservation is not None:
-            discard(reservation)  # nothing is left of it after the commit
+        discarded()  # after the commit, nothing is left of it
 
 
 def _check_equal(found: list[dict[str, Any]]) -> None:
