@@ -9,6 +9,8 @@
 #   make jit       kernels compiled
 #   make kernels   both of these
 #   make torch     capture and ranks; `make ranks` and `make rest` are its halves
+#   make kills     200 kills while a checkpoint is written
+#   make resume-matrix   stop and go on: four models, 1, 2 and 4 ranks, placed and cut
 #   make coverage  as `shapes`, and the lines that no test runs
 
 VENV ?= .venv
@@ -16,7 +18,8 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
-.PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest clean
+.PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest clean kills \
+	resume-matrix
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -73,6 +76,13 @@ torch ranks rest: $(STAMP)
 	if [ $$status = 0 ] && grep -qE "Fatal Python error|Traceback" .$@.log; then \
 	  echo "all passed, but a process that failed can be seen above"; status=1; \
 	fi; exit $$status
+
+# Long forms of two tests of checkpoints: 200 kills while saving; all models, ranks and cuts.
+kills: $(STAMP)
+	KILLS=200 $(BIN)/python -m pytest -q tests/checkpoint/test_commit.py -k kills
+
+resume-matrix: $(STAMP)
+	MATRIX=1 $(BIN)/python -m pytest -q tests/backends/torch/checkpoint/test_resume.py
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

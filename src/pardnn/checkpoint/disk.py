@@ -13,6 +13,9 @@ from pathlib import Path
 
 #: What is handed to the system at once, so that progress shows.
 _WRITE_BYTES = 64 << 20
+#: After so many bytes the system writes them out: one sync at the end could take minutes, and the
+#: other ranks would take this one for lost.
+SYNC_BYTES = 256 << 20
 
 
 def write_file(
@@ -33,7 +36,7 @@ def write_file(
     """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        written = 0
+        written = synced = 0
         for chunk in chunks:
             view = memoryview(chunk).cast("B")
             while len(view):
@@ -41,6 +44,9 @@ def write_file(
                 if count == 0:
                     raise OSError("the system wrote nothing")
                 view, written = view[count:], written + count
+                if written - synced >= SYNC_BYTES:
+                    os.fsync(handle)
+                    synced = written
                 if tick is not None:
                     tick()
         os.fsync(handle)

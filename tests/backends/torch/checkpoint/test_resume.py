@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from pardnn.backends.torch.checkpoint.python_values import decode, encode
+from pardnn.errors import FileError, UnsupportedError
 from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import (
     Factory,
+    Rank,
     in_double,
+    on_ranks,
     plan_of,
     resumed,
     saved_at,
     uninterrupted,
+    values,
 )
 
 #: Unlike `tofu`, it cuts small tensors too.
@@ -25,12 +34,31 @@ def double_lstm() -> models.Entry:
     return in_double(models.lstm)
 
 
+def double_gpt2() -> models.Entry:
+    return in_double(models.gpt2)
+
+
+def double_gan() -> models.Entry:
+    return in_double(models.gan)
+
+
+def double_resnet() -> models.Entry:
+    return in_double(models.resnet)
+
+
 def number(bits: str) -> float:
     return torch.frombuffer(bytearray.fromhex(bits), dtype=torch.float64).item()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("factory", [models.gpt2, models.gan], ids=lambda f: f.__name__)
+#: `make resume-matrix` runs all.
+LONG = "MATRIX" in os.environ
+MODELS = [models.gpt2, models.gan, *([models.lstm, models.resnet] if LONG else [])]
+DOUBLES = [double_lstm, *([double_gpt2, double_gan, double_resnet] if LONG else [])]
+SIZES = [1, 2, 4] if LONG else [2]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("factory", MODELS, ids=lambda f: f.__name__)
 def test_placed_to_placed_keeps_every_bit(factory: Factory, size: int, tmp_path: Path) -> None:
     expected = uninterrupted(factory, 6)
     path = tmp_path / "runs" / "a"
@@ -39,11 +67,72 @@ def test_placed_to_placed_keeps_every_bit(factory: Factory, size: int, tmp_path:
     assert found == [expected[3:]] * size
 
 
+@pytest.mark.parametrize("size", [2, 4] if LONG else [2])
+@pytest.mark.parametrize("factory", DOUBLES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize(("first", "then"), [("placed", CUT), (CUT, "placed")])
-def test_placed_and_cut_read_each_other(first: str, then: str, tmp_path: Path) -> None:
-    expected = uninterrupted(double_lstm, 6)
-    saved_at(double_lstm, plan_of(double_lstm, 3, first), tmp_path)
-    for losses in resumed(double_lstm, plan_of(double_lstm, 2, then), tmp_path, (3, 6)):
+def test_placed_and_cut_read_each_other(
+    first: str, then: str, factory: Factory, size: int, tmp_path: Path
+) -> None:
+    expected = uninterrupted(factory, 6)
+    saved_at(factory, plan_of(factory, 3, first), tmp_path)
+    for losses in resumed(factory, plan_of(factory, size, then), tmp_path, (3, 6)):
         for found, wanted in zip(losses[:3], expected[3:6], strict=True):
             assert number(found) == pytest.approx(number(wanted), rel=1e-10)
         assert losses[3] == expected[6]
+
+
+def scheduled() -> models.Entry:
+    """The step reads its schedule, so that the schedule is found; Python numbers everywhere."""
+    step, (model, _, x, y) = models.small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1), betas=(0.8, 0.9))
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], gamma=0.5)
+
+    def read(model, optimizer, x, y):
+        assert schedule.optimizer is optimizer
+        return step(model, optimizer, x, y)
+
+    read.schedule = schedule
+    return read, (model, optimizer, x, y)
+
+
+def test_a_schedule_that_the_step_reaches_is_found(tmp_path: Path) -> None:
+    plan = plan_of(scheduled, 2)
+
+    def body(one: Rank, *, is_second: bool) -> list[str]:
+        schedule = one.fast._binding._step.schedule
+        if is_second:
+            one.fast.load(tmp_path)
+            assert schedule.last_epoch == 2
+        losses = []
+        for i in range(2, 4) if is_second else range(4):
+            losses.append(one.step(i))
+            schedule.step()
+            if i == 1:
+                one.fast.save(tmp_path)
+        return losses
+
+    whole = values(on_ranks(scheduled, plan, lambda one: body(one, is_second=False)))
+    rest = values(on_ranks(scheduled, plan, lambda one: body(one, is_second=True), other=True))
+    assert rest == [losses[2:] for losses in whole]
+
+
+def test_values_come_back_as_they_were() -> None:
+    given = {
+        "betas": (0.9, 0.999),
+        "best": float("inf"),
+        "milestones": Counter({1: 2}),
+        "by step": {3: [None, True, "x"]},
+        "$": 1,
+        "lr": torch.tensor(0.5, dtype=torch.float64),
+    }
+    found = decode(json.loads(json.dumps(encode(given, "extra"), allow_nan=False)))
+    assert found == given
+    assert isinstance(found["betas"], tuple)
+    assert isinstance(found["milestones"], Counter)
+    assert found["lr"].dtype == torch.float64
+    assert math.isnan(decode(encode(float("nan"), "x")))
+    with pytest.raises(UnsupportedError, match=r"extra\.loader is a object"):
+        encode({"loader": object()}, "extra")
+    for bad in ({"$": "eval"}, {"$": "tensor", "dtype": "load", "items": 1}, {"$": "float"}):
+        with pytest.raises(FileError):
+            decode(bad)
