@@ -8,6 +8,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from bench.sweep.steps import Entry, Factory, class_step, classes, loss_step, sgd, small
+from testbed.counting_optimizers import OPTIMIZERS, Lookahead
 
 #: Name of the optimizer, then options of each case by a word for them.
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -153,6 +154,23 @@ def _anchored() -> Entry:
     return loss_step, (model, Anchored(model.parameters(), lr=0.1), x, y)
 
 
+def _counting(name: str, taken: int = 0) -> Factory:
+    def factory() -> Entry:
+        model, x, y = small()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        for _ in range(taken):
+            loss_step(model, optimizer, x, y)
+        optimizer.zero_grad()
+        return loss_step, (model, optimizer, x, y)
+
+    return factory
+
+
+def _lookahead() -> Entry:
+    model, x, y = small()
+    return loss_step, (model, Lookahead(OPTIMIZERS["adabelief"](model.parameters()), k=5), x, y)
+
+
 CASES: dict[str, Factory] = {
     **{
         f"{name.lower()}_{word}": _optimizer(name, options)
@@ -163,6 +181,11 @@ CASES: dict[str, Factory] = {
     "anchored": _anchored,
     "sgd_closure": _closure,
     "scheduler_inside": _scheduler_inside,
+    "adabelief": _counting("adabelief"),
+    "yogi": _counting("yogi"),
+    "lamb": _counting("lamb"),
+    "rectified_adam": _counting("rectified_adam", taken=6),
+    "lookahead": _lookahead,
     "scheduler_beside": _scheduler_beside,
     "param_groups": _groups,
 }

@@ -94,6 +94,7 @@ def on_ranks(
         losses = []
         for i in range(steps):
             losses.append(bits(executor.step(binding.batch_inputs(batches(args, indices, i)))))
+            binding.end_step()
             if between is not None:
                 between(args, i)
         executor.world.close()

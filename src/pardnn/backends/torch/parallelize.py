@@ -74,6 +74,7 @@ class Parallel:
         """
         self._executor.step(lambda: self._inputs(batch))
         self._state.steps += 1
+        self._binding.end_step()
         return self._executor.result
 
     def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:

@@ -49,14 +49,16 @@ def test_a_branch_on_a_hyperparameter_is_noted(decay, guard):
     assert op.arguments == {"value": decay, "guard": guard}
 
 
-def test_a_number_that_python_needs_is_guarded_exactly():
+def test_a_comparison_of_a_number_is_guarded_by_its_outcome():
     def step(model, optimizer, x, y):
         scale = 2.0 if optimizer.param_groups[0]["lr"] > 0.005 else 1.0
         return train(model, optimizer, F.cross_entropy(model(x), y) * scale)
 
     graph = capture(step, *entry(step)()[1])
-    (op,) = [op for op in graph.ops if op.name.endswith(".lr")]
-    assert op.arguments["guard"] == "exact"
+    host = graph.ops[-1].arguments["host"]
+    lr = {"tensor": "optimizer.param_groups.0.lr"}
+    assert host["rows"] == [["gt", lr, 0.005]]
+    assert [condition[:2] for condition in host["conditions"]] == [["#0", True]]
 
 
 def test_settings_that_are_no_floats_are_listed():

@@ -1,7 +1,7 @@
 """Capture: one training step, exactly as the user wrote it, as a graph of ATen calls.
 
-The step is traced three times over fake tensors, so nothing is computed and no tensor data is
-allocated:
+The step is traced three times over fake tensors, more often where it counts in Python, so nothing
+is computed and no tensor data is allocated:
 
 1. To let optimizers create their state and gradients come into being.
 2. With new placeholders for every source and with symbols for every number that may change: this
@@ -14,7 +14,7 @@ attributes, the state of the random generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,19 @@ from pardnn.backends.torch.capture.first_use import (
     kept_tensors,
 )
 from pardnn.backends.torch.capture.initial_state import initial_values
+from pardnn.backends.torch.capture.numbers.schedules import (
+    schedule_numbers,
+    schedules_noted,
+    stepped,
+)
+from pardnn.backends.torch.capture.numbers.selection import (
+    NO_SYMBOLS,
+    Numbers,
+    Selection,
+    granted,
+    reconsidered,
+    without_ints,
+)
 from pardnn.backends.torch.capture.placeholders import (
     fake_mode_of,
     insert_gradient_placeholders,
@@ -44,8 +57,10 @@ from pardnn.backends.torch.capture.result import (
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.source_updates import (
     StepTrace,
+    check_gradients,
+    check_item_reads,
+    check_same,
     check_shared_storage,
-    gradients_read,
     is_registered,
     shared_sources,
     source_updates,
@@ -55,13 +70,13 @@ from pardnn.backends.torch.capture.to_graph import (
     graph_of,
     live_calls,
     name_calls,
-    traces_differ,
 )
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.traced_run import generators_restored, run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.access import access_allowed
-from pardnn.backends.torch.user_step.object_graph import walk_objects
+from pardnn.backends.torch.user_step.held_numbers import numbers_by_name, with_tensor_names
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import (
     Source,
     batch_indices,
@@ -69,9 +84,12 @@ from pardnn.backends.torch.user_step.sources import (
     settings_of,
     sources_of,
 )
-from pardnn.errors import UsageError
+from pardnn.errors import UnsupportedError, UsageError, UserCodeError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
+
+#: A step is traced with other numbers as symbols until the trace agrees; each time more are known.
+_MAX_TRACES = 10
 
 
 def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Graph:
@@ -102,23 +120,12 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         raise unsupported.scripted(scripted[0])
     batch = batch_indices(args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
-    session = _Session(step, arguments, batch, mode, FakeCache(mode))
+    session = _Session(step, arguments, batch, mode, FakeCache(mode), original)
     with generators_restored(), collector_paused(), access_allowed():
         try:
             return session.graph(name or getattr(step, "__name__", "step"))
         finally:
             restore(original.contents)
-
-
-def _is_overwritten_before_read(trace: StepTrace, name: str) -> bool:
-    """Whether the step overwrites a number, such as `group["lr"]`, and never reads its old value.
-
-    Such a change of Python state is harmless: no step sees what the last one left there.
-    """
-    value = trace.values.get(name)
-    if value is None or value.kind is None or value in trace.tracer.guards:
-        return False
-    return not any(value in call.inputs for call in trace.tracer.calls)
 
 
 @dataclass(repr=False)
@@ -131,6 +138,7 @@ class _Session:
         batch: Indices of the arguments that are the batch.
         mode: Of the fake tensors.
         fake_cache: Fake results that all traces share.
+        original: What the objects of the step held before the first trace.
     """
 
     step: Callable[..., Any]
@@ -138,34 +146,94 @@ class _Session:
     batch: tuple[int, ...]
     mode: fake_tensor.FakeTensorMode
     fake_cache: FakeCache
+    original: ObjectGraph
 
     def graph(self, name: str) -> Graph:
         """Trace the step three times and return the second trace as a graph."""
-        live = sources_of(walk_objects(self.step, self.args), self.batch)
+        live = sources_of(self.original, self.batch)
         existing, sharing = {source.name for source in live}, shared_sources(live)
-        first = self._trace(symbolic_numbers=False, locate=False)
+        before = self._held(self.original, live)
+        first = self._trace(NO_SYMBOLS, locate=False)
         initial, irregular, constants = self._created(first, existing)
-        read_once = gradients_read(first)
-        del first
-        trace = self._trace(initial=initial, constants=constants)
-        if changed := changed_tensors(trace):
-            constants = constants.without(changed)
-            trace = self._trace(initial=initial, constants=constants)
-        left_over = [name for name in read_once if name not in trace.sources]
-        if left_over:
-            raise unsupported.left_over_gradient(left_over[0].removesuffix(".grad"))
-        changed = [name for name in trace.changed if not _is_overwritten_before_read(trace, name)]
-        if changed:
-            raise unsupported.changed_state(changed)
+        settled = walk_objects(self.step, self.args)
+        numbers = Numbers(before, self._held(settled, sources_of(settled, self.batch)))
+        chosen = Selection(held=schedule_numbers(settled))
+        for _ in range(_MAX_TRACES):
+            other: Selection | None
+            try:
+                trace = self._trace(chosen, initial=initial, constants=constants)
+                if changed := changed_tensors(trace):
+                    constants = constants.without(changed)
+                    continue
+                other = reconsidered(chosen, trace, first, numbers)
+                if other is None:
+                    check_gradients(first, trace)
+                    graph = self._assembled(name, trace, chosen, irregular, sharing)
+                    self._check_repeatable(trace, chosen, initial, constants, settled)
+                    return graph
+            except (UnsupportedError, UserCodeError):
+                restore(settled.contents)
+                found = sources_of(walk_objects(self.step, self.args), self.batch)
+                other = without_ints(chosen, found)
+                if other is None:
+                    raise
+            chosen = other
+            restore(settled.contents)
+        raise unsupported.changed_state(sorted(chosen.held))
+
+    def _assembled(
+        self,
+        name: str,
+        trace: StepTrace,
+        chosen: Selection,
+        irregular: dict[str, str],
+        sharing: dict[str, list[str]],
+    ) -> Graph:
+        """Return a trace as a graph; the objects of the step are as the trace left them.
+
+        Args:
+            name: Of the graph.
+            trace: Of the step that repeats.
+            chosen: What it was made with.
+            irregular: Why states have no first value, by name.
+            sharing: Sources that share a storage with others, by name.
+        """
         returned = loss_of(trace.result)
         loss = trace.tracer.aliases.fresh_value(returned)
         updated = source_updates(trace, irregular)
         result, copies = recorded_result(trace.tracer, trace.result, returned)
-        calls = _ordered_live_calls(trace, loss, [*updated, *copies], irregular)
+        calls = _ordered_live_calls(trace, loss, [*updated, *copies], irregular, chosen)
         check_shared_storage(trace, calls, sharing)
-        _check_repeatable(trace, self._trace(initial=initial, constants=constants, locate=False))
-        named = named_result(result)
-        return graph_of(name, calls, loss, trace.settings, self._accelerator(trace), named)
+        taken = granted(trace, chosen) | stepped(trace.schedules)
+        return graph_of(name, calls, loss, taken, self._accelerator(trace), named_result(result))
+
+    def _held(self, objects: ObjectGraph, found: Iterable[Source]) -> dict[str, Any]:
+        places = numbers_by_name(objects.contents, _tensor_names(found))
+        return {name: value for name, (_, value) in places.items()}
+
+    def _check_repeatable(
+        self,
+        trace: StepTrace,
+        chosen: Selection,
+        initial: dict[str, Any],
+        constants: KeptTensors,
+        settled: ObjectGraph,
+    ) -> None:
+        """Reject a step whose next trace, with plain ints, differs.
+
+        Args:
+            trace: Of the step that repeats.
+            chosen: What it was made with.
+            initial: First values of the states that the first step created, by name.
+            constants: What that step made of constants, and keeps.
+            settled: What the objects of the step held after the first step.
+        """
+        if chosen.held:
+            restore(settled.contents)
+        check_same(
+            trace,
+            self._trace(chosen.plain(), initial=initial, constants=constants, locate=False),
+        )
 
     def _accelerator(self, trace: StepTrace) -> str:
         kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
@@ -173,45 +241,45 @@ class _Session:
 
     def _trace(
         self,
+        chosen: Selection,
         *,
-        symbolic_numbers: bool = True,
         initial: dict[str, Any] | None = None,
         constants: KeptTensors = NOTHING_KEPT,
         locate: bool = True,
     ) -> StepTrace:
         """Run the step once over new placeholders and record it."""
         objects = walk_objects(self.step, self.args)
-        made_anew = {
-            s.name: s for s in sources_of(objects, self.batch) if s.name in constants.values
-        }
-        found = [s for s in sources_of(objects, self.batch) if s.name not in constants.values]
+        sources = sources_of(objects, self.batch)
+        names = _tensor_names(sources)
+        if chosen.start:
+            chosen.set_start(objects, names)
+            objects = walk_objects(self.step, self.args)
+        made_anew = {s.name: s for s in sources if s.name in constants.values}
+        found = [source for source in sources if source.name not in constants.values]
         gradients = _gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
-        numbers = [s for s in found if symbolic_numbers and isinstance(s.get(), float)]
+        numbers = chosen.sources(found, objects, names)
         settings = settings_of(objects, self.batch)
         kept = {source.name: source.get() for source in gradients}
         placeholders = insert_placeholders(objects, tensors, self.mode)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
-        trace = StepTrace(tracer, {}, {}, [], settings, None)
+        trace = StepTrace(tracer, {}, {}, {}, settings, None)
         for source in tensors:
             self._add(trace, source, placeholders[source.name], initial)
-        placeholders |= insert_gradient_placeholders(gradients, kept, self.mode)
+        made = insert_gradient_placeholders(gradients, kept, self.mode)
         for source in gradients:
-            self._add(trace, source, placeholders[source.name], initial)
+            self._add(trace, source, made[source.name], initial)
+        names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         live = {source.name: source.get() for source in numbers}
-        for source in numbers:
-            number = live[source.name]
-            symbol = tracer.add_number(number, {"value": number, "guard": None})
-            value = symbol.node.value
-            value.call.name, trace.values[source.name] = source.name, value
-            trace.sources[source.name] = source
-            source.set(symbol)
+        _insert_symbols(trace, numbers)
         before = walk_objects(self.step, self.args).contents
         try:
-            trace.result = run_traced(self.step, self.args, tracer, self.mode)
-            trace.changed = changes(before)
+            with schedules_noted(objects, tracer.locator) as trace.schedules:
+                trace.result = run_traced(self.step, self.args, tracer, self.mode)
+            found_changes = changes(before)
+            trace.changed = {with_tensor_names(n, names): c for n, c in found_changes.items()}
             trace.length = len(tracer.calls)
         finally:
             for source in numbers:
@@ -240,6 +308,23 @@ class _Session:
         trace.values[source.name], trace.sources[source.name] = value, source
 
 
+def _tensor_names(found: Iterable[Source]) -> dict[int, str]:
+    """Return the names of tensors by id."""
+    live = ((source.get(), source.name) for source in found)
+    return {id(value): name for value, name in live if isinstance(value, torch.Tensor)}
+
+
+def _insert_symbols(trace: StepTrace, numbers: Iterable[Source]) -> None:
+    """Put a symbol in the place of each number, as a source of the trace."""
+    for source in numbers:
+        number = source.get()
+        symbol = trace.tracer.scalars.add_number(number, {"value": number, "guard": None})
+        value = symbol.node.value
+        value.call.name, trace.values[source.name] = source.name, value
+        trace.sources[source.name] = source
+        source.set(symbol)
+
+
 def _gradients(found: Sequence[Source]) -> list[Source]:
     """Return the sources of the gradients that parameters hold now."""
     parameters = [source for source in found if source.kind == "parameter"]
@@ -248,7 +333,11 @@ def _gradients(found: Sequence[Source]) -> list[Source]:
 
 
 def _ordered_live_calls(
-    trace: StepTrace, loss: Value, updated: list[Call], irregular: dict[str, str]
+    trace: StepTrace,
+    loss: Value,
+    updated: list[Call],
+    irregular: dict[str, str],
+    chosen: Selection,
 ) -> list[Call]:
     """Return the live calls, ordered and named, sources first."""
     parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
@@ -259,10 +348,13 @@ def _ordered_live_calls(
             "gradients.",
             details={"parameters": len(parameters)},
         )
-    guarded = [value.call for value in trace.tracer.guards]
-    for value, guard in trace.tracer.guards.items():
-        if value.call.arguments is not None:
+    guarded = []
+    for value, guard in trace.tracer.scalars.guards.items():
+        # A guard on any other number is a condition of the host program, or a setting.
+        if value.kind is float and value.call.name not in chosen.held:
+            assert value.call.arguments is not None
             value.call.arguments["guard"] = guard
+            guarded.append(value.call)
     always = [
         trace.values[n].call
         for n, s in trace.sources.items()
@@ -273,43 +365,8 @@ def _ordered_live_calls(
     for call in calls:
         if call.name in irregular:
             raise unsupported.irregular_initial_state(call.name, irregular[call.name])
-    _check_item_reads(calls, trace.tracer.permitted_reads)
+    check_item_reads(calls, trace.tracer.permitted_reads)
     sources_first = sorted(calls, key=lambda call: not call.name)
     add_order_edges(sources_first)
     name_calls(sources_first)
     return sources_first
-
-
-def _check_item_reads(calls: list[Call], permitted: set[Call]) -> None:
-    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
-
-    A number that no tensor is computed from, as one that is only returned, holds up nobody.
-    """
-    feeding: set[Value] = set()
-    for call in reversed(calls):
-        is_host = call.kind.startswith("scalar.")
-        if not is_host or not feeding.isdisjoint(call.outputs):
-            feeding.update(call.inputs)
-    tainted: set[Value] = set()
-    for call in calls:
-        touched = call.random or any(value in tainted for value in call.inputs)
-        if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
-            touched = True
-        is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
-        if touched and is_read and not feeding.isdisjoint(call.outputs):
-            kind = call.outputs[0].kind
-            raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")
-        if touched:
-            tainted.update(call.outputs)
-
-
-def _check_repeatable(one: StepTrace, other: StepTrace) -> None:
-    """Reject a step whose two traces differ."""
-    index = traces_differ(one.tracer.calls[: one.length], other.tracer.calls)
-    if index is None:
-        return
-    calls = other.tracer.calls if index < len(other.tracer.calls) else one.tracer.calls
-    # Only the first of the two traces knows where its calls come from.
-    located = one.tracer.calls[min(index, one.length - 1)]
-    what = f"{calls[index].kind} has other arguments the second time"
-    raise unsupported.changing_step(what, located.source)

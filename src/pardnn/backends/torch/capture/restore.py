@@ -5,11 +5,18 @@ from __future__ import annotations
 import types
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.user_step.object_graph import PLAIN, GlobalName, dotted, items_of
+from pardnn.backends.torch.user_step.object_graph import (
+    PLAIN,
+    GlobalName,
+    Slot,
+    dotted,
+    items_of,
+    slot_of,
+)
 
 
 def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
@@ -52,34 +59,54 @@ def _same(now: Any, then: Any) -> bool:
     return now is then
 
 
-def changes(contents: Sequence[tuple[str, Any, Any]]) -> list[str]:
-    """Return the names of plain values, and of containers by their size, that have changed.
+class Changed(NamedTuple):
+    """A plain value that has changed.
+
+    Attributes:
+        slot: Its place; None for a container whose size has changed.
+        then: The value before; None if there was none.
+        now: The value after.
+    """
+
+    slot: Slot | None
+    then: Any
+    now: Any
+
+
+def changes(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:
+    """Return the plain values, and the containers by their size, that have changed.
 
     Tensors are compared elsewhere. Objects that were replaced by others do not count, since steps
     keep results in attributes.
 
     Args:
         contents: `ObjectGraph.contents` of the walk before the step.
+
+    Returns:
+        By name.
     """
-    return [name for entry in contents for name in _changes_of(*entry)]
+    return {name: change for entry in contents for name, change in _changes_of(*entry)}
 
 
-def _changes_of(name: str, holder: Any, then: Any) -> Iterator[str]:
+def _changes_of(name: str, holder: Any, then: Any) -> Iterator[tuple[str, Changed]]:
     now = _content(holder)
     if isinstance(holder, types.CellType | GlobalName):
-        yield from [name] if _differ(now, then) else []
+        if _differ(now, then):
+            yield name, Changed(slot_of(holder, None), then, now)
     elif isinstance(now, dict):
         for key in dict.fromkeys([*then, *now]):
             if isinstance(key, torch.Tensor):
                 continue
             missing = (key in then) != (key in now)
             if missing or _differ(now[key], then[key]):
-                yield dotted(name, key)
+                change = Changed(slot_of(holder, key), then.get(key), now.get(key))
+                yield dotted(name, key), change
     elif len(now) != len(then):
-        yield name
+        yield name, Changed(None, then, now)
     else:
-        pairs = zip(now, then, strict=False)
-        yield from (dotted(name, i) for i, pair in enumerate(pairs) if _differ(*pair))
+        for i, (new, old) in enumerate(zip(now, then, strict=True)):
+            if _differ(new, old):
+                yield dotted(name, i), Changed(slot_of(holder, i), old, new)
 
 
 def _differ(now: Any, then: Any) -> bool:

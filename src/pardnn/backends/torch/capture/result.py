@@ -98,7 +98,10 @@ def _copied(tracer: Tracer, tensor: torch.Tensor) -> Call:
 def _passed_on(tracer: Tracer, number: Any) -> Call:
     node = node_of(number)
     assert node is not None
-    return tracer.scalar_call("pos", [node.operand], node.kind).call
+    value = tracer.scalars.scalar_call("pos", [node.operand], node.kind)
+    if node.hint is not None:
+        tracer.scalars.hints[value] = node.hint
+    return value.call
 
 
 def _no_name(_value: Any) -> str:

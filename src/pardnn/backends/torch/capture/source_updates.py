@@ -1,4 +1,4 @@
-"""The updates of a step's sources, as calls of the trace.
+"""The updates of a step's sources, as calls of the trace, and checks of whole traces.
 
 Parameters, buffers and states that the next step reads are updated in place: where the step
 replaced a source by another tensor, the assignment becomes a copy into the source. Batch tensors
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.restore import Changed
+from pardnn.backends.torch.capture.to_graph import traces_differ
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.sources import Source
@@ -28,9 +30,10 @@ class StepTrace:
         tracer: Holds the calls.
         values: Values of the trace by source name.
         sources: Sources by name.
-        changed: Names of plain values that the step changed.
+        changed: Plain values that the step changed, by name.
         settings: Plain values that the graph takes for granted.
         result: What the step returned.
+        schedules: Names of the learning rate schedules that it stepped.
         length: Number of calls of the step itself, before copies back were added.
         made_anew: Sources that the trace makes of constants, with their storage and its number of
             writes before the step; see `first_use`.
@@ -39,9 +42,10 @@ class StepTrace:
     tracer: Tracer
     values: dict[str, Value]
     sources: dict[str, Source]
-    changed: list[str]
+    changed: dict[str, Changed]
     settings: dict[str, Any]
     result: Any
+    schedules: Sequence[str] = ()
     length: int = 0
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
@@ -165,3 +169,46 @@ def check_shared_storage(
         read = [n for n in others if n != name and trace.values.get(n) in used]
         if read:
             raise unsupported.shared_storage([name, *read])
+
+
+def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None:
+    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
+
+    A number that no tensor is computed from, as one that is only returned, holds up nobody.
+    """
+    feeding: set[Value] = set()
+    for call in reversed(calls):
+        is_host = call.kind.startswith("scalar.")
+        if not is_host or not feeding.isdisjoint(call.outputs):
+            feeding.update(call.inputs)
+    tainted: set[Value] = set()
+    for call in calls:
+        touched = call.random or any(value in tainted for value in call.inputs)
+        if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
+            touched = True
+        is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
+        if touched and is_read and not feeding.isdisjoint(call.outputs):
+            kind = call.outputs[0].kind
+            raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")
+        if touched:
+            tainted.update(call.outputs)
+
+
+def check_gradients(first: StepTrace, trace: StepTrace) -> None:
+    """Reject a gradient from before the first step that only that step reads."""
+    left_over = [name for name in gradients_read(first) if name not in trace.sources]
+    if left_over:
+        raise unsupported.left_over_gradient(left_over[0].removesuffix(".grad"))
+
+
+def check_same(one: StepTrace, other: StepTrace) -> None:
+    """Reject a step whose two traces differ."""
+    hints = {**one.tracer.scalars.hints, **other.tracer.scalars.hints}
+    different = traces_differ(one.tracer.calls[: one.length], other.tracer.calls, hints)
+    if different is None:
+        return
+    here, there = different
+    # Only the first of the two traces knows where its calls come from.
+    located = here or one.tracer.calls[one.length - 1]
+    what = f"{(there or located).kind} has other arguments the second time"
+    raise unsupported.changing_step(what, located.source)

@@ -8,8 +8,9 @@ the ancestors of a call are a bit set.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def graph_of(
     name: str,
     calls: Sequence[Call],
     loss: Value,
-    settings: dict[str, Any],
+    granted: dict[str, Any],
     accelerator: str,
     result: Any = None,
 ) -> Graph:
@@ -129,15 +130,13 @@ def graph_of(
         name: Of the graph.
         calls: Live, ordered and named.
         loss: The value that is the loss.
-        settings: Plain values that the graph takes for granted.
+        granted: What the graph takes for granted, the `arguments` of its loss op.
         accelerator: Device type of the model.
         result: Structure of what the step returns, of `result.named_result`; None: the loss.
     """
     groups = _groups(calls)
     ops = [_op(call, groups, accelerator) for call in calls]
-    arguments: dict[str, Any] = {"settings": settings} if settings else {}
-    if result is not None:
-        arguments["result"] = result
+    arguments = granted if result is None else {**granted, "result": result}
     mark = Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments or None)
     ops.append(mark)
     return build_graph(name, ops)
@@ -266,33 +265,70 @@ def _is_in_place(call: Call) -> bool:
     return "::" not in call.kind and len(parts) == 3 and parts[1].endswith("_")
 
 
-def traces_differ(one: Sequence[Call], other: Sequence[Call]) -> int | None:
-    """Return the index of the first call that differs between two traces; None if none does."""
-    positions: dict[Value, int] = {}
-    other_positions: dict[Value, int] = {}
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+def traces_differ(
+    one: Sequence[Call], other: Sequence[Call], hints: Mapping[Value, Any]
+) -> tuple[Call | None, Call | None] | None:
+    """Return the first calls that differ between two traces; None if none does.
+
+    A host scalar counts as its number in the trace, however it was computed.
+
+    Args:
+        one: Calls of the one trace.
+        other: Calls of the other one.
+        hints: Numbers of host scalars of both.
+    """
+    positions: dict[Value, Any] = {}
+    other_positions: dict[Value, Any] = {}
+    rows = itertools.zip_longest(_on_tensors(one, hints), _on_tensors(other, hints))
+    for a, b in rows:
+        if a is None or b is None:
+            return a, b
         for value in a.outputs:
             positions[value] = len(positions)
         for value in b.outputs:
             other_positions[value] = len(other_positions)
-        if _comparable(a, positions) != _comparable(b, other_positions):
-            return index
-    return min(len(one), len(other)) if len(one) != len(other) else None
+        if _comparable(a, positions, hints) != _comparable(b, other_positions, hints):
+            return a, b
+    return None
 
 
-def _comparable(call: Call, positions: dict[Value, int]) -> Any:
+def _on_tensors(calls: Sequence[Call], hints: Mapping[Value, Any]) -> list[Call]:
+    """Return the calls but those of host scalars whose number is known."""
+    return [call for call in calls if not call.outputs or call.outputs[0] not in hints]
+
+
+def is_part_of(calls: Sequence[Call], hints: Mapping[Value, Any], first: Sequence[Call]) -> bool:
+    """Whether the calls that take numbers are, in order, among those of a first step.
+
+    Args:
+        calls: Of the step that repeats.
+        hints: Numbers of its host scalars.
+        first: Calls of the first step, with plain numbers.
+    """
+    rest = iter([_comparable(call, {}, {})[:2] for call in first])
+    return all(_comparable(call, {}, hints)[:2] in rest for call in calls if _takes(call, hints))
+
+
+def _takes(call: Call, hints: Mapping[Value, Any]) -> bool:
+    """Whether a call on tensors takes numbers, all of which are known."""
+    numbers = [value for value in call.inputs if value.geometry is None]
+    on_tensors = not call.kind.startswith("scalar.")
+    return on_tensors and bool(numbers) and all(value in hints for value in numbers)
+
+
+def _comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value, Any]) -> Any:
     arguments = (
-        _with_positions(call.args, positions),
-        _with_positions(list(call.kwargs.items()), positions),
+        _with_positions(call.args, positions, hints),
+        _with_positions(list(call.kwargs.items()), positions, hints),
     )
     content = call.arguments if call.kind == "constant" else None
     return call.kind, arguments, [value.geometry for value in call.outputs], content
 
 
-def _with_positions(data: Any, positions: dict[Value, int]) -> Any:
+def _with_positions(data: Any, positions: Mapping[Value, Any], hints: Mapping[Value, Any]) -> Any:
     """Return arguments with values replaced by their positions, to compare across traces."""
     if isinstance(data, Value):
-        return ("value", positions.get(data, -1))
+        return repr(hints[data]) if data in hints else ("value", positions.get(data, -1))
     if isinstance(data, list | tuple):
-        return [_with_positions(item, positions) for item in data]
+        return [_with_positions(item, positions, hints) for item in data]
     return repr(data)  # nan is the same twice, and 1 is not True

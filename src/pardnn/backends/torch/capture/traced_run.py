@@ -18,6 +18,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.python_calls import python_calls
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, without_addresses
@@ -43,7 +44,7 @@ def run_traced(
         # stdout is for results alone, and a step is traced more than once.
         quiet = contextlib.redirect_stdout(sys.stderr)
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
-        with mode, tracer, traced[0], traced[1], torch.enable_grad(), quiet:
+        with mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad(), quiet:
             result = step(*args)
         tracer.rng_replays.finish()
     except PardnnError:

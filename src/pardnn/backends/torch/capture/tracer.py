@@ -24,17 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pardnn.backends.torch.capture import constant_folding, unsupported
 from pardnn.backends.torch.capture.aliasing import AliasTracker
 from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_run
+from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
 from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.trace_ir import Call, CallArguments, Value, geometry_of
 from pardnn.backends.torch.ops.codec import flatten_result, instances
-from pardnn.backends.torch.ops.host_scalars import (
-    HostNode,
-    inputs_of_node,
-    is_nonzero_test,
-    node_of,
-    symbol,
-)
+from pardnn.backends.torch.ops.host_scalars import HostNode, node_of, symbol
 from pardnn.backends.torch.ops.schema import (
     Signature,
     signature,
@@ -47,8 +42,6 @@ _SYMBOLS = (torch.SymFloat, torch.SymInt, torch.SymBool)
 _DEVICE = torch.ops.prim.device.default
 _NONZERO, _UNBIND = torch.ops.aten.nonzero.default, torch.ops.aten.unbind.int
 _SIZES = ("List[int]", "Optional[List[int]]")
-_SMALLEST_FLOAT = 5e-324
-_FIRST_SENTINEL = 0x5EED0000
 _PLACEHOLDER_NUMBERS = {float: 1.0, int: 1, bool: True}
 
 
@@ -62,13 +55,12 @@ class Tracer(TorchDispatchMode):
 
     Attributes:
         calls: In the order of execution, sources first.
-        guards: Host scalar inputs that a branch depended on: "nonzero" or "exact".
+        scalars: Its host scalars.
         aliases: Which value each tensor is.
         rng_replays: Finds the random calls that replay the numbers of an earlier one.
         before_write: Called with each tensor before a call that writes it; None for nothing.
         may_read_numbers: Whether `.item()` of activations is allowed now.
         permitted_reads: The `.item()` calls made while it was.
-        forced_decisions: Outcomes of the next branches on data, which are errors otherwise.
     """
 
     def __init__(
@@ -76,8 +68,8 @@ class Tracer(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.guards: dict[Value, str] = {}
         self.locator = locator
+        self.scalars = ScalarTrace(self.calls, locator)
         self.aliases = AliasTracker(self.calls, locator)
         self._fake_mode = fake_mode
         self._fake_cache = fake_cache or FakeCache(fake_mode)
@@ -86,8 +78,6 @@ class Tracer(TorchDispatchMode):
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.may_read_numbers = False
         self.permitted_reads: set[Call] = set()
-        self.forced_decisions: list[bool] = []
-        self._sentinels: dict[float, HostNode] = {}
 
     # Sources.
 
@@ -100,52 +90,7 @@ class Tracer(TorchDispatchMode):
         value.storage.source = True
         return value
 
-    def add_number(self, number: float, arguments: dict[str, Any]) -> Any:
-        """Make a new source op of a host scalar; return its symbol."""
-        call = Call(kind="input", arguments=arguments)
-        self.calls.append(call)
-        value = Value(call, kind=type(number))
-        call.outputs.append(value)
-        return symbol(HostNode(self, value, type(number), number))
-
     # Host scalars.
-
-    def scalar_call(self, function: str, operands: list[Any], kind: type) -> Value:
-        """Record a call of host arithmetic, as a `ScalarRecorder`, and return its value."""
-        call = Call(kind=f"scalar.{function}", args=operands)
-        call.inputs = list(dict.fromkeys(instances(operands, Value)))
-        return self._finish_scalar(call, kind)
-
-    def _finish_scalar(self, call: Call, kind: type) -> Value:
-        value = Value(call, kind=kind)
-        call.outputs = call.returns = [value]
-        self.locator.annotate(call)
-        self.calls.append(call)
-        return value
-
-    def sentinel(self, number: Any) -> Any:
-        """Return a plain float that stands for a symbol, where an op's schema takes no other.
-
-        It is a subnormal number that no program computes with; `_argument` maps it back.
-        """
-        node = node_of(number)
-        if node is None or node.kind is not float:
-            return number
-        sentinel = (_FIRST_SENTINEL + len(self._sentinels)) * _SMALLEST_FLOAT
-        self._sentinels[sentinel] = node
-        return sentinel
-
-    def guard_scalar(self, node: HostNode) -> Any:
-        """Return the number behind a node and guard its inputs, as a `ScalarRecorder`."""
-        if node.hint is None and self.forced_decisions:
-            return self.forced_decisions.pop(0)
-        if node.hint is None:
-            raise unsupported.data_dependent_branch(self.locator.line(), node.kind.__name__)
-        weak = is_nonzero_test(node)
-        for value in inputs_of_node(node):
-            if self.guards.get(value) != "exact":
-                self.guards[value] = "nonzero" if weak else "exact"
-        return node.hint
 
     def _item(self, tensor: torch.Tensor) -> Any:
         value = self.aliases.fresh_value(tensor)
@@ -162,7 +107,7 @@ class Tracer(TorchDispatchMode):
             self.permitted_reads.add(call)
         dtype = tensor.dtype
         kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
-        return symbol(HostNode(self, self._finish_scalar(call, kind), kind))
+        return symbol(HostNode(self.scalars, self.scalars.finish(call, kind), kind))
 
     # Calls.
 
@@ -267,12 +212,16 @@ class Tracer(TorchDispatchMode):
         fake = traced = arg
         if isinstance(arg, _SYMBOLS):
             node = node_of(arg)
-            if node is None or "int" in kind or arguments.is_sized:
+            is_size = "int" in kind or arguments.is_sized
+            if node is None or (is_size and node.hint is None):
                 raise unsupported.data_dependent_size(self.locator.line())
+            if is_size:  # it decides a shape: the graph holds for this number alone
+                arg = self.scalars.guard_scalar(node)
+                arguments.key += (arg.__class__, arg)
+                return arg, arg
             fake = _PLACEHOLDER_NUMBERS[node.kind] if node.hint is None else node.hint
             traced = node.operand
-        elif self._sentinels and isinstance(arg, float) and arg in self._sentinels:
-            node = self._sentinels[arg]
+        elif isinstance(arg, float) and (node := self.scalars.node_behind(arg)) is not None:
             fake = _PLACEHOLDER_NUMBERS[float] if node.hint is None else node.hint
             traced = node.operand
         elif isinstance(arg, torch.Generator):

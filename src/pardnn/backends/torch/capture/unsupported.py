@@ -239,11 +239,33 @@ def changed_state(names: Sequence[str]) -> UnsupportedError:
     first = names[0]
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
     return UnsupportedError(
-        f"the step changes Python state: {first}{more}. The graph holds tensors only, so the\n"
-        "change would happen once, at capture, and never again.\n"
-        "Move it out of the step: call scheduler.step(), count and log after the step returns.",
+        f"the step changes Python state: {first}{more}. The change would happen once, at capture,\n"
+        "and never again: only numbers that the step changes by arithmetic are followed.\n"
+        "Move it out of the step: count, collect and log after the step returns.",
         code="E804",
         details={"changed": list(names)},
+    )
+
+
+def schedule_with_arguments(name: str, where: str | None) -> UnsupportedError:
+    """Return E804: a schedule that the step gives an epoch or a metric."""
+    return _error(
+        f"the step calls {name}.step with arguments{_at(where)}; in a step it is called without,\n"
+        "after which each rank makes the call.\n"
+        "Call it after the step, with what the step returns: scheduler.step(metric).",
+        where,
+        "E804",
+    )
+
+
+def read_after_schedule(name: str, where: str | None) -> UnsupportedError:
+    """Return E804: a rate or count is read after the schedule that changes it was stepped."""
+    return _error(
+        f"the step calls {name}.step() and then reads a number that it changes{_at(where)}:\n"
+        "schedules are stepped after each step, outside of the graph.\n"
+        "Make scheduler.step() the step's last call, or call it after the step.",
+        where,
+        "E804",
     )
 
 
@@ -286,6 +308,19 @@ def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
         "optimizer are made: from then on it is followed as any other.",
         code="E806",
         details={"state": name},
+    )
+
+
+def first_step_differs(names: Sequence[str]) -> UnsupportedError:
+    """Return E806: a number that the first step creates, and not as the later ones change it."""
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return UnsupportedError(
+        f"the first step creates the number {names[0]!r}{more}, and computes other numbers\n"
+        "with it than the later ones would from any first value.\n"
+        "Run one step of your own before capturing, so that the number exists, or create it\n"
+        "before the step.",
+        code="E806",
+        details={"numbers": list(names)},
     )
 
 

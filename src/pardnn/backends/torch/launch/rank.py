@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     executor.limit_bytes = limit
     nothing_spread = SpreadObjects({}, {}, frozenset())  # no code of the user's runs from here on
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
-    losses, saved = _steps(job, executor, state, lambda: binding.inputs(example, {}))
+    losses, saved = _steps(job, executor, state, binding, example)
     memory_limits.lift_limit()
     state.close()
     leave([world])
@@ -85,9 +85,17 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
 
 
 def _steps(
-    job: Job, executor: Executor, state: TrainingState, inputs: Callable[[], Any]
+    job: Job, executor: Executor, state: TrainingState, binding: Binding, batch: Mapping[str, Any]
 ) -> tuple[list[float], list[int]]:
-    """Train; return the losses, and the steps of which a checkpoint was written."""
+    """Train; return the losses, and the steps of which a checkpoint was written.
+
+    Args:
+        job: Says how long, and what to save.
+        executor: Runs the steps.
+        state: Is saved.
+        binding: Of the user's objects.
+        batch: The tensors of the example batch by name.
+    """
     saving = job.saving
     if saving is not None and saving.first_step is not None:
         state.load(saving.directory, saving.first_step)
@@ -95,7 +103,8 @@ def _steps(
     saved: list[int] = []
     last = state.steps + job.steps
     for _ in range(job.steps):
-        losses.append(executor.step(inputs()).item())
+        losses.append(executor.step(binding.inputs(batch, {})).item())
+        binding.end_step()
         state.steps += 1
         if saving is not None and saving.is_due(state.steps, last):
             state.save(saving.directory, keep=saving.keep)

@@ -11,9 +11,10 @@ the tracer records which inputs it was computed from; one without a hint raises.
 
 from __future__ import annotations
 
+import builtins
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +27,9 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "and": operator.and_,
     "bool": bool,
     "ceil": math.ceil,
+    "cos": math.cos,
     "eq": operator.eq,
+    "exp": math.exp,
     "float": float,
     "floor": math.floor,
     "floordiv": operator.floordiv,
@@ -34,6 +37,9 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gt": operator.gt,
     "is_integer": float.is_integer,
     "le": operator.le,
+    "log": math.log,
+    "log10": math.log10,
+    "log2": math.log2,
     "lshift": operator.lshift,
     "lt": operator.lt,
     "max": max,
@@ -48,8 +54,10 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": operator.pow,
     "round": round,
     "rshift": operator.rshift,
+    "sin": math.sin,
     "sqrt": math.sqrt,
     "sub": operator.sub,
+    "tanh": math.tanh,
     "truediv": operator.truediv,
     "trunc": math.trunc,
     "where": lambda condition, a, b: a if condition else b,
@@ -70,12 +78,21 @@ _FUNCTION_OF_METHOD = {
 }  # fmt: skip
 _BOOLEAN = frozenset({"and", "eq", "ge", "gt", "is_integer", "le", "lt", "ne", "not", "or", "bool"})
 _INTEGRAL = frozenset({"ceil", "floor", "trunc"})
-_ALWAYS_FLOAT = frozenset({"float", "sqrt", "truediv"})
+_BITWISE = frozenset({"and", "or", "xor"})
+#: Functions of the `math` module that are recorded where their argument is a symbol.
+MATH_FUNCTIONS = ("ceil", "cos", "exp", "floor", "log", "log10", "log2", "sin", "sqrt", "tanh")
+_ALWAYS_FLOAT = frozenset({"float", "truediv", *MATH_FUNCTIONS}) - _INTEGRAL
 _SYMBOLS = {float: torch.SymFloat, int: torch.SymInt, bool: torch.SymBool}
 
 
 class ScalarRecorder(Protocol):
-    """The tracer, as far as a node needs it."""
+    """The tracer, as far as a node needs it.
+
+    Attributes:
+        hints: The number in the traced step behind each value that does not depend on data.
+    """
+
+    hints: dict[Any, Any]
 
     def scalar_call(self, function: str, operands: list[Any], kind: type) -> Any:
         """Record a call of host arithmetic and return its value.
@@ -86,8 +103,12 @@ class ScalarRecorder(Protocol):
             kind: float, int or bool: the type of the result.
         """
 
-    def guard_scalar(self, node: HostNode) -> Any:
-        """Return the number behind `node`, which Python needs, and guard the inputs behind it.
+    def guard_scalar(self, node: HostNode, *, is_truth: bool = False) -> Any:
+        """Return the number behind `node`, which Python needs, and guard what it needs of it.
+
+        Args:
+            node: Of the number.
+            is_truth: Whether Python only needs to know if it is true.
 
         Raises:
             UnsupportedError: E802, if only a run knows it.
@@ -122,6 +143,8 @@ class HostNode:
         self.hint = hint
         self.function = function
         self.parents = parents
+        if value is not None and hint is not None:
+            recorder.hints[value] = hint
 
     @property
     def operand(self) -> Any:
@@ -188,30 +211,42 @@ class HostNode:
         return self
 
     def str(self) -> str:
-        """Return its text in messages."""
+        """Return the number's text, guarded; a placeholder where only a run knows it."""
+        if self.hint is None:
+            return f"<host {self.kind.__name__}>"
+        return repr(self.recorder.guard_scalar(self))
+
+    def __repr__(self) -> builtins.str:
+        """Return a text for people who debug."""
         return f"<host {self.kind.__name__}>"
 
-    __str__ = __repr__ = _graph_repr = str
+    __str__ = _graph_repr = __repr__
 
-    def expect_true(self, file: str, line: int) -> bool:
+    def statically_known_true(self, file: builtins.str, line: int) -> bool:
+        """Return False: nothing is known without a guard."""
+        return False
+
+    def expect_true(self, file: builtins.str, line: int) -> bool:
         """Return True for torch's check `base >= 0` of a power; a run raises if it fails."""
         return True
 
-    def guard_float(self, file: str, line: int) -> float:
+    def guard_float(self, file: builtins.str, line: int) -> float:
         """Return the number, guarded."""
         return float(self.recorder.guard_scalar(self))
 
-    def guard_int(self, file: str, line: int) -> int:
+    def guard_int(self, file: builtins.str, line: int) -> int:
         """Return the number, guarded."""
         return int(self.recorder.guard_scalar(self))
 
-    def guard_bool(self, file: str, line: int) -> bool:
+    def guard_bool(self, file: builtins.str, line: int) -> bool:
         """Return the bool, guarded."""
-        return bool(self.recorder.guard_scalar(self))
+        return self.bool_()
+
+    guard_or_false = guard_or_true = guard_size_oblivious = guard_bool
 
     def bool_(self) -> bool:
         """Return the bool, guarded."""
-        return bool(self.recorder.guard_scalar(self))
+        return bool(self.recorder.guard_scalar(self, is_truth=True))
 
     def int_(self) -> int:
         """Return the number, guarded."""
@@ -236,6 +271,8 @@ class HostNode:
 
 
 def _result_kind(function: str, operands: tuple[HostNode, ...]) -> type:
+    if function in _BITWISE and any(node.kind is int for node in operands):
+        return int
     if function in _BOOLEAN:
         return bool
     if function in _INTEGRAL:
@@ -287,21 +324,23 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
     return symbol(node._call("where", *chosen))
 
 
-def is_nonzero_test(node: HostNode) -> bool:
-    """Whether a node only tests one input for zero, and the input is not zero."""
+def call_math(function: str, number: Any) -> Any:
+    """Return a function of `MATH_FUNCTIONS` of a symbolic number, as a symbol."""
+    node = node_of(number)
+    assert node is not None
+    return symbol(node._call(function))
+
+
+def tested_input(node: HostNode, *, is_truth: bool) -> HostNode | None:
+    """Return the input that a node is, or that it compares with zero; None if it does more.
+
+    Args:
+        node: Of the number that Python needs.
+        is_truth: Whether Python only needs to know if it is true.
+    """
     if node.function is None:
-        return bool(node.hint)
+        return node
     literal = [p for p in node.parents if p.value is None]
     direct = [p for p in node.parents if p.value is not None and p.function is None]
     is_test = node.function in ("eq", "ne") and len(literal) == 1 and literal[0].hint == 0
-    return is_test and len(direct) == 1 and bool(direct[0].hint)
-
-
-def inputs_of_node(node: HostNode) -> Iterator[Any]:
-    """Yield the values of the inputs that a number was computed from."""
-    stack = [node]
-    while stack:
-        current = stack.pop()
-        if current.function is None and current.value is not None:
-            yield current.value
-        stack.extend(current.parents)
+    return direct[0] if is_truth and is_test and len(direct) == 1 else None

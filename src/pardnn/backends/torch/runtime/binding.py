@@ -13,6 +13,7 @@ from pardnn.backends.torch.deferred_init.deferred import default_generators_kept
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
+from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import (
@@ -62,6 +63,7 @@ class Binding:
         self._initial = {
             op.name: (op.arguments or {}).get("initial") for op in graph.ops if op.is_source
         }
+        self._host = HostNumbers(step, args, graph, self.sources)
         self._check(graph)
         self._numbers = [op for op in graph.ops if op.kind == "input" and _is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not _is_number(op)]
@@ -69,6 +71,7 @@ class Binding:
         self._optimizers = [
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
         ]
+        self._ints = {entry.name for entry in objects.numbers if type(entry.value) is int}
         self._settings = list(_settings(graph, objects.numbers, settings_of(objects, self._batch)))
 
     def _check(self, graph: Graph) -> None:
@@ -208,7 +211,8 @@ class Binding:
         self.install(values, residents)
         self.mark_stepped()
         # From here on: what was put in place above is no change of the user's.
-        self._guards = Guards(self._step, self._args, self._batch)
+        live = self._ints - {name for name, *_ in self._settings}
+        self._guards = Guards(self._step, self._args, self._batch, self._host.places, live)
         return values
 
     # Inputs: the batch and hyperparameters.
@@ -243,9 +247,12 @@ class Binding:
                 raise _same_again(name)
             self._rebound[name] = weakref.ref(values[name])
         for op in self._numbers:
-            value = numbers.get(op.name, self.sources[op.name].get())
+            value = numbers[op.name] if op.name in numbers else self._host.value(op.name)
             _check_guard(op, value)
             values[op.name] = value
+        broken = self._host.read(numbers)
+        if broken:
+            raise _changed_values(broken)
         for name, entry, expected in self._settings:
             found = entry.slot.get() if entry.slot is not None else expected
             if type(found) is not type(expected) or found != expected:
@@ -285,6 +292,10 @@ class Binding:
                 code="E505",
             )
         return self.inputs(tensors, numbers)
+
+    def end_step(self) -> None:
+        """Give the user's objects the numbers that the step made; call it after each step."""
+        self._host.write()
 
     def _is_of_batch(self, name: str) -> bool:
         return any(name.split(".")[0] == self._names[i] for i in self._batch)

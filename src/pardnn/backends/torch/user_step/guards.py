@@ -22,7 +22,7 @@ import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     Snapshot,
     differ,
     held_by,
+    holding,
     items_by_key,
 )
 from pardnn.backends.torch.user_step.object_graph import (
@@ -72,9 +73,19 @@ class Guards:
         step: The user's step.
         args: Its arguments, with the example batch.
         batch: Indices of the arguments that are the batch.
+        written: Places of numbers that the step itself changes, `held_numbers.place`.
+        live: Names of numbers that are read at every call.
     """
 
-    def __init__(self, step: Callable[..., Any], args: Sequence[Any], batch: Sequence[int]) -> None:
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: Sequence[Any],
+        batch: Sequence[int],
+        written: Collection[tuple[int, Any]] = (),
+        live: Collection[str] = (),
+    ) -> None:
+        self._written, self._live = written, live
         arguments = list(args)
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
@@ -144,19 +155,43 @@ class Guards:
         stack = [(name, value, True)]
         while stack:
             path, at, is_live = stack.pop()
-            if isinstance(at, torch.Tensor) or (is_live and isinstance(at, float)):
+            is_read = isinstance(at, float) or path in self._live
+            if isinstance(at, torch.Tensor) or (is_live and is_read):
                 continue
             if isinstance(at, VALUES):
                 found[path] = at
-            elif isinstance(at, dict):
-                stack += [(dotted(path, key), item, is_live) for key, item in at.items()]
-            elif isinstance(at, tuple | list | deque):
-                stack += [(dotted(path, i), item, is_live) for i, item in enumerate(at)]
+            elif isinstance(at, dict | tuple | list | deque):
+                items = list(at.items() if isinstance(at, dict) else enumerate(at))
+                stack += self._unwritten(path, at, items, is_live, found)
             elif _is_users_object(at):
                 # Numbers of plain objects are no sources of the graph; those of dataclasses are.
                 is_live = is_live and dataclasses.is_dataclass(at)
                 items = [(k, item) for k, item in at.__dict__.items() if k in self._used]
-                stack += [(dotted(path, key), item, is_live) for key, item in items]
+                stack += self._unwritten(path, at.__dict__, items, is_live, found)
+        return found
+
+    def _unwritten(
+        self,
+        path: str,
+        holder: Any,
+        items: list[tuple[Any, Any]],
+        is_live: bool,
+        found: dict[str, Any],
+    ) -> list[tuple[str, Any, bool]]:
+        """Return path and value of the items that the step itself does not change.
+
+        Args:
+            path: To the holder.
+            holder: Of the items; if the step changes one, it has to be the same at each call.
+            items: By key.
+            is_live: Whether numbers among them are read at every call.
+            found: Is given the holder.
+        """
+        rest = [(k, x) for k, x in items if (id(holder), k) not in self._written]
+        if len(rest) < len(items):
+            found[path] = holding(holder)
+        return [(dotted(path, key), item, is_live) for key, item in rest]
+
         return found
 
     def _walk(self, name: str, start: Any) -> None:
@@ -224,8 +259,11 @@ class Guards:
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]
     ) -> Iterator[tuple[str, Any]]:
-        items = {key: item for key, item in items_by_key(holder).items() if is_used(key)}
-        self._guards.append(ItemGuard(path, holder, list(items), is_used))
+        def is_guarded(key: Any) -> bool:
+            return is_used(key) and (id(holder), key) not in self._written
+
+        items = {key: item for key, item in items_by_key(holder).items() if is_guarded(key)}
+        self._guards.append(ItemGuard(path, holder, list(items), is_guarded))
         yield from ((dotted(path, key), item) for key, item in items.items())
 
     def _rebindable(self, path: str, value: Any, keys: Iterable[str]) -> None:
@@ -264,13 +302,15 @@ class Guards:
             except ValueError:  # not assigned yet
                 continue
             get = functools.partial(getattr, cell, "cell_contents")
-            self._attributes.append((key, get, value))
-            yield key, value
+            if (id(cell), None) not in self._written:
+                self._attributes.append((key, get, value))
+                yield key, value
         if is_library_file(function.__code__.co_filename):
             return
         used = {name for name in function.__code__.co_names if name in function.__globals__}
         self._rebindable(function.__name__, function, ("__defaults__", "__kwdefaults__"))
-        namespace, kept = function.__globals__, sorted(used)
+        namespace = function.__globals__
+        kept = sorted(key for key in used if (id(namespace), key) not in self._written)
         self._guards.append(ItemGuard("", namespace, kept))
         yield from ((key, namespace[key]) for key in kept)
 

@@ -100,6 +100,11 @@ def held_by(owner: Any, key: str) -> _Held:
     return _Held(getattr(owner, key))
 
 
+def holding(value: Any) -> _Held:
+    """Return an object, to be compared by identity alone."""
+    return _Held(value)
+
+
 def _item_name(name: str, key: Any) -> str:
     """Return the path of an item; optimizer state is kept by parameter, which has no short text."""
     return f"{name} of a parameter" if isinstance(key, torch.Tensor) else dotted(name, key)

@@ -78,6 +78,18 @@ class Slot:
             items_of(self.holder)[self.key] = value
 
 
+def slot_of(holder: Any, key: Any) -> Slot:
+    """Return the place of an item of a holder in `ObjectGraph.contents`.
+
+    Args:
+        holder: A container or object, a closure cell, or the name of a global.
+        key: Of the item; any for a cell and a global.
+    """
+    if isinstance(holder, GlobalName):
+        return Slot(holder.namespace, holder.name)
+    return Slot(holder, None if isinstance(holder, types.CellType) else key)
+
+
 def items_of(holder: Any) -> Any:
     """Return what holds an object's values: itself, or the dictionary of its attributes."""
     # Through __dict__, so that neither properties nor frozen dataclasses interfere.

@@ -151,7 +151,7 @@ def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]
 
 
 def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
-    """Return the plain values that the graph takes for granted, flags, counts and texts, by name.
+    """Return the plain values that a graph may take for granted, flags, counts and texts, by name.
 
     Args:
         objects: The object graph of the step.
@@ -160,14 +160,18 @@ def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
     return {
         entry.name: entry.value
         for entry in objects.numbers
-        if not is_live_number(entry, batch)
+        if not (isinstance(entry.value, float) and is_live_number(entry, batch))
         and (entry.argument in batch or ".param_groups." in f".{entry.name}")
     }
 
 
 def is_live_number(entry: Entry, batch: Sequence[int]) -> bool:
-    """Whether a number is read at every step: a float of the batch or of an optimizer's groups."""
-    if not isinstance(entry.value, float) or entry.slot is None:
+    """Whether a number may be read at every step: one of the batch or of an optimizer's groups.
+
+    Ints are where no call needs the number itself; else they are settings.
+    """
+    # An enumeration's int is more than a number.
+    if entry.slot is None or not (isinstance(entry.value, float) or type(entry.value) is int):
         return False
     return isinstance(entry.owner, torch.optim.Optimizer) or entry.argument in batch
 

@@ -117,8 +117,8 @@ def _cond(
 
 
 def _with_sentinels(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
-    live = {key: tracer.sentinel(value) for key, value in kwargs.items()}
-    return real(*(tracer.sentinel(arg) for arg in args), **live)
+    live = {key: tracer.scalars.sentinel(value) for key, value in kwargs.items()}
+    return real(*(tracer.scalars.sentinel(arg) for arg in args), **live)
 
 
 def _adafactor(tracer: Tracer, real: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,11 +197,11 @@ def _update_average(
     if average.use_buffers:
         averages, originals = [*averages, *average.module.buffers()], [*originals, *model.buffers()]
     # Whether this is the first average, and whether there is one to update.
-    tracer.forced_decisions = [False, True]
+    tracer.scalars.forced_decisions = [False, True]
     try:
         real(average, model)
     finally:
-        tracer.forced_decisions = []
+        tracer.scalars.forced_decisions = []
     with torch.no_grad():
         for averaged, original in zip(averages, originals, strict=True):
             averaged.copy_(

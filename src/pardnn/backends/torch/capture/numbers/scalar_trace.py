@@ -1,0 +1,99 @@
+"""Host scalars of a trace: their calls, and what Python needed to know of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.ops.codec import instances
+from pardnn.backends.torch.ops.host_scalars import HostNode, node_of, symbol, tested_input
+
+_SMALLEST_FLOAT = 5e-324
+_FIRST_SENTINEL = 0x5EED0000
+
+
+class ScalarTrace:
+    """Records host arithmetic among the calls of a trace; the `ScalarRecorder` of its nodes.
+
+    Args:
+        calls: Of the trace; extended.
+        locator: Finds the user's line of each call.
+
+    Attributes:
+        guards: Host scalar inputs that a branch depended on: "nonzero" or "exact".
+        conditions: Computed host scalars that a branch depended on, what they were, and the line.
+        hints: The number in the traced step of each host scalar that does not depend on data.
+        forced_decisions: Outcomes of the next branches on data, which are errors otherwise.
+    """
+
+    def __init__(self, calls: list[Call], locator: Locator) -> None:
+        self.guards: dict[Value, str] = {}
+        self.conditions: dict[Value, tuple[Any, str | None]] = {}
+        self.hints: dict[Value, Any] = {}
+        self.forced_decisions: list[bool] = []
+        self._calls, self._locator = calls, locator
+        self._sentinels: dict[float, HostNode] = {}
+
+    def add_number(self, number: float, arguments: dict[str, Any]) -> Any:
+        """Make a new source op of a host scalar; return its symbol."""
+        call = Call(kind="input", arguments=arguments)
+        self._calls.append(call)
+        value = Value(call, kind=type(number))
+        call.outputs.append(value)
+        return symbol(HostNode(self, value, type(number), number))
+
+    def scalar_call(self, function: str, operands: list[Any], kind: type) -> Value:
+        """Record a call of host arithmetic, as a `ScalarRecorder`, and return its value."""
+        call = Call(kind=f"scalar.{function}", args=operands)
+        call.inputs = list(dict.fromkeys(instances(operands, Value)))
+        return self.finish(call, kind)
+
+    def finish(self, call: Call, kind: type) -> Value:
+        """Append a call to the trace and return its value, a host scalar."""
+        value = Value(call, kind=kind)
+        call.outputs = call.returns = [value]
+        self._locator.annotate(call)
+        self._calls.append(call)
+        return value
+
+    def sentinel(self, number: Any) -> Any:
+        """Return a plain float that stands for a symbol, where an op's schema takes no other.
+
+        It is a subnormal number that no program computes with; `node_behind` maps it back.
+        """
+        node = node_of(number)
+        if node is None or node.kind is not float:
+            return number
+        sentinel = (_FIRST_SENTINEL + len(self._sentinels)) * _SMALLEST_FLOAT
+        self._sentinels[sentinel] = node
+        return sentinel
+
+    def node_behind(self, number: float) -> HostNode | None:
+        """Return the node that a sentinel stands for; None if the number is none."""
+        return self._sentinels.get(number) if self._sentinels else None
+
+    def guard_scalar(self, node: HostNode, *, is_truth: bool = False) -> Any:
+        """Return the number behind a node and guard what Python needs of it, as `ScalarRecorder`.
+
+        An input that is needed itself, or its being zero, is guarded; of what is computed from
+        inputs, the outcome is.
+        """
+        if node.hint is None and self.forced_decisions:
+            return self.forced_decisions.pop(0)
+        if node.hint is None:
+            raise unsupported.data_dependent_branch(self._locator.line(), node.kind.__name__)
+        if node.value is None:
+            return node.hint
+        tested = tested_input(node, is_truth=is_truth)
+        if tested is not None:
+            is_nonzero = is_truth and bool(tested.hint)
+            if self.guards.get(tested.value) != "exact":
+                self.guards[tested.value] = "nonzero" if is_nonzero else "exact"
+        elif is_truth and node.kind is not bool:
+            truth = self.scalar_call("bool", [node.value], bool)
+            self.conditions.setdefault(truth, (bool(node.hint), self._locator.line()))
+        else:
+            self.conditions.setdefault(node.value, (node.hint, self._locator.line()))
+        return node.hint

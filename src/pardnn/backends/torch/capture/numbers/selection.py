@@ -1,0 +1,260 @@
+"""Which Python numbers of a step are symbols in a trace, and which stay what they are.
+
+Floats among arguments and in optimizer groups always are symbols. Ints there are, unless Python
+needs the number itself. A number that an object holds is one where the step changes it: its new
+value is written back after each step.
+
+A number that the first step creates (`state["step"] = 0`) has the first value from which the
+repeating step makes what the first step left, calls included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.rows import host_rows
+from pardnn.backends.torch.capture.restore import Changed
+from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.to_graph import is_part_of
+from pardnn.backends.torch.ops.host_program import read_program, same_number
+from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sources import Source
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which numbers are symbols.
+
+    Attributes:
+        floats: Whether floats of arguments and groups are.
+        ints: Whether ints of arguments and groups are, and numbers of objects.
+        frozen: Names of ints that are not.
+        held: Names of numbers of objects that are.
+        start: Values to trace with, by name, instead of those that the first trace left.
+        created: Names among them of numbers that the first step creates.
+    """
+
+    floats: bool = True
+    ints: bool = True
+    frozen: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    start: Mapping[str, Any] = field(default_factory=dict)
+    created: frozenset[str] = frozenset()
+
+    def sources(
+        self, found: Iterable[Source], objects: ObjectGraph, names: Mapping[int, str]
+    ) -> list[Source]:
+        """Return the sources of the numbers that shall be symbols.
+
+        Args:
+            found: Sources of the step.
+            objects: The object graph of the step.
+            names: Of tensors by id.
+        """
+        chosen = [source for source in found if self._is_symbol(source)]
+        if not self.held or not self.ints:
+            return chosen
+        places = numbers_by_name(objects.contents, names)
+        wanted = sorted(self.held - {source.name for source in chosen})
+        return chosen + [Source(n, "input", (places[n][0],)) for n in wanted if n in places]
+
+    def _is_symbol(self, source: Source) -> bool:
+        value = source.get()
+        is_int = type(value) is int and self.ints and source.name not in self.frozen
+        return is_int or (isinstance(value, float) and self.floats)
+
+    def set_start(self, objects: ObjectGraph, names: Mapping[int, str]) -> None:
+        """Put the start values where the numbers are held.
+
+        Args:
+            objects: The object graph of the step.
+            names: Of tensors by id.
+        """
+        places = numbers_by_name(objects.contents, names)
+        for name in self.start.keys() & places.keys():
+            places[name][0].set(self.start[name])
+
+    def plain(self) -> Selection:
+        """Return the selection with plain numbers for all but the floats."""
+        return replace(self, ints=False)
+
+
+NO_SYMBOLS = Selection(floats=False, ints=False)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers that objects hold, by name: before the first step, and after it."""
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+
+def without_ints(chosen: Selection, found: Iterable[Source]) -> Selection | None:
+    """Return the selection without ints of arguments and groups; None if it has none.
+
+    Args:
+        chosen: With which the step cannot be traced.
+        found: Sources of the step.
+    """
+    ints = {source.name for source in found if type(source.get()) is int} - chosen.frozen
+    return replace(chosen, frozen=chosen.frozen | ints) if ints else None
+
+
+def reconsidered(
+    chosen: Selection, trace: StepTrace, first: StepTrace, numbers: Numbers
+) -> Selection | None:
+    """Return another selection that a trace asks for; None if this one is right.
+
+    Args:
+        chosen: What the trace was made with.
+        trace: Of the repeating step.
+        first: Of the first step.
+        numbers: Held before and after the first step.
+
+    Raises:
+        UnsupportedError: E804, if the step changes Python values in ways that no symbol follows.
+    """
+    needed = _needed_ints(trace) - chosen.held
+    if needed:
+        return replace(chosen, frozen=chosen.frozen | needed)
+    changed = written_numbers(trace, chosen)
+    unknown = [name for name in changed if name not in trace.sources]
+    if any(not _is_arithmetic(changed[n]) or n not in numbers.after for n in unknown):
+        raise unsupported.changed_state([*changed])
+    start = {name: numbers.before[name] for name in changed if name in numbers.before}
+    if unknown:
+        return replace(chosen, held=chosen.held | {*unknown}, start={**chosen.start, **start})
+    plain = [name for name, change in changed.items() if _hint(change) is None]
+    if plain:
+        raise unsupported.changed_state(plain)
+    created = frozenset(name for name in changed if name not in numbers.before)
+    if {*changed} <= chosen.start.keys():
+        if created and not _agrees(trace, first):
+            raise unsupported.first_step_differs(sorted(created))
+        return None
+    start |= _first_values(trace, changed, sorted(created), start, numbers)
+    return replace(chosen, start={**chosen.start, **start}, created=created)
+
+
+def _agrees(trace: StepTrace, first: StepTrace) -> bool:
+    """Whether the repeating step, from the first values, takes the first step's numbers."""
+    tracer = trace.tracer
+    return is_part_of(tracer.calls, tracer.scalars.hints, first.tracer.calls)
+
+
+def _hint(change: Changed) -> Any:
+    """Return the new value in the trace; None where no symbol follows it."""
+    node = node_of(change.now)
+    return None if node is None else node.hint
+
+
+def _needed_ints(trace: StepTrace) -> frozenset[str]:
+    """Return the names of ints of which Python needed the number itself, and which ops read."""
+    guards = trace.tracer.scalars.guards
+    exact = {n for n, v in trace.values.items() if v.kind is int and guards.get(v) == "exact"}
+    read = {value for call in trace.tracer.calls for value in call.inputs} if exact else set()
+    return frozenset(name for name in exact if trace.values[name] in read)
+
+
+def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
+    """Return the plain values that the step changes, by name.
+
+    A setting of an optimizer that the step overwrites and never reads, such as `group["lr"]`, is
+    none: no step sees what the last one left there.
+
+    Args:
+        trace: Of the step.
+        chosen: What it was made with.
+    """
+    return {
+        name: change
+        for name, change in trace.changed.items()
+        if name in chosen.held or not _is_overwritten_before_read(trace, name)
+    }
+
+
+def _is_overwritten_before_read(trace: StepTrace, name: str) -> bool:
+    value = trace.values.get(name)
+    scalars = trace.tracer.scalars
+    if value is None or value.kind is None or value in scalars.guards:
+        return False
+    return not any(value in call.inputs for call in trace.tracer.calls)
+
+
+def _is_arithmetic(change: Changed) -> bool:
+    """Whether a change could be one of a number by arithmetic."""
+    before = isinstance(change.then, int | float) and not isinstance(change.then, bool)
+    after = isinstance(change.now, int | float) and not isinstance(change.now, bool)
+    return change.slot is not None and before and (after or node_of(change.now) is not None)
+
+
+def _first_values(
+    trace: StepTrace,
+    changed: Mapping[str, Changed],
+    created: list[str],
+    start: Mapping[str, Any],
+    numbers: Numbers,
+) -> dict[str, Any]:
+    """Return the first value of each number that the first step creates.
+
+    Raises:
+        UnsupportedError: E806, if none is found.
+    """
+    new_values = {name: change.now for name, change in changed.items()}
+    program = read_program(host_rows(trace.tracer.scalars, [], new_values, {}))
+    hints = trace.tracer.scalars.hints
+    known = {name: hints[trace.values[name]] for name in program.inputs} | start
+    guesses = {name: _guesses(numbers.after[name], _hint(changed[name])) for name in created}
+    found = {name: guess[0] for name, guess in guesses.items() if name in known}
+
+    def is_right(name: str) -> bool:
+        values = program.run(known | found)
+        return same_number(program.written(values)[name], numbers.after[name])
+
+    values = program.written(program.run(known | found))
+    wrong = [name for name in found if not same_number(values[name], numbers.after[name])]
+    for name in wrong:
+        for guess in guesses[name]:
+            found[name] = guess
+            if is_right(name):
+                break
+    if any(not is_right(name) for name in wrong):
+        raise unsupported.first_step_differs(wrong)
+    return {name: found.get(name, numbers.after[name]) for name in created}
+
+
+def _guesses(left: Any, then: Any) -> list[Any]:
+    """Return values from which a step may have made `left`, and `then` from that."""
+    guesses = [left - (then - left), type(left)(0), type(left)(1), 0, 1, left]
+    return guesses if not isinstance(left, float) or not then else [*guesses, left * left / then]
+
+
+def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
+    """Return what the graph takes for granted, and what it writes, as its loss op has it.
+
+    Args:
+        trace: Of the step that repeats.
+        chosen: What it was made with.
+    """
+    scalars = trace.tracer.scalars
+    exact = {value for value, guard in scalars.guards.items() if guard == "exact"}
+    live = {n for n, v in trace.values.items() if v.kind is int and v not in exact}
+    own = {trace.values[name] for name in (live | chosen.held) & trace.values.keys()}
+    host = host_rows(
+        scalars,
+        [value for value in scalars.guards if value in own],
+        {name: change.now for name, change in written_numbers(trace, chosen).items()},
+        {name: chosen.start[name] for name in sorted(chosen.created)},
+    )
+    read = {value for call in trace.tracer.calls for value in call.inputs}
+    read.update(scalars.guards, scalars.conditions)
+    # A setting of an optimizer that no call reads may be one that a first step reads.
+    ours = {n for n in live if trace.values[n] in read or ".param_groups." not in f".{n}"}
+    settings = {name: value for name, value in trace.settings.items() if name not in ours}
+    return ({"settings": settings} if settings else {}) | ({"host": host} if host else {})

@@ -1,0 +1,162 @@
+"""Python numbers of a step at run time: read at each call, written back after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from pardnn.backends.torch.ops.codec import Reference
+from pardnn.backends.torch.ops.host_program import host_program
+from pardnn.backends.torch.user_step.held_numbers import (
+    containers,
+    missing_slots,
+    numbers_by_name,
+    place,
+)
+from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.object_graph import Slot, walk_objects
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import LOSS_KIND, Graph
+
+#: Longest text of a condition in a message.
+_SHORT = 60
+
+
+class HostNumbers:
+    """The numbers of a graph's host program, bound to the objects of its step.
+
+    Args:
+        step: The user's step.
+        args: Its arguments, with the example batch.
+        graph: The graph of that step.
+        sources: Its sources by name; those of numbers that objects hold are added.
+
+    Attributes:
+        program: What is computed with them.
+        places: Where numbers are held that the step changes: `held_numbers.place`.
+
+    Raises:
+        MismatchError: E505, if the step's objects do not hold a number of the graph.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: Sequence[Any],
+        graph: Graph,
+        sources: dict[str, Source],
+    ) -> None:
+        self.program = host_program(graph)
+        self._sources = sources
+        # Lists and dictionaries that hold numbers: the name of one, their place, themselves.
+        self._containers: dict[int, tuple[str, Slot, Any]] = {}
+        written = dict(self.program.writes)
+        self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
+        slots = [sources[name].slots[0] for name in written]
+        self.places = frozenset(place(slot) for slot in slots)
+        self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
+        self._new: dict[str, Any] = {}
+        self._schedules = _schedules(step, args, graph)
+
+    def _add_held(self, step: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
+        """Add the sources of numbers that objects hold, or that the first step creates."""
+        wanted = sorted(names - self._sources.keys())
+        if not wanted:
+            return
+        objects = walk_objects(step, list(args))
+        live = {name: source.get() for name, source in self._sources.items()}
+        tensors = {n: value for n, value in live.items() if isinstance(value, torch.Tensor)}
+        held = numbers_by_name(objects.contents, {id(v): n for n, v in tensors.items()})
+        slots = {name: held[name][0] for name in wanted if name in held}
+        lacking = [name for name in wanted if name in self.program.initial and name not in slots]
+        slots |= missing_slots(lacking, objects, tensors)
+        unknown = [name for name in wanted if name not in slots]
+        if unknown:
+            raise MismatchError(
+                f"the graph was captured from another step: the number {shown(unknown[0])} is not "
+                "among what this step's objects hold.\nCapture and plan this step again.",
+                code="E505",
+                details={"missing": unknown[:20]},
+            )
+        self._sources.update((name, Source(name, "input", (slots[name],))) for name in wanted)
+        found = containers(objects.contents)
+        for name in wanted:
+            holder = slots[name].holder
+            while id(holder) in found and id(holder) not in self._containers:
+                slot = found[id(holder)][0]
+                self._containers[id(holder)] = name, slot, holder
+                holder = slot.holder
+
+    def value(self, name: str) -> Any:
+        """Return a number as it is now; its first value if it does not exist yet."""
+        value = self._sources[name].get()
+        return self.program.initial.get(name) if value is None else value
+
+    def read(self, numbers: Mapping[str, Any]) -> list[Change]:
+        """Evaluate the program for one step.
+
+        Args:
+            numbers: The batch's numbers by name; all others are read where they are held.
+
+        Returns:
+            The conditions that do not come out as at capture.
+        """
+        for name, slot, holder in self._containers.values():
+            if slot.get() is not holder:
+                return [Change(f"what holds {name}", holder, slot.get())]
+        program = self.program
+        if not program.rows and not program.conditions and not program.writes:
+            return []
+        names = program.inputs
+        values = program.run({n: numbers[n] if n in numbers else self.value(n) for n in names})
+        self._new = program.written(values)
+        return [
+            Change(_text(program.text(Reference(each.row)), each.source), each.expected, value)
+            for each, value in program.broken(values)
+        ]
+
+    def write(self) -> None:
+        """Give the user's objects the numbers that the last step made; step its schedules."""
+        for name, value in self._new.items():
+            if isinstance(value, Exception):
+                raise value
+            self._slots[name].set(value)
+        self._new = {}
+        for schedule in self._schedules:
+            schedule.step()
+
+
+def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> list[LRScheduler]:
+    """Return the schedules that the step steps, which each rank does after it."""
+    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
+    names = ((loss.arguments or {}) if loss else {}).get("schedules", [])
+    if not names:
+        return []
+    stateful = {entry.name: entry.value for entry in walk_objects(step, list(args)).stateful}
+    found = [stateful.get(name) for name in names]
+    missing = [n for n, each in zip(names, found, strict=True) if not isinstance(each, LRScheduler)]
+    if missing:
+        raise MismatchError(
+            f"the graph was captured from another step: {shown(missing[0])} is no schedule of this "
+            "one.\nCapture and plan this step again.",
+            code="E505",
+        )
+    return [each for each in found if isinstance(each, LRScheduler)]
+
+
+def _text(condition: str, source: str | None) -> str:
+    """Return what a condition compares, as far as that is short, and the user's line."""
+    told = condition if len(condition) <= _SHORT else "what is compared"
+    return f"{told} ({source})" if source else told
+
+
+def _numbers_of(graph: Graph) -> set[str]:
+    return {
+        op.name
+        for op in graph.ops
+        if op.kind == "input" and (op.outputs[0].dtype or "").startswith("host.")
+    }

@@ -1,0 +1,127 @@
+"""Numbers that objects of a step hold and the step itself changes: counters, rates, sums.
+
+`trainer.calls += 1`, `state["step"] += 1`, `self.tau *= 0.99`: the number is read at each call, and
+what the step makes of it goes back after the step. It is found by its name, the path to it, on
+every rank alike; the name of optimizer state holds the parameter's name.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from pardnn.backends.torch.user_step.object_graph import (
+    GlobalName,
+    ObjectGraph,
+    Slot,
+    dotted,
+    items_of,
+    slot_of,
+)
+
+#: What an arithmetic state may be; bool is an int.
+NUMBERS = (int, float)
+
+
+def with_tensor_names(name: str, names: Mapping[int, str]) -> str:
+    """Return a path with names of parameters in the place of their ids.
+
+    Args:
+        name: As `object_graph` makes it: "optimizer.state.<139734>.step".
+        names: Of tensors by id.
+    """
+    return re.sub(r"<(\d+)>", lambda m: names.get(int(m[1]), "unnamed"), name)
+
+
+def numbers_by_name(
+    contents: Iterable[tuple[str, Any, Any]], names: Mapping[int, str]
+) -> dict[str, tuple[Slot, Any]]:
+    """Return place and value of every number that objects hold; names of two places are left out.
+
+    Args:
+        contents: `ObjectGraph.contents`.
+        names: Of tensors by id.
+    """
+    found: dict[str, tuple[Slot, Any]] = {}
+    ambiguous: set[str] = set()
+    rates: dict[int, LRScheduler] = {}
+    for path, holder, content in contents:
+        if isinstance(holder, LRScheduler):
+            rates[id(content.get("_last_lr"))] = holder
+        for raw, slot, value in _places(path, holder, content):
+            if not isinstance(value, NUMBERS):
+                continue
+            name = with_tensor_names(raw, names)
+            if id(holder) in rates:  # a schedule makes a new list at each step
+                slot = Slot(rates[id(holder)], "_last_lr", (slot.key,))
+            if name in found and place(found[name][0]) != place(slot):
+                ambiguous.add(name)
+            found[name] = slot, value
+    return {name: each for name, each in found.items() if name not in ambiguous}
+
+
+def _places(path: str, holder: Any, content: Any) -> Iterator[tuple[str, Slot, Any]]:
+    """Yield name, place and value of what one entry of `ObjectGraph.contents` holds."""
+    if isinstance(holder, types.CellType | GlobalName):
+        yield path, slot_of(holder, None), content
+    elif path != "args":
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+        for key, value in items:
+            if not isinstance(key, torch.Tensor):
+                yield dotted(path, key), slot_of(holder, key), value
+
+
+def place(slot: Slot) -> tuple[int, Any]:
+    """Return what identifies a place, also where two slots lead to it."""
+    holder = slot.holder
+    return id(holder if slot.key is None else items_of(holder)), slot.key
+
+
+def containers(contents: Iterable[tuple[str, Any, Any]]) -> dict[int, tuple[Slot, Any]]:
+    """Return where each list and dictionary is held that an object holds, by its id.
+
+    Args:
+        contents: `ObjectGraph.contents`.
+    """
+    found: dict[int, tuple[Slot, Any]] = {}
+    for path, holder, content in contents:
+        for _, slot, value in _places(path, holder, content):
+            if isinstance(value, dict | list):
+                found.setdefault(id(value), (slot, value))
+    return found
+
+
+def missing_slots(
+    names: Iterable[str], objects: ObjectGraph, parameters: Mapping[str, Any]
+) -> dict[str, Slot]:
+    """Return the places of numbers that the first step would create; those of others are left out.
+
+    Args:
+        names: Such as "optimizer.state.net.weight.step" or "optimizer.param_groups.0.step".
+        objects: The object graph of the step.
+        parameters: Parameters by name.
+    """
+    holders: dict[str, Any] = {}
+    for path, holder, content in objects.contents:
+        if isinstance(content, dict) and not isinstance(holder, types.CellType | GlobalName):
+            holders.setdefault(path, holder)  # a module comes before its tables
+    optimizers = [e for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
+    states = {
+        f"{entry.name}.state.{name}": (entry.value.state, parameter)
+        for entry in optimizers
+        for name, parameter in parameters.items()
+    }
+    found: dict[str, Slot] = {}
+    for name in names:
+        parent, _, key = name.rpartition(".")
+        if parent in states:
+            state, parameter = states[parent]
+            found[name] = Slot(state[parameter], key)
+        elif parent in holders:
+            found[name] = Slot(holders[parent], key)
+    return found

@@ -1,0 +1,73 @@
+"""Optimizers that count their steps in Python are followed, number by number."""
+
+from typing import Any
+
+import pytest
+import torch.nn.functional as F
+
+from pardnn.backends.torch.capture.capture import capture
+from testbed.counting_optimizers import OPTIMIZERS, Lookahead
+from tests.backends.torch.stepping import Entry, assert_as_eager, eager, on_ranks, small
+
+
+def train(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def entry(name: str, taken: int = 0) -> Entry:
+    model, x, y = small()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for _ in range(taken):
+        train(model, optimizer, x, y)
+    optimizer.zero_grad()
+    return train, (model, optimizer, x, y)
+
+
+def counts(args: tuple[Any, ...]) -> Any:
+    optimizer = args[1]
+    steps = [state.get("step") for state in optimizer.state.values()]
+    return steps, [group.get("step") for group in optimizer.param_groups]
+
+
+@pytest.mark.parametrize("name", ["adabelief", "yogi", "lamb"])
+def test_a_fresh_optimizer_counts_on(name: str) -> None:
+    assert_as_eager(lambda: entry(name), state=counts)
+
+
+@pytest.mark.parametrize("taken", [1, 7])
+def test_an_optimizer_that_has_taken_steps_goes_on(taken: int) -> None:
+    assert_as_eager(
+        lambda: entry("rectified_adam", taken), state=counts, steps=4 if taken > 1 else 3
+    )
+
+
+def test_the_number_of_steps_that_decides_is_a_condition() -> None:
+    (found,) = on_ranks(lambda: entry("rectified_adam", 1), 1, steps=6)
+    assert found.startswith("E509")
+    assert "what is compared (testbed/counting_optimizers.py:" in found
+    assert "is True, but was False" in found
+
+
+def lookahead() -> Entry:
+    model, x, y = small()
+    optimizer = Lookahead(OPTIMIZERS["adabelief"](model.parameters()), k=3)
+    return train, (model, optimizer, x, y)
+
+
+def test_lookahead_counts_beside_its_base() -> None:
+    expected = eager(lookahead, steps=2)
+    for found in on_ranks(lookahead, 2, steps=2):
+        assert found == expected
+    (found,) = on_ranks(lookahead, 1, steps=3)
+    assert "(optimizer.counter + 1) % " in found
+
+
+def test_captured_state_is_put_back() -> None:
+    step, args = entry("yogi", 2)
+    before = counts(args)
+    capture(step, *args)
+    assert counts(args) == before

@@ -1,0 +1,100 @@
+"""Steps on real ranks beside the same steps run eagerly, with Python's state after each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import Parallel, parallelize
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
+
+Entry = tuple[Callable[..., Any], tuple[Any, ...]]
+Given = Callable[[int], dict[int, Any]]
+State = Callable[[tuple[Any, ...]], Any]
+
+
+def small() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    return model, torch.randn(4, 5), torch.randn(4, 3)
+
+
+def _nothing(_given: Any) -> Any:
+    return {}
+
+
+def _steps(call: Callable[..., Any], factory: Entry, num_steps: int, given: Given, state: State):
+    """Call a step with each step's arguments; return losses, Python's state and what it printed."""
+    _, args = factory
+    found = []
+    for i in range(num_steps):
+        now = dict(enumerate(args)) | given(i)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            try:
+                result = call(now)
+            except ValueError as error:
+                found.append(["raised", str(error)])
+                break
+        loss = result[0] if isinstance(result, tuple) else result
+        found.append([loss.item().hex(), repr(state(args)), printed.getvalue()])
+    return found
+
+
+def eager(
+    make: Callable[[], Entry], given: Given = _nothing, state: State = _nothing, steps: int = 5
+) -> list[Any]:
+    """Return what the user's own step gives."""
+    made = make()
+    return _steps(lambda now: made[0](*now.values()), made, steps, given, state)
+
+
+def on_ranks(
+    make: Callable[[], Entry],
+    size: int,
+    given: Given = _nothing,
+    state: State = _nothing,
+    steps: int = 5,
+) -> list[Any]:
+    """Return what each rank gives, or the error that it ended with."""
+    step, args = make()
+    graph = capture(step, *args)
+    plan = random_plan(graph, size)
+
+    def body(rank: int, store: str) -> Any:
+        if size > 1:
+            connect(rank, size, store, 10.0)
+        step, args = make()
+        fast: Parallel = parallelize(step, *args, plan=plan, device="cpu", timeout=10)
+        indices = fast._binding._batch  # the arguments that are passed at each step
+        found = _steps(
+            lambda now: fast(*(now[k] for k in indices)), (step, args), steps, given, state
+        )
+        fast.close()
+        return found
+
+    outcomes = run_ranks(size, body)
+    return [
+        o.value if o.status == 0 else f"{o.error.get('code')} {o.error['message']}"
+        for o in outcomes
+    ]
+
+
+def assert_as_eager(
+    make: Callable[[], Entry],
+    given: Given = _nothing,
+    state: State = _nothing,
+    steps: int = 5,
+    sizes: tuple[int, ...] = (1, 2),
+) -> None:
+    expected = eager(make, given, state, steps)
+    for size in sizes:
+        for found in on_ranks(make, size, given, state, steps):
+            assert found == expected
