@@ -77,13 +77,17 @@ def states(draw: st.DrawFn, num_devices: int, **kwargs: Any) -> tuple[Graph, dic
     case=states(3, max_ops=14),
     algorithm=st.sampled_from(sorted({*ALGORITHMS} - SOLVER_BASED - {"single"})),
     limit=st.sampled_from([None, 400, 900]),
+    others=st.tuples(*[st.sampled_from([0, 100, 400])] * 3),
 )
 def test_state_stays_whatever_plans(
-    case: tuple[Graph, dict[str, int]], algorithm: str, limit: int | None
+    case: tuple[Graph, dict[str, int]],
+    algorithm: str,
+    limit: int | None,
+    others: tuple[int, ...],
 ) -> None:
     graph, devices = case
     cluster = Cluster.uniform(3, memory=limit, bandwidth=64.0, latency=0.25)
-    state = state_on(graph, devices, 3)
+    state = dataclasses.replace(state_on(graph, devices, 3), other_bytes=others)
     try:
         plan, result = planned(graph, cluster, state, algorithm)
     except InfeasibleError:
@@ -93,6 +97,8 @@ def test_state_stays_whatever_plans(
     assert plan_problems(graph, plan, cluster) == []
     assert state_problems(graph, plan, state) == []
     assert result.makespan_s >= result.lower_bound_s * (1 - 1e-9)
+    if limit is not None:
+        assert all(p + o <= limit for p, o in zip(result.peak_bytes, others, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -180,6 +186,17 @@ def test_what_the_graph_lacks_still_takes_memory() -> None:
     )
     with pytest.raises(InvalidPlanError, match="40 are usable"):
         check_state_kept(larger, moved, state, cluster)
+
+
+@pytest.mark.parametrize("size", [0, 8])
+def test_devices_that_others_fill(size: int) -> None:
+    graph = build_graph("g", [read("a", size=size), read("b", "a", size=size)])
+    state = StateInPlace(held={}, num_devices=2, other_bytes=(100, 100))
+    if size == 0:
+        planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
+        return
+    with pytest.raises(InfeasibleError, match="of others: device 0: 0 \\+ 100"):
+        planned(graph, Cluster.uniform(2, memory=100), state, "auto-whole")
 
 
 def test_a_plan_that_moves_state_is_not_valid() -> None:

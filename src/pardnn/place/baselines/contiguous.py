@@ -45,7 +45,7 @@ def place_contiguous(
         share = speed_shares(machine)
     gathered = np.bincount(leader, weights=weight, minlength=len(weight))[arrays.topological]
     middle = np.cumsum(gathered) - gathered / 2
-    ends = np.cumsum(share) / share.sum() * max(gathered.sum(), 1e-300)
+    ends = np.cumsum(share) / (share.sum() or 1.0) * max(gathered.sum(), 1e-300)
     target = np.empty(len(graph.ops), dtype=np.int64)
     target[arrays.topological] = np.searchsorted(ends[:-1], middle, side="right")
     place = legal_placement(arrays, runnable(arrays, machine), target[leader])

@@ -56,7 +56,7 @@ def packed_place(
     first = np.full(len(problem.runs), a.num_ops, dtype=np.int64)
     np.minimum.at(first, unit, position)
     by_first_use = np.lexsort((first, _first_use(problem, position, unit)))
-    share = capacity / capacity.astype(np.float64).sum()  # int64 would wrap around
+    share = capacity / (capacity.astype(np.float64).sum() or 1.0)  # int64 would wrap around
     middle = np.cumsum(weight[by_first_use]) - weight[by_first_use] / 2
     device_of_unit = np.empty(len(problem.runs), dtype=np.int64)
     device_of_unit[by_first_use] = np.minimum(
