@@ -20,6 +20,7 @@ from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import (
     Held,
     StateInPlace,
+    bytes_alone,
     check_state_kept,
     state_in_place,
     state_problems,
@@ -186,6 +187,17 @@ def test_what_the_graph_lacks_still_takes_memory() -> None:
     )
     with pytest.raises(InvalidPlanError, match="40 are usable"):
         check_state_kept(larger, moved, state, cluster)
+
+
+def test_state_that_may_move_still_counts_what_the_graph_lacks() -> None:
+    graph = build_graph("g", [parameter("w", 60), read("a", "w", size=30)])
+    old = build_graph("old", [parameter("w", 60), parameter("v", 50), read("a", "w", "v")])
+    cluster = Cluster.uniform(2, memory=120)
+    state = state_on(old, {"w": 0, "v": 0}, 2)
+    with pytest.raises(InfeasibleError):
+        planned(graph, cluster, state, "auto-whole")
+    plan, _ = planned(graph, cluster, bytes_alone(graph, state), "auto-whole")
+    assert plan.placement["w"] == 1
 
 
 @pytest.mark.parametrize("size", [0, 8])

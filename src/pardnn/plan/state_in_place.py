@@ -8,6 +8,7 @@ the same devices, in the same boxes, training goes on under the second without m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -108,6 +109,19 @@ def usable_beside(graph: Graph, state: StateInPlace, usable: list[int | None]) -
     """
     absent = absent_bytes(graph, state)
     return [None if size is None else size - a for size, a in zip(usable, absent, strict=True)]
+
+
+def bytes_alone(graph: Graph, state: StateInPlace) -> StateInPlace:
+    """Return state that takes the memory of what a graph lacks, and pins nothing.
+
+    For a plan whose tensors of state are moved to where it wants them before it runs.
+
+    Args:
+        graph: Of the step.
+        state: What lies there.
+    """
+    absent = tuple(absent_bytes(graph, state))
+    return dataclasses.replace(state, held={}, other_bytes=absent)
 
 
 def tensor_problems(graph: Graph, state: StateInPlace) -> Iterator[str]:
