@@ -191,7 +191,7 @@ def test_what_the_graph_lacks_still_takes_memory() -> None:
 
 def test_state_that_may_move_still_counts_what_the_graph_lacks() -> None:
     graph = build_graph("g", [parameter("w", 60), read("a", "w", size=30)])
-    old = build_graph("old", [parameter("w", 60), parameter("v", 50), read("a", "w", "v")])
+    old = build_graph("old", [parameter("w", 60), parameter("v", 70), read("a", "w", "v")])
     cluster = Cluster.uniform(2, memory=120)
     state = state_on(old, {"w": 0, "v": 0}, 2)
     with pytest.raises(InfeasibleError):
