@@ -103,7 +103,8 @@ class Manifest:
         step: Steps that were trained.
         tensors: All that a step keeps for the next one, in the graph's order.
         files: Bytes of each file.
-        numbers: Python values of optimizers, schedulers and gradient scalers, by their names.
+        numbers: Python values by name: of optimizers, schedulers and gradient scalers ("objects"),
+            and what the step itself reads and counts in the user's objects ("held").
         random: States of the random generators: those of one device, whatever the number of ranks.
         extra: What the caller gave along.
         graph_fingerprint: Of the graph that ran.
@@ -118,7 +119,7 @@ class Manifest:
     step: int
     tensors: tuple[SavedTensor, ...]
     files: tuple[int, ...]
-    numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    numbers: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     random: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     extra: Any = None
     graph_fingerprint: str | None = None

@@ -189,6 +189,28 @@ def _update(items: Any, new: Mapping[str, Any]) -> None:
             items[key] = value
 
 
+def held_values(numbers: Mapping[str, Source]) -> dict[str, Any]:
+    """Return the numbers that a step reads of the user's objects, its own counts, as JSON types.
+
+    Args:
+        numbers: Their sources by name.
+    """
+    now = {name: source.get() for name, source in numbers.items()}
+    return {name: encode(value, name) for name, value in now.items() if value is not None}
+
+
+def set_held_values(values: Mapping[str, Any], numbers: Mapping[str, Source]) -> None:
+    """Give the user's objects the numbers of a checkpoint.
+
+    Args:
+        values: Of `held_values`.
+        numbers: Their sources by name; other names are passed over.
+    """
+    for name, value in values.items():
+        if name in numbers:
+            numbers[name].set(decode(value))
+
+
 def check_values(values: Mapping[str, Any], stateful: Iterable[Entry], what: str) -> None:
     """Check that a checkpoint is of the same optimizers, before anything of it is loaded.
 

@@ -21,6 +21,8 @@ from pardnn.backends.torch.checkpoint.python_values import (
     check_values,
     decode,
     encode,
+    held_values,
+    set_held_values,
     set_values,
     values_of,
 )
@@ -41,7 +43,7 @@ from pardnn.backends.torch.runtime.same_values import checksum
 from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.checkpoint.directory import Lock, check_keep, read_manifest, resolve
 from pardnn.checkpoint.manifest import Manifest
-from pardnn.errors import MismatchError, shown
+from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.file import fingerprint
 from pardnn.plan.file import plan_to_json
 from pardnn.version import __version__
@@ -170,7 +172,10 @@ class TrainingState:
             step=self.steps,
             tensors=(),
             files=(),
-            numbers=values_of(self._binding.stateful(), self._sources()),
+            numbers={
+                "objects": values_of(self._binding.stateful(), self._sources()),
+                "held": held_values(self._binding.held_numbers()),
+            },
             random=random_state(self._world.device),
             extra=encode(extra, "extra"),
             graph_fingerprint=fingerprint(self._program.whole),
@@ -244,7 +249,7 @@ class TrainingState:
         agreement.run(
             lambda: fill(self._program, world.rank, self._live, directory, manifest, agreement.tick)
         )
-        set_values(manifest.numbers, self._binding.stateful(), self._sources())
+        self._set_numbers(manifest)
         set_random_state(manifest.random, world.device)
         self.steps, self._torn_by = manifest.step, ""
         return extra
@@ -308,6 +313,15 @@ class TrainingState:
     def _exchange(self) -> Exchange:
         return Exchange(self._program, self._world, self._live)
 
+    def _set_numbers(self, manifest: Manifest) -> None:
+        objects, held = (manifest.numbers.get(key, {}) for key in ("objects", "held"))
+        try:
+            set_values(objects, self._binding.stateful(), self._sources())
+            set_held_values(held, self._binding.held_numbers())
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            text = f"the numbers of the checkpoint are damaged: {error}"
+            raise FileError(text, code="E435") from error
+
     def _checked(self, directory: Path, manifests: list[Manifest]) -> str | None:
         if not directory.is_dir():
             raise MismatchError(
@@ -318,7 +332,7 @@ class TrainingState:
         manifest = read_manifest(directory)
         what = f"checkpoint {str(directory)!r}"
         check_tensors(self._program, manifest, what)
-        check_values(manifest.numbers, self._binding.stateful(), what)
+        check_values(manifest.numbers.get("objects", {}), self._binding.stateful(), what)
         manifests.append(manifest)
         return manifest.checksum
 

@@ -81,8 +81,9 @@ class Exchange:
         group = world.channel.group
         staged = world.device.type == "cuda" and dist.get_backend(group) == "gloo"
         device = torch.device("cpu") if staged else world.device
-        buffer = torch.empty(value.shape, dtype=value.dtype, device=device)
-        if send:
+        is_direct = value.is_contiguous() and value.device.type == device.type
+        buffer = value if is_direct else torch.empty(value.shape, dtype=value.dtype, device=device)
+        if send and not is_direct:
             buffer.copy_(value)
         # As bytes: not every back end knows every type.
         flat = buffer.reshape(-1).view(torch.uint8)
@@ -97,7 +98,7 @@ class Exchange:
                 details={"rank": world.rank, "peer": peer, "transport": str(error)[:200]},
             )
             raise world.report_failure(lost) from error
-        if not send:
+        if not send and not is_direct:
             value.copy_(buffer)
 
 

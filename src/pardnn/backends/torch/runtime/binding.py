@@ -22,7 +22,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_objects,
     walk_value,
 )
-from pardnn.backends.torch.user_step.sources import batch_indices, settings_of, sources
+from pardnn.backends.torch.user_step.sources import Source, batch_indices, settings_of, sources
 from pardnn.errors import MismatchError, UnsupportedError, shown, without_addresses
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.mesh import Box
@@ -89,6 +89,16 @@ class Binding:
     def stateful(self) -> list[Entry]:
         """Return the models, optimizers, schedulers and gradient scalers that the step reaches."""
         return walk_objects(self._step, self._args).stateful
+
+    def held_numbers(self) -> dict[str, Source]:
+        """Return the numbers of the user's objects that the step reads at every call, by name."""
+        return {
+            name: source
+            for name, source in self.sources.items()
+            if source.kind == "input"
+            and not self._is_of_batch(name)
+            and isinstance(source.get(), bool | int | float | None)
+        }
 
     # Residents: parameters, buffers and optimizer states.
 

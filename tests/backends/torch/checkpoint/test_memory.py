@@ -1,0 +1,62 @@
+"""No rank holds more than its share and a little beside it while it saves, loads or exports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from tests.backends.torch import models
+from tests.backends.torch.checkpoint.training import Rank, on_ranks, plan_of, values
+
+WIDTH, LAYERS = 2048, 4
+LAYER_BYTES = 4 * WIDTH * WIDTH
+
+
+def wide() -> models.Entry:
+    """64 MiB of weights in four layers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model, optimizer, x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, optimizer, torch.randn(2, WIDTH))
+
+
+def memory(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+
+
+def growth(call: Callable[[], object]) -> int:
+    """Bytes by which the process was larger during a call than before it."""
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    before = memory("VmRSS:")
+    call()
+    return memory("VmHWM:") - before
+
+
+def test_saving_loading_and_exporting_take_a_chunk_or_a_tensor(tmp_path: Path) -> None:
+    def body(one: Rank) -> list[int]:
+        one.fast(one.args[2])
+        one.fast.save(tmp_path / "warm")
+        return [
+            growth(lambda: one.fast.save(tmp_path / "run")),
+            growth(lambda: one.fast.load(tmp_path / "run")),
+            growth(lambda: one.fast.export(tmp_path / "model.safetensors")),
+            growth(lambda: one.fast.save(tmp_path / "run", wait=False)),
+        ]
+
+    for saved, loaded, exported, staged in values(on_ranks(wide, plan_of(wide, 2), body)):
+        assert saved < LAYER_BYTES
+        assert loaded < 8 * 2**20 + LAYER_BYTES
+        assert exported < 1.5 * LAYER_BYTES
+        assert staged < LAYERS * LAYER_BYTES
