@@ -24,10 +24,13 @@ def visible_devices() -> list[str]:
 
 def empty_tensor(tensor: Tensor, device: torch.device) -> torch.Tensor:
     """Return an uninitialised tensor of a graph tensor's shape, strides and type."""
-    shape = tensor.shape or ()
-    strides = tensor.strides or torch.empty(shape, device="meta").stride()
     dtype = getattr(torch, tensor.dtype or "float32")
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return torch.empty_strided(tensor.shape or (), strides_of(tensor), dtype=dtype, device=device)
+
+
+def strides_of(tensor: Tensor) -> tuple[int, ...]:
+    """Return the strides of a graph tensor, in elements."""
+    return tensor.strides or torch.empty(tensor.shape or (), device="meta").stride()
 
 
 def elements_of(tensor: torch.Tensor) -> torch.Tensor:

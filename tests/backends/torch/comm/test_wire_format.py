@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pardnn.backends.torch.comm.wire_format import (
     byte_view,
+    laid_out,
     message_specs,
     payload_of,
 )
@@ -50,14 +51,18 @@ def test_any_view_arrives_as_it_was(shape: list[int], random: Any) -> None:
     assert found.stride() == view.stride()
 
 
-def test_a_tensor_of_other_strides_is_copied_to_those_of_its_spec() -> None:
+def test_a_tensor_of_other_strides_is_not_sent_but_can_be_copied_to_those_of_its_spec() -> None:
     x = torch.randn(4, 6)
-    spec = spec_of(0, "x", x[:, :1].expand(4, 6))
-    dense = x[:, :1].expand(4, 6).contiguous()
-    payload = payload_of(spec, dense, CPU)
-    assert payload.stride() == (6, 0)
-    assert torch.equal(payload, dense)
-    assert payload_of(spec_of(0, "x", x), x.t().contiguous().t(), CPU).stride() == (6, 1)
+    for wanted, value in ((x[:, :1].expand(4, 6), x[:, :1].expand(4, 6).contiguous()),
+                          (x, x.t().contiguous().t()), (x[:, ::2], x[:, :3])):  # fmt: skip
+        spec = spec_of(0, "x", wanted)
+        with pytest.raises(RankError, match="made 'x' as strides .* captured were") as caught:
+            payload_of(spec, value, CPU)
+        assert caught.value.code == "E604"
+        sent = payload_of(spec, laid_out(value, spec.strides), CPU)
+        assert sent.stride() == wanted.stride()
+        assert torch.equal(sent, value)
+    assert payload_of(spec_of(0, "x", x[:1]), x[:1].as_strided((1, 6), (1, 1)), CPU).numel() == 6
 
 
 def test_a_message_carries_what_its_tensor_spans() -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pardnn
+from pardnn.backends.torch.parallelize import parallelize
 from pardnn.cluster import Cluster
 from pardnn.errors import InvalidPlanError
 from pardnn.graph.build import build_graph
@@ -19,7 +20,9 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import Plan
 from tests.backends.torch import models
 from tests.backends.torch.executors import STEPS, assert_equal, captured, eager, on_ranks
+from tests.backends.torch.messages import LAYOUTS
 from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
 
 
 def views() -> models.Entry:
@@ -109,3 +112,39 @@ def problems(graph: Graph, seed: int) -> list[str]:
     except InvalidPlanError as error:
         return error.details["problems"]
     return []
+
+
+def activated() -> models.Entry:
+    """Several readers of the batch, whose bits hang on its strides."""
+    torch.manual_seed(0)
+    model = nn.Linear(20, 4)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(F.silu(x)) + x.exp().mean() + x.logsumexp(1).sin().mean()).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(30, 20))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "every second", "expanded back"])
+def test_a_batch_of_other_strides_is_taken_in_the_captured_ones(layout: str) -> None:
+    step, args = activated()
+    graph = captured(activated)
+    plans = (random_plan(graph, 2, seed=seed) for seed in range(50))
+    plan = next(plan for plan in plans if any(m.tensor == "x" for m in plan.messages))
+    batch = LAYOUTS[layout](args[2])
+    expected = [step(args[0], args[1], batch.contiguous()).item() for _ in range(3)]
+
+    def body(rank: int, store: str) -> list[float]:
+        step, args = activated()
+        connect(rank, 2, store, 20).close()
+        fast = parallelize(step, *args, plan=plan, timeout=20, device="cpu")
+        found = [fast(batch).item() for _ in range(3)]
+        fast.close()
+        return found
+
+    for outcome in run_ranks(2, body):
+        assert outcome.value == expected, outcome.error

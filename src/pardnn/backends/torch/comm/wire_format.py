@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.devices import elements_of
+from pardnn.backends.torch.devices import elements_of, strides_of
 from pardnn.errors import MismatchError, RankError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Tensor
 from pardnn.plan.plan import Message
@@ -117,7 +117,7 @@ def _layout(tensor: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
             f"its shape ({tensor.shape}) and type ({tensor.dtype}).\nCapture the step again.",
             code="E821",
         )
-    strides = tensor.strides or torch.empty(tensor.shape, device="meta").stride()
+    strides = strides_of(tensor)
     return tensor.shape, strides, _span(tensor.shape, strides) * dtype.itemsize
 
 
@@ -139,7 +139,7 @@ def memory_of(tensor: torch.Tensor, num_bytes: int) -> memoryview:
 
 
 def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Tensor:
-    """Return the tensor to send: `value` itself where it has the strides of the spec, else a copy.
+    """Return the tensor to send: `value` itself.
 
     Args:
         spec: The message.
@@ -147,37 +147,51 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
         device: Of the payload of a host scalar.
 
     Raises:
-        RankError: E604, if shape or type of `value` are not those of the spec.
+        RankError: E604, if shape, type or strides of `value` are not those of the spec.
     """
     if spec.is_scalar:
         return torch.tensor([value], dtype=spec.torch_dtype, device=device)
     if value.shape != spec.shape or value.dtype != spec.torch_dtype:
-        raise RankError(
-            f"op {shown(spec.producer)} made {shown(spec.tensor)} as {value.dtype} "
-            f"{list(value.shape)}; captured was {spec.dtype} {list(spec.shape)}.\n"
-            "The op depends on more than the shapes of its inputs; capture the step again.",
-            code="E604",
-            details={"op": spec.producer, "tensor": spec.tensor},
-        )
-    if value.is_conj() or value.is_neg():
-        value = _resolved(value)
-    return value if _is_laid_out(value, spec) else _laid_out(value, spec)
+        made = f"{value.dtype} {list(value.shape)}; captured was {spec.dtype} {list(spec.shape)}"
+        raise _made_otherwise(spec, made, "The op depends on more than the shapes of its inputs")
+    if not _has_strides(value, spec.strides):
+        made = f"strides {list(value.stride())}; captured were {list(spec.strides)}"
+        raise _made_otherwise(spec, made, "Its readers elsewhere would compute other last bits")
+    return _resolved(value) if value.is_conj() or value.is_neg() else value
 
 
-def _is_laid_out(value: torch.Tensor, spec: MessageSpec) -> bool:
-    """Whether a tensor has the strides of the spec; those of a dim of size 1 mean nothing."""
-    strides = value.stride()
-    return strides == spec.strides or all(
-        n == 1 or one == other
-        for n, one, other in zip(spec.shape, strides, spec.strides, strict=True)
+def _made_otherwise(spec: MessageSpec, made: str, why: str) -> RankError:
+    return RankError(
+        f"op {shown(spec.producer)} made {shown(spec.tensor)} as {made}.\n"
+        f"{why}; capture the step again, with the torch and on the kind of device that runs it.",
+        code="E604",
+        details={"op": spec.producer, "tensor": spec.tensor},
     )
 
 
-def _laid_out(value: torch.Tensor, spec: MessageSpec) -> torch.Tensor:
-    """Return a copy with the strides of the spec; what it repeats is written once."""
-    made = place = receive_buffer(spec, value.device)
-    for dim, stride in enumerate(spec.strides):
-        if stride == 0 and spec.shape[dim] > 1:
+def _has_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides; those of a dim of size 1 mean nothing."""
+    return value.stride() == strides or all(
+        n == 1 or one == other
+        for n, one, other in zip(value.shape, value.stride(), strides, strict=True)
+    )
+
+
+def laid_out(value: Any, strides: Sequence[int]) -> Any:
+    """Return a tensor with these strides: itself if it has them, else a copy.
+
+    Args:
+        value: A tensor; anything else, or one of another rank, is returned as it is.
+        strides: In elements; what they repeat is written once.
+    """
+    if not isinstance(value, torch.Tensor) or value.dim() != len(strides):
+        return value
+    if _has_strides(value, strides):
+        return value
+    made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+    place = made
+    for dim, stride in enumerate(strides):
+        if stride == 0 and value.shape[dim] > 1:
             place, value = place.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
     place.copy_(value)
     return made

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.comm.wire_format import spec_text
+from pardnn.backends.torch.comm.wire_format import laid_out, spec_text
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.devices import strides_of
 from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view
 from pardnn.backends.torch.rng.generator import Draws
@@ -123,13 +124,14 @@ class Executor:
         assert channel is not None
         spec = self.program.specs[action.message]
         name = spec.tensor
+        if isinstance(action, Send) and self.program.plan.partition is not None:
+            return lambda env: channel.send(spec, laid_out(env[name], spec.strides))
         if isinstance(action, Send):
             return lambda env: channel.send(spec, env[name])
         if isinstance(action, Receive):
             return lambda env: channel.receive(spec)
         if isinstance(action, Wait) and spec.source == self.rank:
             return lambda env: channel.wait(spec)
-
         if isinstance(action, Wait):
             return lambda env: env.__setitem__(name, channel.wait(spec))
         into = self.program.lowered.messages[action.message].into
@@ -162,10 +164,11 @@ class Executor:
         (output,) = op.outputs
         device = self.world.device
         of, box = shard_of(op, self.program.sources)
+        strides, is_written = strides_of(output), op.name in self.program.written
 
         def read(env: Environment) -> None:
-            value = self._inputs[of]
-            env[output.name] = _plain(value, device) if isinstance(value, torch.Tensor) else value
+            value = _plain(self._inputs[of], device)
+            env[output.name] = value if is_written else laid_out(value, strides)
 
         def read_part(env: Environment) -> None:
             assert box is not None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
+from pardnn.backends.torch.devices import strides_of
 from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor, span_bytes
 from pardnn.plan.lower import Lowered, first_uses, lower
@@ -75,7 +74,6 @@ class Program:
         ends = self._result_ends()
         for number, (tensor, source, target) in enumerate(ends, len(self.specs)):
             shape = tensor.shape or ()
-            strides = tensor.strides or torch.empty(shape, device="meta").stride()
             yield MessageSpec(
                 number=number,
                 tensor=tensor.name,
@@ -84,7 +82,7 @@ class Program:
                 bytes=span_bytes(tensor),
                 dtype=tensor.dtype or "float32",
                 shape=shape,
-                strides=strides,
+                strides=strides_of(tensor),
                 producer=self.producers[tensor.name],
                 consumer="the step's result",
             )

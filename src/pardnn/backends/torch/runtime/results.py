@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.comm.wire_format import MessageSpec
+from pardnn.backends.torch.comm.wire_format import MessageSpec, laid_out
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.codec import decode
@@ -67,7 +67,8 @@ def share_results(
         assert channel is not None
         value = written.get(spec.tensor)
         if spec.source == rank:
-            channel.send(spec, values.get(spec.tensor, loss) if value is None else value)
+            found = values.get(spec.tensor, loss) if value is None else value
+            channel.send(spec, laid_out(found, spec.strides))
         else:
             channel.allocate(spec, value if value is not None and _is_whole(value, spec) else None)
             channel.receive(spec)
