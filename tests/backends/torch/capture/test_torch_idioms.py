@@ -41,6 +41,9 @@ def test_an_optimizer_per_parameter_in_the_backward_pass() -> None:
     graph = assert_equal(optimizer_in_backward)
     assert any(op.name == "optimizers.model.0.weight.state.model.0.weight.exp_avg"
                for op in graph.ops)  # fmt: skip
+    settings = graph.ops[-1].arguments["settings"]
+    assert settings["optimizers.model.0.weight.param_groups.0.amsgrad"] is False
+    assert not any("<" in name for name in settings)
 
 
 def chosen(m: Any, x: torch.Tensor) -> torch.Tensor:

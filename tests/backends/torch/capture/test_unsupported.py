@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import random
+import re
 
 import pytest
 import torch
@@ -32,6 +33,7 @@ def refused(step, args=None, code=None) -> UnsupportedError:
     with pytest.raises(UnsupportedError) as caught:
         capture(step, *(default if args is None else args))
     assert code in (None, caught.value.code)
+    assert not re.search(r"0x[0-9a-f]+|object at", caught.value.message)
     return caught.value
 
 

@@ -22,7 +22,12 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_objects,
     walk_value,
 )
-from pardnn.backends.torch.user_step.sources import Source, batch_indices, settings_of, sources
+from pardnn.backends.torch.user_step.sources import (
+    Source,
+    batch_indices,
+    setting_entries,
+    sources,
+)
 from pardnn.errors import MismatchError, UnsupportedError, shown, without_addresses
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 from pardnn.plan.mesh import Box
@@ -72,7 +77,7 @@ class Binding:
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
         ]
         self._ints = {entry.name for entry in objects.numbers if type(entry.value) is int}
-        self._settings = list(_settings(graph, objects.numbers, settings_of(objects, self._batch)))
+        self._settings = list(_settings(graph, setting_entries(objects, self._batch)))
 
     def _check(self, graph: Graph) -> None:
         wanted = [op for op in graph.ops if op.is_source and op.kind != "constant"]
@@ -320,13 +325,10 @@ def _without_data(value: torch.Tensor) -> torch.Tensor:
     return torch.full((), fill, dtype=value.dtype, device=value.device).expand(value.shape)
 
 
-def _settings(
-    graph: Graph, numbers: Sequence[Entry], now: Mapping[str, Any]
-) -> Iterator[tuple[str, Entry, Any]]:
+def _settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Any]]:
     """Yield name, place and captured value of each setting that the graph takes for granted."""
     loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
     expected = ((loss.arguments or {}) if loss else {}).get("settings", {})
-    found = {entry.name: entry for entry in numbers if entry.name in now}
     for name, value in expected.items():
         if name in found:
             yield name, found[name], value

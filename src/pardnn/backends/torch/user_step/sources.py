@@ -157,8 +157,22 @@ def settings_of(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Any]:
         objects: The object graph of the step.
         batch: Indices of the arguments that are the batch.
     """
+    return {name: entry.value for name, entry in setting_entries(objects, batch).items()}
+
+
+def setting_entries(objects: ObjectGraph, batch: Sequence[int]) -> dict[str, Entry]:
+    """Return where the values of `settings_of` are held, by name.
+
+    Args:
+        objects: The object graph of the step.
+        batch: Indices of the arguments that are the batch.
+    """
+    names: dict[int, str] = {}
+    if any("<" in entry.name for entry in objects.numbers):
+        for group in _groups(objects, batch):
+            _tensor_source(group, batch, names)
     return {
-        entry.name: entry.value
+        _with_names(entry.name, names): entry
         for entry in objects.numbers
         if not (isinstance(entry.value, float) and is_live_number(entry, batch))
         and (entry.argument in batch or ".param_groups." in f".{entry.name}")
