@@ -4,10 +4,17 @@ from typing import Any
 
 import torch
 
-from testbed import op_samples_foreach, op_samples_layers
+from testbed import op_samples_foreach, op_samples_layers, op_samples_rare
 from testbed.op_draw import SAMPLES, Draw, named, sample, with_keywords
 
-__all__ = ["SAMPLES", "Draw", "op_samples_foreach", "op_samples_layers", "with_keywords"]
+__all__ = [
+    "SAMPLES",
+    "Draw",
+    "op_samples_foreach",
+    "op_samples_layers",
+    "op_samples_rare",
+    "with_keywords",
+]
 
 
 UNARY = """abs acos acosh alias asin asinh atan atanh ceil clone cos cosh detach elu erf exp expm1

@@ -20,7 +20,19 @@ _UNARY = [
     "signbit", "silu", "sin", "sinc", "sinh", "softplus", "sqrt", "square", "tan", "tanh",
     "threshold", "trunc", "zero", "elu", "gelu", "celu", "hardtanh", "hardshrink", "softshrink",
     "_to_copy", "to", "_conj", "conj", "resolve_conj", "resolve_neg",
-    "fill",
+    "fill", "alias_copy", "angle", "_conj_physical", "conj_physical", "i0", "isneginf", "isposinf",
+    "mvlgamma", "rad2deg",
+]  # fmt: skip
+
+_SPECIAL = [
+    "airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "entr", "erfcx", "i0e", "i1",
+    "i1e", "log_ndtr", "modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0",
+    "modified_bessel_k1", "ndtri", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
+    "spherical_bessel_j0", "chebyshev_polynomial_t", "chebyshev_polynomial_u",
+    "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h",
+    "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+    "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u",
+    "shifted_chebyshev_polynomial_v", "shifted_chebyshev_polynomial_w", "xlog1py", "zeta",
 ]  # fmt: skip
 
 _SEVERAL = [
@@ -34,7 +46,8 @@ _SEVERAL = [
     "_prelu_kernel",
     "sigmoid_backward", "silu_backward", "softplus_backward", "softshrink_backward",
     "hardshrink_backward", "sub", "tanh_backward", "threshold_backward", "true_divide", "where",
-    "xlogy",
+    "xlogy", "bitwise_left_shift", "bitwise_right_shift", "gcd", "igamma", "igammac", "lcm",
+    "ldexp", "polygamma", "rrelu_with_noise_backward",
 ]  # fmt: skip
 
 
@@ -58,6 +71,7 @@ def unary(self: Tensor, *attributes: Any, **more: Any) -> Any:
     return same_index(self, *attributes, **more)
 
 
+@describe_strided(*(f"aten.special_{name}" for name in _SPECIAL))
 @describe_strided(*(f"aten.{name}" for name in _SEVERAL))
 def several(*operands: Any, **more: Any) -> Any:
     """Several inputs, broadcast against each other."""
@@ -65,8 +79,9 @@ def several(*operands: Any, **more: Any) -> Any:
 
 
 @describe_strided(
-    "aten.mse_loss_backward", "aten.smooth_l1_loss_backward", "aten.huber_loss_backward"
-)
+    "aten.mse_loss_backward", "aten.smooth_l1_loss_backward", "aten.huber_loss_backward",
+    "aten.soft_margin_loss_backward",
+)  # fmt: skip
 def loss_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, reduction: int = 1, *more: Any
 ) -> Any:
@@ -81,6 +96,40 @@ def loss_backward(
 def log_sigmoid_forward(self: Tensor) -> Any:
     """Two outputs; the second is a buffer that only CPUs fill."""
     return same_index(self), same_index(self)
+
+
+@describe_strided("aten.log_sigmoid_backward")
+def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> Any:
+    """The buffer is empty where it was not filled."""
+    return same_index(grad_output, self, *([buffer] if buffer.shape == self.shape else []))
+
+
+@describe_strided("aten.binary_cross_entropy_backward")
+def binary_cross_entropy_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Any:  # fmt: skip
+    """A mean divides by the number of elements, which a worker does not know."""
+    tensors = [t for t in (grad_output, self, target, weight) if t is not None]
+    return same_index(*tensors) if reduction != 1 else lambda *i: apply(*tensors)[i]
+
+
+@describe_strided("aten.frexp")
+def frexp(self: Tensor) -> Any:
+    """Mantissa and exponent."""
+    return same_index(self), same_index(self)
+
+
+@describe_strided("aten.isin")
+def isin(elements: Tensor, test_elements: Any, **more: Any) -> Any:
+    """Whether each element is among others."""
+    return lambda *i: apply(elements.broadcast(i), test_elements)
+
+
+@describe_strided("aten.bucketize")
+def bucketize(self: Tensor, boundaries: Tensor, **more: Any) -> Any:
+    """In which of some ranges each element lies."""
+    return lambda *i: apply(self.broadcast(i), boundaries)
 
 
 @describe_strided("aten._prelu_kernel_backward")

@@ -81,6 +81,61 @@ def index_select(self: Tensor, dim: int, index: Tensor) -> Any:
     return lambda *i: pick(self[(*i[:d], ALL, *i[d + 1 :])], index[i[d]])
 
 
+@describe_aten("aten.take")
+def take(self: Tensor, index: Tensor) -> Any:
+    """Elements named by their position in the whole tensor."""
+    return lambda *i: pick(self, index[i])
+
+
+@describe_aten("aten.searchsorted")
+def searchsorted(sorted_sequence: Tensor, self: Any, *, sorter: Any = None, **more: Any) -> Any:
+    """Where elements belong in rows that are sorted, or in one for all."""
+    sequences = [sorted_sequence] if sorter is None else [sorted_sequence, sorter]
+    if not isinstance(self, Tensor):
+        return lambda *i: pick(*sequences)
+    if sorted_sequence.ndim == 1:
+        return lambda *i: pick(*sequences, self[i])
+    return lambda *i: pick(*(t[(*i[:-1], ALL)] for t in sequences), self[i])
+
+
+@describe_aten("aten.index_fill")
+def index_fill(self: Tensor, dim: int, index: Tensor, value: Any) -> Any:
+    """Slices of a dim filled with one value."""
+    d = dim % max(self.ndim, 1)
+    fills = [value] if isinstance(value, Tensor) else []
+    if not self.ndim:
+        return lambda: put(self, index, *fills)
+    return lambda *i: put(self[(*i[:d], ALL, *i[d + 1 :])], index, *fills)[i[d]]
+
+
+@describe_aten("aten.index_copy", "aten.index_reduce")
+def index_copy(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, *more: Any, **named: Any
+) -> Any:
+    """Slices replaced, or reduced, at the places of a dim that an index tensor names."""
+    return index_add(self, dim, index, source)
+
+
+@describe_aten("aten.segment_reduce")
+def segment_reduce(data: Tensor, reduce: str, *, axis: int = 0, **more: Any) -> Any:
+    """Runs of the first dim reduced, told by lengths or offsets."""
+    ends = [t for t in more.values() if isinstance(t, Tensor)]
+    if axis:
+        return lambda *i: pick(data, *ends)[i]
+    return lambda s, *i: pick(data[(ALL, *i)], *ends)[s]
+
+
+@describe_aten("aten._segment_reduce_backward")
+def segment_reduce_backward(
+    grad: Tensor, output: Tensor, data: Tensor, reduce: str, *, axis: int = 0, **more: Any
+) -> Any:
+    """Gradient of `segment_reduce`."""
+    ends = [t for t in more.values() if isinstance(t, Tensor)]
+    if axis:
+        return lambda *i: pick(grad, output, data, *ends)[i]
+    return lambda s, *i: pick(*(t[(ALL, *i)] for t in (grad, output, data)), *ends)[s]
+
+
 @describe_aten("aten.index_add")
 def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
     """Slices added at the places of a dim that an index tensor names."""

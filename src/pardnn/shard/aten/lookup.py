@@ -10,10 +10,13 @@ from pardnn.shard.aten import (  # noqa: F401
     factory,
     foreach,
     index,
+    linalg,
+    losses,
     matmul,
     norm,
     pool,
     random,
+    rearrange,
     reduce,
     view,
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pardnn.shard.aten.conv import per_dim
-from pardnn.shard.tdl.language import KEEP, Local, Node, Opaque, Tensor
+from pardnn.shard.tdl.language import KEEP, Local, Loops, Node, Opaque, Sum, Tensor
 from pardnn.shard.tdl.registry import describe_aten
 
 pool = Opaque("pool")
@@ -79,7 +79,9 @@ def avg_pool3d(
 
 
 @describe_aten("aten.avg_pool2d_backward", "aten.max_pool2d_with_indices_backward")
-@describe_aten("aten._adaptive_avg_pool2d_backward")
+@describe_aten("aten._adaptive_avg_pool2d_backward", "aten.adaptive_max_pool2d_backward")
+@describe_aten("aten.reflection_pad2d_backward", "aten.replication_pad2d_backward")
+@describe_aten("aten.fractional_max_pool2d_backward")
 def pool2d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
     """Gradient of a pooling: planes are independent."""
     indices = [value for value in attributes if isinstance(value, Tensor)]
@@ -87,20 +89,65 @@ def pool2d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
 
 
 @describe_aten("aten.avg_pool3d_backward", "aten.max_pool3d_with_indices_backward")
-@describe_aten("aten._adaptive_avg_pool3d_backward")
+@describe_aten("aten._adaptive_avg_pool3d_backward", "aten.adaptive_max_pool3d_backward")
+@describe_aten("aten.reflection_pad3d_backward", "aten.replication_pad3d_backward")
+@describe_aten("aten.fractional_max_pool3d_backward")
 def pool3d_backward(grad_output: Tensor, self: Tensor, *attributes: Any) -> Any:
     """The same in three dims."""
     indices = [value for value in attributes if isinstance(value, Tensor)]
     return plane(grad_output, 3, self, *indices)
 
 
-@describe_aten("aten.max_pool2d_with_indices")
+@describe_aten("aten.reflection_pad1d_backward", "aten.replication_pad1d_backward")
+def pad1d_backward(grad_output: Tensor, self: Tensor, padding: Any) -> Any:
+    """Gradient of a padding in one dim."""
+    return plane(grad_output, 1, self)
+
+
+def _fractional(self: Tensor, space: int, random_samples: Tensor) -> Any:
+    def value(*i: Any) -> Node:
+        lead = i[: self.ndim - space]
+        sample = random_samples[(*([ALL] * (2 - len(lead))), *lead, ALL)]
+        return pool(self[(*lead, *[ALL] * space)], sample)[i[len(lead) :]]
+
+    return value, value
+
+
+@describe_aten("aten.fractional_max_pool2d")
+def fractional_max_pool2d(
+    self: Tensor, kernel_size: Any, output_size: Any, random_samples: Tensor
+) -> Any:
+    """Maxima over windows at random places, and their positions."""
+    return _fractional(self, 2, random_samples)
+
+
+@describe_aten("aten.fractional_max_pool3d")
+def fractional_max_pool3d(
+    self: Tensor, kernel_size: Any, output_size: Any, random_samples: Tensor
+) -> Any:
+    """The same in three dims."""
+    return _fractional(self, 3, random_samples)
+
+
+@describe_aten("aten.max_unpool2d")
+def max_unpool2d(self: Tensor, indices: Tensor, output_size: Any) -> Any:
+    """Maxima put back at their positions in the plane."""
+    return plane(self, 2, indices)
+
+
+@describe_aten("aten.max_unpool3d")
+def max_unpool3d(self: Tensor, indices: Tensor, *sizes: Any) -> Any:
+    """The same in three dims."""
+    return plane(self, 3, indices)
+
+
+@describe_aten("aten.max_pool2d_with_indices", "aten.adaptive_max_pool2d")
 def max_pool2d_with_indices(self: Tensor, *attributes: Any) -> Any:
     """Maxima, and their positions in the plane, which a shard of the plane does not know."""
     return plane(self, 2), plane(self, 2)
 
 
-@describe_aten("aten.max_pool3d_with_indices")
+@describe_aten("aten.max_pool3d_with_indices", "aten.adaptive_max_pool3d")
 def max_pool3d_with_indices(self: Tensor, *attributes: Any) -> Any:
     """Maxima, and their positions in the volume."""
     return plane(self, 3), plane(self, 3)
@@ -124,24 +171,30 @@ def plane3d(self: Tensor, *attributes: Any) -> Any:
     return plane(self, 3)
 
 
+@describe_aten("aten._upsample_nearest_exact2d", "aten._upsample_bilinear2d_aa")
+@describe_aten("aten._upsample_bicubic2d_aa")
 @describe_aten("aten.upsample_nearest2d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d")
 def upsample2d(input: Tensor, *attributes: Any, **more: Any) -> Any:
     """Resampling of planes."""
     return plane(input, 2)
 
 
+@describe_aten("aten._upsample_nearest_exact1d")
 @describe_aten("aten.upsample_nearest1d", "aten.upsample_linear1d")
 def upsample1d(input: Tensor, *attributes: Any, **more: Any) -> Any:
     """Resampling of rows."""
     return plane(input, 1)
 
 
+@describe_aten("aten._upsample_nearest_exact3d")
 @describe_aten("aten.upsample_nearest3d", "aten.upsample_trilinear3d")
 def upsample3d(input: Tensor, *attributes: Any, **more: Any) -> Any:
     """Resampling of volumes."""
     return plane(input, 3)
 
 
+@describe_aten(*(f"aten._upsample_nearest_exact{n}d_backward" for n in (1, 2, 3)))
+@describe_aten(*(f"aten._upsample_{n}2d_aa_backward" for n in ("bilinear", "bicubic")))
 @describe_aten(*(f"aten.upsample_{n}_backward" for n in ("nearest1d", "linear1d")))
 @describe_aten(*(f"aten.upsample_{n}_backward" for n in ("nearest2d", "bilinear2d", "bicubic2d")))
 @describe_aten(*(f"aten.upsample_{n}_backward" for n in ("nearest3d", "trilinear3d")))
@@ -176,6 +229,29 @@ def glu_backward(grad_output: Tensor, self: Tensor, dim: int) -> Any:
 def grid_sampler_2d(input: Tensor, grid: Tensor, *modes: Any) -> Any:
     """Sampling of planes at given places: the grid's own places can be cut."""
     return lambda b, c, y, x: pool(input[b, c, :, :], grid[b, y, x, :])
+
+
+@describe_aten("aten.grid_sampler_3d")
+def grid_sampler_3d(input: Tensor, grid: Tensor, *modes: Any) -> Any:
+    """Sampling of volumes at given places."""
+    return lambda b, c, z, y, x: pool(input[b, c, :, :, :], grid[b, z, y, x, :])
+
+
+@describe_aten("aten.grid_sampler_2d_backward", "aten.grid_sampler_3d_backward")
+def grid_sampler_backward(
+    grad_output: Tensor, input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int,
+    align_corners: bool, output_mask: Sequence[bool],
+) -> Any:  # fmt: skip
+    """Gradients of planes and places: places add up in planes, channels in places."""
+    space = [ALL] * (input.ndim - 2)
+
+    def value(b: Any, c: Any, p: Any) -> Any:
+        return pool(grad_output[(b, c, *p)], input[(b, c, *space)], grid[(b, *p, ALL)])
+
+    of_input = lambda b, c, *x: Sum(lambda *p: value(b, c, p)[x], len(space))  # noqa: E731
+    names = ("b", *(f"p{n}" for n in range(len(space))), "k")
+    of_grid = Loops(names, lambda b, *p: Sum(lambda c: value(b, c, p[:-1])[p[-1]]))
+    return tuple(f if m else None for f, m in zip((of_input, of_grid), output_mask, strict=True))
 
 
 @describe_aten("aten.col2im")

@@ -114,7 +114,7 @@ def argmax(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     return _statistic(self, dim, keepdim)
 
 
-@describe_aten("aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.mode")
+@describe_aten("aten.max.dim", "aten.min.dim", "aten.median.dim", "aten.mode", "aten.nanmedian.dim")
 def max_dim(self: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """Extreme value and its position."""
     return _statistic(self, dim, keepdim), _statistic(self, dim, keepdim)
@@ -135,6 +135,54 @@ def whole_along(self: Tensor, dim: int, *others: Tensor) -> Any:
         return along(*(tensor[row] for tensor in (self, *others)))[i[d : d + 1]]
 
     return value
+
+
+def whole_over(dims: Sequence[int], *tensors: Tensor) -> Any:
+    """Return `out[i] = f(a[i])`, of tensors of one rank, each whole along `dims`."""
+
+    def value(*i: Affine) -> Node:
+        index: Any = tuple(slice(None) if d in dims else e for d, e in enumerate(i))
+        return along(*(tensor[index] for tensor in tensors))[tuple(i[d] for d in dims)]
+
+    return value
+
+
+@describe_aten("aten._fft_c2c", "aten._fft_r2c", "aten._fft_c2r")
+def fourier(self: Tensor, dim: Sequence[int], *more: Any) -> Any:
+    """Fourier transforms along some dims; the others can be cut."""
+    return whole_over(wrapped(dim, self.ndim), self)
+
+
+@describe_aten("aten.renorm")
+def renorm(self: Tensor, p: Any, dim: int, maxnorm: Any) -> Any:
+    """Slices of a dim scaled to a norm, each by itself."""
+    return whole_over([d for d in range(self.ndim) if d != dim % self.ndim], self)
+
+
+@describe_aten("aten.kthvalue")
+def kthvalue(self: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    """The k-th value in order along a dim, and its position."""
+    return _statistic(self, dim, keepdim), _statistic(self, dim, keepdim)
+
+
+@describe_aten("aten.count_nonzero")
+def count_nonzero(self: Tensor, dim: Any = None) -> Any:
+    """How many elements are not zero."""
+    return _over(Sum, self, dim, False)
+
+
+@describe_aten("aten.aminmax")
+def aminmax(self: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Least and greatest element over one dim, or all."""
+    return _over(Min, self, dim, keepdim), _over(Max, self, dim, keepdim)
+
+
+@describe_aten("aten.histc")
+def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """How many elements lie in each of some ranges; by default those of the elements themselves."""
+    if min == max:
+        return lambda b: along(self)[b]
+    return lambda b: Sum(lambda *r: along(self[r])[b], self.ndim)
 
 
 @describe_aten(
@@ -172,7 +220,7 @@ def topk(self: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool
     return whole_along(self, dim), whole_along(self, dim)
 
 
-@describe_aten("aten.mse_loss", "aten.l1_loss")
+@describe_aten("aten.mse_loss", "aten.l1_loss", "aten.soft_margin_loss")
 def mse_loss(self: Tensor, target: Tensor, reduction: int = 1) -> Any:
     """Differences, one by one, their mean or their sum."""
     return _loss([self, target], max(self, target, key=lambda t: t.ndim).ndim, reduction)

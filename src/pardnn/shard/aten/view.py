@@ -47,7 +47,12 @@ def _index(
 
 
 @describe_strided(
-    "aten.view", "aten._unsafe_view", "aten.reshape", "aten._reshape_alias", is_exact=True
+    "aten.view",
+    "aten._unsafe_view",
+    "aten.reshape",
+    "aten._reshape_alias",
+    "aten.view_copy",
+    is_exact=True,
 )
 def view(self: Tensor, size: Sequence[int], *strides: Any) -> Any:
     """The same elements in the same order in another shape."""
@@ -79,20 +84,20 @@ def view_dtype(self: Tensor, dtype: Any) -> Any:
     return lambda *i: taken(self[(*i[:-1], ALL)])[i[-1:]] if i else taken(self[()])
 
 
-@describe_strided("aten.expand", "aten.broadcast_to")
+@describe_strided("aten.expand", "aten.expand_copy", "aten.broadcast_to")
 def expand(self: Tensor, size: Sequence[int], *, implicit: bool = False) -> Any:
     """Broadcast to a shape."""
     return Local(lambda *i: taken(self.broadcast(i)), size=lambda local: list(local.outputs[0]))
 
 
-@describe_strided("aten.permute")
+@describe_strided("aten.permute", "aten.permute_copy")
 def permute(self: Tensor, dims: Sequence[int]) -> Any:
     """Dims in another order."""
     order = [d % self.ndim for d in dims]
     return lambda *i: taken(self[tuple(i[order.index(d)] for d in range(self.ndim))])
 
 
-@describe_strided("aten.transpose", "aten.swapaxes")
+@describe_strided("aten.transpose", "aten.transpose_copy", "aten.swapaxes")
 def transpose(self: Tensor, dim0: int, dim1: int) -> Any:
     """Two dims change places."""
     order = list(range(self.ndim))
@@ -102,13 +107,13 @@ def transpose(self: Tensor, dim0: int, dim1: int) -> Any:
     return permute(self, order)
 
 
-@describe_strided("aten.t", "aten.numpy_T")
+@describe_strided("aten.t", "aten.t_copy", "aten.numpy_T")
 def t(self: Tensor) -> Any:
     """A matrix transposed; vectors stay."""
     return permute(self, list(range(self.ndim))[::-1])
 
 
-@describe_strided("aten.unsqueeze")
+@describe_strided("aten.unsqueeze", "aten.unsqueeze_copy")
 def unsqueeze(self: Tensor, dim: int) -> Any:
     """A dim of size 1 more."""
     d = dim % (self.ndim + 1)
@@ -129,13 +134,13 @@ def _squeezed(self: Tensor, dims: Sequence[int]) -> Any:
     return value
 
 
-@describe_strided("aten.squeeze.dim", "aten.squeeze.dims")
+@describe_strided("aten.squeeze.dim", "aten.squeeze.dims", "aten.squeeze_copy.dim")
 def squeeze(self: Tensor, dim: int | Sequence[int]) -> Any:
     """Without the named dims of size 1."""
     return _squeezed(self, [dim] if isinstance(dim, int) else dim)
 
 
-@describe_strided("aten.squeeze")
+@describe_strided("aten.squeeze", "aten.squeeze_copy")
 def squeeze_all(self: Tensor) -> Any:
     """Without all dims of size 1."""
     gone = [d for d in range(self.ndim) if self.shape[d] == 1]
@@ -160,10 +165,11 @@ def slice_(self: Tensor, dim: int = 0, start: Any = None, end: Any = None, step:
     )
 
 
-@describe_strided("aten.narrow")
+@describe_strided("aten.narrow", "aten.narrow_copy")
 def narrow(self: Tensor, dim: int, start: int, length: int) -> Any:
     """A run of a dim."""
-    return lambda *i: taken(self[(*i[:dim], ALL, *i[dim + 1 :])])[i[dim]]
+    d = dim % self.ndim
+    return lambda *i: taken(self[(*i[:d], ALL, *i[d + 1 :])])[i[d]]
 
 
 @describe_strided("aten.slice_backward")
@@ -292,7 +298,7 @@ def repeat(self: Tensor, repeats: Sequence[int]) -> Any:
     return value
 
 
-@describe_strided("aten.diagonal")
+@describe_strided("aten.diagonal", "aten.diagonal_copy")
 def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """Elements whose indices in two dims differ by `offset`; they become the last dim."""
     a, b = dim1 % self.ndim, dim2 % self.ndim
@@ -310,7 +316,7 @@ def diagonal(self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any
     return Local(value, offset=lambda local: 0 if local.cuts(name) else KEEP)
 
 
-@describe_strided("aten.unfold")
+@describe_strided("aten.unfold", "aten.unfold_copy")
 def unfold(self: Tensor, dimension: int, size: int, step: int) -> Any:
     """Windows of a dim; their elements become the last dim."""
     if not self.ndim:

@@ -3,20 +3,15 @@
 _DYNAMIC = "the shape of the result depends on the data"
 _NUMBER = "its result is a number of the host, no tensor"
 _STORAGE = "it addresses storage, whose order a shard does not keep"
-_FOURIER = "each output mixes all inputs along dims that the output halves; not affine"
 
 #: Operator to reason. What is in neither list is unknown, and runs whole too.
 WITHOUT: dict[str, str] = {
     "aten._amp_foreach_non_finite_check_and_unscale_": "it writes its flag in place: a reduction",
     "aten._embedding_bag_backward": "bags are told by offsets, which differ for each shard",
-    "aten._fft_c2r": _FOURIER,
-    "aten._fft_r2c": _FOURIER,
-    "aten._grouped_mm": "which rows meet which matrix depends on the data",
     "aten._local_scalar_dense": _NUMBER,
     "aten._pdist_forward": "pairs of rows are enumerated in a triangle; not affine",
     "aten.as_strided": _STORAGE,
     "aten.as_strided_scatter": _STORAGE,
-    "aten.histc": "its bins run from the least to the greatest of all values",
     "aten.masked_scatter": "where a value comes from depends on the mask before it",
     "aten.masked_select": _DYNAMIC,
     "aten.mkldnn_rnn_layer": "its time steps depend on each other, and its workspace is opaque",

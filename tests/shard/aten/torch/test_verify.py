@@ -32,6 +32,7 @@ def verified(kind: str, seed: int) -> list[Verification]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:.*(deprecated|is in beta)")
 @pytest.mark.parametrize("kind", sorted(SAMPLES))
 def test_description_agrees_with_the_operator(kind: str) -> None:
     base = zlib.crc32(kind.encode())
@@ -66,3 +67,23 @@ def test_every_operator_is_verified_or_has_a_reason(kind: str) -> None:
     without = reason_without(kind) is not None
     assert [kind in SAMPLES, kind in NOTHING_TO_CUT, without].count(True) == 1
     assert (description_of(kind) is None) == without
+
+
+GROUPS = torch.tensor([3, 9, 16], dtype=torch.int32)
+GROUPED: dict[str, Any] = {
+    "rows": ([16, 32], [3, 32, 24], {"k", "n"}),
+    "batch": ([3, 16, 24], [3, 24, 32], {"g", "k", "m", "n"}),
+    "columns": ([3, 24, 16], [16, 16], {"k", "m"}),
+    "sum": ([32, 16], [16, 24], {"m", "n"}),
+}
+
+
+@pytest.mark.parametrize("form", GROUPED)
+def test_products_of_groups(form: str) -> None:
+    """In single precision, the best that the kernel takes; shards keep to rows of 16 bytes."""
+    one, other, loops = GROUPED[form]
+    draw = Draw(1)
+    call = [draw.f(*one).float(), draw.f(*other).float(), *([] if form == "batch" else [GROUPS])]
+    done = verify("aten._grouped_mm.default", *call, workers=(2,), double=False)
+    assert {loop for loop, _ in done.verified} == loops
+    assert not done.problems
