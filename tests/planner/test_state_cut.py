@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardnn.cluster import Cluster
-from pardnn.errors import InfeasibleError, PardnnError, UsageError
+from pardnn.errors import InfeasibleError, InvalidPlanError, PardnnError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import plan_problems
 from pardnn.plan.mesh import Layout, Mesh, make_mesh, owned_boxes
@@ -180,6 +180,16 @@ def test_a_cut_is_not_placed_and_one_axis_is_not_two() -> None:
     flat = state_as(graph, {"w1": (1,)}, make_mesh((4,)))
     plan, _ = planned(graph, flat, "equal-chop")
     assert state_layout(graph, plan)["w1"] == flat.layout["w1"]
+
+
+def test_a_search_that_moves_state_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = mlp(16, 8, 12, 8)
+    free, _ = planned(graph, None, "tofu")
+    found = {n: s for n, s in state_layout(graph, free).items() if n == "w1"}
+    other = next(o for o in LAYOUTS if state_as(graph, {"w1": o}).layout != found)
+    monkeypatch.setattr("pardnn.planner.problem.fixed_layouts", lambda *_: None)
+    with pytest.raises(InvalidPlanError, match="moves state"):
+        planned(graph, state_as(graph, {"w1": other}), "tofu")
 
 
 def test_boxes_of_no_layout_are_refused() -> None:

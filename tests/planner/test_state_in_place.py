@@ -297,3 +297,4 @@ def test_the_public_door() -> None:
     kept = pardnn.plan(graph, cluster, state=state)
     pardnn.check_state_kept(graph, kept, state)
     assert kept.placement["v"] == plan.placement["v"]
+    assert "tensors of state that stay where they are: 2" in kept.notes

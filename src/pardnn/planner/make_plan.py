@@ -26,7 +26,7 @@ from pardnn.planner.algorithms import (
     is_polished,
     solvers_to_try,
 )
-from pardnn.planner.kept_state import check_state, kind_of_plan, with_state
+from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import may_shard
@@ -148,6 +148,8 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
     idle = [device for device, row in enumerate(np.diff(outcome.plan.order_ptr)) if row == 0]
     notes = [*outcome.notes, *(sharded.plan.notes if sharded else ())]
     notes += [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
+    stays = 0 if problem.state is None else len(kept(problem.graph, problem.state))
+    notes += [f"tensors of state that stay where they are: {stays}"] if stays else []
     return PlanResult(
         algorithm=outcome.algorithm,
         num_devices=cluster.num_devices,
