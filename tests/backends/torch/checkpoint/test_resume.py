@@ -39,15 +39,27 @@ def double_gpt2() -> models.Entry:
 
 
 def double_gan() -> models.Entry:
-    return in_double(models.gan)
+    step, args = in_double(models.gan)
+
+    def in_default_double(generator, critic, for_generator, for_critic, real):
+        torch.set_default_dtype(torch.float64)  # of the noise that the step draws
+        try:
+            return step(generator, critic, for_generator, for_critic, real)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return in_default_double, args
 
 
 def double_resnet() -> models.Entry:
     return in_double(models.resnet)
 
 
-def number(bits: str) -> float:
-    return torch.frombuffer(bytearray.fromhex(bits), dtype=torch.float64).item()
+def is_close(found: str, expected: str) -> bool:
+    """Within the tolerance of a cut; GPT-2 computes its loss in single precision."""
+    dtype, tolerance = (torch.float64, 1e-10) if len(found) == 16 else (torch.float32, 1e-4)
+    a, b = (torch.frombuffer(bytearray.fromhex(x), dtype=dtype).item() for x in (found, expected))
+    return a == pytest.approx(b, rel=tolerance)
 
 
 #: `make resume-matrix` runs all.
@@ -77,7 +89,7 @@ def test_placed_and_cut_read_each_other(
     saved_at(factory, plan_of(factory, 3, first), tmp_path)
     for losses in resumed(factory, plan_of(factory, size, then), tmp_path, (3, 6)):
         for found, wanted in zip(losses[:3], expected[3:6], strict=True):
-            assert number(found) == pytest.approx(number(wanted), rel=1e-10)
+            assert is_close(found, wanted)
         assert losses[3] == expected[6]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.checkpoint import saving, training_state
-from pardnn.checkpoint import disk
+from pardnn.checkpoint import directory, disk
 from pardnn.checkpoint.directory import committed, piece_path, read_manifest, resolve
 from pardnn.checkpoint.verify import verify
 from pardnn.errors import PardnnError
@@ -70,27 +70,50 @@ def test_a_full_disk_on_one_rank_is_an_error_of_all_and_training_goes_on(
     assert [each.step for each in committed(tmp_path)] == [1, 3]
 
 
-def test_a_rank_that_is_killed_while_it_saves_is_told_and_the_last_step_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+#: Stage of a save, the function that ends the process, and a rank that runs it.
+STAGES = [
+    (saving, "reserve", 0),
+    (saving, "write_tensors", 0),
+    (saving, "write_tensors", 1),
+    (directory, "manifest_to_json", 0),
+    (disk, "replace_file", 0),
+    (directory, "_drop_old", 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "rank"), STAGES, ids=[f"{name}-{rank}" for _, name, rank in STAGES]
+)
+def test_a_rank_that_is_killed_while_it_saves_is_told_and_a_complete_step_stays(
+    module: Any, function: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def body(one: Rank) -> Any:
         one.step(0)
         one.fast.save(tmp_path)
         one.step(1)
-        if one.rank == 1:
-            monkeypatch.setattr(saving, "write_tensors", lambda *_: os.kill(os.getpid(), 9))
-        one.fast._state._world.timeout_s = 2.0
+        if one.rank == rank:
+            monkeypatch.setattr(module, function, lambda *_: os.kill(os.getpid(), 9))
+        one.fast._state._world.timeout_s = 1.0
         one.fast.save(tmp_path)
 
-    outcomes = run(body)
-    assert outcomes[1].status == -signal.SIGKILL
-    for outcome in (outcomes[0], outcomes[2]):
-        assert outcome.code in ("E702", "E602"), outcome.error
-        assert "saving step 2" in outcome.error["message"] or "stopped" in outcome.error["message"]
-        assert outcome.seconds < 20
+    outcomes = run(body, size=2)
+    other = outcomes[1 - rank]
+    assert outcomes[rank].status == -signal.SIGKILL
+    assert other.code in ("E702", "E602"), other.error
+    assert "saving step 2" in other.error["message"]
+    assert other.error["details"]["peer"] == rank
+    assert other.seconds < 20
     path = resolve(tmp_path)
-    verify(path, read_manifest(path))
-    assert [each.step for each in committed(tmp_path)] == [1]
+    manifest = read_manifest(path)
+    verify(path, manifest)
+    assert manifest.step == (2 if function == "_drop_old" else 1)
+
+    def load(one: Rank) -> Any:
+        one.fast.load(tmp_path)
+        one.fast.save(tmp_path)
+        return sorted(each.name for each in tmp_path.glob("*.tmp-*"))
+
+    assert values(run(load, size=1)) == [[]]
 
 
 def test_what_ranks_save_must_be_the_same(tmp_path: Path) -> None:
