@@ -302,8 +302,9 @@ def gan() -> Entry:
     )
 
     def step(generator, critic, for_generator, for_critic, real):
-        ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
-        fake = generator(torch.randn(len(real), 4))
+        dtype, size = real.dtype, (len(real), 1)
+        ones, zeros = torch.ones(size, dtype=dtype), torch.zeros(size, dtype=dtype)
+        fake = generator(torch.randn(len(real), 4, dtype=dtype))
         for_critic.zero_grad()
         critic_loss = F.binary_cross_entropy_with_logits(critic(real), ones)
         critic_loss = critic_loss + F.binary_cross_entropy_with_logits(critic(fake.detach()), zeros)

@@ -39,16 +39,7 @@ def double_gpt2() -> models.Entry:
 
 
 def double_gan() -> models.Entry:
-    step, args = in_double(models.gan)
-
-    def in_default_double(generator, critic, for_generator, for_critic, real):
-        torch.set_default_dtype(torch.float64)  # of the noise that the step draws
-        try:
-            return step(generator, critic, for_generator, for_critic, real)
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    return in_default_double, args
+    return in_double(models.gan)
 
 
 def double_resnet() -> models.Entry:
