@@ -18,6 +18,7 @@ from pardnn.backends.torch.comm.world import World, join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.gather import resident_names, whole_value
 from pardnn.backends.torch.runtime.program import Program
@@ -75,6 +76,7 @@ class Parallel:
         self._executor.step(lambda: self._inputs(batch))
         self._state.steps += 1
         self._binding.end_step()
+        tell(self._executor.effects)
         return self._executor.result
 
     def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:

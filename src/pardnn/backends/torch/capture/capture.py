@@ -15,7 +15,7 @@ attributes, the state of the random generators.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ from pardnn.backends.torch.capture.first_use import (
     kept_tensors,
 )
 from pardnn.backends.torch.capture.initial_state import initial_values
+from pardnn.backends.torch.capture.numbers.effects import effects_noted
+from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
 from pardnn.backends.torch.capture.numbers.schedules import (
     schedule_numbers,
     schedules_noted,
@@ -58,20 +60,13 @@ from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.source_updates import (
     StepTrace,
     check_gradients,
-    check_item_reads,
     check_same,
     check_shared_storage,
-    is_registered,
+    ordered_live_calls,
     shared_sources,
     source_updates,
 )
-from pardnn.backends.torch.capture.to_graph import (
-    add_order_edges,
-    graph_of,
-    live_calls,
-    name_calls,
-)
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.to_graph import graph_of
 from pardnn.backends.torch.capture.traced_run import generators_restored, run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.access import access_allowed
@@ -84,7 +79,7 @@ from pardnn.backends.torch.user_step.sources import (
     settings_of,
     sources_of,
 )
-from pardnn.errors import UnsupportedError, UsageError, UserCodeError
+from pardnn.errors import UnsupportedError, UserCodeError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 
@@ -139,6 +134,7 @@ class _Session:
         mode: Of the fake tensors.
         fake_cache: Fake results that all traces share.
         original: What the objects of the step held before the first trace.
+        checks: Known branches on data that only raise, of the first step and of the others.
     """
 
     step: Callable[..., Any]
@@ -147,6 +143,7 @@ class _Session:
     mode: fake_tensor.FakeTensorMode
     fake_cache: FakeCache
     original: ObjectGraph
+    checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
 
     def graph(self, name: str) -> Graph:
         """Trace the step three times and return the second trace as a graph."""
@@ -202,9 +199,12 @@ class _Session:
         loss = trace.tracer.aliases.fresh_value(returned)
         updated = source_updates(trace, irregular)
         result, copies = recorded_result(trace.tracer, trace.result, returned)
-        calls = _ordered_live_calls(trace, loss, [*updated, *copies], irregular, chosen)
+        told = trace.effects.noted
+        outputs = [*updated, *copies, *trace.effects.calls]
+        calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules)
+        taken |= {"effects": named_result(told)} if told else {}
         return graph_of(name, calls, loss, taken, self._accelerator(trace), named_result(result))
 
     def _held(self, objects: ObjectGraph, found: Iterable[Source]) -> dict[str, Any]:
@@ -247,6 +247,32 @@ class _Session:
         constants: KeptTensors = NOTHING_KEPT,
         locate: bool = True,
     ) -> StepTrace:
+        """Run the step over new placeholders and record it; again where a branch may be a check."""
+        start = walk_objects(self.step, self.args).contents
+        is_first = chosen is NO_SYMBOLS
+        questions = Questions(self.checks[is_first], trial=True)
+        while True:
+            error: BaseException = NoCheck()
+            try:
+                trace = self._traced_once(chosen, questions, initial, constants, locate)
+                if not questions.is_trying:
+                    self.checks[is_first] = questions.checks
+                    return trace
+            except (UserCodeError, UnsupportedError, NoCheck) as caught:
+                if not questions.is_trying:
+                    raise
+                error = caught
+            questions = questions.learned(error)
+            restore(start)
+
+    def _traced_once(
+        self,
+        chosen: Selection,
+        questions: Questions,
+        initial: dict[str, Any] | None,
+        constants: KeptTensors,
+        locate: bool,
+    ) -> StepTrace:
         """Run the step once over new placeholders and record it."""
         objects = walk_objects(self.step, self.args)
         sources = sources_of(objects, self.batch)
@@ -264,6 +290,7 @@ class _Session:
         placeholders = insert_placeholders(objects, tensors, self.mode)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
+        tracer.scalars.questions = questions
         trace = StepTrace(tracer, {}, {}, {}, settings, None)
         for source in tensors:
             self._add(trace, source, placeholders[source.name], initial)
@@ -276,10 +303,12 @@ class _Session:
         _insert_symbols(trace, numbers)
         before = walk_objects(self.step, self.args).contents
         try:
-            with schedules_noted(objects, tracer.locator) as trace.schedules:
+            noted = schedules_noted(objects, tracer.locator)
+            with noted as trace.schedules, effects_noted(tracer) as trace.effects:
                 trace.result = run_traced(self.step, self.args, tracer, self.mode)
-            found_changes = changes(before)
-            trace.changed = {with_tensor_names(n, names): c for n, c in found_changes.items()}
+            trace.effects.check_told()
+            changed = changes(before).items()
+            trace.changed = {with_tensor_names(name, names): each for name, each in changed}
             trace.length = len(tracer.calls)
         finally:
             for source in numbers:
@@ -330,43 +359,3 @@ def _gradients(found: Sequence[Source]) -> list[Source]:
     parameters = [source for source in found if source.kind == "parameter"]
     held = [gradient_source(source) for source in parameters]
     return [source for source in held if source.get() is not None]
-
-
-def _ordered_live_calls(
-    trace: StepTrace,
-    loss: Value,
-    updated: list[Call],
-    irregular: dict[str, str],
-    chosen: Selection,
-) -> list[Call]:
-    """Return the live calls, ordered and named, sources first."""
-    parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
-    if not any(value.storage and value.storage.writes for value in parameters):
-        raise UsageError(
-            "nothing to train: the step changes no parameter of any model it reaches.\n"
-            "It should call loss.backward() and optimizer.step() on parameters that require\n"
-            "gradients.",
-            details={"parameters": len(parameters)},
-        )
-    guarded = []
-    for value, guard in trace.tracer.scalars.guards.items():
-        # A guard on any other number is a condition of the host program, or a setting.
-        if value.kind is float and value.call.name not in chosen.held:
-            assert value.call.arguments is not None
-            value.call.arguments["guard"] = guard
-            guarded.append(value.call)
-    always = [
-        trace.values[n].call
-        for n, s in trace.sources.items()
-        if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
-        and is_registered(s))
-    ]  # fmt: skip
-    calls = live_calls(trace.tracer.calls, [loss.call, *updated, *guarded, *always])
-    for call in calls:
-        if call.name in irregular:
-            raise unsupported.irregular_initial_state(call.name, irregular[call.name])
-    check_item_reads(calls, trace.tracer.permitted_reads)
-    sources_first = sorted(calls, key=lambda call: not call.name)
-    add_order_edges(sources_first)
-    name_calls(sources_first)
-    return sources_first

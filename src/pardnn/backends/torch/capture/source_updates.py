@@ -16,10 +16,16 @@ import torch
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.restore import Changed
-from pardnn.backends.torch.capture.to_graph import traces_differ
+from pardnn.backends.torch.capture.to_graph import (
+    add_order_edges,
+    live_calls,
+    name_calls,
+    traces_differ,
+)
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.sources import Source
+from pardnn.errors import UsageError
 
 
 @dataclass(repr=False)
@@ -34,6 +40,7 @@ class StepTrace:
         settings: Plain values that the graph takes for granted.
         result: What the step returned.
         schedules: Names of the learning rate schedules that it stepped.
+        effects: What the step tells: `numbers.effects.Effects`.
         length: Number of calls of the step itself, before copies back were added.
         made_anew: Sources that the trace makes of constants, with their storage and its number of
             writes before the step; see `first_use`.
@@ -46,6 +53,7 @@ class StepTrace:
     settings: dict[str, Any]
     result: Any
     schedules: Sequence[str] = ()
+    effects: Any = None
     length: int = 0
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
@@ -212,3 +220,55 @@ def check_same(one: StepTrace, other: StepTrace) -> None:
     located = here or one.tracer.calls[one.length - 1]
     what = f"{(there or located).kind} has other arguments the second time"
     raise unsupported.changing_step(what, located.source)
+
+
+def ordered_live_calls(
+    trace: StepTrace,
+    loss: Value,
+    updated: list[Call],
+    irregular: dict[str, str],
+    held: Collection[str],
+) -> list[Call]:
+    """Return the live calls, ordered and named, sources first.
+
+    Args:
+        trace: Of the step that repeats.
+        loss: The value that is the loss.
+        updated: Calls that outlive the step.
+        irregular: Why states have no first value, by name.
+        held: Names of numbers that objects hold.
+
+    Raises:
+        UnsupportedError: E806, if the graph reads a state without a first value.
+        UsageError: E201, if the step trains nothing.
+    """
+    parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
+    if not any(value.storage and value.storage.writes for value in parameters):
+        raise UsageError(
+            "nothing to train: the step changes no parameter of any model it reaches.\n"
+            "It should call loss.backward() and optimizer.step() on parameters that require\n"
+            "gradients.",
+            details={"parameters": len(parameters)},
+        )
+    guarded = []
+    for value, guard in trace.tracer.scalars.guards.items():
+        # A guard on any other number is a condition of the host program, or a setting.
+        if value.kind is float and value.call.name not in held:
+            assert value.call.arguments is not None
+            value.call.arguments["guard"] = guard
+            guarded.append(value.call)
+    always = [
+        trace.values[n].call
+        for n, s in trace.sources.items()
+        if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
+        and is_registered(s))
+    ]  # fmt: skip
+    calls = live_calls(trace.tracer.calls, [loss.call, *updated, *guarded, *always])
+    for call in calls:
+        if call.name in irregular:
+            raise unsupported.irregular_initial_state(call.name, irregular[call.name])
+    check_item_reads(calls, trace.tracer.permitted_reads)
+    sources_first = sorted(calls, key=lambda call: not call.name)
+    add_order_edges(sources_first)
+    name_calls(sources_first)
+    return sources_first

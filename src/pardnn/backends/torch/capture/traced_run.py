@@ -7,6 +7,7 @@ data becomes an `UnsupportedError`; any other is the user's.
 from __future__ import annotations
 
 import contextlib
+import io
 import random
 import re
 import sys
@@ -42,7 +43,7 @@ def run_traced(
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         # stdout is for results alone, and a step is traced more than once.
-        quiet = contextlib.redirect_stdout(sys.stderr)
+        quiet = contextlib.redirect_stdout(_Quiet())
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
         with mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad(), quiet:
             result = step(*args)
@@ -72,6 +73,14 @@ def run_traced(
     if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
         raise unsupported.host_randomness("numpy.random")
     return result
+
+
+class _Quiet(io.TextIOBase):
+    """Standard output while a step is traced: what is written goes to standard error."""
+
+    def write(self, text: str) -> int:
+        """Write a text to standard error."""
+        return sys.stderr.write(text)
 
 
 def _is_ours(error: BaseException) -> bool:

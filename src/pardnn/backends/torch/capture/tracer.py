@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pardnn.backends.torch.capture import constant_folding, unsupported
 from pardnn.backends.torch.capture.aliasing import AliasTracker
 from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_run
+from pardnn.backends.torch.capture.numbers.questions import NoCheck
 from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
 from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
@@ -120,6 +121,8 @@ class Tracer(TorchDispatchMode):
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._item(args[0])
+        if self.scalars.questions.is_trying:
+            raise NoCheck
         if not isinstance(func, torch._ops.OpOverload):
             raise unsupported.untraceable(str(func), self.locator.line())
         sig = signature(func)

@@ -247,6 +247,17 @@ def changed_state(names: Sequence[str]) -> UnsupportedError:
     )
 
 
+def text_of_a_number(where: str | None) -> UnsupportedError:
+    """Return E802: a text made of a number that changes, and not printed or logged."""
+    return _error(
+        f"the step makes a text of a number that differs from step to step{_at(where)}, and does\n"
+        "something else with it than to print or log it.\n"
+        "Return the number from the step, and make the text of it there.",
+        where,
+        "E802",
+    )
+
+
 def schedule_with_arguments(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a schedule that the step gives an epoch or a metric."""
     return _error(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +26,7 @@ from pardnn.backends.torch.launch.reference import seed_generators
 from pardnn.backends.torch.make_step import make_step
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
@@ -105,6 +108,8 @@ def _steps(
     for _ in range(job.steps):
         losses.append(executor.step(binding.inputs(batch, {})).item())
         binding.end_step()
+        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results alone
+            tell(executor.effects)
         state.steps += 1
         if saving is not None and saving.is_due(state.steps, last):
             state.save(saving.directory, keep=saving.keep)

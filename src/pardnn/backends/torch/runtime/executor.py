@@ -63,6 +63,7 @@ class Executor:
         step_s: Seconds of each step so far.
         waits_s: Seconds that this rank waited for each other rank, per step.
         result: What the last step returned, the same on every rank.
+        effects: What it prints, logs and checks (`runtime.effects`), likewise.
 
     Raises:
         MismatchError: E514, if a resident value is missing or not the one that was captured.
@@ -85,6 +86,7 @@ class Executor:
         self._at, self._is_running = 0, False
         self._loss: Any = None
         self.result: Any = None
+        self.effects: list[Any] = []
         self._inputs: Mapping[str, Any] = {}
         self._actions = program.lowered.ranks[world.rank]
         self._stream = self._make_stream(draws)
@@ -214,7 +216,7 @@ class Executor:
             check_written(self.program, self._inputs, self.world.device)
             with torch.no_grad():
                 self._run_measured() if not self.step_s else self._run()
-                self._loss, self.result = share_results(
+                self._loss, self.result, self.effects = share_results(
                     self.program, self.world, self._loss, self._inputs, self._env
                 )
             if self._stream is not None:

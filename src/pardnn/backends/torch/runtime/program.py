@@ -32,6 +32,7 @@ class Program:
         peaks: Predicted peak bytes of each rank.
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
+        effects: What the step prints, logs and checks (`runtime.effects`).
         kept: Per tensor of that structure its shards, which live until the end of the step.
         result_specs: Of the messages after the last action, numbered on: they bring the loss, what
             else the step returns, and the batch tensors that it writes, to every other rank.
@@ -55,8 +56,10 @@ class Program:
         self.specs = message_specs(graph, self.lowered.messages, consumers)
         self.written = written_inputs(self.whole)
         self.state = state_layout(self.whole, plan)
-        self.result = ((self.loss.arguments or {}) if self.loss else {}).get("result")
-        self.kept = {name: kept_shards(self.whole, plan, name) for name in kept_names(self.result)}
+        marked = (self.loss.arguments or {}) if self.loss else {}
+        self.result, self.effects = marked.get("result"), marked.get("effects", [])
+        named = kept_names([self.result, self.effects])
+        self.kept = {name: kept_shards(self.whole, plan, name) for name in named}
         self._check_kept()
         if plan.partition is not None:
             check_batch_is_read_only(self.whole)

@@ -45,7 +45,7 @@ def check_written(program: Program, inputs: Mapping[str, Any], device: torch.dev
 
 def share_results(
     program: Program, world: World, loss: Any, inputs: Mapping[str, Any], live: Mapping[str, Any]
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, list[Any]]:
     """Exchange the step's results; every rank calls it after its last action.
 
     Args:
@@ -56,7 +56,8 @@ def share_results(
         live: This rank's live values, by the names of the planned graph.
 
     Returns:
-        The loss, and what the step returned; tensors of their own, the same on every rank.
+        The loss, what the step returned, and what it tells (`runtime.effects`); tensors of their
+        own, the same on every rank.
     """
     shards = {shard.tensor for found in program.kept.values() for shard in found}
     values = {name: live[name] for name in shards if name in live}
@@ -83,10 +84,20 @@ def share_results(
             loss = arrived
         elif arrived is not value:
             value.copy_(arrived)
-    if program.result is None:
-        return loss, loss
     kept = {name: _assembled(program, name, values) for name in program.kept}
-    return loss, _rebuilt(program.result, loss, kept)
+    effects = _filled(program.effects, kept)
+    if program.result is None:
+        return loss, loss, effects
+    return loss, _rebuilt(program.result, loss, kept), effects
+
+
+def _filled(effects: Any, kept: Mapping[str, Any]) -> Any:
+    """Return effects with the values of this step for the names of tensors and numbers."""
+    if isinstance(effects, dict) and "kept" in effects:
+        return kept[effects["kept"]]
+    if isinstance(effects, dict):
+        return {key: _filled(item, kept) for key, item in effects.items()}
+    return [_filled(item, kept) for item in effects] if isinstance(effects, list) else effects
 
 
 class Fields(dict[Any, Any]):

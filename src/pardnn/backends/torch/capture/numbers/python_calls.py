@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-import torch
-
 from pardnn.backends.torch.ops.host_scalars import MATH_FUNCTIONS, call_math, node_of
 
 
 @contextlib.contextmanager
 def python_calls() -> Iterator[None]:
-    """Let functions of `math` record their calls on symbols, and formats guard their numbers.
+    """Let functions of `math` record their calls on symbols.
 
     A function that was imported by name (`from math import cos`) takes the number itself, which is
     guarded.
@@ -24,8 +22,6 @@ def python_calls() -> Iterator[None]:
         for name in MATH_FUNCTIONS:
             new = _recording(name, getattr(math, name))
             stack.enter_context(mock.patch.object(math, name, new))
-        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
-            stack.enter_context(mock.patch.object(kind, "__format__", _formatted))
         yield
 
 
@@ -36,10 +32,3 @@ def _recording(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         return real(*args)
 
     return call
-
-
-def _formatted(number: Any, spec: str) -> str:
-    node = node_of(number)
-    if node is None or node.hint is None:
-        return object.__format__(number, spec)
-    return format(node.recorder.guard_scalar(node), spec)

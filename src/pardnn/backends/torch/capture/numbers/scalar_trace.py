@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.questions import Questions
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.ops.codec import instances
@@ -25,7 +26,8 @@ class ScalarTrace:
         guards: Host scalar inputs that a branch depended on: "nonzero" or "exact".
         conditions: Computed host scalars that a branch depended on, what they were, and the line.
         hints: The number in the traced step of each host scalar that does not depend on data.
-        forced_decisions: Outcomes of the next branches on data, which are errors otherwise.
+        forced_decisions: Outcomes of the next branches on data.
+        questions: How all others come out, which are errors unless they are checks.
     """
 
     def __init__(self, calls: list[Call], locator: Locator) -> None:
@@ -33,6 +35,7 @@ class ScalarTrace:
         self.conditions: dict[Value, tuple[Any, str | None]] = {}
         self.hints: dict[Value, Any] = {}
         self.forced_decisions: list[bool] = []
+        self.questions = Questions()
         self._calls, self._locator = calls, locator
         self._sentinels: dict[float, HostNode] = {}
 
@@ -82,6 +85,8 @@ class ScalarTrace:
         """
         if node.hint is None and self.forced_decisions:
             return self.forced_decisions.pop(0)
+        if node.hint is None and is_truth:
+            return self.questions.outcome(node, self._locator.line())
         if node.hint is None:
             raise unsupported.data_dependent_branch(self._locator.line(), node.kind.__name__)
         if node.value is None:

@@ -1,0 +1,50 @@
+"""Idioms of Python numbers: counters, rates of their own, prints, and checks that raise."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bench.sweep.steps import Entry, Factory, adam, small
+
+
+def checked() -> Entry:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        if torch.isnan(loss):
+            raise ValueError("the loss is not a number")
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        assert model[0].weight.isfinite().all(), "the weights are not finite"
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
+def counted_rate() -> Entry:
+    model, x, y = small()
+    trainer = SimpleNamespace(calls=0)
+
+    def step(model, optimizer, x, y):
+        trainer.calls += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * 0.5 * (1 + math.cos(math.pi * trainer.calls / 100))
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        print(f"step {trainer.calls}: loss {loss.item():.4f}")
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
+CASES: dict[str, Factory] = {each.__name__: each for each in (checked, counted_rate)}

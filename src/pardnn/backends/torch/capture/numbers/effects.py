@@ -1,0 +1,168 @@
+"""What a step only tells: prints, log records, and checks that raise.
+
+Problem: `print(f"{i}: {loss.item():.3f}")` and `if loss.isnan(): raise` need numbers that only a
+run knows, and give nothing back to the graph.
+
+Idea: while the step is traced a number's text is a mark, and a call of `print` or of a logger is
+noted with what it was given; each rank makes it after each step, with the numbers. A branch on data
+is tried both ways: where one way raises before any further call on tensors, the other one is the
+step, and each rank raises after a step in which the condition came out otherwise.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import logging
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.questions import Check
+from pardnn.backends.torch.capture.result import recorded_result
+from pardnn.backends.torch.capture.trace_ir import Call
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
+from pardnn.backends.torch.user_step.object_graph import is_library_file
+
+_MARK = re.compile("\ue000([0-9]+)\ue001")
+#: Larger tensors are printed as fakes, at capture alone.
+_MAX_PRINTED = 1000
+
+
+class Effects:
+    """What a traced step tells, in order.
+
+    Args:
+        tracer: Of the step.
+
+    Attributes:
+        noted: As data, with values of the trace for numbers.
+        calls: Those that outlive the step for it.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.noted: list[dict[str, Any]] = []
+        self.calls: list[Call] = []
+        self._tracer = tracer
+        self._texts: list[tuple[Any, str]] = []
+        self._told: set[int] = set()
+
+    def mark(self, number: Any, spec: str) -> str:
+        """Return the mark that stands for a number's text."""
+        self._texts.append((number, spec))
+        return f"\ue000{len(self._texts) - 1}\ue001"
+
+    def check_told(self) -> None:
+        """Reject a text of a number that went elsewhere than to `print` or a logger.
+
+        Raises:
+            UnsupportedError: E802.
+        """
+        if len(self._told) < len(self._texts):
+            raise unsupported.text_of_a_number(self._tracer.locator.line())
+
+    def printed(self, args: tuple[Any, ...], sep: str | None, end: str | None, file: str) -> None:
+        """Note a call of `print`."""
+        parts = [self._parts(arg) for arg in args]
+        ends = [" " if sep is None else sep, "\n" if end is None else end, file]
+        self.noted.append({"print": [parts, *ends]})
+
+    def logged(self, record: logging.LogRecord) -> None:
+        """Note a log record."""
+        args = record.args if isinstance(record.args, tuple) else ()
+        message = record.msg if args or not record.args else record.getMessage()
+        place = [record.name, record.levelno, record.pathname, record.lineno, record.funcName]
+        values = [self._logged_value(arg) for arg in args]
+        self.noted.append({"log": [self._parts(message), values, *place]})
+
+    def _logged_value(self, arg: Any) -> Any:
+        """Return an argument of a logger: a number itself, for "%d", or the parts of a text."""
+        if isinstance(arg, float) and math.isfinite(arg):
+            return arg
+        if node_of(arg) is not None:
+            return self._recorded(arg)
+        return arg if isinstance(arg, int) else self._parts(arg)
+
+    def checked(self, node: HostNode, check: Check) -> None:
+        """Note a check: a condition and how it has to come out."""
+        value = self._tracer.scalars.scalar_call("bool", [node.operand], bool)
+        value.call.kept = True
+        self.calls.append(value.call)
+        error = [check.kind, _MARK.sub("?", check.message), check.line]
+        self.noted.append({"check": [{"kept": value}, check.outcome, *error]})
+
+    def _parts(self, arg: Any) -> list[Any]:
+        """Return an argument as a list of texts and of [number, format]."""
+        if node_of(arg) is not None:
+            return [[self._recorded(arg), ""]]
+        if isinstance(arg, torch.Tensor) and arg.numel() <= _MAX_PRINTED:
+            return [[self._recorded(arg), ""]]
+        pieces = _MARK.split(str(arg))
+        parts: list[Any] = []
+        for i, piece in enumerate(pieces):
+            if i % 2 == 0:
+                parts += [piece] if piece else []
+                continue
+            number, spec = self._texts[int(piece)]
+            self._told.add(int(piece))
+            parts.append([self._recorded(number), spec])
+        return parts
+
+    def _recorded(self, value: Any) -> Any:
+        structure, calls = recorded_result(self._tracer, [value], None)
+        self.calls += calls
+        return structure["list"][0]
+
+
+@contextlib.contextmanager
+def effects_noted(tracer: Tracer) -> Iterator[Effects]:
+    """Note prints, log records and checks, for as long as the context is open.
+
+    Args:
+        tracer: Of the step that runs in it.
+    """
+    effects = Effects(tracer)
+    tracer.scalars.questions.on_check = effects.checked
+    with contextlib.ExitStack() as stack:
+
+        def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
+            stack.enter_context(mock.patch.object(owner, name, new))
+
+        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            patch(kind, "__format__", lambda number, spec: effects.mark(number, spec))
+            patch(kind, "__str__", lambda number: effects.mark(number, ""))
+            patch(kind, "__repr__", lambda number: effects.mark(number, ""))
+        patch(builtins, "print", _noting_print(effects, builtins.print))
+        patch(logging.Logger, "handle", _noting_log(effects, logging.Logger.handle))
+        yield effects
+
+
+def _noting_print(effects: Effects, real: Callable[..., None]) -> Callable[..., None]:
+    def noting(
+        *args: Any, sep: str | None = None, end: str | None = None, file: Any = None,
+        flush: bool = False,
+    ) -> None:  # fmt: skip
+        library = is_library_file(sys._getframe(1).f_code.co_filename)
+        if library or file not in (None, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            real(*args, sep=sep, end=end, file=file, flush=flush)
+            return
+        effects.printed(args, sep, end, "stdout" if file is None else "stderr")
+
+    return noting
+
+
+def _noting_log(effects: Effects, real: Callable[..., None]) -> Callable[..., None]:
+    def noting(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if is_library_file(record.pathname) or record.exc_info:
+            real(logger, record)
+        else:
+            effects.logged(record)
+
+    return noting

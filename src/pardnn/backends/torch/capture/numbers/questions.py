@@ -1,0 +1,102 @@
+"""Branches on data, tried both ways: where one way only raises, the branch is a check.
+
+See `effects`. A trial ends at the next call on tensors: then neither way only raises.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.ops.host_scalars import HostNode
+from pardnn.errors import UserCodeError
+
+#: Each check takes up to two traces as far as to it.
+_MAX_CHECKS = 32
+
+
+@dataclass(frozen=True)
+class Check:
+    """A branch on data of which one way only raises.
+
+    Attributes:
+        outcome: Of the condition where it does not raise.
+        kind: Name of the exception's class.
+        message: Its text.
+        line: "file.py:line" of the user's code; None if unknown.
+    """
+
+    outcome: bool
+    kind: str
+    message: str
+    line: str | None
+
+
+class NoCheck(BaseException):
+    """A trial has gone on to a call on tensors. No `except Exception` of the user holds it up."""
+
+
+class Questions:
+    """The branches on data of one trace.
+
+    Args:
+        checks: Those known from earlier traces, in order.
+        trial: Outcome of the first that is not known; None raises there.
+
+    Attributes:
+        is_trying: Whether the trial has begun.
+        on_check: Called with the node and the check at each known one.
+    """
+
+    def __init__(self, checks: tuple[Check, ...] = (), trial: bool | None = None) -> None:
+        self.checks, self.trial = checks, trial
+        self.is_trying = False
+        self.on_check: Callable[[HostNode, Check], Any] | None = None
+        self._line: str | None = None
+        self._asked = 0
+
+    def outcome(self, node: HostNode, line: str | None) -> bool:
+        """Return how a condition comes out where the step does not raise.
+
+        Raises:
+            UnsupportedError: E802, if it is no check.
+        """
+        if self.is_trying:
+            raise NoCheck
+        self._asked += 1
+        if self._asked > len(self.checks):
+            if self.trial is None or self._asked > _MAX_CHECKS:
+                raise unsupported.data_dependent_branch(line, node.kind.__name__)
+            self.is_trying, self._line = True, line
+            return self.trial
+        check = self.checks[self._asked - 1]
+        if check.line != line:
+            raise unsupported.data_dependent_branch(line, node.kind.__name__)
+        if self.on_check is not None:
+            self.on_check(node, check)
+        return check.outcome
+
+    def learned(self, error: BaseException) -> Questions:
+        """Return the questions for the next attempt, after a trial.
+
+        Args:
+            error: What ended the trial: a user's error as the cause of this package's.
+        """
+        raised = error.__cause__
+        if isinstance(error, UserCodeError) and raised is not None and _is_raised(raised):
+            check = Check(not self.trial, type(raised).__name__, str(raised), self._line)
+            return Questions((*self.checks, check), True)
+        return Questions(self.checks, False if self.trial else None)
+
+
+def _is_raised(error: BaseException) -> bool:
+    """Whether a `raise` or `assert` made an error, and not a call that failed under the tracer."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"

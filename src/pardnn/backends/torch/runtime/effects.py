@@ -1,0 +1,57 @@
+"""What a step only tells, told after each step: prints, log records, and checks that raise."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from pardnn.errors import UserCodeError
+
+
+def tell(effects: Iterable[dict[str, Any]]) -> None:
+    """Print, log and check what a step did, in its order; every rank calls it after the step.
+
+    Args:
+        effects: As `capture.numbers.effects` notes them, with this step's numbers.
+
+    Raises:
+        Exception: A check of the step came out otherwise: of the class that the step raises, if
+            that is one of Python's own; else `UserCodeError`.
+    """
+    for effect in effects:
+        ((kind, content),) = effect.items()
+        if kind == "print":
+            args, sep, end, file = content
+            print(*map(_text, args), sep=sep, end=end, file=getattr(sys, _stream(file)))
+        elif kind == "log":
+            _log(*content)
+        elif kind == "check":
+            _check(*content)
+
+
+def _stream(name: str) -> str:
+    return "stderr" if name == "stderr" else "stdout"
+
+
+def _text(parts: list[Any]) -> str:
+    return "".join(part if isinstance(part, str) else format(*part) for part in parts)
+
+
+def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any) -> None:
+    path, line, function = place
+    args = tuple(_text(value) if isinstance(value, list) else value for value in values)
+    logger = logging.getLogger(name)
+    logger.handle(logger.makeRecord(name, level, path, line, _text(parts), args, None, function))
+
+
+def _check(value: bool, expected: bool, kind: str, message: str, line: str | None) -> None:
+    if bool(value) == expected:
+        return
+    error = getattr(builtins, kind, None)
+    if isinstance(error, type) and issubclass(error, Exception):
+        raise error(message)
+    where = f" ({line})" if line else ""
+    raise UserCodeError(f"your step raises{where}: {kind}: {message}")

@@ -1,0 +1,107 @@
+"""What a step only tells: prints, logs, and checks that raise, after each step on every rank."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.stepping import Entry, assert_as_eager, small
+
+
+def entry(tell: Any, *more: Any) -> Entry:
+    """Return a step that calls `tell(loss, model, *more)` before the update."""
+    model, x, y = small()
+
+    def step(model, optimizer, x, y, *more):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        tell(loss, model, *more)
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.3), x, y, *more)
+
+
+def test_prints_are_those_of_the_eager_step() -> None:
+    def tell(loss, model, i):
+        print("step", i, f"loss {loss.item():.4f}", sep="|")
+        print(f"twice {loss.item() * 2:>12.3e} of {i:03d} {model[0].weight.grad.norm().item()}")
+        print("done", end=".\n")
+
+    assert_as_eager(lambda: entry(tell, 0), lambda i: {4: i})
+
+
+def test_log_records_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    def tell(loss, model, i):
+        logging.getLogger("mine").warning("step %d: %s", i, f"{loss.item():.3f}")
+
+    handler = logging.StreamHandler()
+    handler.emit = lambda record: print(record.levelname, record.getMessage(), record.funcName)
+    logging.getLogger("mine").addHandler(handler)
+    try:
+        assert_as_eager(lambda: entry(tell, 0), lambda i: {4: i}, sizes=(2,))
+    finally:
+        logging.getLogger("mine").removeHandler(handler)
+
+
+def test_a_text_that_goes_elsewhere_is_refused() -> None:
+    texts = []
+
+    def tell(loss, model):
+        texts[:] = [f"{loss.item():.3f}"]
+
+    step, args = entry(tell)
+    with pytest.raises(UnsupportedError) as caught:
+        capture(step, *args)
+    assert caught.value.code in ("E802", "E804")
+
+
+def nan_at(call: int) -> Any:
+    x = small()[1]
+    return lambda i: {2: x * float("nan") if i == call else x}
+
+
+def test_a_check_of_the_loss_raises_on_every_rank() -> None:
+    def tell(loss, model):
+        if torch.isnan(loss):
+            raise ValueError("the loss is not a number")
+        assert torch.isfinite(loss), "not finite"
+
+    assert_as_eager(lambda: entry(tell), nan_at(3))
+    assert_as_eager(lambda: entry(tell), sizes=(2,), steps=3)
+
+
+def test_checks_in_torchs_own_code() -> None:
+    def tell(loss, model):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        variance = model[0].weight.detach().square()
+        F.gaussian_nll_loss(model[0].weight, torch.zeros_like(variance), variance)
+
+    assert_as_eager(lambda: entry(tell), steps=3)
+
+
+@pytest.mark.parametrize("way", [True, False])
+def test_a_branch_that_does_more_than_raise_is_refused(way: bool) -> None:
+    def tell(loss, model):
+        if (loss > 1.0) == way:
+            model[0].weight.grad.mul_(0.5)
+
+    def quiet(loss, model):
+        try:
+            if loss > 1.0:
+                raise ValueError("large")
+        except ValueError:
+            model[0].weight.grad.mul_(0.5)
+
+    for each in (tell, quiet):
+        step, args = entry(each)
+        with pytest.raises(UnsupportedError) as caught:
+            capture(step, *args)
+        assert caught.value.code == "E802"
+        assert "test_effects.py:" in caught.value.message
