@@ -24,6 +24,8 @@ from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.cache import cached
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.call import Call, bind_call, call_of, fingerprint
+from pardnn.shard.partition.interning import EXCHANGED
+from pardnn.shard.partition.strategy import Reduce, strategies
 from pardnn.shard.partition.worker_ops import partition
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.registry import Description, is_users
@@ -113,7 +115,8 @@ def check_descriptions(graph: Graph) -> tuple[str, ...]:
     """Hold the descriptions that a graph takes from its user against their operators.
 
     Returns:
-        A note for each operator that could not be run here, with the reason.
+        A note for each operator that could not be run here, with the reason, and for each loop
+        whose reducer plans do not know.
 
     Raises:
         DescriptionError: E220, with the call, the loop and the difference, if one is wrong.
@@ -135,7 +138,20 @@ def check_descriptions(graph: Graph) -> tuple[str, ...]:
                 f"the description of {op.kind} ({description.source}) was not checked: "
                 f"{_CHECKED[key]}; check it with pardnn.verify"
             )
+        for loop, reducer in _not_exchanged(call):
+            notes[f"{op.kind} {loop}"] = (
+                f"{op.kind} is not cut along {loop!r}: devices do not exchange partial results of "
+                f"the reducer {shown(reducer)}, only of {', '.join(sorted(EXCHANGED))}"
+            )
     return tuple(notes.values())
+
+
+def _not_exchanged(call: Call) -> Iterator[tuple[str, str]]:
+    """Yield the loops whose partial results no plan combines, with their reducers."""
+    for strategy in strategies(call):
+        for layout in strategy.outputs:
+            if isinstance(layout, Reduce) and layout.reducer not in EXCHANGED:
+                yield strategy.loop, layout.reducer
 
 
 def _unchecked(op: Op, call: Call, description: Description) -> str | None:

@@ -14,7 +14,7 @@ from pardnn.plan.plan import Plan
 from pardnn.shard.cache import forget
 from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
-from pardnn.shard.tdl.language import Opaque
+from pardnn.shard.tdl.language import Opaque, Reducer
 
 NAME = "pardnn_checked"
 
@@ -112,3 +112,21 @@ def test_an_operator_that_cannot_run_here_is_noted() -> None:
     (note,) = planned(graph_with(broken)).notes
     assert "was not checked: on made-up values it raises RuntimeError: no such device" in note
     assert "pardnn.verify" in note
+
+
+def test_a_reducer_that_plans_do_not_know_is_noted() -> None:
+    joined = Reducer("together", combine=lambda partials: sum(partials[1:], partials[0]))
+
+    @pardnn.describe(f"{NAME}::centre")
+    def summed(x: Any) -> Any:
+        f = Opaque()
+        return lambda i, j: joined(lambda k: f(x[i, k])[j])
+
+    (note,) = planned(graph_with(spread_sum)).notes
+    assert "is not cut along 'k'" in note
+    assert "reducer 'together', only of max, mean, min, prod, sum" in note
+
+
+def spread_sum(x: torch.Tensor) -> torch.Tensor:
+    """The sum of each row, at every place of it."""
+    return x.sum(1, keepdim=True).expand(-1, 6).contiguous()
