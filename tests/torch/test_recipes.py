@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -44,6 +46,24 @@ def test_a_recipe_has_the_losses_of_the_tool_on_one_device(name: str, tmp_path: 
     expected = losses(reference)
     assert losses(on_ranks) == expected
     assert len(expected) >= 6
+
+
+def steps(process: subprocess.Popen[str]) -> list[str]:
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors[-3000:]
+    return [line for line in output.splitlines() if line.startswith("step ")]
+
+
+def test_the_recipe_that_stops_goes_on_with_every_bit_on_other_ranks(tmp_path: Path) -> None:
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "resume.py")
+    first = started(*ranks, str(tmp_path / "a"), "7")
+    whole = started("resume.py", str(tmp_path / "b"))
+    found = steps(first)
+    found += steps(started("resume.py", str(tmp_path / "a")))
+    assert len(found) == 14
+    assert found == steps(whole)
+    best = [load_file(tmp_path / name / "best.safetensors") for name in "ab"]
+    assert all(torch.equal(best[0][key], value) for key, value in best[1].items())
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

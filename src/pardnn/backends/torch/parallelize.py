@@ -88,9 +88,7 @@ class Parallel:
     def whole(self, name: str) -> torch.Tensor:
         """Return a parameter, buffer or optimizer state as one device would hold it.
 
-        Every rank must call it, with the same name, between steps. A state dict of the whole model
-        is `{name: fast.whole(name) for name in fast.names}`; on ranks with little memory, take one
-        at a time.
+        Every rank must call it, with the same name, between steps, and gets the whole tensor.
 
         Args:
             name: One of `names`, such as "model.h.0.weight".
