@@ -1,7 +1,8 @@
 """The quick part of `placement`, a few minutes on one core; the others by their names.
 
 - Placement: `placement` compares algorithms, `msr-fiddle` plans published placement problems,
-  `scale` times planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis.
+  `scale` times planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
+  `state-in-place` says what leaving state where it is costs.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
   search of shardings, `tofu-equality` compares sharded training with one device.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
@@ -24,6 +25,7 @@ NAMED = {
     "plan-bytes": "bench.common.plan_bytes",
     "scale": "bench.placement.scale",
     "thesis": "bench.thesis.main",
+    "state-in-place": "bench.placement.state_in_place",
     "steps": "bench.runtime.steps",
     "sweep": "bench.sweep.main",
     "tofu": "bench.tofu.main",
