@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from pardnn.backends.torch.checkpoint.python_values import decode, encode
 from pardnn.errors import FileError, UnsupportedError
+from testbed.counting_optimizers import AdaBelief
 from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import (
     Factory,
@@ -25,6 +27,7 @@ from tests.backends.torch.checkpoint.training import (
     uninterrupted,
     values,
 )
+from tests.backends.torch.executors import batches, bits, loss_of
 
 #: Unlike `tofu`, it cuts small tensors too.
 CUT = "allrow-greedy"
@@ -139,3 +142,50 @@ def test_values_come_back_as_they_were() -> None:
     for bad in ({"$": "eval"}, {"$": "tensor", "dtype": "load", "items": 1}, {"$": "float"}):
         with pytest.raises(FileError):
             decode(bad)
+
+
+class Trainer:
+    """Holds a count of the step's, as a trainer object does."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def counting() -> models.Entry:
+    """The step counts in Python, its optimizer too, and it steps its schedule."""
+    _, (model, _, x, y) = models.small()
+    optimizer = AdaBelief(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
+    trainer = Trainer()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y) * (1 + 0.1 * trainer.calls)
+        loss.backward()
+        optimizer.step()
+        trainer.calls += 1
+        schedule.step()
+        return loss
+
+    step.found = (trainer, schedule)
+    return step, (model, optimizer, x, y)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_a_step_counts_in_python_goes_on(size: int, tmp_path: Path) -> None:
+    def body(one: Rank, *, is_second: bool) -> list[str]:
+        trainer, schedule = one.fast._binding._step.found
+        if is_second:
+            one.fast.load(tmp_path)
+            assert (trainer.calls, schedule.last_epoch) == (3, 3)
+        losses = []
+        for i in range(3, 5) if is_second else range(5):
+            losses.append(bits(loss_of(one.fast(*batches(one.args, one.indices, i)))))
+            if i == 2:
+                one.fast.save(tmp_path)
+        return losses
+
+    first, then = plan_of(counting, 3), plan_of(counting, size, seed=2)
+    whole = values(on_ranks(counting, first, lambda one: body(one, is_second=False)))
+    rest = values(on_ranks(counting, then, lambda one: body(one, is_second=True), other=True))
+    assert rest == [whole[0][3:]] * size
