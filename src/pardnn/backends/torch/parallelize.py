@@ -75,7 +75,7 @@ class Parallel:
         """
         self._executor.step(lambda: self._inputs(batch))
         self._state.steps += 1
-        self._binding.end_step()
+        self._binding.end_step(self._executor.effects)
         tell(self._executor.effects)
         return self._executor.result
 

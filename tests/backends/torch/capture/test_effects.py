@@ -1,6 +1,7 @@
 """What a step only tells: prints, logs, and checks that raise, after each step on every rank."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
-from tests.backends.torch.stepping import Entry, assert_as_eager, small
+from tests.backends.torch.stepping import Entry, assert_as_eager, on_ranks, small
 
 
 def entry(tell: Any, *more: Any) -> Entry:
@@ -48,6 +49,36 @@ def test_log_records_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
         assert_as_eager(lambda: entry(tell, 0), lambda i: {4: i}, sizes=(2,))
     finally:
         logging.getLogger("mine").removeHandler(handler)
+
+
+def test_numbers_of_the_step_are_added_up_in_objects() -> None:
+    trainer = SimpleNamespace()
+
+    def tell(loss, model):
+        trainer.total += loss.item()
+        trainer.last = loss.item() * 2
+        trainer.calls += 1
+
+    def make() -> Entry:
+        trainer.total, trainer.last, trainer.calls = 0.0, -1.0, 0
+        return entry(tell)
+
+    assert_as_eager(make, state=lambda args: (trainer.total, trainer.last, trainer.calls))
+
+
+def test_a_number_of_the_step_that_changes_its_type_is_noticed() -> None:
+    trainer = SimpleNamespace()
+
+    def tell(loss, model):
+        trainer.total += loss.item()
+
+    def make() -> Entry:
+        trainer.total = 0
+        return entry(tell)
+
+    (found,) = on_ranks(make, 1)
+    assert found.startswith("E509")
+    assert "the type of " in found
 
 
 def test_a_text_that_goes_elsewhere_is_refused() -> None:

@@ -42,7 +42,9 @@ from pardnn.backends.torch.capture.numbers.selection import (
     Numbers,
     Selection,
     granted,
+    put_back_data,
     reconsidered,
+    tell_numbers,
     without_ints,
 )
 from pardnn.backends.torch.capture.placeholders import (
@@ -152,6 +154,7 @@ class _Session:
         before = self._held(self.original, live)
         first = self._trace(NO_SYMBOLS, locate=False)
         initial, irregular, constants = self._created(first, existing)
+        put_back_data(self.original.contents)
         settled = walk_objects(self.step, self.args)
         numbers = Numbers(before, self._held(settled, sources_of(settled, self.batch)))
         chosen = Selection(held=schedule_numbers(settled))
@@ -199,6 +202,7 @@ class _Session:
         loss = trace.tracer.aliases.fresh_value(returned)
         updated = source_updates(trace, irregular)
         result, copies = recorded_result(trace.tracer, trace.result, returned)
+        tell_numbers(trace, chosen)
         told = trace.effects.noted
         outputs = [*updated, *copies, *trace.effects.calls]
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)

@@ -107,7 +107,7 @@ def _steps(
     last = state.steps + job.steps
     for _ in range(job.steps):
         losses.append(executor.step(binding.inputs(batch, {})).item())
-        binding.end_step()
+        binding.end_step(executor.effects)
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results alone
             tell(executor.effects)
         state.steps += 1

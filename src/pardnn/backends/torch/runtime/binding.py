@@ -263,6 +263,8 @@ class Binding:
             self._rebound[name] = weakref.ref(values[name])
         for op in self._numbers:
             value = numbers[op.name] if op.name in numbers else self._host.value(op.name)
+            if op.outputs[0].dtype == "host.int" and type(value) is not int:
+                raise _changed_values([Change(f"the type of {op.name}", int, type(value))])
             _check_guard(op, value)
             values[op.name] = value
         broken = self._host.read(numbers)
@@ -308,9 +310,13 @@ class Binding:
             )
         return self.inputs(tensors, numbers)
 
-    def end_step(self) -> None:
-        """Give the user's objects the numbers that the step made; call it after each step."""
-        self._host.write()
+    def end_step(self, effects: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Give the user's objects the numbers that the step made; call it after each step.
+
+        Args:
+            effects: `Executor.effects`.
+        """
+        self._host.write(effects)
 
     def _is_of_batch(self, name: str) -> bool:
         return any(name.split(".")[0] == self._names[i] for i in self._batch)

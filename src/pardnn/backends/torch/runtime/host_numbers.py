@@ -54,7 +54,8 @@ class HostNumbers:
         self._sources = sources
         # Lists and dictionaries that hold numbers: the name of one, their place, themselves.
         self._containers: dict[int, tuple[str, Slot, Any]] = {}
-        written = dict(self.program.writes)
+        told = [each["set"][0] for each in _marked(graph).get("effects", []) if "set" in each]
+        written = dict.fromkeys([*dict(self.program.writes), *told])
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
         self.places = frozenset(place(slot) for slot in slots)
@@ -119,9 +120,14 @@ class HostNumbers:
             for each, value in program.broken(values)
         ]
 
-    def write(self) -> None:
-        """Give the user's objects the numbers that the last step made; step its schedules."""
-        for name, value in self._new.items():
+    def write(self, effects: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Give the user's objects the numbers that the last step made; step its schedules.
+
+        Args:
+            effects: What the step tells, numbers that it makes of data among it.
+        """
+        told = dict(effect["set"] for effect in effects if "set" in effect)
+        for name, value in {**self._new, **told}.items():
             if isinstance(value, Exception):
                 raise value
             self._slots[name].set(value)
@@ -132,8 +138,7 @@ class HostNumbers:
 
 def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> list[LRScheduler]:
     """Return the schedules that the step steps, which each rank does after it."""
-    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-    names = ((loss.arguments or {}) if loss else {}).get("schedules", [])
+    names = _marked(graph).get("schedules", [])
     if not names:
         return []
     stateful = {entry.name: entry.value for entry in walk_objects(step, list(args)).stateful}
@@ -146,6 +151,12 @@ def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> l
             code="E505",
         )
     return [each for each in found if isinstance(each, LRScheduler)]
+
+
+def _marked(graph: Graph) -> Mapping[str, Any]:
+    """Return the arguments of the graph's loss op."""
+    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
+    return (loss.arguments or {}) if loss else {}
 
 
 def _text(condition: str, source: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What a step only tells: prints, log records, and checks that raise.
+"""What a step only tells: prints, log records, sums of losses, and checks that raise.
 
 Problem: `print(f"{i}: {loss.item():.3f}")` and `if loss.isnan(): raise` need numbers that only a
 run knows, and give nothing back to the graph.
@@ -97,6 +97,10 @@ class Effects:
         self.calls.append(value.call)
         error = [check.kind, _MARK.sub("?", check.message), check.line]
         self.noted.append({"check": [{"kept": value}, check.outcome, *error]})
+
+    def changed(self, name: str, number: Any) -> None:
+        """Note the new value of a number that an object holds."""
+        self.noted.append({"set": [name, self._recorded(number)]})
 
     def _parts(self, arg: Any) -> list[Any]:
         """Return an argument as a list of texts and of [number, format]."""

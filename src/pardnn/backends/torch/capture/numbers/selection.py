@@ -16,7 +16,7 @@ from typing import Any
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.rows import host_rows
-from pardnn.backends.torch.capture.restore import Changed
+from pardnn.backends.torch.capture.restore import Changed, changes
 from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.to_graph import is_part_of
 from pardnn.backends.torch.ops.host_program import read_program, same_number
@@ -130,7 +130,7 @@ def reconsidered(
     start = {name: numbers.before[name] for name in changed if name in numbers.before}
     if unknown:
         return replace(chosen, held=chosen.held | {*unknown}, start={**chosen.start, **start})
-    plain = [name for name, change in changed.items() if _hint(change) is None]
+    plain = [name for name, change in changed.items() if node_of(change.now) is None]
     if plain:
         raise unsupported.changed_state(plain)
     created = frozenset(name for name in changed if name not in numbers.before)
@@ -140,6 +140,30 @@ def reconsidered(
         return None
     start |= _first_values(trace, changed, sorted(created), start, numbers)
     return replace(chosen, start={**chosen.start, **start}, created=created)
+
+
+def put_back_data(contents: Iterable[tuple[str, Any, Any]]) -> None:
+    """Put numbers back that the first step has replaced by ones that only a run knows.
+
+    Args:
+        contents: `ObjectGraph.contents` of the walk before the step.
+    """
+    for change in changes(list(contents)).values():
+        node = node_of(change.now)
+        if node is not None and node.hint is None and _is_arithmetic(change) and change.slot:
+            change.slot.set(change.then)
+
+
+def tell_numbers(trace: StepTrace, chosen: Selection) -> None:
+    """Note the numbers of objects that a step changes by data, `self.total += loss.item()`.
+
+    Args:
+        trace: Of the step that repeats.
+        chosen: What it was made with.
+    """
+    for name, change in written_numbers(trace, chosen).items():
+        if _hint(change) is None:
+            trace.effects.changed(name, change.now)
 
 
 def _agrees(trace: StepTrace, first: StepTrace) -> bool:
@@ -206,10 +230,12 @@ def _first_values(
     Raises:
         UnsupportedError: E806, if none is found.
     """
-    new_values = {name: change.now for name, change in changed.items()}
+    new_values = {name: each.now for name, each in changed.items() if _hint(each) is not None}
     program = read_program(host_rows(trace.tracer.scalars, [], new_values, {}))
     hints = trace.tracer.scalars.hints
     known = {name: hints[trace.values[name]] for name in program.inputs} | start
+    if any(_hint(changed[name]) is None for name in created):
+        raise unsupported.changed_state(created)
     guesses = {name: _guesses(numbers.after[name], _hint(changed[name])) for name in created}
     found = {name: guess[0] for name, guess in guesses.items() if name in known}
 
@@ -249,7 +275,7 @@ def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
     host = host_rows(
         scalars,
         [value for value in scalars.guards if value in own],
-        {name: change.now for name, change in written_numbers(trace, chosen).items()},
+        {n: c.now for n, c in written_numbers(trace, chosen).items() if _hint(c) is not None},
         {name: chosen.start[name] for name in sorted(chosen.created)},
     )
     read = {value for call in trace.tracer.calls for value in call.inputs}
