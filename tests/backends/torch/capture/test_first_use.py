@@ -114,3 +114,61 @@ def test_what_the_first_step_alone_knows_is_refused(how: str) -> None:
         capture(entry, *args)
     assert caught.value.code == "E806"
     assert args[0][0].mean is None
+
+
+@functools.cache
+def cached_mask(length: int) -> torch.Tensor:
+    return torch.triu(torch.full((length, length), -1.0), 1)
+
+
+@functools.lru_cache(maxsize=4)
+def cached_slopes(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(length).float(), torch.tensor([0.5])
+
+
+def attending(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    slopes, scale = cached_slopes(x.shape[1])
+    scores = model(x) @ x.transpose(1, 2) + cached_mask(x.shape[1]) + slopes * scale
+    return models.train(model, optimizer, scores.softmax(-1).square().mean())
+
+
+def attention() -> models.Entry:
+    _, args = trained(functools.partial(nn.Linear, 6, 6))
+    return attending, args
+
+
+def test_tables_in_a_cache_of_functions() -> None:
+    cached_mask.cache_clear()
+    cached_slopes.cache_clear()
+    assert_equal(attention)
+    step, args = attention()
+    capture(step, *args)
+    step(*args)  # finds no fake tensor in a cache
+
+
+@functools.cache
+def cached_scale(layer: Any) -> torch.Tensor:
+    return layer.weight.detach().mean()
+
+
+@functools.cache
+def cached_count() -> torch.Tensor:
+    return torch.zeros(1)
+
+
+def scaled(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    loss = (model(x) * cached_scale(model[1])).square().mean()
+    return models.train(model, optimizer, loss)
+
+
+def counting(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    loss = (model(x) * cached_count().add_(1)).square().mean()
+    return models.train(model, optimizer, loss)
+
+
+@pytest.mark.parametrize("step", [scaled, counting])
+def test_a_cache_of_what_changes_is_refused_and_left_clean(step: Any) -> None:
+    _, args = trained(functools.partial(nn.Linear, 6, 6))
+    with pytest.raises(UnsupportedError, match="keeps from an earlier step"):
+        capture(step, *args)
+    assert torch.isfinite(step(*args))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 _NUMBER = (
     "Keep it a tensor: torch.sqrt for math.sqrt, x * t for x * float(t), unbind for tolist.\n"
-    "Return what is to be printed or logged, and do so after the step."
+    "To see numbers, print and log what the step returns, after the step."
 )
 _BRANCH = (
     "Compute both sides and select: torch.where(condition, a, b) for `if`, torch.clamp or\n"

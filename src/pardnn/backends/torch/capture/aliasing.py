@@ -90,6 +90,10 @@ class AliasTracker:
         same = value.storage.held._cdata == tensor.untyped_storage()._cdata
         return value if same and value.geometry == geometry_of(tensor) else None
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is of this trace."""
+        return tensor.untyped_storage()._cdata in self._storages
+
     def fresh_value(self, tensor: torch.Tensor) -> Value:
         """Return the value of a tensor with its newest content."""
         return self.fresh(self.value(tensor))

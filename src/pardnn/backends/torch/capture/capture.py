@@ -26,7 +26,9 @@ from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_use import (
     NOTHING_KEPT,
     KeptTensors,
+    caches_with_fakes,
     changed_tensors,
+    is_made_of_constants,
     kept_tensors,
 )
 from pardnn.backends.torch.capture.initial_state import initial_values
@@ -81,7 +83,7 @@ from pardnn.backends.torch.user_step.sources import (
     settings_of,
     sources_of,
 )
-from pardnn.errors import UnsupportedError, UserCodeError
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 
@@ -121,7 +123,11 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
     with generators_restored(), collector_paused(), access_allowed():
         try:
             return session.graph(name or getattr(step, "__name__", "step"))
+        except PardnnError:
+            session.caches += [cache for cache, _ in caches_with_fakes(mode)]
+            raise
         finally:
+            session.clear_caches()
             restore(original.contents)
 
 
@@ -137,6 +143,7 @@ class _Session:
         fake_cache: Fake results that all traces share.
         original: What the objects of the step held before the first trace.
         checks: Known branches on data that only raise, of the first step and of the others.
+        caches: Of `functools`, in which a trace has left fake tensors.
     """
 
     step: Callable[..., Any]
@@ -146,6 +153,12 @@ class _Session:
     fake_cache: FakeCache
     original: ObjectGraph
     checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
+    caches: list[Any] = field(default_factory=list)
+
+    def clear_caches(self) -> None:
+        """Clear the caches in which a trace has left fake tensors."""
+        for cache in self.caches:
+            cache.cache_clear()
 
     def graph(self, name: str) -> Graph:
         """Trace the step three times and return the second trace as a graph."""
@@ -173,6 +186,12 @@ class _Session:
                     return graph
             except (UnsupportedError, UserCodeError):
                 restore(settled.contents)
+                caches = [] if self.caches else caches_with_fakes(self.mode)
+                self.caches += [cache for cache, _ in caches]
+                if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
+                    raise
+                if caches:
+                    continue
                 found = sources_of(walk_objects(self.step, self.args), self.batch)
                 other = without_ints(chosen, found)
                 if other is None:
@@ -278,6 +297,7 @@ class _Session:
         locate: bool,
     ) -> StepTrace:
         """Run the step once over new placeholders and record it."""
+        self.clear_caches()
         objects = walk_objects(self.step, self.args)
         sources = sources_of(objects, self.batch)
         names = _tensor_names(sources)

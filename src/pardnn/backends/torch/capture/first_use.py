@@ -4,18 +4,24 @@ Problem: `if self.mask is None: self.mask = build()`. All steps but the first fi
 no rank runs a first step.
 
 Idea: where the tensor depends on constants alone and no later step changes it, every step may make
-it: its calls are recorded once more before the others.
+it: its calls are recorded once more before the others. What `functools.cache` keeps no walk finds:
+it is cleared before each trace.
 
-Complexity: O(calls of the first trace), where there is such a tensor.
+Complexity: O(calls of the first trace), where there is such a tensor; for caches O(objects of the
+process), where a trace has failed.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, record_again
 from pardnn.backends.torch.capture.source_updates import StepTrace
@@ -99,3 +105,38 @@ def kept_tensors(
             values[source.name] = value
     values = {n: v for n, v in values.items() if depends_on_constants(v)}
     return KeptTensors(tracer.calls, values) if values else NOTHING_KEPT
+
+
+def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]]:
+    """Return the caches of `functools` that hold fake tensors of a mode, with these.
+
+    What a trace leaves in them must go: an eager step would find it.
+    """
+    found: list[tuple[Any, list[FakeTensor]]] = []
+    for cache in gc.get_objects():
+        if type(cache) is functools._lru_cache_wrapper:
+            # Those of a bounded cache are its own referents, others are in a dictionary.
+            held = gc.get_referents(cache)
+            held += [item for each in held if type(each) is dict for item in each.values()]
+            fakes = [t for t in pytree.tree_leaves(held) if isinstance(t, FakeTensor)]
+            fakes = [fake for fake in fakes if fake.fake_mode is mode]
+            if fakes:
+                found.append((cache, fakes))
+    return found
+
+
+def is_made_of_constants(tracer: Tracer, fakes: Iterable[FakeTensor]) -> bool:
+    """Whether each tensor that the first step cached depends on constants and is never written.
+
+    Args:
+        tracer: Of the first step.
+        fakes: The tensors.
+    """
+    for fake in fakes:
+        if not tracer.aliases.knows(fake):
+            return False
+        value = tracer.aliases.fresh_value(fake)
+        is_written = value.storage is None or value.storage.writes
+        if is_written or fake.requires_grad or not depends_on_constants(value):
+            return False
+    return True
