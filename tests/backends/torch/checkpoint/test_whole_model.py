@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 from pathlib import Path
@@ -156,6 +157,28 @@ def test_a_synced_model_is_whole_on_rank_0_until_the_next_step(algorithm: str) -
     (found, after), _ = values(on_ranks(double_perceptron, plan, body))
     assert all(close(found[key], value) for key, value in eager_state()[0].items())
     assert after == values(on_ranks(double_perceptron, plan, plain))[0]
+
+
+def test_a_copy_of_a_whole_model_stays_whole_and_one_of_a_spread_model_refuses() -> None:
+    def body(one: Rank) -> Any:
+        trained(one)
+        spread = copy.deepcopy(one.args[0])
+        message(spread.state_dict)
+        one.fast.sync_model()
+        found = None
+        if one.rank == 0:
+            message(lambda: one.args[0].load_state_dict({}))
+            best = copy.deepcopy(one.args[0])
+        one.step(2)
+        if one.rank == 0:
+            found = model_bits(best.state_dict())
+            best.load_state_dict(best.state_dict())
+            assert best(one.args[2]).isfinite().all()
+        message(lambda: spread(one.args[2]))
+        return found
+
+    found = values(on_ranks(double_perceptron, plan_of(double_perceptron, 2), body))
+    assert found == [eager_state()[0], None]
 
 
 def test_a_change_to_a_synced_model_is_not_lost_silently() -> None:

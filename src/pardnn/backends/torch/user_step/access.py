@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -61,40 +61,62 @@ class SpreadObjects:
                 self._guard_optimizer(name, optimizer)
 
     def _guard_module(self, name: str, module: torch.nn.Module) -> None:
-        def reads(*_args: Any) -> None:
-            if not self.is_whole and not _allowed[0]:
-                _refuse(name, "its state_dict() would lack the rest", "fast.state_dict()")
-
-        def loads(*_args: Any) -> None:
-            if not _allowed[0]:
-                _refuse(name, "load_state_dict() cannot fill it", "fast.load_state_dict(...)")
-
-        def calls(*_args: Any) -> None:
-            if not self.is_whole and not _allowed[0]:
-                _refuse(name, "a call would compute with NaN or shards", "fast.sync_model()")
-
-        module.register_state_dict_pre_hook(reads)
-        module.register_load_state_dict_pre_hook(loads)
-        module.register_forward_pre_hook(calls)
+        reading = _Refusal(self, name, "its state_dict() would lack the rest", "fast.state_dict()")
+        calling = _Refusal(
+            self, name, "a call would compute with NaN or shards", "fast.sync_model()"
+        )
+        module.register_state_dict_pre_hook(reading)
+        module.register_forward_pre_hook(calling)
+        module.register_load_state_dict_pre_hook(_refusal_to_load(self, name))
 
     def _guard_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:
-        def reads(_optimizer: Any) -> None:
-            if not _allowed[0]:
-                _refuse(name, "its state_dict() would lack the rest", "fast.state_dict()")
-
-        def loads(_optimizer: Any, _state: Any) -> None:
-            if not _allowed[0]:
-                _refuse(name, "load_state_dict() cannot fill it", "fast.load_state_dict(...)")
-
-        optimizer.register_state_dict_pre_hook(reads)
-        optimizer.register_load_state_dict_pre_hook(loads)
+        # An optimizer stays spread where a model is whole for a while.
+        always = SpreadObjects({}, {}, frozenset())
+        reading = _Refusal(
+            always, name, "its state_dict() would lack the rest", "fast.state_dict()"
+        )
+        optimizer.register_state_dict_pre_hook(reading)
+        optimizer.register_load_state_dict_pre_hook(_refusal_to_load(always, name))
 
 
-def _refuse(name: str, why: str, instead: str) -> NoReturn:
-    raise MismatchError(
-        f"{shown(name)} is spread over the ranks, and this one holds its share: {why}.\n"
-        f"Call {instead} on every rank. fast.save(directory) and fast.export(file) write the whole "
-        "without gathering it; fast.sync_model() fills the model on rank 0 until the next step.",
-        code="E523",
-        details={"object": name},
-    )
+class _Refusal:
+    """A hook that raises E523 while its object is spread.
+
+    Args:
+        spread: Knows whether models are whole.
+        name: Of the object.
+        why: It cannot be.
+        instead: What to call.
+        if_whole: Raise also while the models are whole.
+    """
+
+    def __init__(
+        self, spread: SpreadObjects, name: str, why: str, instead: str, *, if_whole: bool = False
+    ) -> None:
+        self._spread, self._name, self._why, self._instead = spread, name, why, instead
+        self._if_whole = if_whole
+
+    def __call__(self, *_args: Any) -> None:
+        if _allowed[0] or (self._spread.is_whole and not self._if_whole):
+            return
+        raise MismatchError(
+            f"{shown(self._name)} is spread over the ranks, and this one holds its share: "
+            f"{self._why}.\nCall {self._instead} on every rank. fast.save(directory) and "
+            "fast.export(file) write the whole without gathering it; fast.sync_model() fills the "
+            "model on rank 0 until the next step.",
+            code="E523",
+            details={"object": self._name},
+        )
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        # A copy of a whole model stays whole; one of a spread model has lost the rest.
+        return _nothing if self._spread.is_whole else self
+
+
+def _refusal_to_load(spread: SpreadObjects, name: str) -> _Refusal:
+    why, instead = "load_state_dict() cannot fill it", "fast.load_state_dict(...)"
+    return _Refusal(spread, name, why, instead, if_whole=True)
+
+
+def _nothing(*_args: Any) -> None:
+    """Do nothing: the hook of a copy."""
