@@ -20,6 +20,7 @@ from bench.common.forked import forked, process_group
 from pardnn.backends.torch.comm.world import join
 from pardnn.backends.torch.profile.op_times import profile_graph
 from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.live_state import LiveState
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.cost.table import CostTable, Entry, Machine
@@ -100,9 +101,9 @@ def _run(case: Case, steps: int) -> dict[str, Any]:
     world = join(CPU, timeout_s=120.0)
     try:
         program = Program(case.graph, case.plan)
-        binding = Binding(step, args, case.graph, CPU)
+        binding, state = Binding(step, args, case.graph, CPU), LiveState(world)
 
-        executor = start(program, world, lambda: binding.take(program.residents(world.rank)))
+        executor = start(program, world, lambda: state.take(program, binding)[0])
         batch = [
             arg for arg in args if not isinstance(arg, torch.nn.Module | torch.optim.Optimizer)
         ]

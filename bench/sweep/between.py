@@ -57,7 +57,7 @@ def _parallel(pattern: Pattern, expected: Row) -> Row:
         step, args, change = pattern()
         graph = pardnn.capture(step, *args)
         plan = pardnn.plan(graph, Cluster.uniform(1), algorithm="single", costs=COSTS)
-        fast = pardnn.parallelize(step, *args, plan=plan)
+        fast = pardnn.parallelize(step, *args, plan=plan, costs=COSTS)
         indices, losses = batch_indices(args), []
         for call in range(CALLS):
             when = "the change" if call == BEFORE else f"call {call + 1}"

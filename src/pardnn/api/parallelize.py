@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pardnn import backends
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import StateInPlace
 
 
 def parallelize(
@@ -21,6 +22,7 @@ def parallelize(
     seed: int = 0,
     costs: str | None = None,
     timeout: float = 60.0,
+    shapes: Sequence[Sequence[Any]] = (),
 ) -> Callable[..., Any]:
     """Return the step as a function that runs on all ranks of `torchrun`.
 
@@ -31,7 +33,9 @@ def parallelize(
     Args:
         step: The training step.
         *args: Its arguments, the same on every rank.
-        plan: Made for this step; None plans on rank 0 and shares the plan.
+        plan: Made for this step; None plans on rank 0 and shares the plan. What changes later is
+            planned for the plan's cluster, with its algorithm or, where that cannot leave the state
+            where it is, as `algorithm` says.
         cluster: What to plan for; None: one device per rank, as `Cluster.uniform`.
         algorithm: As for `plan`. The default places whole ops, so that losses keep every bit;
             "auto" may also cut ops where that is faster.
@@ -39,15 +43,23 @@ def parallelize(
         seed: As for `plan`.
         costs: As for `plan`.
         timeout: Seconds that any wait for another rank may last.
+        shapes: Further example batches, each the args that are neither model nor optimizer: they
+            are captured and planned now, not when the first batch of their shape comes.
 
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.
     """
 
-    def decide(graph: Graph, world_size: int) -> Plan:
-        from pardnn.api import planning  # only the rank that plans loads the compiler
+    def decide(graph: Graph, world_size: int, state: StateInPlace | None) -> Plan:
+        # Only the rank that plans loads the compiler.
+        from pardnn.planner.next_plan import next_plan
+        from pardnn.planner.options import PlanOptions
 
-        target = cluster or Cluster.uniform(world_size)
-        return planning.plan(graph, target, algorithm, reserve=reserve, seed=seed, costs=costs)
+        own = plan.cluster if plan is not None else None
+        target = cluster or own or Cluster.uniform(world_size)
+        options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs)
+        return next_plan(graph, target, options, plan, state)
 
-    return backends.parallelize(step, *args, plan=plan, decide=decide, timeout=timeout)
+    return backends.parallelize(
+        step, *args, plan=plan, decide=decide, timeout=timeout, shapes=shapes
+    )

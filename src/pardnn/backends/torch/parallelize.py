@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,54 +9,46 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.checkpoint.contents import root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
-from pardnn.backends.torch.comm.handshake import check_world, wait_for
 from pardnn.backends.torch.comm.world import World, join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
-from pardnn.backends.torch.runtime.executor import Executor
-from pardnn.backends.torch.runtime.gather import resident_names, whole_value
+from pardnn.backends.torch.runtime.executor import Executor, History
+from pardnn.backends.torch.runtime.gather import gathered, resident_names, source_of
+from pardnn.backends.torch.runtime.live_state import LiveState
+from pardnn.backends.torch.runtime.new_variant import Decide, Maker
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.backends.torch.runtime.random_ops import random_ops
-from pardnn.backends.torch.runtime.same_values import check_same_batch, check_same_state
-from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.backends.torch.runtime.variants import Variants
 from pardnn.backends.torch.user_step.access import SpreadObjects
-from pardnn.errors import MismatchError, PardnnError
-from pardnn.graph.file import graph_from_json, graph_to_json
+from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
-from pardnn.plan.check import check_plan
-from pardnn.plan.file import check_fingerprint, plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
-
-#: A store takes values of up to 8 MiB.
-_CHUNK_BYTES = 4 << 20
-#: How long the other ranks wait for rank 0 to capture and plan, seconds.
-PLANNING_S = 3600.0
 
 
 class Parallel:
     """The step on this rank; call it with the args that are neither model nor optimizer.
 
-    Attributes:
-        plan: The plan that runs.
-        graph: The graph of the step.
-        rank: This rank.
-        names: Names of all parameters, buffers and optimizer states, for `whole`.
+    What changes between two calls is followed: the step is captured and planned anew for other
+    shapes, flags, modes and other values that it takes for granted, with the parameters and states
+    where they are. Of the graphs captured before, the one that holds runs.
+
+    Args:
+        world: This rank's connections.
+        variants: The captured graphs.
+        history: The steps of this rank.
+        spread: The user's objects that refuse to be read.
     """
 
-    def __init__(self, executor: Executor, binding: Binding, spread: SpreadObjects) -> None:
-        self._executor = executor
-        self._binding = binding
-        self.plan = executor.program.plan
-        self.graph = executor.program.whole
-        self.rank = executor.rank
-        self.names = resident_names(executor.program)
-        program, world, live = executor.program, executor.world, executor.live_values
-        self._state = TrainingState(program, world, binding, live, spread)
+    def __init__(
+        self, world: World, variants: Variants, history: History, spread: SpreadObjects
+    ) -> None:
+        self._world, self._variants, self._history = world, variants, history
+        first = variants.current
+        program, live = first.executor.program, first.executor.live_values
+        self._training = TrainingState(program, world, first.binding, live, spread)
 
     def __call__(self, *batch: Any) -> Any:
         """Run one step on all ranks; every rank must call it, with the same (global) batch.
@@ -67,23 +58,66 @@ class Parallel:
             objects of tensors and numbers (an object as `Fields`), without gradients.
 
         Raises:
-            MismatchError: E505, E509 or E512, if the batch, a hyperparameter or another value that
-                the step was captured with is not one that the graph holds for; E518, if ranks are
-                given other batches.
+            MismatchError: E505, E509 or E512, if the batch or what has changed cannot be followed;
+                E518, if ranks are given other batches; E519, if they see other changes.
             RankError: E6xx, naming the rank that failed first.
             StuckError: E7xx, naming the rank that hangs.
+            UnsupportedError: E8xx, if what has changed cannot be captured; the graphs captured so
+                far stay usable.
         """
-        self._executor.step(lambda: self._inputs(batch))
-        self._state.steps += 1
-        self._binding.end_step(self._executor.effects)
-        tell(self._executor.effects)
-        return self._executor.result
+        try:
+            self._training_state().begin_step()
+        except PardnnError as error:
+            raise self._world.report_failure(error) from error.__cause__
+        variant = self._variants.step(batch)
+        self._training.steps += 1
+        variant.binding.end_step(variant.executor.effects)
+        tell(variant.executor.effects)
+        return variant.executor.result
 
-    def _inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
-        self._state.begin_step()
-        values = self._binding.batch_inputs(batch)
-        check_same_batch(self._executor.world, values, len(self._executor.step_s))
-        return values
+    def _training_state(self) -> TrainingState:
+        variant = self._variants.current
+        executor = variant.executor
+        self._training.follow(executor.program, variant.binding, executor.live_values)
+        return self._training
+
+    @property
+    def _executor(self) -> Executor:
+        return self._variants.current.executor
+
+    @property
+    def _binding(self) -> Binding:
+        return self._variants.current.binding
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last step."""
+        return self._executor.program.plan
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the last step."""
+        return self._executor.program.whole
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._world.rank
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all parameters, buffers and optimizer states, for `whole`."""
+        return resident_names(self._executor.program)
+
+    @property
+    def captures(self) -> int:
+        """How often the step was captured so far."""
+        return self._variants.num_made
+
+    @property
+    def moved(self) -> int:
+        """How many tensors of state have moved between ranks since they were first taken."""
+        return self._variants.num_moved
 
     def whole(self, name: str) -> torch.Tensor:
         """Return a parameter, buffer or optimizer state as one device would hold it.
@@ -96,8 +130,13 @@ class Parallel:
         Raises:
             UsageError: E215, if there is no such name.
         """
-        executor = self._executor
-        return whole_value(executor.program, executor.world, executor.live_values, name)
+        program = self._executor.program
+        source, shards = source_of(program, name), program.state.get(name, ())
+        mine = next((shard for shard in shards if shard.device == self.rank), None)
+        live = None
+        if mine is not None:
+            live = self._executor.live_values[program.ops[mine.op].outputs[0].name]
+        return gathered(self._world, source.outputs[0], shards, live)
 
     def save(
         self, path: str | Path, extra: Any = None, keep: int | None = None, *, wait: bool = True
@@ -121,7 +160,7 @@ class Parallel:
                 this directory.
             UnsupportedError: E824, if something has a type that a checkpoint cannot hold.
         """
-        self._state.save(path, extra, keep, wait=wait)
+        self._training_state().save(path, extra, keep, wait=wait)
 
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint: parameters, optimizers, step counts and random state.
@@ -140,7 +179,7 @@ class Parallel:
             FileError: E430 (no such step), E431 (torn), E432 (damaged, naming the tensor), E434.
             MismatchError: E520, if it is of another model or optimizer, naming the tensor.
         """
-        return self._state.load(path, step)
+        return self._training_state().load(path, step)
 
     def export(self, path: str | Path, *, optimizer: bool = False) -> None:
         """Write the whole model into one safetensors file, for use elsewhere.
@@ -156,7 +195,7 @@ class Parallel:
         Raises:
             FileError: E433, on all ranks, if it cannot be written; an old file stays.
         """
-        self._state.export(path, optimizer=optimizer)
+        self._training_state().export(path, optimizer=optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dicts of the step's objects, whole and on the host, on rank 0.
@@ -167,7 +206,7 @@ class Parallel:
         Returns:
             By argument name: `{"model": model.state_dict(), "optimizer": ...}`, schedulers too.
         """
-        return self._state.state_dict()
+        return self._training_state().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
         """Take torch's state dicts of the step's objects and give each rank its share.
@@ -182,7 +221,7 @@ class Parallel:
             MismatchError: E520, on all ranks, naming the key that is missing, superfluous, or of
                 another shape or type. Nothing is changed then.
         """
-        self._state.load_state_dict(state)
+        self._training_state().load_state_dict(state)
 
     def sync_model(self) -> None:
         """Fill the user's models on rank 0 with whole tensors until the next step.
@@ -190,22 +229,22 @@ class Parallel:
         Every rank must call it. Then rank 0 may call the model (in `eval()` and `no_grad`) and
         read its state dict; changes are refused at the next step.
         """
-        self._state.sync_model()
+        self._training_state().sync_model()
 
     @property
     def steps(self) -> int:
         """Steps trained so far, those before the checkpoint that was loaded among them."""
-        return self._state.steps
+        return self._training.steps
 
     @property
     def peak_bytes(self) -> int:
-        """Largest number of tensor storage bytes that this rank held in its first step."""
-        return self._executor.peak_bytes
+        """Largest number of tensor storage bytes that this rank held in a first step of a graph."""
+        return max(variant.executor.peak_bytes for variant in self._variants)
 
     @property
     def step_s(self) -> Sequence[float]:
         """Seconds of each step so far."""
-        return tuple(self._executor.step_s)
+        return tuple(self._history.step_s)
 
     def close(self) -> None:
         """Finish what is being saved, and close the connections to the other ranks.
@@ -213,18 +252,19 @@ class Parallel:
         The user's process group stays.
         """
         try:
-            self._state.close()
+            self._training.close()
         finally:
-            self._executor.world.close()
+            self._world.close()
 
 
 def parallelize(
     step: Callable[..., Any],
     *args: Any,
     plan: Plan | None = None,
-    decide: Callable[[Graph, int], Plan] | None = None,
+    decide: Decide | None = None,
     timeout: float = 60.0,
     device: str | None = None,
+    shapes: Sequence[Sequence[Any]] = (),
 ) -> Parallel:
     """Return the step as a function that runs on all ranks.
 
@@ -240,9 +280,11 @@ def parallelize(
         step: The user's step.
         *args: Its arguments, built in the same way on every rank, with an example batch.
         plan: Made for this step; None lets rank 0 decide.
-        decide: Plans a graph for a number of devices; needed where `plan` is None.
+        decide: Plans a graph for a number of devices, with the state where it is; needed where
+            `plan` is None, and to follow what changes between calls.
         timeout: Longest wait for one message, seconds.
         device: "cpu" or "cuda"; None takes what the models are on.
+        shapes: Further example batches, to be captured and planned now instead of when they come.
 
     Raises:
         MismatchError: E5xx, if ranks, plan and step do not belong together.
@@ -251,21 +293,19 @@ def parallelize(
     kind = device or this_device()
     world = join(rank_device(kind, int(os.environ.get("LOCAL_RANK", "0"))), timeout_s=timeout)
     world.detect_failures()
+    state, history = LiveState(world), History([], [])
     try:
         recording = recording_of(step, args)
-        graph, chosen = _shared(world, step, args, plan, decide)
-        program = Program(graph, chosen)
-        binding = Binding(step, args, graph, world.device)
-        state = ((s.name, s.get()) for s in binding.sources.values() if s.kind != "input")
-        is_random = recording is not None or bool(random_ops(program.graph))
-        check_same_state(world, state, is_random=is_random)
+        make = Maker(world, step, state, history, plan, decide, recording is not None)
+        first = make(0, args, ())
+        # Before the guards look at the models' hooks.
+        spread = _spread_objects(first.executor.program, first.binding)
+        variants = Variants(world, state, history, make, first, recording)
+        for batch in shapes:
+            variants.prepare(batch)
     except PardnnError as error:
         raise world.report_failure(error) from error.__cause__
-
-    # Before the guards look at the models' hooks.
-    spread = _spread_objects(program, binding)
-    executor = start(program, world, lambda: binding.take(program.residents(world.rank), recording))
-    return Parallel(executor, binding, spread)
+    return Parallel(world, variants, history, spread)
 
 
 def _spread_objects(program: Program, binding: Binding) -> SpreadObjects:
@@ -282,63 +322,3 @@ def _spread_objects(program: Program, binding: Binding) -> SpreadObjects:
     stateful = binding.stateful()
     optimizers = {e.name: e.value for e in stateful if isinstance(e.value, torch.optim.Optimizer)}
     return SpreadObjects(root_modules(stateful), optimizers, frozenset(map(id, spread)))
-
-
-def _shared(
-    world: World,
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    plan: Plan | None,
-    decide: Callable[[Graph, int], Plan] | None,
-) -> tuple[Graph, Plan]:
-    """Return graph and plan: rank 0 captures and plans, then broadcasts both."""
-    content = None
-    if world.rank == 0:
-        graph = capture(step, *args)
-        if plan is None and decide is not None:
-            plan = decide(graph, world.size)
-        if plan is None:
-            raise MismatchError("there is no plan and nothing that could make one", code="E511")
-        check_world(world.size, plan)
-        check_fingerprint(plan, graph)
-        check_plan(graph, plan)
-        if world.store is None:
-            return graph, plan
-        content = graph_to_json(graph), plan_to_json(plan)
-    elif plan is not None:
-        check_world(world.size, plan)
-    sent = [
-        broadcast(world, name, None if content is None else content[i])
-        for i, name in enumerate(("graph", "plan"))
-    ]
-    graph = graph_from_json(sent[0], "the graph of rank 0")
-    # A plan of one's own is used as it is: the ranks compare what they hold before they start.
-    return graph, plan or plan_from_json(sent[1], "the plan of rank 0")
-
-
-def broadcast(world: World, name: str, content: bytes | None) -> bytes:
-    """Return on every rank what rank 0 gives, compressed and in chunks through the store.
-
-    The other ranks wait as long as rank 0 lives, at most `PLANNING_S`.
-
-    Args:
-        world: This rank's connections.
-        name: Key in the store, used once.
-        content: On rank 0 what all shall have, else None.
-
-    Raises:
-        RankError: E602, if a rank has failed meanwhile.
-        StuckError: E702, if rank 0 writes nothing for `PLANNING_S`.
-    """
-    store = world.store
-    assert store is not None
-    if content is not None:
-        packed = gzip.compress(content, compresslevel=1, mtime=0)
-        chunks = [packed[i : i + _CHUNK_BYTES] for i in range(0, len(packed), _CHUNK_BYTES)]
-        for i, chunk in enumerate(chunks):
-            store.set(f"{name}/{i}", chunk)
-        store.set(f"{name}/count", str(len(chunks)))
-        return content
-    wait_for(store, [f"{name}/count"], world.rank, [0], PLANNING_S, world.first_failure)
-    count = int(store.get(f"{name}/count"))
-    return gzip.decompress(b"".join(store.get(f"{name}/{i}") for i in range(count)))

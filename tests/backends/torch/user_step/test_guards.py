@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pardnn.backends.torch.runtime.binding import _changed_values
+from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.sources import batch_indices
@@ -300,7 +300,7 @@ def test_a_method_replaced_on_its_class_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_a_replaced_function_is_named_without_its_address():
     change = Change("model.weigh", now=torch.sqrt, then=sorted)
-    told = str(_changed_values([change]))
+    told = str(changed_values([change]))
     assert "model.weigh" in told
     assert "method sqrt of type object" in told
     assert "0x" not in told

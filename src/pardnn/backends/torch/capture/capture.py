@@ -62,26 +62,33 @@ from pardnn.backends.torch.capture.result import (
 )
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.source_updates import (
+    Captured,
     StepTrace,
     check_gradients,
     check_same,
     check_shared_storage,
+    check_trains,
     ordered_live_calls,
     shared_sources,
     source_updates,
+    uncarried,
 )
 from pardnn.backends.torch.capture.to_graph import graph_of
 from pardnn.backends.torch.capture.traced_run import generators_restored, run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.access import access_allowed
-from pardnn.backends.torch.user_step.held_numbers import numbers_by_name, with_tensor_names
+from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import (
     Source,
+    WholeOf,
     batch_indices,
     gradient_source,
+    held_gradients,
+    is_whole,
     settings_of,
     sources_of,
+    tensor_names,
 )
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
 from pardnn.gc_pause import collector_paused
@@ -103,14 +110,36 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
     Returns:
         A graph whose source ops have the names of `user_step.sources`. In `arguments`, state that
         does not exist yet has its first value as "initial" (a number, or {"copy_of": source}), and
-        numbers that are read at every
-        step have "value" and "guard" (None, "nonzero" or "exact": what must stay true of them).
+        numbers that are read at every step have "value" and "guard" (None, "nonzero" or "exact").
         The loss op lists the plain values that the graph takes for granted as "settings".
 
     Raises:
         UnsupportedError: E801 to E807, if the step cannot be captured; it names the line.
         UsageError: E201, if the step trains nothing.
         UserCodeError: E110, if the step itself raises.
+    """
+    return capture_step(step, args, name=name).graph
+
+
+def capture_step(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    name: str | None = None,
+    whole_of: WholeOf = is_whole,
+    is_first: bool = True,
+) -> Captured:
+    """Capture a step, also one whose tensors ranks hold in shards.
+
+    Args:
+        step: The user's step.
+        args: Its arguments.
+        name: Of the graph.
+        whole_of: Returns the geometry of the whole, where a live tensor is a shard.
+        is_first: Whether it must change a parameter; another path of the same step need not.
+
+    Raises:
+        PardnnError: As `capture` does.
     """
     arguments = list(args)
     original = walk_objects(step, arguments)
@@ -119,10 +148,11 @@ def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Gr
         raise unsupported.scripted(scripted[0])
     batch = batch_indices(args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
-    session = _Session(step, arguments, batch, mode, FakeCache(mode), original)
+    cache = FakeCache(mode)
+    session = _Session(step, arguments, batch, mode, cache, original, whole_of, is_first)
     with generators_restored(), collector_paused(), access_allowed():
         try:
-            return session.graph(name or getattr(step, "__name__", "step"))
+            return session.captured(name or getattr(step, "__name__", "step"))
         except PardnnError:
             session.caches += [cache for cache, _ in caches_with_fakes(mode)]
             raise
@@ -142,6 +172,8 @@ class _Session:
         mode: Of the fake tensors.
         fake_cache: Fake results that all traces share.
         original: What the objects of the step held before the first trace.
+        whole_of: Returns the geometry of the whole, where a live tensor is a shard.
+        must_train: Whether the step must change a parameter.
         checks: Known branches on data that only raise, of the first step and of the others.
         caches: Of `functools`, in which a trace has left fake tensors.
     """
@@ -152,6 +184,8 @@ class _Session:
     mode: fake_tensor.FakeTensorMode
     fake_cache: FakeCache
     original: ObjectGraph
+    whole_of: WholeOf
+    must_train: bool
     checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
     caches: list[Any] = field(default_factory=list)
 
@@ -160,10 +194,10 @@ class _Session:
         for cache in self.caches:
             cache.cache_clear()
 
-    def graph(self, name: str) -> Graph:
+    def captured(self, name: str) -> Captured:
         """Trace the step three times and return the second trace as a graph."""
         live = sources_of(self.original, self.batch)
-        existing, sharing = {source.name for source in live}, shared_sources(live)
+        existing, sharing = {source.name for source in live}, shared_sources(live, self.whole_of)
         before = self._held(self.original, live)
         first = self._trace(NO_SYMBOLS, locate=False)
         initial, irregular, constants = self._created(first, existing)
@@ -182,8 +216,9 @@ class _Session:
                 if other is None:
                     check_gradients(first, trace)
                     graph = self._assembled(name, trace, chosen, irregular, sharing)
+                    left = uncarried(trace, first, graph)
                     self._check_repeatable(trace, chosen, initial, constants, settled)
-                    return graph
+                    return Captured(graph, tuple(left))
             except (UnsupportedError, UserCodeError):
                 restore(settled.contents)
                 caches = [] if self.caches else caches_with_fakes(self.mode)
@@ -224,6 +259,8 @@ class _Session:
         tell_numbers(trace, chosen)
         told = trace.effects.noted
         outputs = [*updated, *copies, *trace.effects.calls]
+        if self.must_train:
+            check_trains(trace)
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules)
@@ -231,7 +268,7 @@ class _Session:
         return graph_of(name, calls, loss, taken, self._accelerator(trace), named_result(result))
 
     def _held(self, objects: ObjectGraph, found: Iterable[Source]) -> dict[str, Any]:
-        places = numbers_by_name(objects.contents, _tensor_names(found))
+        places = numbers_by_name(objects.contents, tensor_names(found))
         return {name: value for name, (_, value) in places.items()}
 
     def _check_repeatable(
@@ -300,25 +337,25 @@ class _Session:
         self.clear_caches()
         objects = walk_objects(self.step, self.args)
         sources = sources_of(objects, self.batch)
-        names = _tensor_names(sources)
+        names = tensor_names(sources)
         if chosen.start:
             chosen.set_start(objects, names)
             objects = walk_objects(self.step, self.args)
         made_anew = {s.name: s for s in sources if s.name in constants.values}
         found = [source for source in sources if source.name not in constants.values]
-        gradients = _gradients(found)
+        gradients = held_gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
         numbers = chosen.sources(found, objects, names)
         settings = settings_of(objects, self.batch)
         kept = {source.name: source.get() for source in gradients}
-        placeholders = insert_placeholders(objects, tensors, self.mode)
+        placeholders = insert_placeholders(objects, tensors, self.mode, self.whole_of)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
         tracer.scalars.questions = questions
         trace = StepTrace(tracer, {}, {}, {}, settings, None)
         for source in tensors:
             self._add(trace, source, placeholders[source.name], initial)
-        made = insert_gradient_placeholders(gradients, kept, self.mode)
+        made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
         for source in gradients:
             self._add(trace, source, made[source.name], initial)
         names = {id(tensor): name for name, tensor in placeholders.items()}
@@ -332,7 +369,7 @@ class _Session:
                 trace.result = run_traced(self.step, self.args, tracer, self.mode)
             trace.effects.check_told()
             changed = changes(before).items()
-            trace.changed = {with_tensor_names(name, names): each for name, each in changed}
+            trace.changed = {withtensor_names(name, names): each for name, each in changed}
             trace.length = len(tracer.calls)
         finally:
             for source in numbers:
@@ -347,7 +384,7 @@ class _Session:
         found = sources_of(objects, self.batch)
         created = [source for source in found if source.name not in existing]
         initial, irregular = initial_values(first.tracer, created, objects)
-        for source in _gradients(found):
+        for source in held_gradients(found):
             if source.name not in first.values:
                 initial[source.name] = 0.0
         return initial, irregular, kept_tensors(first.tracer, created, irregular)
@@ -361,12 +398,6 @@ class _Session:
         trace.values[source.name], trace.sources[source.name] = value, source
 
 
-def _tensor_names(found: Iterable[Source]) -> dict[int, str]:
-    """Return the names of tensors by id."""
-    live = ((source.get(), source.name) for source in found)
-    return {id(value): name for value, name in live if isinstance(value, torch.Tensor)}
-
-
 def _insert_symbols(trace: StepTrace, numbers: Iterable[Source]) -> None:
     """Put a symbol in the place of each number, as a source of the trace."""
     for source in numbers:
@@ -376,10 +407,3 @@ def _insert_symbols(trace: StepTrace, numbers: Iterable[Source]) -> None:
         value.call.name, trace.values[source.name] = source.name, value
         trace.sources[source.name] = source
         source.set(symbol)
-
-
-def _gradients(found: Sequence[Source]) -> list[Source]:
-    """Return the sources of the gradients that parameters hold now."""
-    parameters = [source for source in found if source.kind == "parameter"]
-    held = [gradient_source(source) for source in parameters]
-    return [source for source in held if source.get() is not None]

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.sources import Source
+from pardnn.backends.torch.user_step.sources import Source, WholeOf, WholeTensor
 from pardnn.errors import UnsupportedError
 
 
@@ -33,8 +33,15 @@ def fake_mode_of(tensors: Iterable[torch.Tensor]) -> FakeTensorMode:
     return next(iter(modes.values())) if modes else FakeTensorMode()
 
 
-def placeholder(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
+def placeholder(
+    tensor: torch.Tensor, mode: FakeTensorMode, whole: WholeTensor | None
+) -> FakeTensor:
     """Return a new fake of a tensor's geometry, of its class and with its Python attributes.
+
+    Args:
+        tensor: A live tensor.
+        mode: Of the fake.
+        whole: What the live tensor is a shard of; None if it is the whole.
 
     Raises:
         UnsupportedError: E801, if the tensor is sparse or quantized.
@@ -48,8 +55,9 @@ def placeholder(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
         )
     # A model on the meta device is planned as if it were on the host.
     device = "cpu" if tensor.device.type == "meta" else tensor.device
+    shape, strides = (tensor.shape, tensor.stride()) if whole is None else whole[:2]
     with mode:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        fake = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=device)
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         else:
@@ -73,7 +81,7 @@ def _copy_hooks(tensor: torch.Tensor, fake: torch.Tensor) -> None:
 
 
 def insert_placeholders(
-    objects: ObjectGraph, sources: Iterable[Source], mode: FakeTensorMode
+    objects: ObjectGraph, sources: Iterable[Source], mode: FakeTensorMode, whole_of: WholeOf
 ) -> dict[str, FakeTensor]:
     """Put a placeholder in every slot of every tensor source, and where it is a dictionary's key.
 
@@ -81,6 +89,7 @@ def insert_placeholders(
         objects: The object graph of the step.
         sources: Its sources; those that hold no tensor are left alone.
         mode: Of the fake tensors.
+        whole_of: Returns what a live tensor is a shard of.
 
     Returns:
         The placeholders by source name.
@@ -90,7 +99,7 @@ def insert_placeholders(
     for source in sources:
         live = source.get()
         if isinstance(live, torch.Tensor):
-            fake = made[source.name] = placeholder(live, mode)
+            fake = made[source.name] = placeholder(live, mode, whole_of(live))
             by_id.setdefault(id(live), fake)
     # All are made before any is inserted: a tuple is rebuilt around what it holds now.
     for source in sources:
@@ -104,7 +113,10 @@ def insert_placeholders(
 
 
 def insert_gradient_placeholders(
-    gradients: Iterable[Source], kept: Mapping[str, torch.Tensor], mode: FakeTensorMode
+    gradients: Iterable[Source],
+    kept: Mapping[str, torch.Tensor],
+    mode: FakeTensorMode,
+    whole_of: WholeOf,
 ) -> dict[str, FakeTensor]:
     """Give each placeholder of a parameter a placeholder of its gradient.
 
@@ -112,13 +124,15 @@ def insert_gradient_placeholders(
         gradients: Sources of the gradients.
         kept: The gradients themselves, by source name.
         mode: Of the fake tensors.
+        whole_of: Returns what a live tensor is a shard of.
 
     Returns:
         The placeholders by source name.
     """
     made: dict[str, FakeTensor] = {}
     for source in gradients:
-        made[source.name] = placeholder(kept[source.name].detach(), mode)
+        live = kept[source.name]
+        made[source.name] = placeholder(live.detach(), mode, whole_of(live))
         source.set(made[source.name])
     return made
 

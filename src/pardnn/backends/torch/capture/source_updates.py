@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,8 +24,9 @@ from pardnn.backends.torch.capture.to_graph import (
 )
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.sources import Source
+from pardnn.backends.torch.user_step.sources import Source, WholeOf
 from pardnn.errors import UsageError
+from pardnn.graph.ir import Graph
 
 
 @dataclass(repr=False)
@@ -56,6 +57,35 @@ class StepTrace:
     effects: Any = None
     length: int = 0
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
+
+
+class Captured(NamedTuple):
+    """A captured step.
+
+    Attributes:
+        graph: Of the step.
+        uncarried: Names of the tensors that the step changes, but its graph does not: no later
+            call that takes the same path reads them.
+    """
+
+    graph: Graph
+    uncarried: tuple[str, ...]
+
+
+def check_trains(trace: StepTrace) -> None:
+    """Reject a step that changes no parameter.
+
+    Raises:
+        UsageError: E201.
+    """
+    parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
+    if not any(value.storage and value.storage.writes for value in parameters):
+        raise UsageError(
+            "nothing to train: the step changes no parameter of any model it reaches.\n"
+            "It should call loss.backward() and optimizer.step() on parameters that require\n"
+            "gradients.",
+            details={"parameters": len(parameters)},
+        )
 
 
 def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
@@ -155,13 +185,41 @@ def gradients_read(first: StepTrace) -> list[str]:
     ]
 
 
-def shared_sources(live: Sequence[Source]) -> dict[str, list[str]]:
+def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
+    """Return the names of the tensors that a step changes, but its graph does not.
+
+    No later call of this step reads what it leaves there; one that takes another path may.
+
+    Args:
+        trace: Of the second run, which becomes the graph.
+        first: Of the first run.
+        graph: Made of the trace.
+    """
+    carried = {op.name for op in graph.ops}
+    gradients = [name for name, source in first.sources.items() if source.parameter is not None]
+    found = [name for name in gradients if name not in trace.sources]
+    for name, source in trace.sources.items():
+        value = trace.values[name]
+        if value.storage is None or source.kind == "input" or name in carried:
+            continue
+        live = source.get()
+        is_same = isinstance(live, torch.Tensor) and (
+            trace.tracer.aliases.fresh_value(live).storage is value.storage
+        )
+        if not is_same or value.storage.writes:
+            found.append(name)
+    return found
+
+
+def shared_sources(live: Sequence[Source], whole_of: WholeOf) -> dict[str, list[str]]:
     """Return, for each source that shares its storage with others, the names of all of them."""
     by_storage: dict[int, list[str]] = {}
     for source in live:
         tensor = source.get()
         if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-            by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(source.name)
+            whole = whole_of(tensor)
+            key = tensor.untyped_storage()._cdata if whole is None else whole.storage
+            by_storage.setdefault(key, []).append(source.name)
     return {name: names for names in by_storage.values() for name in names if len(names) > 1}
 
 
@@ -240,16 +298,7 @@ def ordered_live_calls(
 
     Raises:
         UnsupportedError: E806, if the graph reads a state without a first value.
-        UsageError: E201, if the step trains nothing.
     """
-    parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
-    if not any(value.storage and value.storage.writes for value in parameters):
-        raise UsageError(
-            "nothing to train: the step changes no parameter of any model it reaches.\n"
-            "It should call loss.backward() and optimizer.step() on parameters that require\n"
-            "gradients.",
-            details={"parameters": len(parameters)},
-        )
     guarded = []
     for value, guard in trace.tracer.scalars.guards.items():
         # A guard on any other number is a condition of the host program, or a setting.

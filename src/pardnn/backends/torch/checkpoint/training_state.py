@@ -110,6 +110,10 @@ class TrainingState:
         self._binding.install(values, residents)
         return changed
 
+    def follow(self, program: Program, binding: Binding, live: Mapping[str, Any]) -> None:
+        """Go on with what runs now; see the class."""
+        self._program, self._binding, self._live = program, binding, live
+
     def check(self) -> None:
         """Raise E525 if a load that failed has left a mixture of two states."""
         if self._torn_by:

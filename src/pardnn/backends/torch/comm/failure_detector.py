@@ -152,7 +152,9 @@ class FailureDetector:
             return self._secondary(error, first)
         error.details.setdefault("first_failing_rank", self._rank)
         if isinstance(error, StuckError):
-            _add_states(error, self._rank, self._states("failure"))
+            states = self._states("failure")
+            _add_states(error, self._rank, states)
+            error = _disagreement(self._rank, states) or error
         with contextlib.suppress(RuntimeError):
             self._store.set("report", json.dumps(_report(error, self._rank)))
         return error
@@ -226,6 +228,21 @@ def _add_states(error: PardnnError, rank: int, states: dict[int, State]) -> None
     lines = list(_state_lines(states, found))
     error.message = "\n".join([error.message, *lines])
     error.args = (error.message,)
+
+
+def _disagreement(rank: int, states: dict[int, State]) -> MismatchError | None:
+    """Return the error of a rank that waits for one which captures the step anew; else None."""
+    changed = {each: state["changed"] for each, state in states.items() if "changed" in state}
+    if not changed or rank in changed:
+        return None
+    other = min(changed)
+    return MismatchError(
+        f"rank {other} saw that {changed[other]}; rank {rank} did not, and is "
+        f"{states[rank]['text']}.\n"
+        "Every rank makes the same calls, with the same flags, modes and shapes.",
+        code="E519",
+        details={"rank": rank, "peer": other, "first_failing_rank": other},
+    )
 
 
 def _state_lines(states: dict[int, State], found: int) -> Iterator[str]:

@@ -42,6 +42,7 @@ class World:
         channel: Sends and receives its messages; None with a single rank.
         detector: Made by `detect_failures`.
         describe: Returns what this rank is doing now, see `FailureDetector`; the executor sets it.
+        reported: The error of `report_failure`.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class World:
     channel: Channel | None = None
     detector: FailureDetector | None = None
     describe: Callable[[], State] = lambda: dict(_NOT_STARTED)
+    reported: PardnnError | None = None
 
     def detect_failures(self, on_failure: Callable[[State], None] | None = None) -> None:
         """Start this rank's failure detector; again, or with a single rank, does nothing.
@@ -83,10 +85,13 @@ class World:
 
     def report_failure(self, error: PardnnError) -> PardnnError:
         """Make this rank's failure known, close its connections, and return what to raise."""
+        if error is self.reported:
+            return error
         error.details.setdefault("rank", self.rank)
         error.details.setdefault("first_failing_rank", self.rank)
         if self.detector is not None:
             error = self.detector.report(error)
+        self.reported = error
         self.close()
         return error
 

@@ -13,7 +13,17 @@ from pardnn.backends.torch.deferred_init.deferred import default_generators_kept
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
+from pardnn.backends.torch.runtime.batch import (
+    Batch,
+    TensorKind,
+    granted_settings,
+    is_number,
+    kind_of,
+    same_again,
+    without_data,
+)
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
+from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import (
@@ -28,8 +38,8 @@ from pardnn.backends.torch.user_step.sources import (
     setting_entries,
     sources,
 )
-from pardnn.errors import MismatchError, UnsupportedError, shown, without_addresses
-from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import Graph, Op
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
 
@@ -56,6 +66,8 @@ class Binding:
     ) -> None:
         self._step, self._args = step, list(args)
         self._guards: Guards | None = None
+        self._kinds: dict[str, TensorKind] = {}
+        self._is_checked = False
         # Inputs in whose place the step puts another tensor, and what was passed last.
         self._rebound: dict[str, Callable[[], Any]] = {
             op.name: lambda: None for op in graph.ops if (op.arguments or {}).get("rebound")
@@ -68,16 +80,21 @@ class Binding:
         self._initial = {
             op.name: (op.arguments or {}).get("initial") for op in graph.ops if op.is_source
         }
+        self._passed = [name for name in self.sources if self._is_of_batch(name)]
         self._host = HostNumbers(step, args, graph, self.sources)
         self._check(graph)
-        self._numbers = [op for op in graph.ops if op.kind == "input" and _is_number(op)]
-        self._tensors = [op for op in graph.ops if op.kind == "input" and not _is_number(op)]
+        self._numbers = [op for op in graph.ops if op.kind == "input" and is_number(op)]
+        self._tensors = [op for op in graph.ops if op.kind == "input" and not is_number(op)]
         objects = walk_objects(step, list(args))
         self._optimizers = [
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
         ]
         self._ints = {entry.name for entry in objects.numbers if type(entry.value) is int}
-        self._settings = list(_settings(graph, setting_entries(objects, self._batch)))
+        entries = setting_entries(objects, self._batch)
+        granted = list(granted_settings(graph, entries))
+        self._ints -= {name for name, *_ in granted}
+        # Those of the batch are guarded with it.
+        self._settings = [each for each in granted if each[1].argument not in self._batch]
 
     def _check(self, graph: Graph) -> None:
         wanted = [op for op in graph.ops if op.is_source and op.kind != "constant"]
@@ -118,7 +135,7 @@ class Binding:
             recording: Of the entry point that made the step's arguments.
         """
         shards = [(op, *shard_of(op, self._whole)) for op in ops]
-        live = {of: self._first_tensor(of) for _, of, _ in shards}
+        live = {of: self.first_tensor(of) for _, of, _ in shards}
         made = [shard for shard in shards if isinstance(live[shard[1]], torch.Tensor)]
         boxes = [self._own_box(of, box) for _, of, box in made]
         reals = replay(
@@ -146,7 +163,7 @@ class Binding:
         values = {}
         for op in ops:
             of, box = shard_of(op, self._whole)
-            live, box = self._first_tensor(of), self._own_box(of, box)
+            live, box = self.first_tensor(of), self._own_box(of, box)
             if not isinstance(live, torch.Tensor):
                 values[op.name] = self._initial_value(op, of)
             elif box is None or isinstance(live, FakeTensor) or live.is_meta:
@@ -160,8 +177,8 @@ class Binding:
         """Whether a source does not exist yet and starts as a copy of another one."""
         return isinstance(self._initial[of], dict) and self.sources[of].get() is None
 
-    def _first_tensor(self, of: str) -> Any:
-        """Return the live tensor that a source has its first value from; None if it has none."""
+    def first_tensor(self, of: str) -> Any:
+        """Return the live tensor of a source, or what it starts as a copy of; None without."""
         return self.sources[self._initial[of]["copy_of"] if self._is_copy(of) else of].get()
 
     def _own_box(self, of: str, box: Box | None) -> Box | None:
@@ -189,7 +206,7 @@ class Binding:
         return empty_tensor(output, device).fill_(initial)
 
     def install(self, values: Mapping[str, Any], residents: Iterable[Op]) -> None:
-        """Put this rank's residents into the user's objects, and drop those of other ranks.
+        """Put this rank's residents into the user's objects again, and drop those of other ranks.
 
         What is dropped keeps its shape and reads as NaN (0 for integers), in one element. Of a
         sharded tensor, the user's object holds the shard from now on: the same `Parameter`, with
@@ -204,31 +221,43 @@ class Binding:
             if name in mine:
                 source.set(values[mine[name].name])
             elif source.kind != "input" and isinstance(source.get(), torch.Tensor):
-                source.set(_without_data(source.get()))
+                source.set(without_data(source.get()))
 
     def mark_stepped(self) -> None:
         """Mark the optimizers as stepped: learning rate schedules warn otherwise."""
         for optimizer in self._optimizers:
             optimizer._opt_called = True
 
-    def take(self, residents: Sequence[Op], recording: Recording | None = None) -> dict[str, Any]:
-        """Return the live values of a rank's residents, the only ones that stay in memory.
+    def first_values(self, ops: Sequence[Op], recording: Recording | None) -> dict[str, Any]:
+        """Return the values of source ops of which no rank holds a shard yet, by name.
 
         Args:
-            residents: Ops of this rank.
+            ops: Of this rank.
             recording: Of models without data; they are initialised here, by shard.
         """
         if recording is None:
-            values = self.live_values(residents)
-        else:
-            with default_generators_kept():
-                values = self.replayed(residents, recording)
-        self.install(values, residents)
-        self.mark_stepped()
-        # From here on: what was put in place above is no change of the user's.
-        live = self._ints - {name for name, *_ in self._settings}
-        self._guards = Guards(self._step, self._args, self._batch, self._host.places, live)
-        return values
+            return self.live_values(ops)
+        with default_generators_kept():
+            return self.replayed(ops, recording)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether `watch` was called."""
+        return self._guards is not None
+
+    def watch(self) -> None:
+        """Note the Python values that the graph holds for, as they are now.
+
+        From here on the example batch is not needed, and let go of.
+        """
+        places = self._host.places
+        self._guards = Guards(self._step, self._args, self._batch, places, self._ints)
+        batch = self.read(self.example())
+        self._kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
+        for index in self._batch:
+            self._args[index] = None
+        for name in self._passed:
+            del self.sources[name]
 
     # Inputs: the batch and hyperparameters.
 
@@ -237,7 +266,7 @@ class Binding:
         return tuple(self._args[i] for i in self._batch)
 
     def example_values(self) -> dict[str, Any]:
-        """Return the live tensors of the example batch, by the name of their source."""
+        """Return the live tensors of the example batch by name."""
         return {op.name: self.sources[op.name].get() for op in self._tensors}
 
     def inputs(self, tensors: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,7 +278,9 @@ class Binding:
                 optimizers.
 
         Raises:
-            MismatchError: E509, if a number that the graph takes for granted has changed.
+            UnsupportedError: E807, if a tensor that an earlier step replaced is given again.
+            MismatchError: E509, if a number is not one that the graph holds for, unless `changes`
+                has looked before.
         """
         values: dict[str, Any] = {}
         for op in self._tensors:
@@ -259,28 +290,21 @@ class Binding:
                 values[op.name] = self.sources[op.name].get()  # a tensor in param_groups
         for name, passed_last in self._rebound.items():
             if passed_last() is values[name]:
-                raise _same_again(name)
+                raise same_again(name)
             self._rebound[name] = weakref.ref(values[name])
         for op in self._numbers:
-            value = numbers[op.name] if op.name in numbers else self._host.value(op.name)
-            if op.outputs[0].dtype == "host.int" and type(value) is not int:
-                raise _changed_values([Change(f"the type of {op.name}", int, type(value))])
-            _check_guard(op, value)
-            values[op.name] = value
-        broken = self._host.read(numbers)
-        if broken:
-            raise _changed_values(broken)
-        for name, entry, expected in self._settings:
-            found = entry.slot.get() if entry.slot is not None else expected
-            if type(found) is not type(expected) or found != expected:
-                raise _changed_setting(name, expected, found)
+            here = op.name in numbers
+            values[op.name] = numbers[op.name] if here else self._host.value(op.name)
+        if not self._is_checked and (broken := list(self._value_changes(numbers))):
+            raise changed_values(broken)
+        self._is_checked = False
         return values
 
-    def batch_inputs(self, batch: Sequence[Any]) -> dict[str, Any]:
-        """Return the value of every input op for a call with `batch`.
+    def read(self, batch: Sequence[Any]) -> Batch:
+        """Return a batch with its tensors and numbers by name.
 
         Raises:
-            MismatchError: E505, if it has another structure than the example; E509, as `inputs`.
+            MismatchError: E505, if it has another number of arguments than the example.
         """
         if len(batch) != len(self._batch):
             names = ", ".join(self._names[i] for i in self._batch) or "none"
@@ -289,18 +313,69 @@ class Binding:
                 f"({names}); {len(batch)} were given",
                 code="E505",
             )
-        if self._guards is not None:
-            changed = self._guards.changes(dict(zip(self._batch, batch, strict=True)))
-            if changed:
-                raise _changed_values(changed)
         tensors: dict[str, Any] = {}
         numbers: dict[str, Any] = {}
         for index, arg in zip(self._batch, batch, strict=True):
             objects = walk_value(arg, self._names[index])
             tensors |= {entry.name: entry.value for entry in objects.tensors}
             numbers |= {entry.name: entry.value for entry in objects.numbers}
+        return Batch(tuple(batch), tensors, numbers)
+
+    def arguments(self, batch: Sequence[Any]) -> tuple[Any, ...]:
+        """Return all arguments of the step, with this batch."""
+        given = dict(zip(self._batch, batch, strict=True))
+        return tuple(given.get(i, arg) for i, arg in enumerate(self._args))
+
+    def changes(self, batch: Batch) -> Iterator[Change]:
+        """Yield what differs from what the graph holds for: of the batch, then of all else.
+
+        Args:
+            batch: Of `read`; `watch` was called before.
+        """
+        assert self._guards is not None
+        kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
+        if kinds != self._kinds:
+            for name in dict.fromkeys([*self._kinds, *kinds]):
+                then, now = self._kinds.get(name), kinds.get(name)
+                if then != now and not self._guards.ignores(name):
+                    yield Change(name, then, now)
+        yield from self._guards.changes(dict(zip(self._batch, batch.values, strict=True)))
+        for change in self._value_changes(batch.numbers):
+            yield change
+            return
+        self._is_checked = True
+
+    def _value_changes(self, numbers: Mapping[str, Any]) -> Iterator[Change]:
+        """Yield the numbers, conditions and settings that differ from what the graph holds for."""
+        lacking = {*self._host.program.inputs, *(op.name for op in self._numbers)}
+        for name in sorted(lacking - self.sources.keys() - numbers.keys()):
+            yield Change(name, "a number", None)
+            return
+        for op in self._numbers:
+            value = numbers[op.name] if op.name in numbers else self._host.value(op.name)
+            captured, guard = (op.arguments or {}).get("value"), (op.arguments or {}).get("guard")
+            is_other = (guard == "exact" and value != captured) or (
+                guard == "nonzero" and not value
+            )
+            if op.outputs[0].dtype == "host.int" and type(value) is not int:
+                yield Change(f"the type of {op.name}", int, type(value))
+                return
+            if is_other or not isinstance(value, int | float):
+                yield Change(op.name, captured, value)
+                return
+        yield from self._host.read(numbers)
+        for name, entry, expected in self._settings:
+            found = entry.slot.get() if entry.slot is not None else expected
+            if type(found) is not type(expected) or found != expected:
+                yield Change(name, expected, found)
+
+    def batch_inputs(self, batch: Sequence[Any] | Batch) -> dict[str, Any]:
+        """Return the value of every input op for a call; E505 if the batch lacks a tensor."""
+        given = batch if isinstance(batch, Batch) else self.read(batch)
         lacking = [
-            op.name for op in self._tensors if op.name not in tensors and self._is_of_batch(op.name)
+            op.name
+            for op in self._tensors
+            if op.name not in given.tensors and self._is_of_batch(op.name)
         ]
         if lacking:
             raise MismatchError(
@@ -308,7 +383,7 @@ class Binding:
                 "Every batch has the structure of the example that was captured.",
                 code="E505",
             )
-        return self.inputs(tensors, numbers)
+        return self.inputs(given.tensors, given.numbers)
 
     def end_step(self, effects: Sequence[Mapping[str, Any]] = ()) -> None:
         """Give the user's objects the numbers that the step made; call it after each step.
@@ -319,75 +394,4 @@ class Binding:
         self._host.write(effects)
 
     def _is_of_batch(self, name: str) -> bool:
-        return any(name.split(".")[0] == self._names[i] for i in self._batch)
-
-
-def _is_number(op: Op) -> bool:
-    return (op.outputs[0].dtype or "").startswith("host.")
-
-
-def _without_data(value: torch.Tensor) -> torch.Tensor:
-    fill = float("nan") if value.dtype.is_floating_point else 0
-    return torch.full((), fill, dtype=value.dtype, device=value.device).expand(value.shape)
-
-
-def _settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Any]]:
-    """Yield name, place and captured value of each setting that the graph takes for granted."""
-    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-    expected = ((loss.arguments or {}) if loss else {}).get("settings", {})
-    for name, value in expected.items():
-        if name in found:
-            yield name, found[name], value
-
-
-def _check_guard(op: Op, value: Any) -> None:
-    arguments = op.arguments or {}
-    guard, captured = arguments.get("guard"), arguments.get("value")
-    if (guard == "exact" and value != captured) or (guard == "nonzero" and value == 0):
-        raise MismatchError(
-            f"{shown(op.name)} is {value}, but the step was captured with {captured}, and which "
-            "calls it makes depends on that number.\n"
-            + ("It may take any value but 0." if guard == "nonzero" else "It must keep its value.")
-            + " Capture and plan again for the new value.",
-            code="E509",
-            details={"input": op.name, "value": value, "captured": captured},
-        )
-
-
-def _same_again(name: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"the step puts another tensor in the place of the input {shown(name)}, and was given the "
-        "same one again.\nThe caller's containers stay as they are: write into the tensor instead, "
-        "tensor.copy_(new), which every rank's caller sees, or pass another tensor at each call.",
-        code="E807",
-        details={"tensor": name},
-    )
-
-
-def _changed_values(changes: Sequence[Change]) -> MismatchError:
-    told = "; ".join(
-        f"{shown(change.name)} is {_told(change.now)}, but was {_told(change.then)}"
-        for change in changes[:3]
-    )
-    more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
-    return MismatchError(
-        f"the step was captured with other values: {told}{more}.\n"
-        "The graph holds for the captured ones alone. A number that changes from call to call can "
-        "be an argument of the step: a float or a tensor. All else stays as it was when "
-        "`parallelize` was called; gradients are made and reset inside the step.",
-        code="E509",
-        details={"changed": [change.name for change in changes[:20]]},
-    )
-
-
-def _told(value: Any) -> str:
-    return without_addresses(repr(value))[:60]
-
-
-def _changed_setting(name: str, expected: Any, found: Any) -> MismatchError:
-    return MismatchError(
-        f"{shown(name)} is {found!r:.80}, but the step was captured with {expected!r:.80}, which "
-        "the graph takes for granted.\nCapture and plan again for the new value.",
-        code="E509",
-        details={"setting": name},
-    )
+        return any(f"{name}.".startswith(f"{self._names[i]}.") for i in self._batch)

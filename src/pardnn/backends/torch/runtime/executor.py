@@ -11,12 +11,9 @@ Cost above the ops themselves: about 2 us an action.
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +24,8 @@ from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view
 from pardnn.backends.torch.rng.generator import Draws
 from pardnn.backends.torch.rng.stream import make_stream
+from pardnn.backends.torch.runtime.agreement import Agreement
+from pardnn.backends.torch.runtime.failures import out_of_memory, users_line
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
 from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, live_bytes
@@ -38,7 +37,6 @@ from pardnn.backends.torch.runtime.random_ops import (
     replayed_op,
 )
 from pardnn.backends.torch.runtime.results import check_written, share_results
-from pardnn.backends.torch.user_step.object_graph import is_library_file
 from pardnn.errors import MismatchError, PardnnError, RankError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.actions import Action, Allocate, Compute, Free, Receive, Send, Wait
@@ -48,6 +46,18 @@ Environment = dict[str, Any]
 Call = Callable[[Environment], None]
 
 
+class History(NamedTuple):
+    """The steps of a rank so far, whatever executor ran them.
+
+    Attributes:
+        step_s: Seconds of each.
+        waits_s: Seconds that the rank waited for each other rank, per step.
+    """
+
+    step_s: list[float]
+    waits_s: list[list[float]]
+
+
 class Executor:
     """One rank, ready to run steps.
 
@@ -55,15 +65,18 @@ class Executor:
         program: What to run.
         world: This rank's connections.
         resident: The value of each op of `program.residents(rank)`, by name; updated in place.
+            None: `attach` gives them.
         draws: How each random op advances the generator; needed with more than one rank.
+        history: The steps that other executors of these ranks have run.
 
     Attributes:
         limit_bytes: Largest allowed number of live tensor bytes; None without limit.
         peak_bytes: Peak of live tensor bytes in the first step, measured.
-        step_s: Seconds of each step so far.
+        step_s: Seconds of each step so far, those of `history` included.
         waits_s: Seconds that this rank waited for each other rank, per step.
         result: What the last step returned, the same on every rank.
         effects: What it prints, logs and checks (`runtime.effects`), likewise.
+        agreement: Compares with the other ranks what runs; None: it is known to be the same.
 
     Raises:
         MismatchError: E514, if a resident value is missing or not the one that was captured.
@@ -73,16 +86,18 @@ class Executor:
         self,
         program: Program,
         world: World,
-        resident: Mapping[str, Any],
+        resident: Mapping[str, Any] | None,
         draws: Mapping[str, Draws] | None = None,
+        history: History | None = None,
     ) -> None:
         self.program = program
         self.world = world
         self.rank = world.rank
         self.limit_bytes: int | None = None
         self.peak_bytes = 0
-        self.step_s: list[float] = []
-        self.waits_s: list[list[float]] = []
+        self.step_s, self.waits_s = history or History([], [])
+        self.agreement: Agreement | None = None
+        self._is_measured = False
         self._at, self._is_running = 0, False
         self._loss: Any = None
         self.result: Any = None
@@ -90,10 +105,21 @@ class Executor:
         self._inputs: Mapping[str, Any] = {}
         self._actions = program.lowered.ranks[world.rank]
         self._stream = self._make_stream(draws)
-        self._env: Environment = dict(self._resident_values(resident))
-        self._names = frozenset(self._env)
+        self._env: Environment = {}
+        self._names: frozenset[str] = frozenset()
+        if resident is not None:
+            self.attach(resident)
         self._calls = [self._compiled(action) for action in self._actions]
         self._expected = [(op, *shape_and_dtype(op)) for op in program.inputs()]
+
+    def attach(self, resident: Mapping[str, Any]) -> None:
+        """Take the residents, as for the class; between `detach` and this, no step can run."""
+        self._env = dict(self._resident_values(resident))
+        self._names = frozenset(self._env)
+
+    def detach(self) -> None:
+        """Let go of all values: others have taken over."""
+        self._env = {}
 
     def _make_stream(self, draws: Mapping[str, Draws] | None) -> Any:
         drawing = random_ops(self.program.graph) if self.world.size > 1 or draws else []
@@ -215,7 +241,11 @@ class Executor:
             self._check_inputs(self._inputs)
             check_written(self.program, self._inputs, self.world.device)
             with torch.no_grad():
-                self._run_measured() if not self.step_s else self._run()
+                if self.agreement is not None:
+                    self.agreement.post(len(self.step_s))
+                self._run() if self._is_measured else self._run_measured()
+                if self.agreement is not None:
+                    self.agreement.check()
                 self._loss, self.result, self.effects = share_results(
                     self.program, self.world, self._loss, self._inputs, self._env
                 )
@@ -252,7 +282,7 @@ class Executor:
             if self.limit_bytes is not None and meter.live > self.limit_bytes:
                 # The system's limit has an allowance for what is not tensors; this one has none.
                 raise MemoryError(f"{meter.live} bytes of tensors, limit {self.limit_bytes}")
-        self.peak_bytes = meter.peak
+        self.peak_bytes, self._is_measured = meter.peak, True
 
     def _end_step(self) -> None:
         env = self._env
@@ -278,6 +308,8 @@ class Executor:
     # Failing.
 
     def _reported(self, error: PardnnError) -> PardnnError:
+        if self.agreement is not None:
+            error = self.agreement.explained(error)
         reported = self.world.report_failure(error)
         self._calls = []
         return reported
@@ -300,25 +332,11 @@ class Executor:
         step = len(self.step_s)
         details: dict[str, Any] = {"rank": self.rank, "step": step, "op": op and op.name}
         if is_out_of_memory(error):
-            return self._out_of_memory(where, details)
+            held = live_bytes(self._env)
+            return out_of_memory(self.program, self.world, where, held, details)
         return RankError(
             f"rank {self.rank} failed at {where}, step {step}: "
             f"{type(error).__name__}: {str(error)[:500]}",
-            details=details,
-        )
-
-    def _out_of_memory(self, where: str, details: dict[str, Any]) -> RankError:
-        held, predicted = live_bytes(self._env), self.program.peaks[self.rank]
-        details |= {"held_bytes": held, "predicted_peak_bytes": predicted}
-        cluster = self.program.plan.cluster
-        name = cluster.devices[self.rank].name if cluster else str(self.world.device)
-        return RankError(
-            f"rank {self.rank} (device {name}) ran out of memory at {where}, step "
-            f"{details['step']}. It held {held} bytes of tensors; the plan's peak for it is "
-            f"{predicted} bytes.\n"
-            "If the limit is below the plan's peak, plan again with this limit; else raise "
-            "--reserve, or give this device more memory.",
-            code="E603",
             details=details,
         )
 
@@ -327,7 +345,7 @@ class Executor:
         channel = self.world.channel
         text, waits_for, waited_s = f"at {self._where()[0]} in step {len(self.step_s)}", None, 0.0
         if not self._is_running:
-            text = f"in your script{_users_line()}, {self._between()}"
+            text = f"in your script{users_line()}, {self._between()}"
         waiting = channel.waiting if channel is not None else None
         if waiting is not None:
             spec, since = waiting
@@ -349,16 +367,6 @@ class Executor:
     def _between(self) -> str:
         done = len(self.step_s)
         return f"between steps {done - 1} and {done}" if done else "before its first step"
-
-
-def _users_line() -> str:
-    """Return " (file.py:12)": where the main thread is in the user's own code."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and is_library_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
 def _nothing(env: Environment) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.errors import UsageError, shown
-from pardnn.plan.state_layout import STATE_KINDS
+from pardnn.graph.ir import Op, Tensor
+from pardnn.plan.state_layout import STATE_KINDS, Shard
 
 
 def resident_names(program: Program) -> tuple[str, ...]:
@@ -21,35 +23,48 @@ def resident_names(program: Program) -> tuple[str, ...]:
     return tuple(op.name for op in program.sources.values() if op.kind in STATE_KINDS)
 
 
-def whole_value(program: Program, world: World, live: Mapping[str, Any], name: str) -> Any:
-    """Return a parameter, buffer or state as one device would hold it; all ranks take part.
+def source_of(program: Program, name: str) -> Op:
+    """Return the source op of a parameter, buffer or state.
 
     Args:
         program: What runs.
-        world: This rank's connections.
-        live: This rank's live values, by the names of the planned graph.
         name: As in `resident_names`.
-
-    Returns:
-        A new tensor on this rank's device; the same on every rank.
 
     Raises:
         UsageError: E215, if there is no such name.
     """
-    if name not in resident_names(program):
+    if name not in program.state:
         near = [each for each in resident_names(program) if each.endswith(name)][:3]
         raise UsageError(
             f"the step has no parameter, buffer or state {shown(name)}.\n"
             + (f"Did you mean {', '.join(near)}?" if near else "`names` lists those it has."),
             code="E215",
         )
-    source = next(op for op in program.sources.values() if op.name == name)
-    whole = empty_tensor(source.outputs[0], world.device)
-    shards = {shard.box: shard for shard in reversed(program.state[name])}  # one of the replicas
-    for rank, op, box in sorted(shards.values()):
+    return next(op for op in program.sources.values() if op.name == name)
+
+
+def gathered(
+    world: World, output: Tensor, shards: Sequence[Shard], mine: torch.Tensor | None
+) -> torch.Tensor:
+    """Return a tensor as one device would hold it; all ranks take part.
+
+    Args:
+        world: This rank's connections.
+        output: Shape, strides and type of the whole.
+        shards: What each device holds.
+        mine: This rank's shard; None if it has none.
+
+    Returns:
+        A new tensor on this rank's device; the same on every rank.
+
+    Raises:
+        LostError: E602, if a rank does not take part.
+    """
+    whole = empty_tensor(output, world.device)
+    by_box = {shard.box: shard for shard in reversed(shards)}  # one of the replicas
+    for rank, _, box in sorted(by_box.values()):
         place = whole if box is None else box_view(whole, box)
-        mine = live[program.ops[op].outputs[0].name] if rank == world.rank else None
-        place.copy_(_broadcast(rank, mine, place, world))
+        place.copy_(_broadcast(rank, mine if rank == world.rank else None, place, world))
     return whole
 
 
@@ -67,5 +82,13 @@ def _broadcast(
         sent.copy_(mine.detach())
     # As bytes: not every back end knows every type.
     flat = sent.reshape(-1).view(torch.uint8) if sent.dim() else sent.reshape(1).view(torch.uint8)
-    dist.broadcast(flat, group_src=rank, group=world.channel.group)
+    try:
+        dist.broadcast(flat, group_src=rank, group=world.channel.group)
+    except RuntimeError as error:
+        details: dict[str, Any] = {"rank": world.rank, "first_failing_rank": rank}
+        raise LostError(
+            f"rank {world.rank} could not exchange a tensor of state with rank {rank}.\n"
+            "All ranks call `whole`, and change what the step reads, at the same place.",
+            details=details | {"transport": str(error)[:200]},
+        ) from error
     return flat.view(place.dtype).reshape(place.shape)

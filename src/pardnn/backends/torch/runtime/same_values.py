@@ -48,23 +48,26 @@ def checksum(value: Any) -> int | None:
     return zlib.crc32(f"{value.dtype} {tuple(value.shape)}".encode(), zlib.crc32(data))
 
 
-def check_same_state(world: World, values: Iterable[tuple[str, Any]], *, is_random: bool) -> None:
+def check_same_state(
+    world: World, values: Iterable[tuple[str, Any]], *, is_random: bool, key: str = ""
+) -> None:
     """Compare the initial state of all ranks, and their random state where the step draws.
 
     Args:
         world: This rank's connections.
         values: Name and live value of each parameter, buffer and optimizer state.
         is_random: Whether the graph has random ops.
+        key: Tells this exchange from others of these ranks.
 
     Raises:
         MismatchError: E518, on all ranks, naming the first tensor that differs.
     """
     if world.store is None:
         return
-    _compare(world, "state", {name: checksum(value) for name, value in values}, _STATE_ADVICE)
+    _compare(world, f"state{key}", {name: checksum(value) for name, value in values}, _STATE_ADVICE)
     if is_random:
         state = {"torch's random state": checksum(torch.get_rng_state())}
-        _compare(world, "random", state, _RANDOM_ADVICE)
+        _compare(world, f"random{key}", state, _RANDOM_ADVICE)
 
 
 def check_same_batch(world: World, batch: Mapping[str, Any], step: int) -> None:

@@ -9,7 +9,7 @@ from pardnn.backends.torch.comm import handshake
 from pardnn.backends.torch.comm.failure_detector import State
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.rng.generator import Draws
-from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import (
     check_fixed_draws,
@@ -24,12 +24,13 @@ from pardnn.backends.torch.runtime.random_ops import (
 from pardnn.errors import PardnnError
 
 
-def run_handshake(program: Program, world: World) -> None:
+def run_handshake(program: Program, world: World, key: str = "") -> None:
     """Compare with all ranks what is about to run; see `comm.handshake`.
 
     Args:
         program: What this rank is about to run.
         world: This rank's connections.
+        key: Tells this exchange from others of these ranks.
 
     Raises:
         MismatchError: E510 or E511, on all ranks.
@@ -40,15 +41,16 @@ def run_handshake(program: Program, world: World) -> None:
         return
     actions = program.lowered.ranks[world.rank]
     facts = handshake.make_facts(program.whole, program.plan, program.specs, actions, world.size)
-    handshake.check_agreement(world.all_gather("facts", facts))
+    handshake.check_agreement(world.all_gather(f"facts{key}", facts))
 
 
-def exchange_draws(program: Program, world: World) -> dict[str, Draws]:
+def exchange_draws(program: Program, world: World, key: str = "") -> dict[str, Draws]:
     """Measure how this rank's random ops advance the generator, and all-gather the measurements.
 
     Args:
         program: What runs.
         world: This rank's connections.
+        key: Tells this exchange from others of these ranks.
 
     Returns:
         By name of the random op in the whole graph; nothing where no generator must be moved.
@@ -69,7 +71,7 @@ def exchange_draws(program: Program, world: World) -> dict[str, Draws]:
         check_one_draw(op, whole[name], found[op.name])
         named[name] = found[op.name]
     data = draws_to_data(named)
-    gathered = [data] if world.store is None else world.all_gather("draws", data)
+    gathered = [data] if world.store is None else world.all_gather(f"draws{key}", data)
     return draws_from_data({name: each for draws in gathered for name, each in draws.items()})
 
 
@@ -79,6 +81,23 @@ def _draws_as_written(program: Program) -> bool:
     drawing = set(own)
     ordered = [name for order in program.plan.order for name in order if name in drawing]
     return ordered == own and all(replayed_op(op) is None for op in random_ops(program.whole))
+
+
+def prepare(program: Program, world: World, history: History, key: str) -> Executor:
+    """Return this rank's executor, which has no values yet; all ranks call it.
+
+    Args:
+        program: What to run.
+        world: This rank's connections.
+        history: The steps of this rank so far.
+        key: Tells the exchanges from others of these ranks.
+
+    Raises:
+        MismatchError: E510 or E511, if ranks and plan do not belong together.
+        UnsupportedError: E822, if a random op's draws depend on values.
+    """
+    run_handshake(program, world, key)
+    return Executor(program, world, None, exchange_draws(program, world, key), history)
 
 
 def start(

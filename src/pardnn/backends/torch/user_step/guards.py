@@ -110,6 +110,12 @@ class Guards:
         self._names = names
         self._ignored = _unread_arguments(step, names)
 
+    def ignores(self, name: str) -> bool:
+        """Whether an item of the batch lies in an argument that the step's code never reads."""
+        return bool(self._ignored) and any(
+            name == each or name.startswith(f"{each}.") for each in self._ignored
+        )
+
     def changes(self, batch: dict[int, Any]) -> list[Change]:
         """Return what differs from the capture, in the order of the walk.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -62,11 +62,11 @@ class Source:
         fake, meta or missing one is replaced, also as a key of optimizer state.
         """
         old = self.get()
-        if self.parameter is not None:
-            self.parameter.grad = value
-            return
         if _adopts(old, value):
             old.data = value
+            return
+        if self.parameter is not None:
+            self.parameter.grad = value
             return
         if isinstance(old, torch.nn.Parameter) and not isinstance(value, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=old.requires_grad)
@@ -79,6 +79,28 @@ def _adopts(old: Any, value: Any) -> bool:
         return False
     plain = type(old) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and old.dtype == value.dtype and old.device == value.device
+
+
+class WholeTensor(NamedTuple):
+    """What a tensor of the user's would be on one device, where a rank holds a shard or nothing.
+
+    Attributes:
+        shape: Of the whole tensor.
+        strides: Of the whole tensor, in elements.
+        storage: Negative; tensors that shared their storage at first have the same.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: int
+
+
+WholeOf = Callable[[torch.Tensor], WholeTensor | None]
+"""Returns the whole tensor that a live one stands for; None if it is the whole itself."""
+
+
+def is_whole(_tensor: torch.Tensor) -> None:
+    """Return None for every tensor: before any rank has taken its shards."""
 
 
 def sources(
@@ -268,3 +290,16 @@ def _missing(
                     key = name.removeprefix(prefix)
                     made.setdefault(name, Source(name, "state", (Slot(holder, key),)))
     return [made[op.name] for op in graph.ops if op.name in made]
+
+
+def tensor_names(found: Iterable[Source]) -> dict[int, str]:
+    """Return the names of tensors by id."""
+    live = ((source.get(), source.name) for source in found)
+    return {id(value): name for value, name in live if isinstance(value, torch.Tensor)}
+
+
+def held_gradients(found: Sequence[Source]) -> list[Source]:
+    """Return the sources of the gradients that parameters hold now."""
+    parameters = [source for source in found if source.kind == "parameter"]
+    held = [gradient_source(source) for source in parameters]
+    return [source for source in held if source.get() is not None]

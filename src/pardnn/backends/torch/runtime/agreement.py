@@ -1,0 +1,103 @@
+"""Agreement: all ranks run the same one of several captured graphs, in the same step.
+
+Problem: each rank chooses a graph by the values that it sees, without a word to the others. A rank
+that sees another value would send and receive the messages of another graph. Idea: in every step
+each rank tells its right neighbour which graph it runs, ahead of its other messages, and compares
+what its left neighbour said before the step ends. If all neighbours agree, all ranks do. A rank
+that is stuck or fails meanwhile looks there first.
+
+Cost: two messages of 16 bytes a step, about 40 us over Unix sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.comm.wire_format import MessageSpec
+from pardnn.backends.torch.comm.world import World
+from pardnn.errors import MismatchError, PardnnError
+
+#: Numbers of these messages: above those of any graph, below the channel's own tags.
+_FIRST_NUMBER = 1 << 23
+
+
+class Agreement:
+    """This rank's two neighbours in the ring of ranks.
+
+    Args:
+        world: This rank's connections; more than one rank.
+        number: Of the graph that this rank runs.
+        describe: Returns what a graph holds for, by its number.
+    """
+
+    def __init__(self, world: World, number: int, describe: Callable[[int], str]) -> None:
+        assert world.channel is not None
+        self._channel, self._rank = world.channel, world.rank
+        self._left = (world.rank - 1) % world.size
+        self._out = _spec(world.rank, (world.rank + 1) % world.size)
+        self._in = _spec(self._left, world.rank)
+        self._number, self._describe = number, describe
+        self._told: list[int] | None = None
+        self._buffer: Any = None
+
+    def post(self, step: int) -> None:
+        """Tell the right neighbour what runs, ahead of all messages of the step."""
+        self._told = [step, self._number]
+        self._buffer = self._channel.allocate(self._in)
+        self._buffer.fill_(-1)
+        told = torch.tensor(self._told, device=self._buffer.device)
+        # One order of all these messages that every rank keeps to: 0 to 1, 1 to 2, ...
+        if self._rank == 0:
+            self._channel.send(self._out, told)
+        self._channel.receive(self._in)
+        if self._rank != 0:
+            self._channel.send(self._out, told)
+
+    def check(self) -> None:
+        """Compare what the left neighbour said.
+
+        Raises:
+            MismatchError: E519, if it runs another graph.
+        """
+        found = self._channel.wait(self._in).tolist()
+        self._channel.wait(self._out)
+        told, self._told = self._told, None
+        if found != told:
+            raise self._error(found)
+
+    def explained(self, error: PardnnError) -> PardnnError:
+        """Return the error that explains a failure within the step, where it is a disagreement."""
+        if self._told is None or self._buffer is None:
+            return error
+        found = self._buffer.tolist()
+        if found == self._told or -1 in found:
+            return error
+        return self._error(found)
+
+    def _error(self, found: list[int]) -> MismatchError:
+        mine, theirs = self._describe(self._number), self._describe(found[1])
+        return MismatchError(
+            f"rank {self._rank} and rank {self._left} run other graphs of the step: rank "
+            f"{self._rank} the one for {mine}, rank {self._left} the one for {theirs}.\n"
+            "Every rank makes the same calls, with the same flags, modes and shapes.",
+            code="E519",
+            details={"rank": self._rank, "peer": self._left, "graphs": [self._number, found[1]]},
+        )
+
+
+def _spec(source: int, target: int) -> MessageSpec:
+    return MessageSpec(
+        number=_FIRST_NUMBER + source,
+        tensor="which graph runs",
+        source=source,
+        target=target,
+        bytes=16,
+        dtype="int64",
+        shape=(2,),
+        strides=(1,),
+        producer="the step's beginning",
+        consumer="the step's end",
+    )

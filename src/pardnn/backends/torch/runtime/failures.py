@@ -1,0 +1,49 @@
+"""What a rank says when it fails, or when another one asks what it is doing."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.user_step.object_graph import is_library_file
+from pardnn.errors import RankError
+
+
+def out_of_memory(
+    program: Program, world: World, where: str, held: int, details: dict[str, Any]
+) -> RankError:
+    """Return the error of a rank that ran out of memory.
+
+    Args:
+        program: What runs.
+        world: This rank's connections.
+        where: The action that ran, for people.
+        held: Bytes of tensors.
+        details: Of the failure, with the step.
+    """
+    rank, predicted = world.rank, program.peaks[world.rank]
+    cluster = program.plan.cluster
+    name = cluster.devices[rank].name if cluster else str(world.device)
+    return RankError(
+        f"rank {rank} (device {name}) ran out of memory at {where}, step "
+        f"{details['step']}. It held {held} bytes of tensors; the plan's peak for it is "
+        f"{predicted} bytes.\n"
+        "If the limit is below the plan's peak, plan again with this limit; else raise "
+        "--reserve, or give this device more memory.",
+        code="E603",
+        details=details | {"held_bytes": held, "predicted_peak_bytes": predicted},
+    )
+
+
+def users_line() -> str:
+    """Return " (file.py:12)": where the main thread is in the user's own code."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    return f" ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"

@@ -1,0 +1,229 @@
+"""The live state: where the ranks keep each tensor of the user's program, from graph to graph.
+
+Problem: a step that is captured anew reads the same parameters and states, but the user's objects
+hold shards of them by now, or nothing. Idea: a table by tensor object says what each is a shard of.
+Capture asks it for whole shapes; a new graph finds its values by it, whatever it calls them; and a
+tensor that a graph does not read stays where it is.
+
+A tensor that is kept elsewhere under the next plan is moved: its owners broadcast it. Under a plan
+that keeps the layout none is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.deferred_init.initialise import Recording
+from pardnn.backends.torch.devices import empty_tensor
+from pardnn.backends.torch.ops.partition_ops import box_copy
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.gather import gathered
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.user_step.sources import Source, WholeTensor
+from pardnn.graph.ir import Op, Tensor
+from pardnn.plan.mesh import Box
+from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import Held, StateInPlace
+from pardnn.plan.state_layout import Shard
+
+
+class Known(NamedTuple):
+    """How the ranks keep one tensor.
+
+    Attributes:
+        name: In the last graph that reads it.
+        held: The whole tensor, and what each device holds.
+        storage: Negative; tensors that shared their storage at first have the same.
+    """
+
+    name: str
+    held: Held
+    storage: int
+
+
+class LiveState:
+    """What the ranks hold of the parameters, buffers and optimizer states of the user's objects.
+
+    Args:
+        world: This rank's connections.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._known: Any = WeakTensorKeyDictionary()
+        self._num_storages = 0
+
+    def held(self, tensor: Any) -> Held | None:
+        """Return how a tensor is kept; None if it is whole on every rank."""
+        known = self._known.get(tensor) if isinstance(tensor, torch.Tensor) else None
+        return None if known is None else known.held
+
+    def whole_of(self, tensor: torch.Tensor) -> WholeTensor | None:
+        """Return what a tensor is a shard of; None if it is whole on every rank."""
+        known = self._known.get(tensor)
+        if known is None:
+            return None
+        shape = tuple(known.held.tensor.shape or ())
+        strides = known.held.tensor.strides or torch.empty(shape, device="meta").stride()
+        return WholeTensor(shape, tuple(strides), known.storage)
+
+    def in_place(self, sources: Iterable[Source], near: Plan) -> StateInPlace:
+        """Return what lies on the devices, by the names of a new graph.
+
+        Args:
+            sources: Of the graph.
+            near: The plan that ran last.
+        """
+        tensors = [(source.name, source.get()) for source in sources]
+        found = {name: held for name, t in tensors if (held := self.held(t)) is not None}
+        present = {id(tensor) for _, tensor in tensors}
+        for tensor, known in list(self._known.items()):
+            if id(tensor) not in present:  # kept for another graph
+                found[f"{known.name} ({len(found)})"] = known.held
+        return StateInPlace(held=found, num_devices=self._world.size, near=near)
+
+    def take(
+        self, program: Program, binding: Binding, recording: Recording | None = None
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Leave on this rank what a program keeps here; all ranks call it.
+
+        What a rank does not keep has its shape still and reads as NaN (0 for integers), in one
+        element. Of a sharded tensor the user's object holds the shard from now on: the same
+        `Parameter`, with the shard's shape and storage.
+
+        Args:
+            program: What runs next.
+            binding: Of its sources.
+            recording: Of models without data.
+
+        Returns:
+            The residents of this rank by the name of their op, and the names of what was moved.
+        """
+        sources, rank = binding.sources, self._world.rank
+        storages = self._storages(sources[name].get() for name in program.state)
+        outputs = {op.name: op.outputs[0] for op in program.sources.values()}
+        mine = {name: _at(shards, rank) for name, shards in program.state.items()}
+        new = [
+            program.ops[shard.op]
+            for name, shard in mine.items()
+            if shard is not None and self.held(binding.first_tensor(name)) is None
+        ]
+        values = binding.first_values(new, recording)
+        moved: list[str] = []
+        for name, shards in program.state.items():
+            source, shard = sources[name], mine[name]
+            live, first = source.get(), binding.first_tensor(name)
+            held = self.held(first)
+            op = None if shard is None else program.ops[shard.op]
+            if held is None:
+                value = None if op is None else values[op.name]
+            elif _places(held.shards) == _places(shards):
+                value = first
+            else:
+                value, was_moved = self._again(first, held, op, shards)
+                moved += [name] * was_moved
+            if value is first is not live and op is not None:  # it starts as a copy
+                value = first.detach().clone()
+            if op is None and (held is None or value is not live):
+                source.set(_hollow(outputs[name], source))
+            elif value is not live:
+                source.set(value)
+            if op is not None:
+                values[op.name] = value
+            now = _held(program, outputs[name], shards)
+            self._keep(source, now, storages.get(id(live)))
+        return values, moved
+
+    def _storages(self, tensors: Iterable[Any]) -> dict[int, int]:
+        """Return a number for the storage of each tensor that no rank has taken yet, by its id."""
+        numbers: dict[int, int] = {}
+        found: dict[int, int] = {}
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                key = tensor.untyped_storage()._cdata
+                found[id(tensor)] = numbers.setdefault(key, -1 - self._num_storages - len(numbers))
+        self._num_storages += len(numbers)
+        return found
+
+    def _keep(self, source: Source, held: Held, storage: int | None) -> None:
+        tensor = source.get()
+        if not isinstance(tensor, torch.Tensor):
+            return
+        if (known := self._known.get(tensor)) is not None:
+            storage = known.storage
+        elif storage is None:
+            self._num_storages += 1
+            storage = -self._num_storages
+        self._known[tensor] = Known(source.name, held, storage)
+
+    def _again(
+        self, live: torch.Tensor, held: Held, op: Op | None, shards: Sequence[Shard]
+    ) -> tuple[torch.Tensor | None, bool]:
+        """Return this rank's shard under another layout, and whether ranks had to exchange it."""
+        if all(_covers(_at(held.shards, shard.device), shard.box) for shard in shards):
+            whole, here = live, _at(held.shards, self._world.rank)
+            low = None if here is None or here.box is None else here.box
+            is_moved = False
+        else:
+            mine = None if _at(held.shards, self._world.rank) is None else live
+            whole = gathered(self._world, held.tensor, held.shards, mine).to(live.device)
+            low, is_moved = None, True
+        wanted = _at(shards, self._world.rank)
+        if op is None or wanted is None:
+            return None, is_moved
+        if wanted.box is None:
+            return whole, is_moved
+        box = _within(wanted.box, low)
+        return box_copy(whole, box, op.outputs[0].strides), is_moved
+
+
+def _held(program: Program, tensor: Tensor, shards: tuple[Shard, ...]) -> Held:
+    sizes = [0] * program.plan.num_devices
+    for shard in shards:
+        sizes[shard.device] += program.ops[shard.op].outputs[0].bytes
+    partition = program.plan.partition
+    mesh = None if partition is None else partition.mesh
+    return Held(tensor, shards, tuple(sizes), mesh)
+
+
+def _at(shards: Sequence[Shard], device: int) -> Shard | None:
+    return next((shard for shard in shards if shard.device == device), None)
+
+
+def _places(shards: Iterable[Shard]) -> list[tuple[int, Box | None]]:
+    return [(shard.device, shard.box) for shard in shards]
+
+
+def _covers(held: Shard | None, box: Box | None) -> bool:
+    """Whether what a device holds contains a box."""
+    if held is None or held.box is None or box is None:
+        return held is not None and held.box is None
+    return all(low <= a and b <= high for (low, high), (a, b) in zip(held.box, box, strict=True))
+
+
+def _within(box: Box, outer: Box | None) -> Box:
+    """Return a box of the whole as a box of the shard `outer`."""
+    if outer is None:
+        return box
+    return tuple((a - low, b - low) for (a, b), (low, _) in zip(box, outer, strict=True))
+
+
+def _hollow(output: Tensor, source: Source) -> torch.Tensor:
+    """Return a tensor without data in the place of what other ranks keep."""
+    live = source.get()
+    if isinstance(live, torch.Tensor):
+        shape, dtype, device = live.shape, live.dtype, live.device
+    else:
+        like = empty_tensor(output, torch.device("meta"))
+        shape, dtype = like.shape, like.dtype
+        device = torch.device("cpu") if source.parameter is None else source.parameter.device
+    whole = tuple(output.shape or ())
+    # A gradient has the shape of its parameter here, which may be a shard.
+    shape = whole if source.parameter is None else source.parameter.shape
+    fill = float("nan") if dtype.is_floating_point else 0
+    return torch.full((), fill, dtype=dtype, device=device).expand(shape)

@@ -1,0 +1,322 @@
+"""A new variant: captured and planned by rank 0, taken over by all ranks.
+
+Nothing of the user's changes before all ranks are ready: where capture or planning fails, all ranks
+raise the same error and go on with the variants that they have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import json
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pardnn import errors
+from pardnn.backends.torch.capture.capture import capture_step
+from pardnn.backends.torch.comm.handshake import check_world, wait_for
+from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.executor import Executor, History
+from pardnn.backends.torch.runtime.live_state import LiveState
+from pardnn.backends.torch.runtime.notices import Made, changed_values, told
+from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.random_ops import random_ops
+from pardnn.backends.torch.runtime.same_values import check_same_state
+from pardnn.backends.torch.runtime.start_rank import prepare
+from pardnn.backends.torch.runtime.variants import Variant
+from pardnn.backends.torch.user_step.item_guards import VALUES, Change
+from pardnn.backends.torch.user_step.sources import sources
+from pardnn.errors import MismatchError, PardnnError, StuckError
+from pardnn.graph.file import fingerprint, graph_from_json, graph_to_json
+from pardnn.graph.ir import Graph
+from pardnn.plan.check import check_plan
+from pardnn.plan.file import check_fingerprint, plan_from_json, plan_to_json
+from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import StateInPlace
+
+#: A store takes values of up to 8 MiB.
+_CHUNK_BYTES = 4 << 20
+#: How long the other ranks wait for rank 0 to capture and plan, seconds.
+PLANNING_S = 3600.0
+
+Decide = Callable[[Graph, int, StateInPlace | None], Plan]
+
+
+class Shared(NamedTuple):
+    """What rank 0 tells all others of a new variant.
+
+    Attributes:
+        graph: Of the step.
+        plan: For it.
+        uncarried: See `Captured`.
+        made: How long it took.
+    """
+
+    graph: Graph
+    plan: Plan
+    uncarried: Sequence[str]
+    made: Made
+
+
+class Maker:
+    """Makes the variants of one step; see `variants.Make`.
+
+    Args:
+        world: This rank's connections.
+        step: The user's step.
+        state: What the ranks hold.
+        history: Of the steps of this rank.
+        plan: Of the user's own, for the first variant.
+        decide: Plans a graph for a number of devices, with the state where it is; None: no other
+            graph than that of `plan` can run.
+        is_random: Whether the models are yet to be initialised.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        step: Callable[..., Any],
+        state: LiveState,
+        history: History,
+        plan: Plan | None,
+        decide: Decide | None,
+        is_random: bool = False,
+    ) -> None:
+        self._world, self._step, self._state, self._history = world, step, state, history
+        self._plan, self._decide, self._is_random = plan, decide, is_random
+        self._near: Plan | None = None
+        self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
+
+    def __call__(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
+        """Return a new variant, on all ranks.
+
+        Args:
+            number: Of the variant; the same on all ranks.
+            args: Arguments of the step.
+            changes: What differs from the variant that ran last; nothing for the first.
+
+        Raises:
+            MismatchError: E509, if nothing can plan anew; E519, if ranks see other changes.
+            PardnnError: As capture and planning do, on all ranks.
+        """
+        world, key = self._world, f" {number}" if number else ""
+        if number and self._decide is None:
+            raise changed_values(changes)
+        with self._waiting(changes):
+            if number:
+                self._compare(key, changes)
+            shared = self._shared(number, args)
+            binding = together(
+                world, f"bound{key}", lambda: Binding(self._step, args, shared.graph, world.device)
+            )
+            executor = self._executors.get(mark := fingerprint(shared.graph))
+            if executor is None:
+                work = functools.partial(Program, shared.graph, shared.plan)
+                program = together(world, f"lowered{key}", work)
+            else:
+                program = executor.program
+            live = ((s.name, s.get()) for s in binding.sources.values() if s.kind != "input")
+            new = ((name, value) for name, value in live if self._state.held(value) is None)
+            is_random = self._is_random or bool(random_ops(program.graph))
+            check_same_state(world, new, is_random=is_random, key=key)
+            if executor is None:
+                executor = self._executors[mark] = prepare(program, world, self._history, key)
+        self._near = executor.program.plan
+        text = told(changes) or "the values of the first call"
+        return Variant(number, executor, binding, frozenset(shared.uncarried), shared.made, text)
+
+    @contextlib.contextmanager
+    def _waiting(self, changes: Sequence[Change]) -> Iterator[None]:
+        """Let a rank that is stuck elsewhere learn why this one waits."""
+        world, before = self._world, self._world.describe
+        text = told(changes)
+        if changes:
+            world.describe = lambda: {
+                "text": f"capturing anew, since {text}", "waits_for": None, "messages": [],
+                "changed": text,
+            }  # fmt: skip
+        try:
+            yield
+        except (MismatchError, errors.RankError, StuckError):
+            raise  # a rank that is stuck elsewhere may yet ask
+        except PardnnError:
+            world.describe = before
+            raise
+        world.describe = before
+
+    def _compare(self, key: str, changes: Sequence[Change]) -> None:
+        """Compare with all ranks what has changed."""
+        world = self._world
+        if world.store is None:
+            return
+        # Hooks are counted in each process, by captures too.
+        names = [re.sub(r"_hooks\.\d+", "_hooks", each.name) for each in changes[:20]]
+        mine = [
+            [name, _text(each.then), _text(each.now)]
+            for name, each in zip(names, changes, strict=False)
+        ]
+        try:
+            found = world.all_gather(f"changes{key}", [mine, told(changes)])
+        except StuckError as error:
+            late = error.details["missing"][0]
+            raise MismatchError(
+                f"rank {world.rank} saw that {told(changes)}; rank {late} did not, and made "
+                "another call.\nEvery rank makes the same calls, with the same flags, modes and "
+                "shapes.",
+                code="E519",
+                details={"rank": world.rank, "peer": late},
+            ) from error
+        others = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
+        if others:
+            raise MismatchError(
+                f"the ranks saw other changes: rank 0 that {found[0][1]}; rank {others[0]} that "
+                f"{found[others[0]][1]}.\n"
+                "Every rank makes the same calls, with the same flags, modes and shapes.",
+                code="E519",
+                details={"ranks": others},
+            )
+
+    # Rank 0 captures and plans.
+
+    def _shared(self, number: int, args: Sequence[Any]) -> Shared:
+        world = self._world
+        if world.store is None:
+            return self._captured(number, args)
+        shared, header = None, None
+        if world.rank == 0:
+            try:
+                shared = self._captured(number, args)
+                header = {"uncarried": list(shared.uncarried), "made": list(shared.made)}
+            except PardnnError as error:
+                if not number:
+                    raise
+                header = {"error": record_of(error)}
+            except Exception as error:
+                raise errors.RankError(
+                    f"capturing or planning failed: {type(error).__name__}: {error}"
+                ) from error
+        elif not number and self._plan is not None:
+            check_world(world.size, self._plan)
+        return self._received(number, header, shared)
+
+    def _received(self, number: int, header: Any, shared: Shared | None) -> Shared:
+        world = self._world
+        text = None if header is None else json.dumps(header).encode()
+        header = json.loads(broadcast(world, f"capture {number}", text))
+        if "error" in header:
+            raise error_of(header["error"])
+        graph = broadcast(
+            world, f"graph {number}", None if shared is None else graph_to_json(shared.graph)
+        )
+        plan = broadcast(
+            world, f"plan {number}", None if shared is None else plan_to_json(shared.plan)
+        )
+        # A plan of one's own is used as it is: the ranks compare what they hold before they start.
+        own = None if number else self._plan
+        return Shared(
+            graph_from_json(graph, "the graph of rank 0"),
+            own or plan_from_json(plan, "the plan of rank 0"),
+            header["uncarried"],
+            Made(*header["made"]),
+        )
+
+    def _captured(self, number: int, args: Sequence[Any]) -> Shared:
+        begin = time.perf_counter()
+        whole_of = self._state.whole_of
+        captured = capture_step(self._step, args, whole_of=whole_of, is_first=not number)
+        graph, middle = captured.graph, time.perf_counter()
+        known = self._executors.get(fingerprint(graph))
+        if known is not None:
+            return Shared(known.program.whole, known.program.plan, captured.uncarried,
+                          Made(middle - begin))  # fmt: skip
+        plan = None if number else self._plan
+        if plan is None and self._decide is not None:
+            found, near = sources(self._step, args, graph), self._near
+            state = None if near is None else self._state.in_place(found, near)
+            plan = self._decide(graph, self._world.size, state)
+        if plan is None:
+            raise MismatchError("there is no plan and nothing that could make one", code="E511")
+        check_world(self._world.size, plan)
+        check_fingerprint(plan, graph)
+        check_plan(graph, plan)
+        made = Made(middle - begin, time.perf_counter() - middle)
+        return Shared(graph, plan, captured.uncarried, made)
+
+
+def _text(value: Any) -> str:
+    """Return a text of a value that is the same on every rank."""
+    is_tensor_kind = type(value).__name__ == "TensorKind"
+    return repr(value) if is_tensor_kind or isinstance(value, VALUES) else type(value).__name__
+
+
+def together(world: World, key: str, work: Callable[[], Any]) -> Any:
+    """Return what `work` returns; where it fails on one rank, it fails on all.
+
+    Args:
+        world: This rank's connections.
+        key: Tells this exchange from others of these ranks.
+        work: Run on every rank.
+    """
+    result, failure = None, None
+    try:
+        result = work()
+    except PardnnError as error:
+        failure = error
+    records = (
+        []
+        if world.store is None
+        else world.all_gather(key, None if failure is None else record_of(failure))
+    )
+    if failure is not None:
+        raise failure
+    for record in records:
+        if record is not None:
+            raise error_of(record)
+    return result
+
+
+def record_of(error: PardnnError) -> dict[str, Any]:
+    """Return an error as JSON types."""
+    return {
+        "kind": type(error).__name__, "code": error.code, "message": error.message,
+        "details": error.details,
+    }  # fmt: skip
+
+
+def error_of(record: dict[str, Any]) -> PardnnError:
+    """Return the error that `record_of` wrote."""
+    kind = getattr(errors, record["kind"], PardnnError)
+    return kind(record["message"], code=record["code"], details=record["details"])
+
+
+def broadcast(world: World, name: str, content: bytes | None) -> bytes:
+    """Return on every rank what rank 0 gives, compressed and in chunks through the store.
+
+    The other ranks wait as long as rank 0 lives, at most `PLANNING_S`.
+
+    Args:
+        world: This rank's connections.
+        name: Key in the store, used once.
+        content: On rank 0 what all shall have, else None.
+
+    Raises:
+        RankError: E602, if a rank has failed meanwhile.
+        StuckError: E702, if rank 0 writes nothing for `PLANNING_S`.
+    """
+    store = world.store
+    assert store is not None
+    if content is not None:
+        packed = gzip.compress(content, compresslevel=1, mtime=0)
+        chunks = [packed[i : i + _CHUNK_BYTES] for i in range(0, len(packed), _CHUNK_BYTES)]
+        for i, chunk in enumerate(chunks):
+            store.set(f"{name}/{i}", chunk)
+        store.set(f"{name}/count", str(len(chunks)))
+        return content
+    wait_for(store, [f"{name}/count"], world.rank, [0], PLANNING_S, world.first_failure)
+    count = int(store.get(f"{name}/count"))
+    return gzip.decompress(b"".join(store.get(f"{name}/{i}") for i in range(count)))

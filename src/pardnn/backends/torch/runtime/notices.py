@@ -1,0 +1,106 @@
+"""What a user is told when a step is captured anew: one line, by the logger "pardnn"."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.errors import MismatchError, shown, without_addresses
+
+_LOGGER = logging.getLogger("pardnn")
+#: A value that changes at so many calls in a row, each captured anew, is told once.
+MANY_IN_A_ROW = 8
+#: And so many captures altogether.
+MANY = 64
+
+
+class Made(NamedTuple):
+    """How long a variant took to make, seconds.
+
+    Attributes:
+        capture_s: Of the capture.
+        plan_s: Of planning; 0 where the graph is one that was planned before.
+    """
+
+    capture_s: float = 0.0
+    plan_s: float = 0.0
+
+
+class Notices:
+    """Tells of captures, and once of too many.
+
+    Args:
+        is_silent: On all ranks but one.
+    """
+
+    def __init__(self, *, is_silent: bool) -> None:
+        self._is_silent = is_silent
+        self._last: deque[tuple[int, frozenset[str]]] = deque(maxlen=MANY_IN_A_ROW)
+        self._count = 0
+        self._is_told = False
+
+    def captured(
+        self, made: Made, changes: Sequence[Change], step: int, moved: Sequence[str]
+    ) -> None:
+        """Tell that the step was captured anew.
+
+        Args:
+            made: How long it took.
+            changes: Why.
+            step: Steps run before.
+            moved: Names of the tensors of state that had to move.
+        """
+        self._count += 1
+        self._last.append((step, frozenset(change.name for change in changes)))
+        if self._is_silent:
+            return
+        where = f"; {len(moved)} tensors of state moved" if moved else ""
+        _LOGGER.warning(
+            "pardnn: step %d is captured anew (%.1f s) and planned (%.1f s), since %s%s",
+            step, made.capture_s, made.plan_s, told(changes), where,
+        )  # fmt: skip
+        if not self._is_told and (self._count >= MANY or self._is_in_a_row()):
+            self._is_told = True
+            _LOGGER.warning("pardnn: %s", self._advice())
+
+    def _is_in_a_row(self) -> bool:
+        steps = [step for step, _ in self._last]
+        is_full = len(steps) == MANY_IN_A_ROW and steps[-1] - steps[0] == MANY_IN_A_ROW - 1
+        return is_full and bool(frozenset.intersection(*(names for _, names in self._last)))
+
+    def _advice(self) -> str:
+        names = frozenset.intersection(*(names for _, names in self._last))
+        name = shown(min(names)) if names else "what the step reads"
+        return (
+            f"the step was captured {self._count} times, since {name} changes again and again; "
+            "each takes time and memory. Make a number an argument of the step, a float or a "
+            "tensor; pad batches to a few shapes."
+        )
+
+
+def told(changes: Sequence[Change]) -> str:
+    """Return what has changed, for people."""
+    text = "; ".join(
+        f"{shown(change.name)} is {_text(change.now)}, but was {_text(change.then)}"
+        for change in changes[:3]
+    )
+    return text + (f" (and {len(changes) - 3} more)" if len(changes) > 3 else "")
+
+
+def _text(value: Any) -> str:
+    return without_addresses(repr(value))[:60]
+
+
+def changed_values(changes: Sequence[Change]) -> MismatchError:
+    """Return the error E509 of values that changed where nothing can plan anew."""
+    return MismatchError(
+        f"the step was captured with other values: {told(changes)}.\n"
+        "The graph holds for the captured ones alone. A number that changes from call to call can "
+        "be an argument of the step: a float or a tensor. All else stays as it was when "
+        "`parallelize` was called; gradients are made and reset inside the step.",
+        code="E509",
+        details={"changed": [change.name for change in changes[:20]]},
+    )

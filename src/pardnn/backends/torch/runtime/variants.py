@@ -1,0 +1,208 @@
+"""Variants: the captured graphs of one step, each for the Python values that it holds for.
+
+Problem: a graph is one path through the user's Python, and what decides the path may change between
+calls. Idea: keep the graphs captured so far, with what each holds for. A call takes the one that
+holds now; where none does, the step is captured and planned anew, with the state where it is. All
+ranks see the same values, so they take the same one without a word, and check that they did
+(`agreement.py`); a new capture they begin together.
+
+Complexity: a call compares O(values guarded) with the variant that ran last; a switch with each one
+in turn, the shapes of the batch first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.deferred_init.initialise import Recording
+from pardnn.backends.torch.runtime.agreement import Agreement
+from pardnn.backends.torch.runtime.batch import Batch
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.executor import Executor, History
+from pardnn.backends.torch.runtime.live_state import LiveState
+from pardnn.backends.torch.runtime.notices import Made, Notices
+from pardnn.backends.torch.runtime.same_values import check_same_batch
+from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
+
+#: Variants kept, those used last; each takes some kilobytes an op on the host.
+MAX_VARIANTS = 64
+
+
+@dataclass(eq=False)
+class Variant:
+    """One captured graph and what it holds for.
+
+    Attributes:
+        number: In the order of capture; the same on all ranks.
+        executor: Runs it; variants of equal graphs share one.
+        binding: Its sources and guards.
+        uncarried: Names of the tensors that it leaves otherwise than eager calls would.
+        made: How long capture and planning took.
+        holds_for: What had changed when it was captured, for people.
+    """
+
+    number: int
+    executor: Executor
+    binding: Binding
+    uncarried: frozenset[str]
+    made: Made
+    holds_for: str
+
+
+Make = Callable[[int, Sequence[Any], Sequence[Change]], Variant]
+
+
+class Variants:
+    """The variants of one step on this rank.
+
+    Args:
+        world: This rank's connections.
+        state: What the ranks hold.
+        history: Of the steps of this rank.
+        make: Captures and plans anew, on all ranks: of the variant's number, the arguments of the
+            step, and what has changed.
+        first: What runs first.
+        recording: Of models without data.
+
+    Attributes:
+        current: The variant that ran last.
+        num_made: How often the step was captured.
+        num_moved: How many tensors of state have moved from rank to rank.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        state: LiveState,
+        history: History,
+        make: Make,
+        first: Variant,
+        recording: Recording | None = None,
+    ) -> None:
+        self._world, self._state, self._history, self._make = world, state, history, make
+        self.current = first
+        self._known: list[Variant] = [first]
+        self._stale: set[str] = set()
+        self._holds_for = {first.number: first.holds_for}
+        self.num_made, self.num_moved = 1, 0
+        self._notices = Notices(is_silent=world.rank != 0)
+        self.enter(first, recording)
+
+    def __iter__(self) -> Iterator[Variant]:
+        return iter(self._known)
+
+    def step(self, values: Sequence[Any]) -> Variant:
+        """Run one step with a batch, by the variant that holds for it.
+
+        Args:
+            values: The arguments that are neither model nor optimizer.
+
+        Returns:
+            The variant that ran.
+
+        Raises:
+            PardnnError: As `Parallel.__call__` does.
+        """
+        try:
+            batch = self.current.binding.read(values)
+            variant = self._choose(batch)
+        except (MismatchError, RankError, StuckError) as error:
+            raise self._world.report_failure(error) from error.__cause__
+        variant.executor.step(lambda: self._inputs(variant, batch))
+        self._stale |= variant.uncarried
+        return variant
+
+    def _inputs(self, variant: Variant, batch: Batch) -> dict[str, Any]:
+        inputs = variant.binding.batch_inputs(batch)
+        check_same_batch(self._world, inputs, len(self._history.step_s))
+        return inputs
+
+    def _choose(self, batch: Batch) -> Variant:
+        changes = list(self.current.binding.changes(batch))
+        if not changes:
+            return self.current
+        for variant in self._known:
+            if variant is not self.current and next(variant.binding.changes(batch), None) is None:
+                self.enter(variant)
+                return variant
+        variant = self._add(batch.values, changes)
+        moved = self.enter(variant)
+        self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
+        return variant
+
+    def prepare(self, values: Sequence[Any]) -> None:
+        """Capture and plan ahead for an example batch, where no variant holds for it.
+
+        Args:
+            values: As for `step`.
+        """
+        batch = self.current.binding.read(values)
+        if all(next(each.binding.changes(batch), None) is not None for each in self._known):
+            self._add(values, list(self.current.binding.changes(batch))).binding.watch()
+
+    def _add(self, values: Sequence[Any], changes: Sequence[Change]) -> Variant:
+        """Capture and plan anew; the variants so far stay usable if that fails."""
+        args = self.current.binding.arguments(values)
+        number, self.num_made = self.num_made, self.num_made + 1
+        variant = self._make(number, args, changes)
+        self._holds_for[number] = variant.holds_for
+        self._known.append(variant)
+        self._agree(self.current)
+        return variant
+
+    def enter(self, variant: Variant, recording: Recording | None = None) -> list[str]:
+        """Make a variant the one that runs, with the state that is there; all ranks call it.
+
+        Args:
+            variant: Of the known ones.
+            recording: Of models without data, for the first one.
+
+        Returns:
+            The names of the tensors of state that had to move from rank to rank.
+
+        Raises:
+            UnsupportedError: E808, if it reads what the variants before it did not carry on.
+        """
+        self._check_carried(variant)
+        binding, executor = variant.binding, variant.executor
+        self._world.describe = lambda: {
+            "text": f"moving state for {variant.holds_for}", "waits_for": None, "messages": [],
+            "changed": variant.holds_for,
+        }  # fmt: skip
+        self.current.executor.detach()
+        values, moved = self._state.take(executor.program, binding, recording)
+        executor.attach(values)
+        if not binding.is_watching:
+            # From here on: what was put in place above is no change of the user's.
+            binding.mark_stepped()
+            binding.watch()
+        self._world.describe = executor.describe
+        self.current, self.num_moved = variant, self.num_moved + len(moved)
+        rest = [each for each in self._known if each is not variant]
+        self._known = [variant, *rest][:MAX_VARIANTS]
+        self._agree(variant)
+        return moved
+
+    def _agree(self, variant: Variant) -> None:
+        if self._world.size > 1 and self.num_made > 1:
+            describe = self._holds_for.get
+            variant.executor.agreement = Agreement(self._world, variant.number, describe)
+
+    def _check_carried(self, variant: Variant) -> None:
+        read = sorted(self._stale.intersection(variant.executor.program.state))
+        if not read:
+            return
+        name = read[0]
+        what = "a gradient" if name.endswith(".grad") else "a tensor"
+        raise UnsupportedError(
+            f"{shown(name)} is {what} that an earlier call left to this one, which takes another "
+            f"path through the step ({len(read)} such).\nMake gradients and reset them within one "
+            "call, whatever its flags; register tensors that calls hand on: "
+            "module.register_buffer(name, tensor).",
+            code="E808",
+            details={"tensors": read[:20]},
+        )

@@ -1,0 +1,60 @@
+"""The next plan of a step that runs already: another shape, flag or mode, the state in place."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError, MismatchError, UsageError
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import StateInPlace
+from pardnn.planner.algorithms import ALGORITHMS, SHARDED
+from pardnn.planner.costs import costs_for
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
+
+
+def next_plan(
+    graph: Graph,
+    cluster: Cluster,
+    options: PlanOptions,
+    own: Plan | None,
+    state: StateInPlace | None,
+) -> Plan:
+    """Plan a graph of a step, with the state where it is if that fits.
+
+    Where it does not, the plan is free, and the runtime moves what lies elsewhere.
+
+    Args:
+        graph: Captured anew.
+        cluster: What it runs on.
+        options: Of the first plan.
+        own: The first plan, if a user made it: its kind, algorithm and reserve count.
+        state: What lies on the devices; None for the first plan.
+
+    Raises:
+        InfeasibleError: E301, if no plan fits.
+        UsageError: E2xx.
+    """
+    if own is not None:
+        options = dataclasses.replace(
+            options, algorithm=_algorithm(own), objective=own.objective, seed=own.seed,
+            reserve=own.reserve,
+        )  # fmt: skip
+    costs = costs_for(graph, cluster, options.costs)
+    if state is not None:
+        try:
+            return make_plan(Problem(graph, cluster, costs, options, state))[0]
+        except (InfeasibleError, MismatchError, UsageError):
+            pass
+    return make_plan(Problem(graph, cluster, costs, options))[0]
+
+
+def _algorithm(own: Plan) -> str:
+    """Return the algorithm of a plan; of one written by hand, the best of its kind."""
+    known = SHARDED if own.partition is not None else ALGORITHMS
+    if own.algorithm in known:
+        return own.algorithm
+    return "auto-whole" if own.partition is None else "tofu"
