@@ -68,6 +68,7 @@ from pardnn.backends.torch.capture.source_updates import (
     check_same,
     check_shared_storage,
     check_trains,
+    insert_symbols,
     ordered_live_calls,
     shared_sources,
     source_updates,
@@ -361,7 +362,7 @@ class _Session:
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         live = {source.name: source.get() for source in numbers}
-        _insert_symbols(trace, numbers)
+        insert_symbols(trace, numbers)
         before = walk_objects(self.step, self.args).contents
         try:
             noted = schedules_noted(objects, tracer.locator)
@@ -369,7 +370,7 @@ class _Session:
                 trace.result = run_traced(self.step, self.args, tracer, self.mode)
             trace.effects.check_told()
             changed = changes(before).items()
-            trace.changed = {withtensor_names(name, names): each for name, each in changed}
+            trace.changed = {with_tensor_names(name, names): each for name, each in changed}
             trace.length = len(tracer.calls)
         finally:
             for source in numbers:
@@ -396,14 +397,3 @@ class _Session:
         value = trace.tracer.add_source(source.kind, fake, arguments)
         value.call.name = source.name
         trace.values[source.name], trace.sources[source.name] = value, source
-
-
-def _insert_symbols(trace: StepTrace, numbers: Iterable[Source]) -> None:
-    """Put a symbol in the place of each number, as a source of the trace."""
-    for source in numbers:
-        number = source.get()
-        symbol = trace.tracer.scalars.add_number(number, {"value": number, "guard": None})
-        value = symbol.node.value
-        value.call.name, trace.values[source.name] = source.name, value
-        trace.sources[source.name] = source
-        source.set(symbol)

@@ -321,3 +321,14 @@ def ordered_live_calls(
     add_order_edges(sources_first)
     name_calls(sources_first)
     return sources_first
+
+
+def insert_symbols(trace: StepTrace, numbers: Iterable[Source]) -> None:
+    """Put a symbol in the place of each number, as a source of the trace."""
+    for source in numbers:
+        number = source.get()
+        symbol = trace.tracer.scalars.add_number(number, {"value": number, "guard": None})
+        value = symbol.node.value
+        value.call.name, trace.values[source.name] = source.name, value
+        trace.sources[source.name] = source
+        source.set(symbol)
