@@ -78,7 +78,7 @@ from pardnn.backends.torch.capture.to_graph import graph_of
 from pardnn.backends.torch.capture.traced_run import generators_restored, run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.access import access_allowed
-from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
+from pardnn.backends.torch.user_step.held_numbers import numbers_by_name, with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import (
     Source,
