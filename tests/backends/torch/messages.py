@@ -103,7 +103,7 @@ def _channels_last(value: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(value: torch.Tensor) -> torch.Tensor:
-    return torch.cat([value.new_zeros(3), value.reshape(-1)])[3:].view(value.shape)
+    return torch.cat([value.new_zeros(4), value.reshape(-1)])[4:].view(value.shape)
 
 
 #: Layouts of a tensor of the same shape and type; the last three have other values.

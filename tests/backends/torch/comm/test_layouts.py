@@ -16,7 +16,12 @@ from tests.backends.torch.messages import LAYOUTS, delivered
 _MADE_UP = ("empty", "rand", "bernoulli", "dropout", "multinomial")
 #: Kernels that take some arguments to be contiguous and would read beyond others, eager too.
 _ROWS = ("attention",)
-_NO_REPEATS = ("_embedding_bag", "native_group_norm_backward", "native_layer_norm_backward")
+_NO_REPEATS = (
+    "_embedding_bag",
+    "native_group_norm_backward",
+    "native_layer_norm_backward",
+    "nanmedian",
+)
 
 
 def takes(kind: str, layout: str) -> bool:
@@ -24,6 +29,8 @@ def takes(kind: str, layout: str) -> bool:
     if any(word in kind for word in _ROWS):
         return layout in ("contiguous", "at an offset", "slices of rows")
     is_repeated = layout.startswith(("expanded", "overlapping"))
+    if is_repeated and (kind.split(".")[1].endswith("_") or "_fused" in kind):
+        return False  # what is repeated is not written
     excluded = _MADE_UP + _NO_REPEATS if is_repeated else _MADE_UP
     return not any(word in kind for word in excluded)
 
@@ -64,7 +71,7 @@ def test_every_kind_of_reader_gives_the_same_bits_and_strides(layout: str) -> No
             sent = pytree.tree_map_only(torch.Tensor, delivered, (args, kwargs))
             here, there = called(kind, args, kwargs), called(kind, *sent)
             ran += here is not None
-            if here != there:
+            if here is not None and here != there:
                 wrong.append(kind)
     assert not wrong
     assert ran > 200

@@ -27,15 +27,22 @@ from tests.backends.torch.messages import LAYOUTS
 SCRATCH = {
     f"aten.{name}"
     for name in (
-        "_native_batch_norm_legit.default", "_native_batch_norm_legit.no_stats",
-        "_native_batch_norm_legit_no_training.default", "_safe_softmax.default",
-        "_scaled_dot_product_flash_attention_for_cpu.default",
-        "_scaled_dot_product_flash_attention_for_cpu_backward.default", "any.dim", "any.dims",
-        "convolution.default", "convolution_backward.default", "isinf.default",
+        "_linalg_det.default", "_linalg_eigh.default", "_linalg_slogdet.default",
+        "_linalg_solve_ex.default", "_linalg_svd.default", "_native_batch_norm_legit.default",
+        "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training.default",
+        "_safe_softmax.default", "_scaled_dot_product_flash_attention_for_cpu.default",
+        "_scaled_dot_product_flash_attention_for_cpu_backward.default",
+        "_upsample_nearest_exact1d.default", "_upsample_nearest_exact2d.default",
+        "_upsample_nearest_exact3d.default", "any.dim", "any.dims", "cholesky_solve.default",
+        "convolution.default", "convolution_backward.default", "count_nonzero.dim_IntList",
+        "histc.default", "isinf.default", "kthvalue.default", "ldexp.Tensor", "linalg_eig.default",
+        "linalg_inv_ex.default", "linalg_ldl_solve.default", "linalg_lu.default",
+        "linalg_matrix_exp.default", "linalg_qr.default", "mvlgamma.default",
         "native_batch_norm.default", "native_batch_norm_backward.default",
         "native_dropout.default", "native_group_norm_backward.default",
-        "native_layer_norm_backward.default", "upsample_bilinear2d.vec",
-        "upsample_nearest2d.vec", "upsample_nearest3d.vec",
+        "native_layer_norm_backward.default", "soft_margin_loss_backward.default",
+        "unfold_backward.default", "upsample_bilinear2d.vec", "upsample_nearest2d.vec",
+        "upsample_nearest3d.vec",
     )
 }  # fmt: skip
 

@@ -25,7 +25,8 @@ _LOSSES = frozenset(
 _BAGS = frozenset({"aten._embedding_bag.default", "aten._embedding_bag_forward_only.default"})
 _COL2IM = "aten.col2im.default"
 _CLONES = frozenset(
-    {"aten.copy.default", "aten.select_scatter.default", "aten.slice_scatter.default"}
+    f"aten.{name}.default"
+    for name in ("copy", "diagonal_scatter", "select_scatter", "slice_scatter")
 )
 #: Calls whose results may have a larger storage than they show.
 LARGER = _LOSSES | _BAGS | _CLONES | {_COL2IM}
