@@ -347,13 +347,12 @@ class _Session:
         gradients = held_gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
         numbers = chosen.sources(found, objects, names)
-        settings = settings_of(objects, self.batch)
         kept = {source.name: source.get() for source in gradients}
         placeholders = insert_placeholders(objects, tensors, self.mode, self.whole_of)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
         tracer.scalars.questions = questions
-        trace = StepTrace(tracer, {}, {}, {}, settings, None)
+        trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
         for source in tensors:
             self._add(trace, source, placeholders[source.name], initial)
         made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)

@@ -13,7 +13,8 @@ from pardnn.backends.torch.deferred_init.deferred import default_generators_kept
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
-from pardnn.backends.torch.runtime.batch import (
+from pardnn.backends.torch.runtime.host_numbers import HostNumbers
+from pardnn.backends.torch.runtime.input_checks import (
     Batch,
     TensorKind,
     granted_settings,
@@ -22,7 +23,6 @@ from pardnn.backends.torch.runtime.batch import (
     same_again,
     without_data,
 )
-from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.runtime.notices import changed_values
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change

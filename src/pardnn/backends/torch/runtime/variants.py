@@ -19,9 +19,9 @@ from typing import Any
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.runtime.agreement import Agreement
-from pardnn.backends.torch.runtime.batch import Batch
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
+from pardnn.backends.torch.runtime.input_checks import Batch
 from pardnn.backends.torch.runtime.live_state import LiveState
 from pardnn.backends.torch.runtime.notices import Made, Notices
 from pardnn.backends.torch.runtime.same_values import check_same_batch
