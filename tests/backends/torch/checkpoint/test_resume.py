@@ -105,7 +105,7 @@ def test_a_schedule_that_the_step_reaches_is_found(tmp_path: Path) -> None:
     plan = plan_of(scheduled, 2)
 
     def body(one: Rank, *, is_second: bool) -> list[str]:
-        schedule = one.fast._binding._step.schedule
+        schedule = one.user_step.schedule
         if is_second:
             one.fast.load(tmp_path)
             assert schedule.last_epoch == 2
@@ -174,7 +174,7 @@ def counting() -> models.Entry:
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_a_step_counts_in_python_goes_on(size: int, tmp_path: Path) -> None:
     def body(one: Rank, *, is_second: bool) -> list[str]:
-        trainer, schedule = one.fast._binding._step.found
+        trainer, schedule = one.user_step.found
         if is_second:
             one.fast.load(tmp_path)
             assert (trainer.calls, schedule.last_epoch) == (3, 3)

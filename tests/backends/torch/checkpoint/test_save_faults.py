@@ -93,10 +93,9 @@ def test_a_rank_that_is_killed_while_it_saves_is_told_and_a_complete_step_stays(
         one.step(1)
         if one.rank == rank:
             monkeypatch.setattr(module, function, lambda *_: os.kill(os.getpid(), 9))
-        one.fast._state._world.timeout_s = 1.0
         one.fast.save(tmp_path)
 
-    outcomes = run(body, size=2)
+    outcomes = run(body, size=2, timeout=2)
     other = outcomes[1 - rank]
     assert outcomes[rank].status == -signal.SIGKILL
     assert other.code in ("E702", "E602"), other.error

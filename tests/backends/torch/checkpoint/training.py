@@ -52,9 +52,11 @@ class Rank:
     `other` starts from other weights, moments and numbers than the factory's: all must be loaded.
     """
 
-    def __init__(self, factory: Factory, plan: Plan, rank: int, *, other: bool = False) -> None:
+    def __init__(
+        self, factory: Factory, plan: Plan, rank: int, *, other: bool = False, timeout: float = 20
+    ) -> None:
         self.rank = rank
-        step, self.args = factory()
+        self.user_step, self.args = factory()
         self.indices = batch_indices(self.args)
         optimizers = [a for a in self.args if isinstance(a, torch.optim.Optimizer)]
         self.schedules = [torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5) for o in optimizers]
@@ -64,7 +66,9 @@ class Rank:
             for module in (a for a in self.args if isinstance(a, nn.Module)):
                 for tensor in module.state_dict().values():
                     tensor.copy_(torch.rand(tensor.shape) * 3)
-        self.fast: Parallel = parallelize(step, *self.args, plan=plan, timeout=20, device="cpu")
+        self.fast: Parallel = parallelize(
+            self.user_step, *self.args, plan=plan, timeout=timeout, device="cpu"
+        )
 
     def step(self, i: int) -> str:
         loss = bits(loss_of(self.fast(*batches(self.args, self.indices, i))))
@@ -82,13 +86,13 @@ class Rank:
         return extra
 
 
-def on_ranks(factory: Factory, plan: Plan, body: Body, *, other: bool = False) -> list[Outcome]:
+def on_ranks(factory: Factory, plan: Plan, body: Body, **kwargs: Any) -> list[Outcome]:
     """Run `body` on forked ranks, each with its `Rank`."""
     size = plan.num_devices
 
     def run(rank: int, store: str) -> Any:
         connect(rank, size, store, 20).close()
-        one = Rank(factory, plan, rank, other=other)
+        one = Rank(factory, plan, rank, **kwargs)
         try:
             return body(one)
         finally:
