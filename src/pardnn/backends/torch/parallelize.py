@@ -11,18 +11,19 @@ import torch
 
 from pardnn.backends.torch.checkpoint.contents import root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
-from pardnn.backends.torch.comm.world import World, join, rank_device
+from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.runtime.binding import Binding
-from pardnn.backends.torch.runtime.effects import tell
+from pardnn.backends.torch.runtime.evaluation import Evaluation
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.gather import gathered, resident_names, source_of
-from pardnn.backends.torch.runtime.live_state import LiveState
+from pardnn.backends.torch.runtime.live_state import LiveState, live_state_of
 from pardnn.backends.torch.runtime.new_variant import Decide, Maker
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.variants import Variants
-from pardnn.backends.torch.user_step.access import SpreadObjects
+from pardnn.backends.torch.user_step.object_graph import walk_objects
+from pardnn.backends.torch.user_step.sources import batch_indices
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -36,19 +37,23 @@ class Parallel:
     where they are. Of the graphs captured before, the one that holds runs.
 
     Args:
-        world: This rank's connections.
+        state: What the ranks hold.
         variants: The captured graphs.
         history: The steps of this rank.
-        spread: The user's objects that refuse to be read.
+        decide: Plans the graphs of evaluations.
     """
 
     def __init__(
-        self, world: World, variants: Variants, history: History, spread: SpreadObjects
+        self, state: LiveState, variants: Variants, history: History, decide: Decide | None
     ) -> None:
-        self._world, self._variants, self._history = world, variants, history
+        self._state, self._world = state, state.world
+        self._variants, self._history, self._decide = variants, history, decide
         first = variants.current
         program, live = first.executor.program, first.executor.live_values
-        self._training = TrainingState(program, world, first.binding, live, spread)
+        key = f" {first.number}" if first.number else ""
+        self._training = TrainingState(program, self._world, first.binding, live, state.spread, key)
+        state.users.append(self._training)
+        self._evaluations: dict[Any, Evaluation] = {}
 
     def __call__(self, *batch: Any) -> Any:
         """Run one step on all ranks; every rank must call it, with the same (global) batch.
@@ -65,17 +70,50 @@ class Parallel:
             UnsupportedError: E8xx, if what has changed cannot be captured; the graphs captured so
                 far stay usable.
         """
-        try:
-            self._training_state().begin_step()
-        except PardnnError as error:
-            raise self._world.report_failure(error) from error.__cause__
+        self._begin()
         variant = self._variants.step(batch)
         self._training.steps += 1
-        variant.binding.end_step(variant.executor.effects)
-        tell(variant.executor.effects)
-        return variant.executor.result
+        return variant.finished()
+
+    def _begin(self) -> None:
+        """Take models back that a step on this state has gathered."""
+        try:
+            self._training_state()
+            for training in self._state.users:
+                training.begin_step()
+        except PardnnError as error:
+            raise self._world.report_failure(error) from error.__cause__
+
+    def evaluate(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run `function(model, *args)` on all ranks, forward alone, and return its result.
+
+        Every rank must call it, between steps, with the same arguments. The models of the step, in
+        the order of its arguments, come first; they are in eval mode meanwhile, and no gradients
+        are recorded. The function is captured and planned once per shape, with the parameters where
+        they are.
+
+        Args:
+            function: Of the models and `args`: a validation loss, predictions, metrics. The same
+                object at each call, or it is captured each time.
+            *args: What it takes besides the models.
+
+        Returns:
+            What it returns, the same on every rank.
+
+        Raises:
+            PardnnError: As a call of the step.
+        """
+        self._begin()
+        models = root_modules(self._variants.current.binding.stateful())
+        given = (*models.values(), *args)
+        key = (function, tuple(id(given[i]) for i in range(len(given)) if i not in
+                               set(batch_indices(given))))  # fmt: skip
+        if key not in self._evaluations:
+            self._evaluations[key] = Evaluation(function, self._state, self._decide)
+        return self._evaluations[key](given)
 
     def _training_state(self) -> TrainingState:
+        self._variants.refresh()
         variant = self._variants.current
         executor = variant.executor
         self._training.follow(executor.program, variant.binding, executor.live_values)
@@ -254,7 +292,10 @@ class Parallel:
         try:
             self._training.close()
         finally:
-            self._world.close()
+            if self._training in self._state.users:
+                self._state.users.remove(self._training)
+            if not self._state.users:
+                self._world.close()
 
 
 def parallelize(
@@ -290,25 +331,31 @@ def parallelize(
         MismatchError: E5xx, if ranks, plan and step do not belong together.
         RankError: E6xx, if a rank failed meanwhile.
     """
-    kind = device or this_device()
-    world = join(rank_device(kind, int(os.environ.get("LOCAL_RANK", "0"))), timeout_s=timeout)
-    world.detect_failures()
-    state, history = LiveState(world), History([], [])
+    tensors = [entry.value for entry in walk_objects(step, list(args)).tensors]
+    state = live_state_of(tensors)
+    if state is None:
+        kind = device or this_device()
+        world = join(rank_device(kind, int(os.environ.get("LOCAL_RANK", "0"))), timeout_s=timeout)
+        world.detect_failures()
+        state = LiveState(world)
+    history = History([], [])
     try:
         recording = recording_of(step, args)
-        make = Maker(world, step, state, history, plan, decide, recording is not None)
-        first = make(0, args, ())
+        make = Maker(state, step, history, plan, decide, recording is not None)
+        first = make(state.next_number(), args, ())
         # Before the guards look at the models' hooks.
-        spread = _spread_objects(first.executor.program, first.binding)
-        variants = Variants(world, state, history, make, first, recording)
+        _guard_spread_objects(state, first.executor.program, first.binding)
+        variants = Variants(state, history, make, first, recording)
         for batch in shapes:
             variants.prepare(batch)
     except PardnnError as error:
-        raise world.report_failure(error) from error.__cause__
-    return Parallel(world, variants, history, spread)
+        if state.users:  # other steps go on
+            raise
+        raise state.world.report_failure(error) from error.__cause__
+    return Parallel(state, variants, history, decide)
 
 
-def _spread_objects(program: Program, binding: Binding) -> SpreadObjects:
+def _guard_spread_objects(state: LiveState, program: Program, binding: Binding) -> None:
     """Let models and optimizers refuse to be read of which some rank does not hold all."""
     size = program.plan.num_devices
     whole = {
@@ -321,4 +368,4 @@ def _spread_objects(program: Program, binding: Binding) -> SpreadObjects:
     ]
     stateful = binding.stateful()
     optimizers = {e.name: e.value for e in stateful if isinstance(e.value, torch.optim.Optimizer)}
-    return SpreadObjects(root_modules(stateful), optimizers, frozenset(map(id, spread)))
+    state.spread.add(root_modules(stateful), optimizers, frozenset(map(id, spread)))

@@ -128,7 +128,8 @@ def capture_step(
     *,
     name: str | None = None,
     whole_of: WholeOf = is_whole,
-    is_first: bool = True,
+    must_train: bool = True,
+    has_loss: bool = True,
 ) -> Captured:
     """Capture a step, also one whose tensors ranks hold in shards.
 
@@ -137,7 +138,8 @@ def capture_step(
         args: Its arguments.
         name: Of the graph.
         whole_of: Returns the geometry of the whole, where a live tensor is a shard.
-        is_first: Whether it must change a parameter; another path of the same step need not.
+        must_train: Whether it must change a parameter; another path of the same step need not.
+        has_loss: Whether it must return a loss; an evaluation need not.
 
     Raises:
         PardnnError: As `capture` does.
@@ -150,7 +152,9 @@ def capture_step(
     batch = batch_indices(args)
     mode = fake_mode_of(entry.value for entry in original.tensors)
     cache = FakeCache(mode)
-    session = _Session(step, arguments, batch, mode, cache, original, whole_of, is_first)
+    session = _Session(
+        step, arguments, batch, mode, cache, original, whole_of, must_train, has_loss
+    )
     with generators_restored(), collector_paused(), access_allowed():
         try:
             return session.captured(name or getattr(step, "__name__", "step"))
@@ -175,6 +179,7 @@ class _Session:
         original: What the objects of the step held before the first trace.
         whole_of: Returns the geometry of the whole, where a live tensor is a shard.
         must_train: Whether the step must change a parameter.
+        has_loss: Whether it must return a loss.
         checks: Known branches on data that only raise, of the first step and of the others.
         caches: Of `functools`, in which a trace has left fake tensors.
     """
@@ -187,6 +192,7 @@ class _Session:
     original: ObjectGraph
     whole_of: WholeOf
     must_train: bool
+    has_loss: bool
     checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
     caches: list[Any] = field(default_factory=list)
 
@@ -253,8 +259,8 @@ class _Session:
             irregular: Why states have no first value, by name.
             sharing: Sources that share a storage with others, by name.
         """
-        returned = loss_of(trace.result)
-        loss = trace.tracer.aliases.fresh_value(returned)
+        returned = loss_of(trace.result) if self.has_loss else None
+        loss = None if returned is None else trace.tracer.aliases.fresh_value(returned)
         updated = source_updates(trace, irregular)
         result, copies = recorded_result(trace.tracer, trace.result, returned)
         tell_numbers(trace, chosen)

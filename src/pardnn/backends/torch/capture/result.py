@@ -35,24 +35,26 @@ def loss_of(result: Any) -> torch.Tensor:
     return found
 
 
-def recorded_result(tracer: Tracer, result: Any, loss: torch.Tensor) -> tuple[Any, list[Call]]:
+def recorded_result(
+    tracer: Tracer, result: Any, loss: torch.Tensor | None
+) -> tuple[Any, list[Call]]:
     """Record a copy of each tensor that a step returns besides its loss.
 
     Args:
         tracer: Of the step, which has run.
         result: What it returned.
-        loss: The tensor of it that is the loss.
+        loss: The tensor of it that is the loss; None of an evaluation.
 
     Returns:
         The structure of the result, with trace values for tensors and numbers, or None if it is the
         loss alone; and the calls that copy them.
     """
-    if result is loss:
+    if result is loss and loss is not None:
         return None, []
     calls: dict[int, Call] = {}
 
     def structure(item: Any, depth: int) -> Any:
-        if item is loss:
+        if item is loss and loss is not None:
             return {"loss": True}
         if isinstance(item, torch.Tensor):
             return {"kept": kept(item, _copied)}

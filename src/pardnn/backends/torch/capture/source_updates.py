@@ -282,7 +282,7 @@ def check_same(one: StepTrace, other: StepTrace) -> None:
 
 def ordered_live_calls(
     trace: StepTrace,
-    loss: Value,
+    loss: Value | None,
     updated: list[Call],
     irregular: dict[str, str],
     held: Collection[str],
@@ -291,7 +291,7 @@ def ordered_live_calls(
 
     Args:
         trace: Of the step that repeats.
-        loss: The value that is the loss.
+        loss: The value that is the loss; None of an evaluation.
         updated: Calls that outlive the step.
         irregular: Why states have no first value, by name.
         held: Names of numbers that objects hold.
@@ -312,7 +312,8 @@ def ordered_live_calls(
         if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
         and is_registered(s))
     ]  # fmt: skip
-    calls = live_calls(trace.tracer.calls, [loss.call, *updated, *guarded, *always])
+    marked = [] if loss is None else [loss.call]
+    calls = live_calls(trace.tracer.calls, [*marked, *updated, *guarded, *always])
     for call in calls:
         if call.name in irregular:
             raise unsupported.irregular_initial_state(call.name, irregular[call.name])

@@ -119,7 +119,7 @@ def _unused_name(base: str, counts: dict[str, int], taken: set[str]) -> str:
 def graph_of(
     name: str,
     calls: Sequence[Call],
-    loss: Value,
+    loss: Value | None,
     granted: dict[str, Any],
     accelerator: str,
     result: Any = None,
@@ -129,7 +129,7 @@ def graph_of(
     Args:
         name: Of the graph.
         calls: Live, ordered and named.
-        loss: The value that is the loss.
+        loss: The value that is the loss; None of an evaluation.
         granted: What the graph takes for granted, the `arguments` of its loss op.
         accelerator: Device type of the model.
         result: Structure of what the step returns, of `result.named_result`; None: the loss.
@@ -137,7 +137,8 @@ def graph_of(
     groups = _groups(calls)
     ops = [_op(call, groups, accelerator) for call in calls]
     arguments = granted if result is None else {**granted, "result": result}
-    mark = Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=(loss.name,), arguments=arguments or None)
+    marked = () if loss is None else (loss.name,)
+    mark = Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=marked, arguments=arguments or None)
     ops.append(mark)
     return build_graph(name, ops)
 

@@ -58,6 +58,7 @@ class TrainingState:
         binding: Of the user's objects.
         live: This rank's live values, by the names of the planned graph.
         spread: The user's objects that refuse to be read.
+        key: Tells this step's exchanges from those of others on the same ranks.
 
     Attributes:
         steps: Steps that were trained, those before the checkpoint that was loaded among them.
@@ -70,8 +71,10 @@ class TrainingState:
         binding: Binding,
         live: Mapping[str, Any],
         spread: SpreadObjects,
+        key: str = "",
     ) -> None:
         self.steps = 0
+        self._own_key = key
         self._spread = spread
         # Whole tensors in the user's models on rank 0, and their versions when they were put there.
         self._synced: list[tuple[str, torch.Tensor, int]] = []
@@ -150,7 +153,7 @@ class TrainingState:
 
     def _key(self, what: str) -> str:
         self._count += 1
-        return f"{what}/{self._count}"
+        return f"{what}{self._own_key}/{self._count}"
 
     def _locked(self, root: Path, key: str) -> None:
         """Let rank 0 hold the lock of the directory, and all ranks know if it cannot."""

@@ -31,6 +31,9 @@ class Agreement:
         world: This rank's connections; more than one rank.
         number: Of the graph that this rank runs.
         describe: Returns what a graph holds for, by its number.
+
+    Attributes:
+        number: As given.
     """
 
     def __init__(self, world: World, number: int, describe: Callable[[int], str]) -> None:
@@ -39,13 +42,13 @@ class Agreement:
         self._left = (world.rank - 1) % world.size
         self._out = _spec(world.rank, (world.rank + 1) % world.size)
         self._in = _spec(self._left, world.rank)
-        self._number, self._describe = number, describe
+        self.number, self._describe = number, describe
         self._told: list[int] | None = None
         self._buffer: Any = None
 
     def post(self, step: int) -> None:
         """Tell the right neighbour what runs, ahead of all messages of the step."""
-        self._told = [step, self._number]
+        self._told = [step, self.number]
         self._buffer = self._channel.allocate(self._in)
         self._buffer.fill_(-1)
         told = torch.tensor(self._told, device=self._buffer.device)
@@ -78,13 +81,13 @@ class Agreement:
         return self._error(found)
 
     def _error(self, found: list[int]) -> MismatchError:
-        mine, theirs = self._describe(self._number), self._describe(found[1])
+        mine, theirs = self._describe(self.number), self._describe(found[1])
         return MismatchError(
             f"rank {self._rank} and rank {self._left} run other graphs of the step: rank "
             f"{self._rank} the one for {mine}, rank {self._left} the one for {theirs}.\n"
             "Every rank makes the same calls, with the same flags, modes and shapes.",
             code="E519",
-            details={"rank": self._rank, "peer": self._left, "graphs": [self._number, found[1]]},
+            details={"rank": self._rank, "peer": self._left, "graphs": [self.number, found[1]]},
         )
 
 

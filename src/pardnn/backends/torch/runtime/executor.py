@@ -174,7 +174,7 @@ class Executor:
         if op.is_source:
             return _nothing
         if op is self.program.loss:
-            return self._noting_loss(op.inputs[0])
+            return self._noting_loss(op.inputs[0]) if op.inputs else _nothing
         call = bind(op, self.world.device)
         stream = self._stream
         if stream is None or not is_random(op):

@@ -11,6 +11,7 @@ that keeps the layout none is.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,9 @@ from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.gather import gathered
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.user_step.access import SpreadObjects
 from pardnn.backends.torch.user_step.sources import Source, WholeTensor
+from pardnn.errors import UsageError
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.mesh import Box
 from pardnn.plan.plan import Plan
@@ -49,14 +52,46 @@ class Known(NamedTuple):
 class LiveState:
     """What the ranks hold of the parameters, buffers and optimizer states of the user's objects.
 
+    Several step functions may work on it, and evaluations: each has graphs of its own.
+
     Args:
         world: This rank's connections.
+
+    Attributes:
+        near: The plan that ran last; None before the first.
+        version: Counts what no longer lies where the executors of other steps have it.
+        holds_for: What each captured graph holds for, for people, by its number.
+        executors: Those that hold values.
+        spread: The user's objects that refuse to be read.
+        users: The steps that work on the state, and that have not been closed.
     """
 
     def __init__(self, world: World) -> None:
+        self.near: Plan | None = None
+        self.version = 0
+        self.holds_for: dict[int, str] = {}
+        self.executors: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.spread = SpreadObjects()
+        self.users: list[Any] = []
         self._world = world
         self._known: Any = WeakTensorKeyDictionary()
-        self._num_storages = 0
+        self._num_storages = self._num_graphs = 0
+        _LIVE.add(self)
+
+    @property
+    def world(self) -> World:
+        """This rank's connections."""
+        return self._world
+
+    def next_number(self) -> int:
+        """Return the number of a new graph, the same on all ranks."""
+        self._num_graphs += 1
+        return self._num_graphs - 1
+
+    @property
+    def has_several_graphs(self) -> bool:
+        """Whether ranks could run different graphs."""
+        return self._num_graphs > 1
 
     def held(self, tensor: Any) -> Held | None:
         """Return how a tensor is kept; None if it is whole on every rank."""
@@ -127,6 +162,7 @@ class LiveState:
             else:
                 value, was_moved = self._again(first, held, op, shards)
                 moved += [name] * was_moved
+                self.version += 1
             if value is first is not live and op is not None:  # it starts as a copy
                 value = first.detach().clone()
             if op is None and (held is None or value is not live):
@@ -137,6 +173,7 @@ class LiveState:
                 values[op.name] = value
             now = _held(program, outputs[name], shards)
             self._keep(source, now, storages.get(id(live)))
+        self.near = program.plan
         return values, moved
 
     def _storages(self, tensors: Iterable[Any]) -> dict[int, int]:
@@ -180,6 +217,27 @@ class LiveState:
             return whole, is_moved
         box = _within(wanted.box, low)
         return box_copy(whole, box, op.outputs[0].strides), is_moved
+
+
+#: Of this process.
+_LIVE: weakref.WeakSet[LiveState] = weakref.WeakSet()
+
+
+def live_state_of(tensors: Iterable[torch.Tensor]) -> LiveState | None:
+    """Return the state that tensors are part of; None if no step keeps them.
+
+    Raises:
+        UsageError: E216, if they are part of several.
+    """
+    each = list(tensors)
+    found = [live for live in _LIVE if live.users and any(live.held(t) for t in each)]
+    if len(found) > 1:
+        raise UsageError(
+            "the models of this step are kept by several steps that know nothing of each other.\n"
+            "Parallelize the steps that share a model before those that share others.",
+            code="E216",
+        )
+    return found[0] if found else None
 
 
 def _held(program: Program, tensor: Tensor, shards: tuple[Shard, ...]) -> Held:

@@ -67,29 +67,29 @@ class Maker:
     """Makes the variants of one step; see `variants.Make`.
 
     Args:
-        world: This rank's connections.
-        step: The user's step.
         state: What the ranks hold.
+        step: The user's step.
         history: Of the steps of this rank.
         plan: Of the user's own, for the first variant.
         decide: Plans a graph for a number of devices, with the state where it is; None: no other
             graph than that of `plan` can run.
         is_random: Whether the models are yet to be initialised.
+        trains: Whether it is a training step; an evaluation returns what it likes.
     """
 
     def __init__(
         self,
-        world: World,
-        step: Callable[..., Any],
         state: LiveState,
+        step: Callable[..., Any],
         history: History,
         plan: Plan | None,
         decide: Decide | None,
         is_random: bool = False,
+        trains: bool = True,
     ) -> None:
-        self._world, self._step, self._state, self._history = world, step, state, history
+        self._world, self._step, self._state, self._history = state.world, step, state, history
         self._plan, self._decide, self._is_random = plan, decide, is_random
-        self._near: Plan | None = None
+        self._trains, self._is_first = trains, True
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 
     def __call__(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
@@ -105,10 +105,10 @@ class Maker:
             PardnnError: As capture and planning do, on all ranks.
         """
         world, key = self._world, f" {number}" if number else ""
-        if number and self._decide is None:
+        if not self._is_first and self._decide is None:
             raise changed_values(changes)
         with self._waiting(changes):
-            if number:
+            if not self._is_first:
                 self._compare(key, changes)
             shared = self._shared(number, args)
             binding = together(
@@ -126,7 +126,7 @@ class Maker:
             check_same_state(world, new, is_random=is_random, key=key)
             if executor is None:
                 executor = self._executors[mark] = prepare(program, world, self._history, key)
-        self._near = executor.program.plan
+        self._is_first = False
         text = told(changes) or "the values of the first call"
         return Variant(number, executor, binding, frozenset(shared.uncarried), shared.made, text)
 
@@ -200,7 +200,7 @@ class Maker:
                 raise errors.RankError(
                     f"capturing or planning failed: {type(error).__name__}: {error}"
                 ) from error
-        elif not number and self._plan is not None:
+        elif self._is_first and self._plan is not None:
             check_world(world.size, self._plan)
         return self._received(number, header, shared)
 
@@ -217,7 +217,7 @@ class Maker:
             world, f"plan {number}", None if shared is None else plan_to_json(shared.plan)
         )
         # A plan of one's own is used as it is: the ranks compare what they hold before they start.
-        own = None if number else self._plan
+        own = self._plan if self._is_first else None
         return Shared(
             graph_from_json(graph, "the graph of rank 0"),
             own or plan_from_json(plan, "the plan of rank 0"),
@@ -228,15 +228,18 @@ class Maker:
     def _captured(self, number: int, args: Sequence[Any]) -> Shared:
         begin = time.perf_counter()
         whole_of = self._state.whole_of
-        captured = capture_step(self._step, args, whole_of=whole_of, is_first=not number)
+        must_train = self._trains and self._is_first
+        captured = capture_step(
+            self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains
+        )
         graph, middle = captured.graph, time.perf_counter()
         known = self._executors.get(fingerprint(graph))
         if known is not None:
             return Shared(known.program.whole, known.program.plan, captured.uncarried,
                           Made(middle - begin))  # fmt: skip
-        plan = None if number else self._plan
+        plan = self._plan if self._is_first else None
         if plan is None and self._decide is not None:
-            found, near = sources(self._step, args, graph), self._near
+            found, near = sources(self._step, args, graph), self._state.near
             state = None if near is None else self._state.in_place(found, near)
             plan = self._decide(graph, self._world.size, state)
         if plan is None:

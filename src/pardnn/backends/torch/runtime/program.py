@@ -28,7 +28,8 @@ class Program:
         ops: Ops of `graph` by name.
         producers: Name of the op that makes each tensor of `graph`.
         sources: Source ops of `whole`, by the names of their values.
-        loss: The op that marks the loss; None if the graph has none.
+        loss: The op that marks the loss, which an evaluation does not have; None if the graph has
+            no such op.
         peaks: Predicted peak bytes of each rank.
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
@@ -93,7 +94,7 @@ class Program:
     def _result_ends(self) -> Iterator[tuple[Tensor, int, int]]:
         """Yield each tensor that is sent after the step, with its source and target."""
         ranks = range(self.plan.num_devices)
-        if self.loss is not None:
+        if self.loss is not None and self.loss.inputs:
             home = self.plan.placement[self.loss.name]
             loss = self.tensors[self.loss.inputs[0]]
             yield from ((loss, home, rank) for rank in ranks if rank != home)

@@ -70,13 +70,14 @@ def check_same_state(
         _compare(world, f"random{key}", state, _RANDOM_ADVICE)
 
 
-def check_same_batch(world: World, batch: Mapping[str, Any], step: int) -> None:
+def check_same_batch(world: World, batch: Mapping[str, Any], step: int, key: str = "") -> None:
     """Compare the batch of all ranks, at every `COMPARE_EVERY`-th step.
 
     Args:
         world: This rank's connections.
         batch: The batch's tensors by name.
         step: Steps run before.
+        key: Tells this step from others of these ranks.
 
     Raises:
         MismatchError: E518, on all ranks, naming the first tensor that differs.
@@ -84,7 +85,7 @@ def check_same_batch(world: World, batch: Mapping[str, Any], step: int) -> None:
     if world.store is None or step % COMPARE_EVERY:
         return
     sums = {name: checksum(value) for name, value in batch.items()}
-    _compare(world, f"batch {step}", sums, _BATCH_ADVICE)
+    _compare(world, f"batch{key} {step}", sums, _BATCH_ADVICE)
 
 
 def _compare(world: World, key: str, sums: Mapping[str, int | None], advice: str) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.runtime.agreement import Agreement
 from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.input_checks import Batch
 from pardnn.backends.torch.runtime.live_state import LiveState
@@ -52,6 +52,12 @@ class Variant:
     made: Made
     holds_for: str
 
+    def finished(self) -> Any:
+        """Tell what the step that has run prints, logs and checks; return what it returned."""
+        self.binding.end_step(self.executor.effects)
+        tell(self.executor.effects)
+        return self.executor.result
+
 
 Make = Callable[[int, Sequence[Any], Sequence[Change]], Variant]
 
@@ -60,7 +66,6 @@ class Variants:
     """The variants of one step on this rank.
 
     Args:
-        world: This rank's connections.
         state: What the ranks hold.
         history: Of the steps of this rank.
         make: Captures and plans anew, on all ranks: of the variant's number, the arguments of the
@@ -76,20 +81,20 @@ class Variants:
 
     def __init__(
         self,
-        world: World,
         state: LiveState,
         history: History,
         make: Make,
         first: Variant,
         recording: Recording | None = None,
     ) -> None:
-        self._world, self._state, self._history, self._make = world, state, history, make
+        self._world, self._state, self._history, self._make = state.world, state, history, make
         self.current = first
         self._known: list[Variant] = [first]
         self._stale: set[str] = set()
-        self._holds_for = {first.number: first.holds_for}
+        self._version = -1
+        state.holds_for[first.number] = first.holds_for
         self.num_made, self.num_moved = 1, 0
-        self._notices = Notices(is_silent=world.rank != 0)
+        self._notices = Notices(is_silent=state.world.rank != 0)
         self.enter(first, recording)
 
     def __iter__(self) -> Iterator[Variant]:
@@ -110,15 +115,24 @@ class Variants:
         try:
             batch = self.current.binding.read(values)
             variant = self._choose(batch)
+            self.refresh()
+            self._agree(variant)
+            self._world.describe = variant.executor.describe
         except (MismatchError, RankError, StuckError) as error:
             raise self._world.report_failure(error) from error.__cause__
         variant.executor.step(lambda: self._inputs(variant, batch))
         self._stale |= variant.uncarried
         return variant
 
+    def refresh(self) -> None:
+        """Take the state again if another step on it has moved what this one reads."""
+        if self._version != self._state.version:
+            self.enter(self.current)
+
     def _inputs(self, variant: Variant, batch: Batch) -> dict[str, Any]:
         inputs = variant.binding.batch_inputs(batch)
-        check_same_batch(self._world, inputs, len(self._history.step_s))
+        key = f" {variant.number}" if variant.number else ""
+        check_same_batch(self._world, inputs, len(self._history.step_s), key)
         return inputs
 
     def _choose(self, batch: Batch) -> Variant:
@@ -147,11 +161,10 @@ class Variants:
     def _add(self, values: Sequence[Any], changes: Sequence[Change]) -> Variant:
         """Capture and plan anew; the variants so far stay usable if that fails."""
         args = self.current.binding.arguments(values)
-        number, self.num_made = self.num_made, self.num_made + 1
+        number, self.num_made = self._state.next_number(), self.num_made + 1
         variant = self._make(number, args, changes)
-        self._holds_for[number] = variant.holds_for
+        self._state.holds_for[number] = variant.holds_for
         self._known.append(variant)
-        self._agree(self.current)
         return variant
 
     def enter(self, variant: Variant, recording: Recording | None = None) -> list[str]:
@@ -174,8 +187,14 @@ class Variants:
             "changed": variant.holds_for,
         }  # fmt: skip
         self.current.executor.detach()
+        version = self._state.version
         values, moved = self._state.take(executor.program, binding, recording)
+        if self._state.version != version:
+            for other in self._state.executors:
+                other.detach()  # what has moved is no longer theirs
         executor.attach(values)
+        self._state.executors.add(executor)
+        self._version = self._state.version
         if not binding.is_watching:
             # From here on: what was put in place above is no change of the user's.
             binding.mark_stepped()
@@ -184,13 +203,16 @@ class Variants:
         self.current, self.num_moved = variant, self.num_moved + len(moved)
         rest = [each for each in self._known if each is not variant]
         self._known = [variant, *rest][:MAX_VARIANTS]
-        self._agree(variant)
         return moved
 
     def _agree(self, variant: Variant) -> None:
-        if self._world.size > 1 and self.num_made > 1:
-            describe = self._holds_for.get
-            variant.executor.agreement = Agreement(self._world, variant.number, describe)
+        """Let the ranks compare which graph runs, once there are several."""
+        executor, state = variant.executor, self._state
+        if self._world.size > 1 and state.has_several_graphs:
+            agreement = executor.agreement
+            if agreement is None or agreement.number != variant.number:
+                describe = state.holds_for.get
+                executor.agreement = Agreement(self._world, variant.number, describe)
 
     def _check_carried(self, variant: Variant) -> None:
         read = sorted(self._stale.intersection(variant.executor.program.state))

@@ -9,6 +9,7 @@ each module and optimizer that is spread refuse both, and loading, by name.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,33 +32,41 @@ def access_allowed() -> Iterator[None]:
 
 
 class SpreadObjects:
-    """The models and optimizers of a step that are spread over ranks.
-
-    Args:
-        models: By name.
-        optimizers: By name.
-        spread: Ids of the tensors that some rank does not hold whole.
+    """The models and optimizers of steps that are spread over ranks.
 
     Attributes:
         is_whole: Whether this rank holds the models whole at present.
     """
 
-    def __init__(
+    def __init__(self) -> None:
+        self.is_whole = False
+        self._guarded: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def add(
         self,
         models: Mapping[str, torch.nn.Module],
         optimizers: Mapping[str, torch.optim.Optimizer],
         spread: frozenset[int],
     ) -> None:
-        self.is_whole = False
+        """Let the objects of a step refuse to be read.
+
+        Args:
+            models: By name.
+            optimizers: By name.
+            spread: Ids of the tensors that some rank does not hold whole.
+        """
         for name, model in models.items():
             for path, module in model.named_modules():
                 tensors: Iterable[Any] = (*module.parameters(), *module.buffers())
-                if any(id(tensor) in spread for tensor in tensors):
+                is_spread = any(id(tensor) in spread for tensor in tensors)
+                if is_spread and module not in self._guarded:
+                    self._guarded.add(module)
                     self._guard_module(f"{name}.{path}" if path else name, module)
         for name, optimizer in optimizers.items():
             held = [p for group in optimizer.param_groups for p in group["params"]]
             held += [v for state in optimizer.state.values() for v in state.values()]
-            if any(id(value) in spread for value in held):
+            if any(id(value) in spread for value in held) and optimizer not in self._guarded:
+                self._guarded.add(optimizer)
                 self._guard_optimizer(name, optimizer)
 
     def _guard_module(self, name: str, module: torch.nn.Module) -> None:

@@ -1,0 +1,73 @@
+"""Evaluation: a function of a step's models, forward alone, on the state where the step keeps it.
+
+It is captured and planned as a step is, once per shape, but need not train nor return a loss. Its
+graph shares parameters and buffers with the step's; what lies on the devices besides, optimizer
+states above all, counts against their memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.runtime.executor import History
+from pardnn.backends.torch.runtime.live_state import LiveState
+from pardnn.backends.torch.runtime.new_variant import Decide, Maker
+from pardnn.backends.torch.runtime.variants import Variants
+from pardnn.backends.torch.user_step.sources import batch_indices
+
+
+class Evaluation:
+    """One function on the state of a step.
+
+    Args:
+        function: The user's.
+        state: What the ranks hold.
+        decide: Plans a graph for a number of devices, with the state where it is.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], state: LiveState, decide: Decide | None
+    ) -> None:
+        self._history = History([], [])
+        self._state = state
+        self._make = Maker(
+            state, _without_gradients(function), self._history, None, decide, trains=False
+        )
+        self._variants: Variants | None = None
+
+    def __call__(self, args: Sequence[Any]) -> Any:
+        """Run it with its arguments, models among them, and return its result."""
+        with in_eval_mode(arg for arg in args if isinstance(arg, torch.nn.Module)):
+            if self._variants is None:
+                first = self._make(self._state.next_number(), args, ())
+                self._variants = Variants(self._state, self._history, self._make, first)
+            variant = self._variants.step([args[i] for i in batch_indices(args)])
+            return variant.finished()
+
+
+def _without_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def evaluation(*args: Any) -> Any:
+        with torch.no_grad():
+            return function(*args)
+
+    return evaluation
+
+
+@contextlib.contextmanager
+def in_eval_mode(models: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Put models into eval mode, and each of their modules back into its own afterwards."""
+    modules = [module for model in models for module in model.modules()]
+    before = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.training = training
