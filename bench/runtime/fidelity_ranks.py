@@ -20,9 +20,9 @@ from bench.common.forked import forked, process_group
 from pardnn.backends.torch.comm.world import join
 from pardnn.backends.torch.profile.op_times import profile_graph
 from pardnn.backends.torch.runtime.binding import Binding
-from pardnn.backends.torch.runtime.live_state import LiveState
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
+from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.cost.table import CostTable, Entry, Machine
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph

@@ -8,7 +8,7 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, MismatchError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
-from pardnn.plan.state_in_place import StateInPlace
+from pardnn.plan.state_in_place import StateInPlace, bytes_alone
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
@@ -48,7 +48,8 @@ def next_plan(
         try:
             return make_plan(Problem(graph, cluster, costs, options, state))[0]
         except (InfeasibleError, MismatchError, UsageError):
-            pass
+            state = bytes_alone(graph, state)
+            return make_plan(Problem(graph, cluster, costs, options, state))[0]
     return make_plan(Problem(graph, cluster, costs, options))[0]
 
 

@@ -15,13 +15,13 @@ from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.runtime.binding import Binding
-from pardnn.backends.torch.runtime.evaluation import Evaluation
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.gather import gathered, resident_names, source_of
-from pardnn.backends.torch.runtime.live_state import LiveState, live_state_of
-from pardnn.backends.torch.runtime.new_variant import Decide, Maker
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.backends.torch.runtime.variants import Variants
+from pardnn.backends.torch.session.evaluation import Evaluation
+from pardnn.backends.torch.session.live_state import LiveState, live_state_of
+from pardnn.backends.torch.session.new_variant import Decide, Maker
+from pardnn.backends.torch.session.variants import Variants
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import batch_indices
 from pardnn.errors import PardnnError

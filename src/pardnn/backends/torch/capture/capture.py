@@ -360,10 +360,10 @@ class _Session:
         tracer.scalars.questions = questions
         trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
         for source in tensors:
-            self._add(trace, source, placeholders[source.name], initial)
+            trace.add(source, placeholders[source.name], initial)
         made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
         for source in gradients:
-            self._add(trace, source, made[source.name], initial)
+            trace.add(source, made[source.name], initial)
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         live = {source.name: source.get() for source in numbers}
@@ -394,11 +394,3 @@ class _Session:
             if source.name not in first.values:
                 initial[source.name] = 0.0
         return initial, irregular, kept_tensors(first.tracer, created, irregular)
-
-    def _add(
-        self, trace: StepTrace, source: Source, fake: Any, initial: dict[str, Any] | None
-    ) -> None:
-        arguments = {"initial": initial[source.name]} if source.name in (initial or {}) else None
-        value = trace.tracer.add_source(source.kind, fake, arguments)
-        value.call.name = source.name
-        trace.values[source.name], trace.sources[source.name] = value, source

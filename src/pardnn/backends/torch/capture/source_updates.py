@@ -58,6 +58,13 @@ class StepTrace:
     length: int = 0
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
+    def add(self, source: Source, fake: Any, initial: dict[str, Any] | None) -> None:
+        """Make a placeholder the value of a source, with the first value that it may have."""
+        arguments = {"initial": initial[source.name]} if source.name in (initial or {}) else None
+        value = self.tracer.add_source(source.kind, fake, arguments)
+        value.call.name = source.name
+        self.values[source.name], self.sources[source.name] = value, source
+
 
 class Captured(NamedTuple):
     """A captured step.

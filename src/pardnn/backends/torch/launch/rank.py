@@ -75,7 +75,7 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
 
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
     executor.limit_bytes = limit
-    nothing_spread = SpreadObjects({}, {}, frozenset())  # no code of the user's runs from here on
+    nothing_spread = SpreadObjects()  # no code of the user's runs from here on
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
     losses, saved = _steps(job, executor, state, binding, example)
     memory_limits.lift_limit()

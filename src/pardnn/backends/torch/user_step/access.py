@@ -72,7 +72,10 @@ class SpreadObjects:
     def _guard_module(self, name: str, module: torch.nn.Module) -> None:
         reading = _Refusal(self, name, "its state_dict() would lack the rest", "fast.state_dict()")
         calling = _Refusal(
-            self, name, "a call would compute with NaN or shards", "fast.sync_model()"
+            self,
+            name,
+            "a call would compute with NaN or shards",
+            "fast.evaluate(function, *args)",
         )
         module.register_state_dict_pre_hook(reading)
         module.register_forward_pre_hook(calling)
@@ -80,7 +83,7 @@ class SpreadObjects:
 
     def _guard_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         # An optimizer stays spread where a model is whole for a while.
-        always = SpreadObjects({}, {}, frozenset())
+        always = SpreadObjects()
         reading = _Refusal(
             always, name, "its state_dict() would lack the rest", "fast.state_dict()"
         )

@@ -22,9 +22,9 @@ from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.input_checks import Batch
-from pardnn.backends.torch.runtime.live_state import LiveState
 from pardnn.backends.torch.runtime.notices import Made, Notices
 from pardnn.backends.torch.runtime.same_values import check_same_batch
+from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
 

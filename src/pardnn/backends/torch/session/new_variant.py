@@ -22,13 +22,13 @@ from pardnn.backends.torch.comm.handshake import check_world, wait_for
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
-from pardnn.backends.torch.runtime.live_state import LiveState
 from pardnn.backends.torch.runtime.notices import Made, changed_values, told
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import check_same_state
 from pardnn.backends.torch.runtime.start_rank import prepare
-from pardnn.backends.torch.runtime.variants import Variant
+from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.variants import Variant
 from pardnn.backends.torch.user_step.item_guards import VALUES, Change
 from pardnn.backends.torch.user_step.sources import sources
 from pardnn.errors import MismatchError, PardnnError, StuckError

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.runtime.executor import History
-from pardnn.backends.torch.runtime.live_state import LiveState
-from pardnn.backends.torch.runtime.new_variant import Decide, Maker
-from pardnn.backends.torch.runtime.variants import Variants
+from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.new_variant import Decide, Maker
+from pardnn.backends.torch.session.variants import Variants
 from pardnn.backends.torch.user_step.sources import batch_indices
 
 

@@ -1,0 +1,1 @@
+"""One state, many graphs: a step followed through shapes, flags and evaluations."""
