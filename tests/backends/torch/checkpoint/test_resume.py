@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.checkpoint.python_values import decode, encode
-from pardnn.errors import FileError, UnsupportedError
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.checkpoint.directory import read_manifest, resolve
+from pardnn.errors import FileError, MismatchError, UnsupportedError
 from testbed.counting_optimizers import AdaBelief
 from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import (
@@ -28,6 +30,8 @@ from tests.backends.torch.checkpoint.training import (
     values,
 )
 from tests.backends.torch.executors import batches, bits, loss_of
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
 
 #: Unlike `tofu`, it cuts small tensors too.
 CUT = "allrow-greedy"
@@ -189,3 +193,46 @@ def test_what_a_step_counts_in_python_goes_on(size: int, tmp_path: Path) -> None
     whole = values(on_ranks(counting, first, lambda one: body(one, is_second=False)))
     rest = values(on_ranks(counting, then, lambda one: body(one, is_second=True), other=True))
     assert rest == [whole[0][3:]] * size
+
+
+def evaluating() -> models.Entry:
+    """One step that trains or evaluates, by the mode of the model."""
+    _, (model, _, x, y) = models.small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def step(model, optimizer, x, y):
+        loss = nn.functional.cross_entropy(model(x), y)
+        if model.training:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss
+
+    return step, (model, optimizer, x, y)
+
+
+def test_a_checkpoint_after_an_evaluation_holds_the_optimizer_too(tmp_path: Path) -> None:
+    def run(rank: int, store: str) -> list[str]:
+        connect(rank, 2, store, 20).close()
+        step, args = evaluating()
+        decide = lambda graph, size, _: random_plan(graph, size, seed=1)  # noqa: E731
+        fast = parallelize(step, *args, decide=decide, timeout=20, device="cpu")
+        fast(*args[2:])
+        args[0].eval()
+        fast(*args[2:])
+        codes = []
+        try:
+            fast.save(tmp_path)
+        except MismatchError as error:
+            codes.append(error.code)  # parameters have moved with the second plan
+        args[0].train()
+        fast(*args[2:])
+        if codes:
+            fast.save(tmp_path)
+        fast.close()
+        return codes
+
+    found = values(run_ranks(2, run))
+    assert found in ([[], []], [["E526"], ["E526"]])
+    names = [tensor.name for tensor in read_manifest(resolve(tmp_path)).tensors]
+    assert "optimizer.state.model.0.weight.exp_avg" in names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,3 +130,39 @@ def _written(snapshot: Snapshot, directory: Path, rank: int, agreement: Agreemen
         (chunks(snapshot.values[name]) for name in found.values[rank]),
         agreement.tick,
     )
+
+
+class Writing:
+    """A save that goes on beside the steps: of a copy, which no step changes.
+
+    Args:
+        snapshot: As for `write_snapshot`.
+        world: This rank's connections.
+        lock: Rank 0's, of the directory.
+        key: Used once; the same on all ranks.
+    """
+
+    def __init__(self, snapshot: Snapshot, world: World, lock: Lock | None, key: str) -> None:
+        names = snapshot.contents.values[world.rank]
+        copies = {name: snapshot.values[name].detach().cpu().clone() for name in names}
+        self._error: BaseException | None = None
+        snapshot = dataclasses.replace(snapshot, values=copies)
+        arguments = (snapshot, world, lock, key)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="pardnn-save")
+        self._thread.start()
+
+    def _run(self, *arguments: Any) -> None:
+        try:
+            write_snapshot(*arguments)
+        except BaseException as error:
+            self._error = error
+
+    def join(self) -> None:
+        """Wait for it.
+
+        Raises:
+            PardnnError: What it failed with.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error

@@ -6,9 +6,8 @@ Whatever is done here is collective: every rank calls it, between the same two s
 from __future__ import annotations
 
 import hashlib
-import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from pardnn.backends.torch.checkpoint.python_values import (
     values_of,
 )
 from pardnn.backends.torch.checkpoint.random_state import random_state, set_random_state
-from pardnn.backends.torch.checkpoint.saving import Snapshot, write_snapshot
+from pardnn.backends.torch.checkpoint.saving import Snapshot, Writing, write_snapshot
 from pardnn.backends.torch.checkpoint.state_dicts import (
     export,
     gathered_state_dicts,
@@ -46,6 +45,8 @@ from pardnn.checkpoint.manifest import Manifest
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.file import fingerprint
 from pardnn.plan.file import plan_to_json
+from pardnn.plan.mesh import Box
+from pardnn.plan.state_layout import Shard
 from pardnn.version import __version__
 
 
@@ -81,8 +82,9 @@ class TrainingState:
         self._program, self._world, self._binding, self._live = program, world, binding, live
         self._count = 0
         self._lock: Lock | None = None
-        self._writing: _Writing | None = None
+        self._writing: Writing | None = None
         self._torn_by = ""
+        self._moved: list[str] = []
 
     def begin_step(self) -> None:
         """Take models back that `sync_model` has filled.
@@ -114,8 +116,27 @@ class TrainingState:
         return changed
 
     def follow(self, program: Program, binding: Binding, live: Mapping[str, Any]) -> None:
-        """Go on with what runs now; see the class."""
-        self._program, self._binding, self._live = program, binding, live
+        """Go on with what runs now; see the class.
+
+        A graph that reads less, such as one of evaluation, leaves the rest where it was: then the
+        graph before it still says where everything is, unless something has moved.
+        """
+        now, known = program.state, self._program.state
+        self._moved = []
+        if now.keys() >= known.keys():
+            self._program, self._binding, self._live = program, binding, live
+        else:
+            self._moved = [n for n in now if _places(now[n]) != _places(known.get(n, ()))]
+
+    def _check_located(self) -> None:
+        """Raise E526 if no graph says where all of the state is."""
+        if self._moved:
+            raise MismatchError(
+                f"the graph of the last call has moved {shown(self._moved[0])} and does not read "
+                "all of the state.\nCall this after a training step.",
+                code="E526",
+                details={"moved": self._moved[:20]},
+            )
 
     def check(self) -> None:
         """Raise E525 if a load that failed has left a mixture of two states."""
@@ -132,6 +153,7 @@ class TrainingState:
         self, path: str | Path, extra: Any = None, keep: int | None = None, *, wait: bool = True
     ) -> None:
         """Write a checkpoint; see `Parallel.save`."""
+        self._check_located()
         check_keep(keep)
         self.check()
         self.finish()
@@ -149,7 +171,7 @@ class TrainingState:
         if wait or not self._has_room(snapshot):
             write_snapshot(snapshot, self._world, self._lock, key)
         else:
-            self._writing = _Writing(snapshot, self._world, self._lock, key)
+            self._writing = Writing(snapshot, self._world, self._lock, key)
 
     def _key(self, what: str) -> str:
         self._count += 1
@@ -236,6 +258,7 @@ class TrainingState:
 
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint into the state; see `Parallel.load`."""
+        self._check_located()
         self.finish()
         self._take_back()
         root, world = Path(path), self._world
@@ -265,6 +288,7 @@ class TrainingState:
 
     def export(self, path: str | Path, *, optimizer: bool = False) -> None:
         """Write the whole model into one file; see `Parallel.export`."""
+        self._check_located()
         self.check()
         self.finish()
         tensors = contents(self._program, self._keys(), self.steps).tensors
@@ -274,12 +298,14 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return whole state dicts on rank 0; see `Parallel.state_dict`."""
+        self._check_located()
         self.check()
         names = list(self._program.state)
         return gathered_state_dicts(self._binding, self._exchange(), names, self._world.rank)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Take the state dicts of rank 0; see `Parallel.load_state_dict`."""
+        self._check_located()
         self.finish()
         self._take_back()
         sources = {op.name: op.outputs[0] for op in self._program.sources.values()}
@@ -305,6 +331,7 @@ class TrainingState:
 
     def sync_model(self) -> None:
         """Fill the user's models on rank 0; see `Parallel.sync_model`."""
+        self._check_located()
         self.check()
         exchange = self._exchange()
         found: list[tuple[str, torch.Tensor, int]] = []
@@ -344,30 +371,5 @@ class TrainingState:
         return manifest.checksum
 
 
-class _Writing:
-    """A save that goes on beside the steps: of a copy, which no step changes."""
-
-    def __init__(self, snapshot: Snapshot, world: World, lock: Lock | None, key: str) -> None:
-        names = snapshot.contents.values[world.rank]
-        copies = {name: snapshot.values[name].detach().cpu().clone() for name in names}
-        self._error: BaseException | None = None
-        snapshot = Snapshot(**{**snapshot.__dict__, "values": copies})
-        arguments = (snapshot, world, lock, key)
-        self._thread = threading.Thread(target=self._run, args=arguments, name="pardnn-save")
-        self._thread.start()
-
-    def _run(self, *arguments: Any) -> None:
-        try:
-            write_snapshot(*arguments)
-        except BaseException as error:
-            self._error = error
-
-    def join(self) -> None:
-        """Wait for it.
-
-        Raises:
-            PardnnError: What it failed with.
-        """
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+def _places(shards: Iterable[Shard]) -> list[tuple[int, Box | None]]:
+    return [(shard.device, shard.box) for shard in shards]
