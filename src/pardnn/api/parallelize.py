@@ -36,7 +36,10 @@ def parallelize(
         plan: Made for this step; None plans on rank 0 and shares the plan. What changes later is
             planned for the plan's cluster, with its algorithm or, where that cannot leave the state
             where it is, as `algorithm` says.
-        cluster: What to plan for; None: one device per rank, as `Cluster.uniform`.
+        cluster: What to plan for. Its memory limits are enforced: a rank that holds more tensors
+            ends with E603, and on CPU ranks the system refuses what exceeds the limit and an
+            allowance from here on, your own tensors too. None: one device per rank, as
+            `Cluster.uniform`, with its own memory, the host's shared by its ranks.
         algorithm: As for `plan`. The default places whole ops, so that losses keep every bit;
             "auto" may also cut ops where that is faster.
         reserve: As for `plan`.
@@ -56,10 +59,11 @@ def parallelize(
         from pardnn.planner.options import PlanOptions
 
         own = plan.cluster if plan is not None else None
-        target = cluster or own or Cluster.uniform(world_size)
+        target = cluster or own or Cluster.uniform(world_size, memory=backends.rank_memory_bytes())
         options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs)
         return next_plan(graph, target, options, plan, state)
 
     return backends.parallelize(
-        step, *args, plan=plan, decide=decide, timeout=timeout, shapes=shapes
-    )
+        step, *args, plan=plan, decide=decide, timeout=timeout, shapes=shapes,
+        is_limited=(cluster or (plan.cluster if plan is not None else None)) is not None,
+    )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pardnn.backends.torch.capture.capture import capture
     from pardnn.backends.torch.deferred_init.deferred import deferred
-    from pardnn.backends.torch.devices import this_device, visible_devices
+    from pardnn.backends.torch.devices import rank_memory_bytes, this_device, visible_devices
     from pardnn.backends.torch.launch.launcher import run_plan
     from pardnn.backends.torch.make_step import capture_factory
     from pardnn.backends.torch.ops.verify_description import (
@@ -37,6 +37,7 @@ _HOME = {
     "measure_links": "profile.link_times",
     "parallelize": "parallelize",
     "profile_graph": "profile.op_times",
+    "rank_memory_bytes": "devices",
     "run_call": "ops.verify_description",
     "run_plan": "launch.launcher",
     "sample_values": "ops.verify_description",
@@ -56,6 +57,7 @@ __all__ = [
     "measure_links",
     "parallelize",
     "profile_graph",
+    "rank_memory_bytes",
     "run_call",
     "run_plan",
     "sample_values",

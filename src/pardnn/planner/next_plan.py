@@ -56,6 +56,6 @@ def next_plan(
 def _algorithm(own: Plan) -> str:
     """Return the algorithm of a plan; of one written by hand, the best of its kind."""
     known = SHARDED if own.partition is not None else ALGORITHMS
-    if own.algorithm in known:
+    if own.algorithm is not None and own.algorithm in known:
         return own.algorithm
     return "auto-whole" if own.partition is None else "tofu"

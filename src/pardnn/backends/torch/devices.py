@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
+from pardnn.cost.host import memory_bytes
 from pardnn.graph.ir import Tensor
 
 
 def this_device() -> str:
     """Return the device that ranks run on: "cuda" where there is one, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def rank_memory_bytes() -> int:
+    """Return the memory that each rank of this machine may count on, when no limit is given.
+
+    Of a GPU all of it; of the host an equal share for each of this machine's ranks.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return memory_bytes() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def visible_devices() -> list[str]:

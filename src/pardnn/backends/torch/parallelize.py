@@ -14,9 +14,11 @@ from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
+from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.gather import gathered, resident_names, source_of
+from pardnn.backends.torch.runtime.memory_meter import live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.evaluation import Evaluation
 from pardnn.backends.torch.session.live_state import LiveState, live_state_of
@@ -71,7 +73,12 @@ class Parallel:
                 far stay usable.
         """
         self._begin()
-        variant = self._variants.step(batch)
+        try:
+            variant = self._variants.step(batch)
+        except BaseException:
+            if self._state.is_limited:
+                memory_limits.lift_limit()  # so that the failure can be told
+            raise
         self._training.steps += 1
         return variant.finished()
 
@@ -296,6 +303,8 @@ class Parallel:
                 self._state.users.remove(self._training)
             if not self._state.users:
                 self._world.close()
+                if self._state.is_limited:
+                    memory_limits.lift_limit()
 
 
 def parallelize(
@@ -306,6 +315,7 @@ def parallelize(
     timeout: float = 60.0,
     device: str | None = None,
     shapes: Sequence[Sequence[Any]] = (),
+    is_limited: bool = False,
 ) -> Parallel:
     """Return the step as a function that runs on all ranks.
 
@@ -326,6 +336,7 @@ def parallelize(
         timeout: Longest wait for one message, seconds.
         device: "cpu" or "cuda"; None takes what the models are on.
         shapes: Further example batches, to be captured and planned now instead of when they come.
+        is_limited: Enforce the memory limits of the plan's cluster from here on.
 
     Raises:
         MismatchError: E5xx, if ranks, plan and step do not belong together.
@@ -345,7 +356,11 @@ def parallelize(
         first = make(state.next_number(), args, ())
         # Before the guards look at the models' hooks.
         _guard_spread_objects(state, first.executor.program, first.binding)
+        if is_limited and not state.is_limited:
+            memory_limits.pin_allocator()
         variants = Variants(state, history, make, first, recording)
+        if is_limited and not state.is_limited:
+            state.is_limited = _limited(variants)
         for batch in shapes:
             variants.prepare(batch)
     except PardnnError as error:
@@ -353,6 +368,15 @@ def parallelize(
             raise
         raise state.world.report_failure(error) from error.__cause__
     return Parallel(state, variants, history, decide)
+
+
+def _limited(variants: Variants) -> bool:
+    """Enforce this rank's limit on what it holds besides its share; whether there is a limit."""
+    executor = variants.current.executor
+    limit, world = executor.limit_bytes, executor.world
+    if limit is not None:
+        memory_limits.set_limit(limit - live_bytes(executor.live_values), world.device)
+    return limit is not None
 
 
 def _guard_spread_objects(state: LiveState, program: Program, binding: Binding) -> None:

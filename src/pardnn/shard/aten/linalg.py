@@ -29,8 +29,8 @@ def batched(rank: int, *operands: tuple[Tensor, int]) -> Any:
 
 
 def _matrices(ranks: tuple[int, ...], *operands: tuple[Tensor, int]) -> Any:
-    found = tuple(batched(rank, *operands) for rank in ranks)
-    return found if len(found) > 1 else found[0]
+    found = [batched(rank, *operands) for rank in ranks]
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 #: Operators of one matrix, by the dims of their results.

@@ -64,6 +64,7 @@ class LiveState:
         executors: Those that hold values.
         spread: The user's objects that refuse to be read.
         users: The steps that work on the state, and that have not been closed.
+        is_limited: Whether this rank's memory limit is enforced.
     """
 
     def __init__(self, world: World) -> None:
@@ -73,6 +74,7 @@ class LiveState:
         self.executors: weakref.WeakSet[Any] = weakref.WeakSet()
         self.spread = SpreadObjects()
         self.users: list[Any] = []
+        self.is_limited = False
         self._world = world
         self._known: Any = WeakTensorKeyDictionary()
         self._num_storages = self._num_graphs = 0

@@ -126,6 +126,8 @@ class Maker:
             check_same_state(world, new, is_random=is_random, key=key)
             if executor is None:
                 executor = self._executors[mark] = prepare(program, world, self._history, key)
+                cluster = program.plan.cluster
+                executor.limit_bytes = cluster.devices[world.rank].memory if cluster else None
         self._is_first = False
         text = told(changes) or "the values of the first call"
         return Variant(number, executor, binding, frozenset(shared.uncarried), shared.made, text)
