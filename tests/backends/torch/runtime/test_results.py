@@ -123,18 +123,54 @@ def rebound() -> Entry:
     return step, (*model_and_optimizer(), torch.randn(4, 6), {"h": torch.zeros(4, 6)})
 
 
-def test_a_container_that_gets_another_tensor_is_refused_once_that_matters() -> None:
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_container_gets_the_tensor_that_the_step_puts_into_it(size: int) -> None:
     step, args = rebound()
-    fast = parallelize(step, *args, plan=random_plan(capture(step, *args), 1, seed=0), device="cpu")
-    first = fast(*args[2:]).item()
-    fast(args[2], {"h": torch.ones(4, 6)})  # a state of the caller's own
-    args[3]["h"] = torch.ones(4, 6)
-    fast(*args[2:])
-    with pytest.raises(UnsupportedError, match=r"'cache\.h'.*") as caught:
-        fast(*args[2:])
-    assert caught.value.code == "E807"
-    assert "copy_(new)" in caught.value.message
-    assert first == rebound()[0](*rebound()[1]).item()
+    plan = random_plan(capture(step, *args), size, seed=size)
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, size, path, 20).close()
+        step, args = rebound()
+        fast = parallelize(step, *args, plan=plan, timeout=20, device="cpu")
+        losses = [fast(*args[2:]).item() for _ in range(3)]
+        first = args[3]["h"]
+        args[3]["h"] = torch.ones(4, 6)  # a state of the caller's own
+        losses += [fast(*args[2:]).item() for _ in range(2)]
+        fast.close()
+        return [losses, first.tolist(), args[3]["h"].tolist()]
+
+    def alone(_rank: int, _path: str) -> Any:
+        step, args = rebound()
+        losses = [step(*args).item() for _ in range(3)]
+        first = args[3]["h"]
+        args[3]["h"] = torch.ones(4, 6)
+        losses += [step(*args).item() for _ in range(2)]
+        return [losses, first.tolist(), args[3]["h"].tolist()]
+
+    (expected,) = run_ranks(1, alone)
+    for outcome in run_ranks(size, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == expected.value
+
+
+def test_a_cut_step_puts_whole_tensors_into_containers() -> None:
+    step, args = rebound()
+    plan = pardnn.plan(capture(step, *args), pardnn.Cluster.uniform(2), "equal-chop", costs="v100")
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        step, args = rebound()
+        fast = parallelize(step, *args, plan=plan, timeout=20, device="cpu")
+        losses = [fast(*args[2:]).item() for _ in range(3)]
+        fast.close()
+        return [losses, args[3]["h"].tolist()]
+
+    step, args = rebound()
+    losses = [step(*args).item() for _ in range(3)]
+    for outcome in run_ranks(2, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value[0] == pytest.approx(losses, rel=1e-5)
+        assert torch.allclose(torch.tensor(outcome.value[1]), args[3]["h"], rtol=1e-4, atol=1e-6)
 
 
 def test_a_cut_is_refused_and_auto_places() -> None:

@@ -57,7 +57,7 @@ def recorded_result(
         if item is loss and loss is not None:
             return {"loss": True}
         if isinstance(item, torch.Tensor):
-            return {"kept": kept(item, _copied)}
+            return {"kept": kept(item, kept_copy)}
         if node_of(item) is not None:
             return {"kept": kept(item, _passed_on)}
         if item is None or isinstance(item, bool | int | float | str):
@@ -73,8 +73,7 @@ def recorded_result(
 
     def kept(item: Any, record: Any) -> Value:
         if id(item) not in calls:
-            call = calls[id(item)] = record(tracer, item)
-            call.kept = True
+            calls[id(item)] = record(tracer, item)
         return calls[id(item)].outputs[0]
 
     return structure(result, 0), list(calls.values())
@@ -91,10 +90,13 @@ def named_result(structure: Any) -> Any:
     return structure
 
 
-def _copied(tracer: Tracer, tensor: torch.Tensor) -> Call:
+def kept_copy(tracer: Tracer, tensor: torch.Tensor) -> Call:
+    """Record a copy of a tensor that outlives the step, for its caller."""
     with torch.no_grad():
         copy = tracer.recorded(torch.ops.aten.clone.default, tensor)
-    return tracer.aliases.value(copy).call
+    call = tracer.aliases.value(copy).call
+    call.kept = True
+    return call
 
 
 def _passed_on(tracer: Tracer, number: Any) -> Call:
@@ -103,6 +105,7 @@ def _passed_on(tracer: Tracer, number: Any) -> Call:
     value = tracer.scalars.scalar_call("pos", [node.operand], node.kind)
     if node.hint is not None:
         tracer.scalars.hints[value] = node.hint
+    value.call.kept = True
     return value.call
 
 

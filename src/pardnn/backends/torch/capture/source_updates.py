@@ -16,6 +16,7 @@ import torch
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.restore import Changed
+from pardnn.backends.torch.capture.result import kept_copy
 from pardnn.backends.torch.capture.to_graph import (
     add_order_edges,
     live_calls,
@@ -128,15 +129,19 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
 
 
 def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]:
-    """Mark an input that the step writes in place, or replaces in its container.
+    """Note an input that the step writes in place, or replaces in its container.
 
-    The caller of an eager step finds the new values in the tensor that it passed. So the writes
-    are part of the graph even where no other op reads them, and ranks exchange the result.
+    The caller of an eager step finds the new values in the tensor that it passed, or the new tensor
+    in its container. So the writes, or a copy of the new tensor, are part of the graph even where
+    no other op reads them, and ranks exchange the result.
     """
     assert value.storage is not None
-    if _is_rebound(trace, value, source.get()):
-        value.call.arguments = {"rebound": True}
-    elif value.storage.writes:
+    live = source.get()
+    if _is_rebound(trace, value, live):
+        call = kept_copy(trace.tracer, live)
+        trace.effects.noted.append({"rebind": [source.name, {"kept": call.outputs[0]}]})
+        return [call]
+    if value.storage.writes:
         value.call.arguments = {"written": True}
         return value.storage.writes
     return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from pardnn.backends.torch.runtime.input_checks import (
     granted_settings,
     is_number,
     kind_of,
-    same_again,
     without_data,
 )
 from pardnn.backends.torch.runtime.notices import changed_values
@@ -68,10 +66,7 @@ class Binding:
         self._guards: Guards | None = None
         self._kinds: dict[str, TensorKind] = {}
         self._is_checked = False
-        # Inputs in whose place the step puts another tensor, and what was passed last.
-        self._rebound: dict[str, Callable[[], Any]] = {
-            op.name: lambda: None for op in graph.ops if (op.arguments or {}).get("rebound")
-        }
+        self._given: tuple[Any, ...] = ()
         self._device = device
         self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
@@ -288,10 +283,6 @@ class Binding:
                 values[op.name] = tensors[op.name]
             else:
                 values[op.name] = self.sources[op.name].get()  # a tensor in param_groups
-        for name, passed_last in self._rebound.items():
-            if passed_last() is values[name]:
-                raise same_again(name)
-            self._rebound[name] = weakref.ref(values[name])
         for op in self._numbers:
             here = op.name in numbers
             values[op.name] = numbers[op.name] if here else self._host.value(op.name)
@@ -372,6 +363,7 @@ class Binding:
     def batch_inputs(self, batch: Sequence[Any] | Batch) -> dict[str, Any]:
         """Return the value of every input op for a call; E505 if the batch lacks a tensor."""
         given = batch if isinstance(batch, Batch) else self.read(batch)
+        self._given = given.values
         lacking = [
             op.name
             for op in self._tensors
@@ -388,10 +380,18 @@ class Binding:
     def end_step(self, effects: Sequence[Mapping[str, Any]] = ()) -> None:
         """Give the user's objects the numbers that the step made; call it after each step.
 
+        Containers of the batch get the tensors that the step put into them.
+
         Args:
             effects: `Executor.effects`.
         """
         self._host.write(effects)
+        rebound = dict(effect["rebind"] for effect in effects if "rebind" in effect)
+        for index, arg in zip(self._batch, self._given if rebound else (), strict=False):
+            for entry in walk_value(arg, self._names[index]).tensors:
+                if entry.name in rebound and entry.slot is not None:
+                    entry.slot.set(rebound[entry.name])
+        self._given = ()
 
     def _is_of_batch(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{self._names[i]}.") for i in self._batch)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardnn.backends.torch.user_step.object_graph import Entry
-from pardnn.errors import MismatchError, UnsupportedError, shown
+from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op
 
 
@@ -103,17 +103,6 @@ def kind_of(tensor: torch.Tensor) -> TensorKind:
 def is_number(op: Op) -> bool:
     """Whether an input is a number, not a tensor."""
     return (op.outputs[0].dtype or "").startswith("host.")
-
-
-def same_again(name: str) -> UnsupportedError:
-    """Return the error E807 of a tensor that a step replaced and that is passed again."""
-    return UnsupportedError(
-        f"the step puts another tensor in the place of the input {shown(name)}, and was given the "
-        "same one again.\nThe caller's containers stay as they are: write into the tensor instead, "
-        "tensor.copy_(new), which every rank's caller sees, or pass another tensor at each call.",
-        code="E807",
-        details={"tensor": name},
-    )
 
 
 def granted_settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Any]]:
