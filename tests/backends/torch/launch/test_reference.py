@@ -21,7 +21,7 @@ def training():
         return model(x).sum()
     return step, (model, torch.ones(3, 2))
 reference.load_factory = lambda target, batch_size: training
-job = types.SimpleNamespace(threads=1, seed=0, target="", batch_size=None, steps=2)
+job = types.SimpleNamespace(threads=1, seed=0, target="", batch_size=None, steps=2, saving=None)
 print(len(reference.run_reference(job)["losses"]), len(compiled))
 """
 
