@@ -198,7 +198,7 @@ MODELS: dict[str, Model] = {
     "bigbird": Model("BigBird", MLM, TEXT | {"attention_type": "original_full"}, tokens),
     "fnet": Model("FNet", MLM, TEXT, tokens),
     "nystromformer": Model("Nystromformer", MLM, TEXT | {
-        "num_landmarks": 4, "segment_means_seq_len": 8}, tokens),
+        "num_landmarks": 8, "segment_means_seq_len": 8}, tokens),
     "modernbert": Model("ModernBert", MLM, TEXT | {
         "cls_token_id": 0, "sep_token_id": 1, "local_attention": 4}, tokens),
     "xlnet": Model("XLNet", "LMHeadModel", UNSIZED | {
