@@ -9,6 +9,7 @@
 #   make jit       kernels compiled
 #   make kernels   both of these
 #   make torch     capture and ranks; `make ranks` and `make rest` are its halves
+#   make long      tests that take minutes: recipes, kills, all layouts
 #   make kills     200 kills while a checkpoint is written
 #   make resume-matrix   stop and go on: four models, 1, 2 and 4 ranks, placed and cut
 #   make coverage  as `shapes`, and the lines that no test runs
@@ -18,7 +19,7 @@ BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
-.PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest clean kills \
+.PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
 	resume-matrix
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
@@ -70,7 +71,7 @@ jit: $(STAMP)
 
 # Capture and ranks, and the halves to run side by side. A run in which a process crashes or prints
 # a traceback fails, even if all tests pass.
-torch ranks rest: $(STAMP)
+torch ranks rest long: $(STAMP)
 	@echo "$(BIN)/python -m pytest -q --job $@"; \
 	$(BIN)/python -m pytest -q --job $@ > .$@.log 2>&1; status=$$?; cat .$@.log; \
 	if [ $$status = 0 ] && grep -qE "Fatal Python error|Traceback" .$@.log; then \

@@ -4,6 +4,7 @@
 `--job jit`:    the packages that have kernels, compiled; tests marked `jit`, too large for Python.
 `--job torch`:  the tests below a directory named `torch`, and no others.
 `--job ranks`:  the half of `torch` that mostly waits for processes; `--job rest`: the other half.
+`--job long`:   tests that take minutes, in none of the above: run before an issue is closed.
 Without `--job` everything that is named runs, as it is.
 """
 
@@ -19,9 +20,16 @@ import pytest
 #: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
 RANKS = {
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py", "test_handshake.py",
-    "test_generator.py", "test_launcher.py", "test_recipes.py", "test_stream.py",
+    "test_deferred.py", "test_evaluation.py", "test_generator.py", "test_launcher.py",
+    "test_limits.py", "test_results.py", "test_returned.py", "test_state_in_place.py",
+    "test_resume.py", "test_stream.py", "test_variants.py", "test_whole_model.py",
 }  # fmt: skip
-TORCH_JOBS = ("torch", "ranks", "rest")
+#: Whole tools and libraries, kills, all layouts by all operators.
+LONG = {
+    "test_counting_optimizers.py", "test_layouts.py", "test_recipes.py", "test_save_faults.py",
+    "test_saved_runs.py",
+}  # fmt: skip
+TORCH_JOBS = ("torch", "ranks", "rest", "long")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}
 #: Where arrays travel. Not what users call with anything: it answers wrong types itself.
 CHECKED = ["graph.csr", "kernels", "cost", "sim", "place", "shard"]
@@ -80,6 +88,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     # Here and not below: the module is not even imported in another job.
     is_torch = "torch" in _parts_below(collection_path, config)
+    if (collection_path.name in LONG) != (job == "long") and job in TORCH_JOBS:
+        return True
     if job in ("ranks", "rest") and (collection_path.name in RANKS) != (job == "ranks"):
         return True
     return True if is_torch != (job in TORCH_JOBS) else None
