@@ -255,3 +255,30 @@ def test_a_model_of_two_unrelated_steps_is_refused() -> None:
     assert caught.value.code == "E216"
     one.close()
     two.close()
+
+
+def test_a_state_that_starts_as_a_copy_of_another_type_is_not_its_parameter() -> None:
+    class Slow(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                if "slow" not in self.state[parameter]:
+                    self.state[parameter]["slow"] = parameter.detach().double()
+            super().step()
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["slow"].lerp_(parameter.detach().double(), 0.5)
+                parameter.data.copy_(self.state[parameter]["slow"])
+
+    def single() -> Any:
+        torch.manual_seed(0)
+        model = Net()
+        return model, Slow(model.parameters(), lr=0.1)
+
+    x, y = batch(5, 0)
+    model, optimizer = single()
+    fast = parallelize(step, model, optimizer, x.float(), y, decide=decide, device="cpu")
+    torch.manual_seed(5)
+    found = [fast(x.float(), y).item() for _ in range(3)]
+    fast.close()
+    model, optimizer = single()
+    torch.manual_seed(5)
+    assert found == [step(model, optimizer, x.float(), y).item() for _ in range(3)]

@@ -145,17 +145,19 @@ class LiveState:
         storages = self._storages(sources[name].get() for name in program.state)
         outputs = {op.name: op.outputs[0] for op in program.sources.values()}
         mine = {name: _at(shards, rank) for name, shards in program.state.items()}
+        # A state that starts as a copy of a parameter is new, though that parameter is kept below.
+        before = {name: self.held(binding.first_tensor(name)) for name in program.state}
         new = [
             program.ops[shard.op]
             for name, shard in mine.items()
-            if shard is not None and self.held(binding.first_tensor(name)) is None
+            if shard is not None and before[name] is None
         ]
         values = binding.first_values(new, recording)
         moved: list[str] = []
         for name, shards in program.state.items():
             source, shard = sources[name], mine[name]
             live, first = source.get(), binding.first_tensor(name)
-            held = self.held(first)
+            held = before[name]
             op = None if shard is None else program.ops[shard.op]
             if held is None:
                 value = None if op is None else values[op.name]
