@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from pardnn.errors import InvalidPlanError, shown
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import Box, layout_of, owned_boxes
 from pardnn.plan.plan import Plan, planned_graph
 
@@ -85,18 +85,18 @@ def state_layout(graph: Graph, plan: Plan) -> dict[str, tuple[Shard, ...]]:
     return {name: tuple(sorted(found)) for name, found in shards.items()}
 
 
-def kept_shards(graph: Graph, plan: Plan, name: str) -> tuple[KeptShard, ...]:
+def kept_shards(op: Op, tensor: Tensor, plan: Plan) -> tuple[KeptShard, ...]:
     """Return where a plan keeps a tensor that the step returns, by device.
 
     Args:
-        graph: The whole graph of the step.
-        plan: Made for it.
-        name: Of a tensor of the graph.
+        op: Of the whole graph, which makes the tensor.
+        tensor: Of its outputs.
+        plan: Made for that graph.
 
     Raises:
         InvalidPlanError: E410, if the plan cuts it in a way that its mesh does not have.
     """
-    op, tensor = next((op, t) for op in graph.ops for t in op.outputs if t.name == name)
+    name = tensor.name
     if plan.partition is None:
         return (KeptShard(plan.placement[op.name], name, None),)
     shape, layout = tensor.shape or (), layout_of(plan.partition.sharding[name])

@@ -14,6 +14,20 @@ from torch import nn
 Entry = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
+class NormNet(nn.Module):
+    """Batch norm and dropout between two layers, of 6 and 8 features."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.last = nn.Linear(8, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(self.norm(self.first(x))))
+
+
 def language_step(model: Any, optimizer: Any, tokens: torch.Tensor) -> torch.Tensor:
     optimizer.zero_grad()
     loss = model(input_ids=tokens, labels=tokens).loss

@@ -55,6 +55,7 @@ class Parallel:
         key = f" {first.number}" if first.number else ""
         self._training = TrainingState(program, self._world, first.binding, live, state.spread, key)
         state.users.append(self._training)
+        self._models = tuple(root_modules(first.binding.stateful()).values())
         self._evaluations: dict[Any, Evaluation] = {}
 
     def __call__(self, *batch: Any) -> Any:
@@ -111,10 +112,9 @@ class Parallel:
             PardnnError: As a call of the step.
         """
         self._begin()
-        models = root_modules(self._variants.current.binding.stateful())
-        given = (*models.values(), *args)
-        key = (function, tuple(id(given[i]) for i in range(len(given)) if i not in
-                               set(batch_indices(given))))  # fmt: skip
+        given = (*self._models, *args)
+        batch = set(batch_indices(given))
+        key = function, tuple(id(each) for i, each in enumerate(given) if i not in batch)
         if key not in self._evaluations:
             self._evaluations[key] = Evaluation(function, self._state, self._decide)
         return self._evaluations[key](given)

@@ -12,20 +12,9 @@ import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import MismatchError, PardnnError, UnsupportedError
+from tests.backends.torch.models import NormNet
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.drop = nn.Dropout(0.3)
-        self.last = nn.Linear(8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.drop(self.norm(self.first(x))))
 
 
 def step(model: Any, optimizer: Any, x: Any) -> Any:
@@ -37,7 +26,7 @@ def step(model: Any, optimizer: Any, x: Any) -> Any:
 
 
 def built() -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = Net()
+    model = NormNet(3)
     nn.init.normal_(model.first.weight, std=0.5)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
@@ -84,14 +73,14 @@ def deferred() -> Any:
 
 def on_meta() -> Any:
     with torch.device("meta"):
-        model = Net()
+        model = NormNet(3)
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
 def emptied() -> Any:
     """What one device does with a model on the meta device."""
     with torch.device("meta"):
-        model = Net()
+        model = NormNet(3)
     model.to_empty(device="cpu")
     for module in model.modules():
         if hasattr(module, "reset_parameters"):

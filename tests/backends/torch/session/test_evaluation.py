@@ -16,21 +16,10 @@ from pardnn.errors import PardnnError
 from pardnn.plan.plan import Plan
 from pardnn.planner.next_plan import next_plan
 from pardnn.planner.options import PlanOptions
+from tests.backends.torch.models import NormNet
 from tests.backends.torch.ranks import connect, run_ranks
 
 SCALE = 1.0
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 8)
-        self.norm = nn.BatchNorm1d(8)
-        self.drop = nn.Dropout(0.3)
-        self.last = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.drop(self.norm(self.first(x))))
 
 
 def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
@@ -49,7 +38,7 @@ def validate(model: Any, x: Any, y: Any) -> Any:
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = Net().double()
+    model = NormNet(4).double()
     return model, torch.optim.Adam(model.parameters(), lr=0.01)
 
 
@@ -270,7 +259,7 @@ def test_a_state_that_starts_as_a_copy_of_another_type_is_not_its_parameter() ->
 
     def single() -> Any:
         torch.manual_seed(0)
-        model = Net()
+        model = NormNet(4)
         return model, Slow(model.parameters(), lr=0.1)
 
     x, y = batch(5, 0)

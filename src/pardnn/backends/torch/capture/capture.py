@@ -75,8 +75,9 @@ from pardnn.backends.torch.capture.source_updates import (
     uncarried,
 )
 from pardnn.backends.torch.capture.to_graph import graph_of
-from pardnn.backends.torch.capture.traced_run import generators_restored, run_traced
+from pardnn.backends.torch.capture.traced_run import run_traced
 from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.rng.generator import generators_restored
 from pardnn.backends.torch.user_step.access import access_allowed
 from pardnn.backends.torch.user_step.held_numbers import numbers_by_name, with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects

@@ -11,7 +11,7 @@ import io
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -126,20 +126,3 @@ def _unsupported_by_message(text: str, where: str | None) -> UnsupportedError | 
         return unsupported.sparse(where)
     missing = re.search(r"no fake impl registered for <CustomOpDef\((.+?)\)>", text)
     return unsupported.untraceable(missing[1], where) if missing else None
-
-
-@contextlib.contextmanager
-def generators_restored() -> Iterator[None]:
-    """Restore the state of every random generator that the step may have moved."""
-    host, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
-    state = torch.get_rng_state()
-    devices = torch.cuda.is_available() and torch.cuda.is_initialized()
-    cuda = torch.cuda.get_rng_state_all() if devices else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(host)
-        np.random.set_state(numbers)  # noqa: NPY002
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.checkpoint.agreement import Agreement
 from pardnn.backends.torch.checkpoint.contents import Contents, chunks, with_sums
+from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.comm.world import World
 from pardnn.checkpoint.directory import Lock, Reservation, commit, discard, piece_path, reserve
 from pardnn.checkpoint.manifest import Manifest, check_manifest, pieces_by_file
@@ -59,7 +59,7 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
         StuckError: E702, if a rank does not come.
     """
     step = snapshot.manifest.step
-    agreement = Agreement(world, key, f"saving step {step} in {str(snapshot.root)!r}")
+    phases = Phases(world, key, f"saving step {step} in {str(snapshot.root)!r}")
     reservation: Reservation | None = None
 
     def reserved() -> dict[str, Any]:
@@ -85,13 +85,11 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
             discard(reservation)
 
     try:
-        found = agreement.run(reserved)
+        found = phases.run(reserved)
         _check_equal(found)
         directory = snapshot.root / found[0]["temporary"]
-        sums = agreement.run(
-            lambda: _written(snapshot, directory, world.rank, agreement), undo=discarded
-        )
-        agreement.run(committed, undo=discarded)
+        sums = phases.run(lambda: _written(snapshot, directory, world.rank, phases), undo=discarded)
+        phases.run(committed, undo=discarded)
     finally:
         discarded()  # after the commit, nothing is left of it
 
@@ -114,7 +112,7 @@ def _check_equal(found: list[dict[str, Any]]) -> None:
             )
 
 
-def _written(snapshot: Snapshot, directory: Path, rank: int, agreement: Agreement) -> list[str]:
+def _written(snapshot: Snapshot, directory: Path, rank: int, phases: Phases) -> list[str]:
     """Write this rank's file and return the checksums of its pieces."""
     if not directory.is_dir():
         raise MismatchError(
@@ -128,7 +126,7 @@ def _written(snapshot: Snapshot, directory: Path, rank: int, agreement: Agreemen
         piece_path(directory, rank),
         piece_header(pieces, snapshot.manifest.step),
         (chunks(snapshot.values[name]) for name in found.values[rank]),
-        agreement.tick,
+        phases.tick,
     )
 
 

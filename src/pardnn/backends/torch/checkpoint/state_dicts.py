@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.checkpoint.agreement import Agreement
 from pardnn.backends.torch.checkpoint.contents import chunks, root_modules
+from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.checkpoint.python_values import SCHEDULERS
 from pardnn.backends.torch.checkpoint.whole import Exchange
 from pardnn.backends.torch.runtime.binding import Binding
@@ -24,7 +24,7 @@ from pardnn.errors import MismatchError, shown
 
 
 def export(
-    path: Path, tensors: Sequence[SavedTensor], exchange: Exchange, agreement: Agreement, rank: int
+    path: Path, tensors: Sequence[SavedTensor], exchange: Exchange, phases: Phases, rank: int
 ) -> None:
     """Write whole tensors into one file, a tensor at a time; all ranks take part.
 
@@ -32,7 +32,7 @@ def export(
         path: Of the file; an old one is replaced once the new one is complete.
         tensors: To write.
         exchange: Gathers them.
-        agreement: Of this export.
+        phases: Of this export.
         rank: This rank; rank 0 writes.
 
     Raises:
@@ -60,7 +60,7 @@ def export(
             for name in left:  # after a failure the other ranks still send
                 exchange.gather(name)
 
-    agreement.run(write)
+    phases.run(write)
 
 
 def _chunks(value: torch.Tensor | None) -> Iterator[memoryview]:

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.checkpoint.agreement import Agreement
 from pardnn.backends.torch.checkpoint.contents import contents, root_modules, state_dict_keys
 from pardnn.backends.torch.checkpoint.loading import check_tensors, fill
+from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.checkpoint.python_values import (
     check_values,
     decode,
@@ -187,7 +187,7 @@ class TrainingState:
                     self._lock = None
                 self._lock = Lock(root)
 
-        Agreement(self._world, f"{key}/lock", f"saving in {str(root)!r}").run(lock)
+        Phases(self._world, f"{key}/lock", f"saving in {str(root)!r}").run(lock)
 
     def _keys(self) -> dict[str, list[tuple[str, str]]]:
         return state_dict_keys(root_modules(self._binding.stateful()), self._sources())
@@ -262,11 +262,11 @@ class TrainingState:
         self.finish()
         self._take_back()
         root, world = Path(path), self._world
-        agreement = Agreement(world, self._key("load"), f"loading {str(root)!r}")
-        chosen = agreement.run(lambda: resolve(root, step).name if world.rank == 0 else None)[0]
+        phases = Phases(world, self._key("load"), f"loading {str(root)!r}")
+        chosen = phases.run(lambda: resolve(root, step).name if world.rank == 0 else None)[0]
         directory = root / chosen
         manifests: list[Manifest] = []
-        sums = agreement.run(lambda: self._checked(directory, manifests))
+        sums = phases.run(lambda: self._checked(directory, manifests))
         if any(each != sums[0] for each in sums):
             raise MismatchError(
                 f"the ranks read different manifests in {str(directory)!r}.\n"
@@ -276,8 +276,8 @@ class TrainingState:
         (manifest,) = manifests
         extra = decode(manifest.extra)
         self._torn_by = f"loading {str(directory)!r} failed"
-        agreement.run(
-            lambda: fill(self._program, world.rank, self._live, directory, manifest, agreement.tick)
+        phases.run(
+            lambda: fill(self._program, world.rank, self._live, directory, manifest, phases.tick)
         )
         self._set_numbers(manifest)
         set_random_state(manifest.random, world.device)
@@ -293,8 +293,8 @@ class TrainingState:
         self.finish()
         tensors = contents(self._program, self._keys(), self.steps).tensors
         wanted = [t for t in tensors if t.keys or (optimizer and t.kind == "state")]
-        agreement = Agreement(self._world, self._key("export"), f"exporting to {str(path)!r}")
-        export(Path(path), wanted, self._exchange(), agreement, self._world.rank)
+        phases = Phases(self._world, self._key("export"), f"exporting to {str(path)!r}")
+        export(Path(path), wanted, self._exchange(), phases, self._world.rank)
 
     def state_dict(self) -> dict[str, Any]:
         """Return whole state dicts on rank 0; see `Parallel.state_dict`."""
@@ -321,8 +321,8 @@ class TrainingState:
             tensors.update(given_tensors(state or {}, self._binding, known))
             return [list(tensors), encode(given_values(state or {}, self._binding), "state")]
 
-        agreement = Agreement(self._world, self._key("state"), "loading state dicts")
-        names, values = agreement.run(checked)[0]
+        phases = Phases(self._world, self._key("state"), "loading state dicts")
+        names, values = phases.run(checked)[0]
         exchange = self._exchange()
         with torch.no_grad():
             for name in names:

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from pardnn.backends.torch.deferred_init import recording as rec
 from pardnn.backends.torch.deferred_init.initialise import recorded, replay
 from pardnn.backends.torch.deferred_init.recording import Recording
-from pardnn.backends.torch.rng import generator as rng
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import Source, batch_indices, sources_of
 from pardnn.errors import UnsupportedError, shown
@@ -130,18 +129,3 @@ def _check_initialised(
                 code="E820",
                 details={"tensor": source.name},
             )
-
-
-@contextlib.contextmanager
-def default_generators_kept() -> Iterator[None]:
-    """Leave the default generators as they are: a replay ends where the construction ended."""
-    devices = [torch.device("cpu")]
-    if torch.cuda.is_initialized():
-        devices.append(torch.device("cuda"))
-    generators = [rng.default_generator(device) for device in devices]
-    states = [rng.read_state(generator) for generator in generators]
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            rng.write_state(generator, state)

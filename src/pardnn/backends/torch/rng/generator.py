@@ -13,9 +13,10 @@ four draws, so it is restored by drawing that pair. A CUDA generator has an offs
 
 from __future__ import annotations
 
+import random
 import struct
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -297,3 +298,20 @@ def has_fixed_draws(function: Any) -> bool:
     return getattr(packet, "__name__", str(packet)).rstrip("_") not in {
         name.rstrip("_") for name in DATA_DEPENDENT
     }
+
+
+@contextmanager
+def generators_restored() -> Iterator[None]:
+    """Restore the state of every random generator that the user's code may have moved."""
+    host, numbers = random.getstate(), np.random.get_state()  # noqa: NPY002
+    state = torch.get_rng_state()
+    devices = torch.cuda.is_available() and torch.cuda.is_initialized()
+    cuda = torch.cuda.get_rng_state_all() if devices else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(host)
+        np.random.set_state(numbers)  # noqa: NPY002
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.deferred_init.deferred import default_generators_kept
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
+from pardnn.backends.torch.rng.generator import generators_restored
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.runtime.input_checks import (
     Batch,
@@ -232,7 +232,7 @@ class Binding:
         """
         if recording is None:
             return self.live_values(ops)
-        with default_generators_kept():
+        with generators_restored():
             return self.replayed(ops, recording)
 
     @property

@@ -34,6 +34,7 @@ class Program:
         specs: Of the messages in `lowered`.
         result: Structure of what the step returns (`runtime.results`); None: the loss alone.
         effects: What the step prints, logs and checks (`runtime.effects`).
+        kept_tensors: Tensors of `whole` that the step returns or tells of, by name.
         kept: Per tensor of that structure its shards, which live until the end of the step.
         result_specs: Of the messages after the last action, numbered on: they bring the loss, what
             else the step returns, and the batch tensors that it writes, to every other rank.
@@ -60,7 +61,9 @@ class Program:
         marked = (self.loss.arguments or {}) if self.loss else {}
         self.result, self.effects = marked.get("result"), marked.get("effects", [])
         named = kept_names([self.result, self.effects])
-        self.kept = {name: kept_shards(self.whole, plan, name) for name in named}
+        made = {t.name: (op, t) for op in self.whole.ops for t in op.outputs if t.name in named}
+        self.kept = {name: kept_shards(*made[name], plan) for name in sorted(made)}
+        self.kept_tensors = {name: tensor for name, (_, tensor) in made.items()}
         self._check_kept()
         if plan.partition is not None:
             check_batch_is_read_only(self.whole)
@@ -119,19 +122,19 @@ class Program:
         return [op for op in self.whole.ops if op.kind == "input"]
 
 
-def kept_names(structure: Any) -> list[str]:
-    """Return the tensors that the structure of a result names, each once."""
-    found: dict[str, None] = {}
+def kept_names(structure: Any) -> set[str]:
+    """Return the tensors that the structure of a result names."""
+    found: set[str] = set()
     stack = [structure]
     while stack:
         item = stack.pop()
         if isinstance(item, list):
             stack += item
         elif isinstance(item, dict) and "kept" in item:
-            found[item["kept"]] = None
+            found.add(item["kept"])
         elif isinstance(item, dict):
             stack += item.values()
-    return sorted(found)
+    return found
 
 
 def _first_consumers(graph: Graph, plan: Plan, arrays: PlanArrays, lowered: Lowered) -> list[str]:

@@ -141,8 +141,7 @@ def _assembled(program: Program, name: str, values: Mapping[str, Any]) -> Any:
     value, box = here[0]
     if box is None:
         return value
-    output = next(t for op in program.whole.ops for t in op.outputs if t.name == name)
-    whole = empty_tensor(output, value.device)
+    whole = empty_tensor(program.kept_tensors[name], value.device)
     for value, box in here:
         box_view(whole, box or ()).copy_(value)
     return whole

@@ -12,7 +12,7 @@ of operations is that of `torch.optim.asgd`, so that results are equal bit by bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,13 +35,8 @@ def single_tensor(
     """
     if settings["capturable"] or isinstance(settings["lr"], torch.Tensor):
         return real(*lists, **settings)
-    lr, decay = settings["lr"], settings["weight_decay"]
-    for each in zip(*lists, strict=True):
-        param, grad, average, mu, eta, count = _as_real(each, settings)
-        count += 1
-        step = count.item()
-        if decay != 0:
-            grad = grad.add(param, alpha=decay)
+    lr = settings["lr"]
+    for param, grad, average, mu, eta, _count, step in _counted(lists, settings):
         rate = choose(step == 1, lr, eta.item())
         param.mul_(1 - settings["lambd"] * rate)
         param.add_(grad, alpha=-rate)
@@ -62,13 +57,8 @@ def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **set
     """
     if settings["capturable"] or isinstance(settings["lr"], torch.Tensor):
         return real(*lists, **settings)
-    lr, decay = settings["lr"], settings["weight_decay"]
-    for each in zip(*lists, strict=True):
-        param, grad, average, mu, eta, count = _as_real(each, settings)
-        count += 1
-        step = count.item()
-        if decay != 0:
-            grad = torch.add(grad, param, alpha=decay)
+    lr = settings["lr"]
+    for param, grad, average, mu, eta, count, step in _counted(lists, settings):
         first = torch.full_like(eta, lr)
         is_first = torch.full_like(eta, choose(step == 1, 1.0, 0.0))
         rate = torch.where(is_first != 0, first, eta)
@@ -76,6 +66,18 @@ def multi_tensor(_tracer: Any, real: Callable[..., None], *lists: Tensors, **set
         average.addcmul_(param - average, mu)
         _set_rates(mu, eta, step, lr, settings, count)
     return None
+
+
+def _counted(lists: tuple[Tensors, ...], settings: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield the tensors of each parameter, its gradient with the weight decay, and its step."""
+    decay = settings["weight_decay"]
+    for each in zip(*lists, strict=True):
+        param, grad, average, mu, eta, count = _as_real(each, settings)
+        count += 1
+        step = count.item()
+        if decay != 0:
+            grad = grad.add(param, alpha=decay)
+        yield param, grad, average, mu, eta, count, step
 
 
 def _as_real(tensors: tuple[torch.Tensor, ...], settings: dict[str, Any]) -> Tensors:

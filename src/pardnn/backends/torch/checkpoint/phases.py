@@ -1,4 +1,4 @@
-"""Agreement of all ranks on how a phase of saving or loading went.
+"""Phases of all ranks on how a phase of saving or loading went.
 
 A failure that one rank has (its disk is full) is an error of the phase: all ranks raise it, and may
 go on training. A rank that is lost ends the run, as in a step.
@@ -24,7 +24,7 @@ _KINDS = {2: UsageError, 4: FileError, 5: MismatchError, 6: RankError}
 T = TypeVar("T")
 
 
-class Agreement:
+class Phases:
     """The phases of one collective operation.
 
     Args:
