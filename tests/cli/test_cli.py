@@ -243,7 +243,12 @@ def test_interrupted_while_planning(tmp_path: Path, number: int) -> None:
     (tmp_path / "g.json").write_text(json.dumps(data))
     arguments = ["plan", "g.json", "--devices", "8", "--bandwidth", "1GB/s", "-o", "p.json"]
     command = [sys.executable, "-m", "pardnn", *arguments]
-    process = subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ))
+
+    def heeding() -> None:
+        # A shell that starts the tests in the background lets its children ignore SIGINT.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ), preexec_fn=heeding)
     time.sleep(4)
     process.send_signal(number)
     assert process.wait(20) == 130
