@@ -49,8 +49,10 @@ def export(
             return
         first = header([(name, t.dtype, t.shape) for name, t in found], {"format": "pt", **tied})
         temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(6)}")
+        # One room for all: glibc does not reuse freed aligned memory for the next of its size.
+        room = torch.empty(max((t.bytes for _, t in found), default=0), dtype=torch.uint8)
         try:
-            write_tensors(temporary, first, (_chunks(exchange.gather(name)) for name in left))
+            write_tensors(temporary, first, (_chunks(exchange.gather(name, room)) for name in left))
             temporary.replace(path)
             disk.sync_directory(path.parent)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,13 +35,14 @@ class Exchange:
         self._program, self._world, self._live = program, world, live
         self._outputs = {op.name: op.outputs[0] for op in program.sources.values()}
 
-    def gather(self, name: str) -> torch.Tensor | None:
+    def gather(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor | None:
         """Return a parameter, buffer or state whole, on the host of rank 0; None elsewhere.
 
         Args:
             name: Of its source.
+            room: Bytes that the result may lie in; overwritten.
         """
-        whole = self._empty(name) if self._world.rank == 0 else None
+        whole = self._empty(name, room) if self._world.rank == 0 else None
         shards = {shard.box: shard for shard in reversed(self._program.state[name])}
         for shard in sorted(shards.values(), key=lambda each: each.device):
             self._move(shard, None if whole is None else _part(whole, shard), name, gather=True)
@@ -56,9 +58,12 @@ class Exchange:
         for shard in self._program.state[name]:
             self._move(shard, None if whole is None else _part(whole, shard), name, gather=False)
 
-    def _empty(self, name: str) -> torch.Tensor:
+    def _empty(self, name: str, room: torch.Tensor | None) -> torch.Tensor:
         output = self._outputs[name]
-        return torch.empty(output.shape or (), dtype=getattr(torch, output.dtype or "float32"))
+        shape, dtype = output.shape or (), getattr(torch, output.dtype or "float32")
+        if room is None:
+            return torch.empty(shape, dtype=dtype)
+        return room[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def _move(self, shard: Shard, part: torch.Tensor | None, name: str, *, gather: bool) -> None:
         rank, op, _ = shard
