@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,54 @@ def in_double(factory: Factory) -> models.Entry:
     )
 
 
+class Order(torch.utils.data.Sampler[int]):
+    """The numbers of four batches in a new order each epoch; the position in them is its state."""
+
+    def __init__(self) -> None:
+        self.epoch = self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(4, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        for i in order[self.position :]:
+            self.position += 1
+            yield i
+        self.epoch, self.position = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position}
+
+
+def batch_numbers(order: Order) -> Iterator[int]:
+    """Yield the numbers of batches without end.
+
+    A `DataLoader` draws a seed at the start of each epoch, also of one that is gone on with: from a
+    generator of its own, or the step's numbers would be others.
+    """
+    own = torch.Generator()
+    while True:
+        yield from torch.utils.data.DataLoader(
+            range(4),  # pyright: ignore[reportArgumentType]
+            batch_size=None,
+            sampler=order,
+            generator=own,
+        )
+
+
 @functools.cache
 def plan_of(factory: Factory, size: int, algorithm: str = "placed", seed: int = 0) -> Plan:
     graph = captured(factory)
     if algorithm == "placed":
         return random_plan(graph, size, seed=seed)
-    plan = pardnn.plan(graph, pardnn.Cluster.uniform(size), algorithm, costs="v100")
+    objective = "bytes" if algorithm == "tofu" else "seconds"  # else it leaves small tensors whole
+    cluster = pardnn.Cluster.uniform(size)
+    plan = pardnn.plan(graph, cluster, algorithm, objective, costs="v100")
     shards = [shard for found in state_layout(graph, plan).values() for shard in found]
     assert any(shard.box is not None for shard in shards), "nothing is cut: the test shows nothing"
     return plan
 
 
 class Rank:
-    """One rank of a run, with a learning rate schedule for each optimizer.
+    """One rank of a run, with a learning rate schedule for each optimizer and an order of batches.
 
     `other` starts from other weights, moments and numbers than the factory's: all must be loaded.
     """
@@ -60,6 +96,7 @@ class Rank:
         self.indices = batch_indices(self.args)
         optimizers = [a for a in self.args if isinstance(a, torch.optim.Optimizer)]
         self.schedules = [torch.optim.lr_scheduler.StepLR(o, 2, gamma=0.5) for o in optimizers]
+        self.order = Order()
         torch.manual_seed(99)
         if other:
             torch.manual_seed(7)
@@ -77,13 +114,19 @@ class Rank:
         return loss
 
     def extra(self) -> dict[str, Any]:
-        return {"schedules": [schedule.state_dict() for schedule in self.schedules]}
+        schedules = [schedule.state_dict() for schedule in self.schedules]
+        return {"schedules": schedules, "order": self.order.state_dict()}
 
     def load(self, path: Path, **kwargs: Any) -> Any:
         extra = self.fast.load(path, **kwargs)
         for schedule, state in zip(self.schedules, extra["schedules"], strict=True):
             schedule.load_state_dict(state)
+        self.order.__dict__.update(extra["order"])
         return extra
+
+    def train(self, steps: int) -> list[str]:
+        """Train on the next batches of the order; return the losses."""
+        return [self.step(i) for i in itertools.islice(batch_numbers(self.order), steps)]
 
 
 def on_ranks(factory: Factory, plan: Plan, body: Body, **kwargs: Any) -> list[Outcome]:
@@ -119,7 +162,7 @@ def uninterrupted(factory: Factory, steps: int) -> list[str]:
         torch.manual_seed(99)
         indices = batch_indices(args)
         losses = []
-        for i in range(steps):
+        for i in itertools.islice(batch_numbers(Order()), steps):
             given = dict(zip(indices, batches(args, indices, i), strict=True))
             losses.append(bits(loss_of(step(*(given.get(k, a) for k, a in enumerate(args))))))
             for schedule in schedules:
@@ -134,7 +177,7 @@ def saved_at(factory: Factory, plan: Plan, path: Path, step: int = 3) -> list[An
     """Train `step` steps on the ranks of a plan and save; return the losses of each rank."""
 
     def body(one: Rank) -> list[str]:
-        losses = [one.step(i) for i in range(step)]
+        losses = one.train(step)
         one.fast.save(path, extra=one.extra())
         return losses
 
@@ -147,6 +190,6 @@ def resumed(factory: Factory, plan: Plan, path: Path, steps: tuple[int, int]) ->
     def body(one: Rank) -> list[str]:
         one.load(path)
         assert one.fast.steps == steps[0]
-        return [*(one.step(i) for i in range(*steps)), bits(torch.get_rng_state())]
+        return [*one.train(steps[1] - steps[0]), bits(torch.get_rng_state())]
 
     return values(on_ranks(factory, plan, body, other=True))
