@@ -1,13 +1,15 @@
 """Plans that cut ops, from the door: search, spread, check, judge; what does not fit says so."""
 
 import dataclasses
+import io
 
 import pytest
+from rich.console import Console
 
 import pardnn
 from pardnn.api.convert import ConvertOptions, convert
 from pardnn.cluster import Cluster
-from pardnn.errors import InfeasibleError, UsageError
+from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph, Op, Tensor
@@ -15,7 +17,13 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import write_plan
 from pardnn.plan.plan import planned_graph
 from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.costs import costs_for
+from pardnn.planner.make_plan import compare
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import may_shard, memory_goal
+from pardnn.report.results import CompareResult
+from pardnn.report.text import result_text
 
 
 def tensor(name: str, *shape: int) -> Tensor:
@@ -102,6 +110,30 @@ def test_a_graph_without_calls_cannot_be_cut() -> None:
     assert not may_shard(bare, Cluster.uniform(2))
     with pytest.raises(UsageError, match="no `arguments`"):
         pardnn.plan(bare, Cluster.uniform(2), "tofu", costs="k80")
+
+
+@pytest.mark.parametrize("algorithm", SHARDED)
+def test_one_device_is_a_mesh_too(algorithm: str) -> None:
+    graph = chain()
+    plan = pardnn.plan(graph, Cluster.uniform(1), algorithm, costs="k80")
+    assert plan_problems(graph, plan) == []
+    assert plan.messages == ()
+
+
+def test_compare_keeps_its_table_whatever_fails(monkeypatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise InvalidPlanError("two ops at one place")
+
+    monkeypatch.setitem(SHARDED, "spartan", broken)
+    graph, cluster = chain(), Cluster.uniform(2)
+    options = PlanOptions(costs="k80")
+    problem = Problem(graph, cluster, costs_for(graph, cluster, "k80"), options)
+    rows = compare(problem, ["data-parallel", "spartan", "heft"])
+    assert [row.fits for row in rows] == [True, False, True]
+    assert rows[1].error == "E410 two ops at one place"
+    said = io.StringIO()
+    Console(file=said, width=200).print(result_text(CompareResult(rows=rows)))
+    assert "spartan: E410 two ops at one place" in said.getvalue()
 
 
 def test_stated_seconds_are_shared_out() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, StuckError, UsageError
+from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.csr import GraphArrays
 from pardnn.plan.check import check_plan
@@ -193,7 +193,7 @@ def compare(problem: Problem, names: Iterable[str]) -> tuple[CompareRow, ...]:
     for name in names:
         try:
             _, result = make_plan(problem.with_options(algorithm=name))
-        except (InfeasibleError, StuckError, UsageError) as error:
+        except PardnnError as error:
             rows.append(_compared(name, None, str(error)))
         else:
             rows.append(_compared(name, result, None))

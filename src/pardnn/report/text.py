@@ -230,7 +230,9 @@ def _compare(result: results.CompareResult) -> RenderableType:
         )
         for row in result.rows
     ]
-    return table("", ("algorithm", "step (simulated)", "largest peak", "planning", "fits"), rows)
+    head = ("algorithm", "step (simulated)", "largest peak", "planning", "fits")
+    why = [f"{row.algorithm}: {row.error.splitlines()[0]}" for row in result.rows if row.error]
+    return Group(table("", head, rows), *why)
 
 
 def _simulate(result: results.SimulateResult) -> RenderableType:

@@ -145,15 +145,16 @@ def new_strides(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...] | Non
     return tuple(found)
 
 
-def is_dense(tensor: Tensor, owned: Box, box: Box) -> bool:
+def is_dense(tensor: Tensor, owned: Box, box: Box, *, is_new: bool = False) -> bool:
     """Whether a box of a local tensor is one run of memory, in whatever order of dims.
 
     Args:
         tensor: The whole tensor.
         owned: What the local one is of it.
         box: The box, which lies in it.
+        is_new: Whether the local one is a new buffer, which stores what the tensor repeats.
     """
-    return _is_dense(tensor.shape, tensor.strides, lengths(owned), lengths(box))
+    return _is_dense(tensor.shape, tensor.strides, lengths(owned), lengths(box), is_new)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -162,8 +163,10 @@ def _is_dense(
     strides: tuple[int, ...] | None,
     shape: tuple[int, ...],
     sizes: tuple[int, ...],
+    is_new: bool,
 ) -> bool:
-    strides = local_strides(Tensor(name="", bytes=0, shape=whole, strides=strides), shape)
+    tensor = Tensor(name="", bytes=0, shape=whole, strides=strides)
+    strides = (new_strides if is_new else local_strides)(tensor, shape)
     if strides is None:
         strides = _contiguous(shape)
     step = 1

@@ -10,8 +10,8 @@ from pardnn.plan.mesh import Mesh, make_mesh
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
-    """Return the prime factors of a number, the largest first."""
-    found: list[int] = []
+    """Return the prime factors of a number, the largest first; of 1 itself."""
+    found: list[int] = [1] if number == 1 else []
     divisor = 2
     while number > 1:
         while number % divisor == 0:

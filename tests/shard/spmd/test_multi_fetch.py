@@ -1,5 +1,10 @@
 """Two ops that need the same region of a tensor share one fetch, while it is cached."""
 
+import dataclasses
+import math
+import random
+from typing import Any
+
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
@@ -8,6 +13,7 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
+from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 
 
@@ -60,3 +66,60 @@ def test_what_is_kept_takes_memory_until_its_last_use() -> None:
         for parts in [planned_graph(graph, plan)]
     ]
     assert peaks[1] == [peak + 8 * 8 * 4 for peak in peaks[0]]
+
+
+def strided(shape: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
+    """Strides of a tensor in any order of dims, some repeated; those of dims of one are anything.
+
+    Torch leaves the stride of a dim of one as it comes out: of a slice, of an expanded tensor.
+    """
+    dims, strides, step = rng.sample(range(len(shape)), len(shape)), [0] * len(shape), 1
+    for dim in dims:
+        strides[dim] = rng.choice([step, 1, 3 * step]) if shape[dim] == 1 else step
+        if rng.random() < 0.1:
+            strides[dim] = 0
+        step *= shape[dim] if strides[dim] else 1
+    return tuple(strides)
+
+
+def test_columns_of_a_repeated_tensor_are_not_received_in_place() -> None:
+    """The tensor stores one number for all columns, the buffer stores each of them."""
+    repeated = dataclasses.replace(tensor("x", 4, 2), strides=(1, 0))
+    made = dataclasses.replace(repeated, name="y")
+    graph = build_graph(
+        "repeated",
+        [
+            Op(name="x", kind="input", outputs=(repeated,)),
+            Op(name="y", kind="mylib.f.default", inputs=("x",), outputs=(made,),
+               arguments={"args": [{"tensor": "x"}]}),
+        ],
+    )  # fmt: skip
+    sharding = Sharding(make_mesh((2,)), {"x": (1,), "y": (None,)}, {})
+    for in_turn in (False, True):
+        plan = spmd_partition(graph, sharding, in_turn=in_turn)
+        assert plan_problems(graph, plan) == []
+        assert all(message.into is None for message in plan.messages)
+
+
+def test_any_layout_of_any_strides_is_a_plan_that_its_checker_takes() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        shape = tuple(rng.choice([1, 2, 3, 6]) for _ in range(rng.choice([1, 2, 3])))
+        x = Tensor(name="x", bytes=4 * math.prod(shape), shape=shape, dtype="float32",
+                   strides=strided(shape, rng))  # fmt: skip
+        ops = [Op(name="x", kind="input", outputs=(x,))]
+        for name, read, kind in (("y", "x", "aten.relu.default"), ("z", "y", "mylib.f.default")):
+            made = dataclasses.replace(x, name=name)
+            args = {"args": [{"tensor": read}]}
+            ops.append(Op(name=name, kind=kind, inputs=(read,), outputs=(made,), arguments=args))
+        graph, mesh = build_graph("strided", ops), make_mesh(rng.choice([(2,), (3,), (2, 2)]))
+
+        def chosen(options: Any, rng: Any = rng, mesh: Any = mesh) -> Any:
+            return tuple(rng.choice([*options, None]) for _ in mesh.shape)
+
+        dims = range(len(shape))
+        layouts = {name: chosen(dims) for name in "xyz"}
+        loops = {"y": chosen([f"i{dim}" for dim in dims])}
+        sharding = legalize(graph, Sharding(mesh, layouts, loops))
+        plan = spmd_partition(graph, sharding, in_turn=rng.random() < 0.5)
+        assert plan_problems(graph, plan) == [], (seed, shape, x.strides, sharding)
