@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 #: Recipe -> what trains the same on one device, without pardnn.
 RECIPES = {
+    "gan": "trained(lambda step, a, b, optimizer, *_: partial(step, a, b, optimizer))",
     "trainer": "trained(Trainer)",
     "lightning_module": "trained(Classifier)",
 }
+
+
+def torchrun(*command: str) -> tuple[str, ...]:
+    return ("-m", "torch.distributed.run", *command)
 
 
 def started(*command: str) -> subprocess.Popen[str]:
@@ -38,10 +44,10 @@ def losses(process: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_has_the_losses_of_the_tool_on_one_device(name: str, tmp_path: Path) -> None:
     alone = (
-        f"from {name} import *; import torch; torch.set_num_threads(1)\n"
+        f"from functools import partial; from {name} import *; torch.set_num_threads(1)\n"
         f"print('losses', ' '.join(f'{{loss:.6f}}' for loss in {RECIPES[name]}))"
     )
-    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"{name}.py")
+    run = torchrun("--standalone", "--nproc-per-node", "2", f"{name}.py")
     on_ranks, reference = started(*run), started("-c", alone)
     expected = losses(reference)
     assert losses(on_ranks) == expected
@@ -55,7 +61,7 @@ def steps(process: subprocess.Popen[str]) -> list[str]:
 
 
 def test_the_recipe_that_stops_goes_on_with_every_bit_on_other_ranks(tmp_path: Path) -> None:
-    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "resume.py")
+    ranks = torchrun("--standalone", "--nproc-per-node", "2", "resume.py")
     first = started(*ranks, str(tmp_path / "a"), "7")
     whole = started("resume.py", str(tmp_path / "b"))
     found = steps(first)
@@ -64,6 +70,22 @@ def test_the_recipe_that_stops_goes_on_with_every_bit_on_other_ranks(tmp_path: P
     assert found == steps(whole)
     best = [load_file(tmp_path / name / "best.safetensors") for name in "ab"]
     assert all(torch.equal(best[0][key], value) for key, value in best[1].items())
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_two_nodes_train_with_the_losses_of_one_device() -> None:
+    meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    run = torchrun("--nnodes", "2", "--nproc-per-node", "1", *meet, "train.py")
+    nodes, alone = [started(*run) for _ in range(2)], started("train.py")
+    found = [steps(node) for node in nodes]
+    expected = steps(alone)
+    assert sorted(found) == [[], expected]  # rank 0 prints
+    assert len(expected) == 6
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
