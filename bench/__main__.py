@@ -7,7 +7,8 @@
   search of shardings, `tofu-equality` compares sharded training with one device.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `collectives` measures gloo's collectives and messages, `fidelity` compares predicted with
-  measured steps, `steps` our steps with those of DDP and FSDP2.
+  measured steps, `steps` our steps with those of DDP and FSDP2, `guards` measures what a call
+  costs beside its step.
 - `sweep` captures, places and cuts some 300 models and idioms, and changes values between calls.
 - `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
 """
@@ -20,6 +21,7 @@ NAMED = {
     "capture-zoo": "testbed.kept_graphs",
     "collectives": "bench.runtime.collectives",
     "fidelity": "bench.runtime.fidelity",
+    "guards": "bench.runtime.guards",
     "msr-fiddle": "bench.placement.msr_fiddle",
     "placement": "bench.placement.main",
     "plan-bytes": "bench.common.plan_bytes",

@@ -123,7 +123,7 @@ class TrainingState:
         """
         now, known = program.state, self._program.state
         self._moved = []
-        if now.keys() >= known.keys():
+        if now is known or now.keys() >= known.keys():
             self._program, self._binding, self._live = program, binding, live
         else:
             self._moved = [n for n in now if _places(now[n]) != _places(known.get(n, ()))]

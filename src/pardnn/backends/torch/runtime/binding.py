@@ -80,6 +80,8 @@ class Binding:
         self._check(graph)
         self._numbers = [op for op in graph.ops if op.kind == "input" and is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not is_number(op)]
+        self._of_batch = [op.name for op in self._tensors if self._is_of_batch(op.name)]
+        self._given_numbers: list[str] = []
         objects = walk_objects(step, list(args))
         self._optimizers = [
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
@@ -253,6 +255,8 @@ class Binding:
             self._args[index] = None
         for name in self._passed:
             del self.sources[name]
+        numbers = {*self._host.program.inputs, *(op.name for op in self._numbers)}
+        self._given_numbers = sorted(numbers - self.sources.keys())
 
     # Inputs: the batch and hyperparameters.
 
@@ -338,10 +342,10 @@ class Binding:
 
     def _value_changes(self, numbers: Mapping[str, Any]) -> Iterator[Change]:
         """Yield the numbers, conditions and settings that differ from what the graph holds for."""
-        lacking = {*self._host.program.inputs, *(op.name for op in self._numbers)}
-        for name in sorted(lacking - self.sources.keys() - numbers.keys()):
-            yield Change(name, "a number", None)
-            return
+        for name in self._given_numbers:
+            if name not in numbers:
+                yield Change(name, "a number", None)
+                return
         for op in self._numbers:
             value = numbers[op.name] if op.name in numbers else self._host.value(op.name)
             captured, guard = (op.arguments or {}).get("value"), (op.arguments or {}).get("guard")
@@ -364,11 +368,7 @@ class Binding:
         """Return the value of every input op for a call; E505 if the batch lacks a tensor."""
         given = batch if isinstance(batch, Batch) else self.read(batch)
         self._given = given.values
-        lacking = [
-            op.name
-            for op in self._tensors
-            if op.name not in given.tensors and self._is_of_batch(op.name)
-        ]
+        lacking = [name for name in self._of_batch if name not in given.tensors]
         if lacking:
             raise MismatchError(
                 f"the batch lacks {shown(lacking[0])}, a tensor that the captured step reads.\n"

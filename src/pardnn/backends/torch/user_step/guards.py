@@ -9,8 +9,8 @@ compiled, so every value is guarded that the step can reach *and* that code whic
 by name (`used_names`). A guard holds a container and its items at capture. A check compares
 identities first, in one pass, and values only where an identity differs.
 
-Complexity: O(values guarded); 170 us a call for a GPT-2 of 12 layers (about 160 modules, 850
-values).
+Complexity: O(values guarded); `python -m bench guards` measures a call for a GPT-2 of 12 layers
+(164 modules, 1,300 containers).
 """
 
 from __future__ import annotations
@@ -64,6 +64,10 @@ _HOOK_TABLES = frozenset({
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
 })  # fmt: skip
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+#: What is compared of each parameter; descriptors in C.
+_OF_PARAMETERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    key: getattr(torch.Tensor, key).__get__ for key in ("requires_grad", "grad", "_backward_hooks")
+}
 
 
 class Guards:
@@ -102,9 +106,9 @@ class Guards:
         for function in self._used.functions:
             self._walk("", function)
         self._snapshot = Snapshot(self._guards)
+        tensors = self._tensors = [tensor for _, tensor in self._parameters]
         self._held_by_parameters = {
-            key: [getattr(tensor, key) for _, tensor in self._parameters]
-            for key in ("requires_grad", "grad", "_backward_hooks")
+            key: list(map(get, tensors)) for key, get in _OF_PARAMETERS.items()
         }
         self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}
         self._names = names
@@ -140,9 +144,10 @@ class Guards:
                 yield Change(name, then, now)
 
     def _rebound(self, key: str, held: list[Any]) -> Iterator[Change]:
-        values = [getattr(tensor, key) for _, tensor in self._parameters]
-        if all(map(operator.is_, values, held)):
+        get = _OF_PARAMETERS[key]
+        if all(map(operator.is_, map(get, self._tensors), held)):
             return
+        values = map(get, self._tensors)
         for (name, _), then, now in zip(self._parameters, held, values, strict=True):
             if then is not now:
                 yield Change(f"{name}.{key}", _short_text(then), _short_text(now))

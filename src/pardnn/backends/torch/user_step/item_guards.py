@@ -59,16 +59,18 @@ class ItemGuard:
         self.size = len(holder)
         # An itemgetter of one key would not return a tuple.
         self.get = operator.itemgetter(*self.keys, self.keys[0]) if self.keys else None
-        self.then = self.get(holder) if self.get else ()
+        self.then = self.get(holder)[:-1] if self.get else ()
 
     def changes(self) -> list[Change]:
         """Return the items whose values changed."""
         items = items_by_key(self.holder)
         found = [
             Change(_item_name(self.name, key), then, items.get(key))
-            for key, then in zip(self.keys, self.then, strict=False)
+            for key, then in zip(self.keys, self.then, strict=True)
             if differ(items.get(key, ABSENT), then)
         ]
+        if not found:
+            self._renew(items)
         if self.is_used is None or len(items) == self.size:
             return found
         if isinstance(self.holder, list | deque):
@@ -81,6 +83,19 @@ class ItemGuard:
         ]
         self.size = self.size if found else len(items)
         return found
+
+    def _renew(self, items: Mapping[Any, Any]) -> None:
+        """Hold the present objects of equal plain values, so that the next check finds them."""
+        self.then = tuple(
+            items[key] if isinstance(then, VALUES) else then
+            for key, then in zip(self.keys, self.then, strict=True)
+        )
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all items of a dictionary are compared, and new ones are changes."""
+        is_dict = isinstance(self.holder, dict) and self.is_used is not None
+        return is_dict and bool(self.keys) and self.holder.keys() == set(self.keys)
 
 
 class _Held:
@@ -136,21 +151,42 @@ def differ(now: Any, then: Any) -> bool:
 
 
 class Snapshot:
-    """All guards as flat lists: that nothing has changed is found by two loops in C."""
+    """All guards as flat lists: that nothing has changed is found by a few loops in C.
+
+    Most containers of a model are empty tables of hooks, and most others are compared whole.
+    """
 
     def __init__(self, guards: Sequence[ItemGuard]) -> None:
-        self._sized = [guard.holder for guard in guards if guard.is_used is not None]
-        self._sizes = [guard.size for guard in guards if guard.is_used is not None]
-        kept = [guard for guard in guards if guard.get is not None]
+        sized = [guard for guard in guards if guard.is_used is not None]
+        self._empty = [guard.holder for guard in sized if not guard.size]
+        self._sized = [guard.holder for guard in sized if guard.size]
+        self._sizes = [guard.size for guard in sized if guard.size]
+        whole = [guard for guard in guards if guard.is_whole]
+        self._whole = [guard.holder for guard in whole]
+        # In the order of the dictionary: an OrderedDict has another one besides.
+        self._whole_keys = [key for holder in self._whole for key in dict.keys(holder)]
+        held = (dict(zip(guard.keys, guard.then, strict=True)) for guard in whole)
+        self._whole_then = [
+            then[key]
+            for then, holder in zip(held, self._whole, strict=True)
+            for key in dict.keys(holder)
+        ]
+        kept = [guard for guard in guards if guard.get is not None and not guard.is_whole]
         self._getters, self._holders = [g.get for g in kept], [g.holder for g in kept]
-        self._then = list(itertools.chain.from_iterable(guard.then for guard in kept))
+        self._then = [item for guard in kept for item in (*guard.then, guard.then[0])]
 
     def holds(self) -> bool:
         """Whether every guarded item is the object that it was, and no container grew."""
-        if list(map(len, self._sized)) != self._sizes:
+        if any(self._empty) or list(map(len, self._sized)) != self._sizes:
             return False
-        rows = map(operator.call, self._getters, self._holders)
+        flat, same = itertools.chain.from_iterable, operator.is_
         try:
-            return all(map(operator.is_, itertools.chain.from_iterable(rows), self._then))
+            return (
+                all(map(same, flat(map(dict.keys, self._whole)), self._whole_keys))
+                and all(map(same, flat(map(dict.values, self._whole)), self._whole_then))
+                and all(
+                    map(same, flat(map(operator.call, self._getters, self._holders)), self._then)
+                )
+            )
         except LookupError:
             return False
