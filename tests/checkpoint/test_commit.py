@@ -109,7 +109,7 @@ def test_old_steps_go_once_the_new_one_is_durable(tmp_path: Path) -> None:
     assert [each.step for each in committed(tmp_path)] == [1]
     assert loadable(tmp_path) == 1
     with pytest.raises(UsageError, match="keep is 0"):
-        directory.check_keep(0)
+        directory.check_steps("keep", 0)
 
 
 def test_a_step_that_is_written_again_replaces_the_first(tmp_path: Path) -> None:

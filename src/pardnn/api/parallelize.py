@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pardnn import backends
 from pardnn.cluster import Cluster
@@ -23,6 +23,7 @@ def parallelize(
     costs: str | None = None,
     timeout: float = 60.0,
     shapes: Sequence[Sequence[Any]] = (),
+    on_signal: Literal["save", "stop"] | None = None,
 ) -> Callable[..., Any]:
     """Return the step as a function that runs on all ranks of `torchrun`.
 
@@ -48,6 +49,10 @@ def parallelize(
         timeout: Seconds that any wait for another rank may last.
         shapes: Further example batches, each the args that are neither model nor optimizer: they
             are captured and planned now, not when the first batch of their shape comes.
+        on_signal: What SIGTERM or SIGINT makes all ranks do, also where it reaches one of them:
+            "save" writes a checkpoint at the script's next `save(directory, every=...)` and ends
+            with status 130 there, "stop" ends so before the next step. None leaves signals to
+            Python.
 
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.
@@ -65,5 +70,6 @@ def parallelize(
 
     return backends.parallelize(
         step, *args, plan=plan, decide=decide, timeout=timeout, shapes=shapes,
+        on_signal=on_signal,
         is_limited=(cluster or (plan.cluster if plan is not None else None)) is not None,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pardnn import backends
 from pardnn.api.advice import planned
@@ -42,6 +42,7 @@ def run_target(
     verify: bool = False,
     batch_size: int | None = None,
     saving: SaveOptions | None = None,
+    on_signal: Literal["save", "stop"] | None = None,
 ) -> RunResult:
     """Capture, plan or read a plan, and train for some steps on K ranks.
 
@@ -55,6 +56,7 @@ def run_target(
         verify: Run the user's own step on one device too.
         batch_size: Given to FUNCTION, if not None.
         saving: Checkpoints to write, and the one to go on from.
+        on_signal: See `backends.run_plan`.
 
     Raises:
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
@@ -82,6 +84,7 @@ def run_target(
         verify=verify,
         batch_size=batch_size,
         saving=saving,
+        on_signal=on_signal,
     )
 
 
@@ -97,6 +100,7 @@ def run_checked(
     verify: bool = False,
     batch_size: int | None = None,
     saving: SaveOptions | None = None,
+    on_signal: Literal["save", "stop"] | None = None,
 ) -> RunResult:
     """Run a valid plan under the limits of a cluster.
 
@@ -111,6 +115,7 @@ def run_checked(
         verify: Run the user's own step on one device too.
         batch_size: Given to FUNCTION, if not None.
         saving: Checkpoints to write, and the one to go on from.
+        on_signal: See `backends.run_plan`.
 
     Raises:
         MismatchError: E501, if plan and cluster have different numbers of devices.
@@ -135,6 +140,7 @@ def run_checked(
         limits=limits,
         batch_size=batch_size,
         saving=saving,
+        on_signal=on_signal,
     )
     shared = shared_cores_seconds(graph, plan, threads=threads)
     return RunResult(
@@ -149,6 +155,7 @@ def run_checked(
         limit_bytes=found.limit_bytes,
         allowance_bytes=found.allowance_bytes,
         algorithm=plan.algorithm,
+        stopped_by=found.stopped_by,
         first_step=(saving.first_step or 0) if saving is not None else 0,
         saved_steps=found.saved_steps,
         notes=(*found.notes, *_over(limits, found.peak_bytes_predicted), *_sharing(plan, shared)),

@@ -167,10 +167,11 @@ def _drop_old(new: Path, step: int, keep: int | None) -> None:
             disk.remove_tree(left)
 
 
-def check_keep(keep: int | None) -> None:
-    """Raise E233 if `keep` is no number of steps."""
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-        raise UsageError(f"keep is {keep!r:.40}; it is a number of steps, 1 or more", code="E233")
+def check_steps(name: str, steps: int | None) -> None:
+    """Raise E233 if `keep` or `every` is no number of steps."""
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+        text = f"{name} is {steps!r:.40}; it is a number of steps, 1 or more"
+        raise UsageError(text, code="E233")
 
 
 class Lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pardnn.checkpoint.directory import check_keep, read_manifest, resolve
+from pardnn.checkpoint.directory import check_steps, read_manifest, resolve
 from pardnn.errors import UsageError
 
 
@@ -36,7 +36,12 @@ class SaveOptions:
 
 
 def save_options(
-    directory: Path | None, every: int | None, keep: int | None, *, resume: bool
+    directory: Path | None,
+    every: int | None,
+    keep: int | None,
+    *,
+    resume: bool,
+    on_signal: str | None = None,
 ) -> SaveOptions | None:
     """Return what the options of `pardnn run` say; None without `--save`.
 
@@ -45,18 +50,20 @@ def save_options(
         every: `--every`.
         keep: `--keep`.
         resume: `--resume`: go on from the latest step.
+        on_signal: `--on-signal`.
 
     Raises:
         UsageError: E233, if one needs another, or `keep` is no number of steps.
         FileError: E430, E431, E4xx, if there is no complete step to resume from.
     """
     if directory is None:
-        if every is not None or keep is not None or resume:
+        if every is not None or keep is not None or resume or on_signal == "save":
             raise UsageError(
-                "--every, --keep and --resume go with --save DIR, the directory of the run",
+                "--every, --keep, --resume and --on-signal save go with --save DIR, the directory "
+                "of the run",
                 code="E233",
             )
         return None
-    check_keep(keep)
+    check_steps("keep", keep)
     first = read_manifest(resolve(directory)).step if resume else None
     return SaveOptions(directory=str(directory.resolve()), every=every, keep=keep, first_step=first)

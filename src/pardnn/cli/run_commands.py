@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from pardnn.cli import options as opt
 from pardnn.cli.output import show
 from pardnn.errors import UsageError
+
+OnSignal = Literal["save", "stop"]
 
 
 def run(
@@ -43,6 +45,13 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the latest checkpoint in --save.")
     ] = False,
+    on_signal: Annotated[
+        OnSignal | None,
+        typer.Option(
+            "--on-signal",
+            help="At SIGTERM or Ctrl-C: `save` after the step in hand and end, or `stop` there.",
+        ),
+    ] = None,
     algorithm: opt.Algorithm = "auto-whole",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
@@ -57,7 +66,7 @@ def run(
     from pardnn.api.run import run_target
     from pardnn.checkpoint.options import save_options
 
-    saving = save_options(save, every, keep, resume=resume)
+    saving = save_options(save, every, keep, resume=resume, on_signal=on_signal)
     machine = None
     if plan_file is None or cluster is not None or devices is not None:
         machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
@@ -80,8 +89,11 @@ def run(
         verify=verify,
         batch_size=batch_size,
         saving=saving,
+        on_signal=on_signal,
     )
     show(result, as_json, None)
+    if result.stopped_by is not None:
+        raise typer.Exit(130)
     if result.verified is False:
         raise typer.Exit(5)
 

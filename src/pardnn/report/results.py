@@ -198,8 +198,9 @@ class RunResult:
     `--verify`, `verified` tells whether no loss differs from one device's by more than `tolerance`,
     relative: 0, every bit, where each op runs on one device; where sums are sharded, 1e-10 in
     double and 1e-4 in single precision. `first_step` counts the steps before the checkpoint that
-    the run went on from; of `saved_steps` a checkpoint was written. A loss that is no finite number
-    is null in JSON, which has none.
+    the run went on from; of `saved_steps` a checkpoint was written; `stopped_by` names the signal
+    that ended the run before its last step. A loss that is no finite number is null in JSON, which
+    has none.
     """
 
     __pydantic_config__ = STRICT
@@ -219,6 +220,7 @@ class RunResult:
     algorithm: str | None
     first_step: int = 0
     saved_steps: tuple[int, ...] = ()
+    stopped_by: str | None = None
     notes: tuple[str, ...] = ()
 
 

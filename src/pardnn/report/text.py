@@ -298,6 +298,7 @@ def _run(result: results.RunResult) -> RenderableType:
         f"allowance for what is not tensors: {bytes_text(result.allowance_bytes)} per rank",
         *_verdict(result),
         *([f"checkpoints after steps: {', '.join(map(str, saved))}"] if saved else []),
+        *([f"stopped by {result.stopped_by}"] if result.stopped_by else []),
         *(f"note: {note}" for note in result.notes),
     )
 

@@ -103,6 +103,8 @@ def _fork(rank: int, body: Callable[[int, str], Any], store: str, path: Path) ->
             data = {"error": {"code": error.code, "message": error.message,
                               "details": error.details}}  # fmt: skip
             status = error.exit_status
+        except SystemExit as error:
+            data, status = {}, int(error.code or 0)
         except BaseException:
             data = {"error": {"code": "bare", "message": traceback.format_exc()}}
             status = 1

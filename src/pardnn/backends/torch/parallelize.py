@@ -9,23 +9,24 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.checkpoint.contents import root_modules
+from pardnn.backends.torch.checkpoint.contents import guard_spread_objects, root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
+from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
-from pardnn.backends.torch.runtime.gather import gathered, resident_names, source_of
+from pardnn.backends.torch.runtime.gather import resident_names, whole_source
 from pardnn.backends.torch.runtime.memory_meter import live_bytes
-from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.session.evaluation import Evaluation
 from pardnn.backends.torch.session.live_state import LiveState, live_state_of
 from pardnn.backends.torch.session.new_variant import Decide, Maker
 from pardnn.backends.torch.session.variants import Variants
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import batch_indices
+from pardnn.checkpoint.directory import check_steps
 from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -73,6 +74,7 @@ class Parallel:
             UnsupportedError: E8xx, if what has changed cannot be captured; the graphs captured so
                 far stay usable.
         """
+        self._state.leave_on_signal(f"stopped after step {self._training.steps}")
         self._begin()
         try:
             variant = self._variants.step(batch)
@@ -175,27 +177,32 @@ class Parallel:
         Raises:
             UsageError: E215, if there is no such name.
         """
-        program = self._executor.program
-        source, shards = source_of(program, name), program.state.get(name, ())
-        mine = next((shard for shard in shards if shard.device == self.rank), None)
-        live = None
-        if mine is not None:
-            live = self._executor.live_values[program.ops[mine.op].outputs[0].name]
-        return gathered(self._world, source.outputs[0], shards, live)
+        executor = self._executor
+        return whole_source(self._world, executor.program, executor.live_values, name)
 
     def save(
-        self, path: str | Path, extra: Any = None, keep: int | None = None, *, wait: bool = True
+        self,
+        path: str | Path,
+        extra: Any = None,
+        keep: int | None = None,
+        *,
+        every: int | None = None,
+        wait: bool = True,
     ) -> None:
         """Write a checkpoint that any plan on any number of ranks can load.
 
         Every rank must call it, between the same two steps, with a directory that all ranks share.
-        A kill at any moment leaves the last complete step, and `latest` names it.
+        A kill at any moment leaves the last complete step, and `latest` names it. Under
+        `parallelize(..., on_signal="save")` the first call after a signal writes one, whatever
+        `every` says, and ends the rank with status 130.
 
         Args:
             path: Directory of the run; the step gets a directory of its own in it.
             extra: What else is to be kept: epoch, position in the data, a scheduler's
-                `state_dict()`. Numbers, texts, small tensors, lists, tuples and dicts.
+                `state_dict()`. Numbers, texts, small tensors, lists, tuples and dicts; or a
+                function that returns it, called when something is written.
             keep: How many steps stay; older ones go once this one is durable. None keeps all.
+            every: Write only after each so many steps; to be called after every step.
             wait: Return when the step is durable. False copies this rank's share and writes beside
                 the next steps; an error then comes from the next `save`, `load` or `close`.
 
@@ -205,7 +212,20 @@ class Parallel:
                 this directory.
             UnsupportedError: E824, if something has a type that a checkpoint cannot hold.
         """
-        self._training_state().save(path, extra, keep, wait=wait)
+        stop = self._state.stop
+        leaves = stop is not None and stop.tick() and stop.on_signal == "save"
+        check_steps("every", every)
+        if leaves or every is None or self.steps % every == 0:
+            given = extra() if callable(extra) else extra
+            self._training_state().save(path, given, keep, wait=wait or leaves)
+        if stop is not None and leaves:
+            self.close()
+            stop.leave(f"saved step {self.steps} in {str(path)!r} and stopped")
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal has asked to stop (`on_signal`): the same on all ranks after a step."""
+        return self._state.stop is not None and self._state.stop.is_set
 
     def load(self, path: str | Path, step: int | None = None) -> Any:
         """Read a checkpoint: parameters, optimizers, step counts and random state.
@@ -302,6 +322,8 @@ class Parallel:
             if self._training in self._state.users:
                 self._state.users.remove(self._training)
             if not self._state.users:
+                if self._state.stop is not None:
+                    self._state.stop.close()
                 self._world.close()
                 if self._state.is_limited:
                     memory_limits.lift_limit()
@@ -316,6 +338,7 @@ def parallelize(
     device: str | None = None,
     shapes: Sequence[Sequence[Any]] = (),
     is_limited: bool = False,
+    on_signal: OnSignal | None = None,
 ) -> Parallel:
     """Return the step as a function that runs on all ranks.
 
@@ -337,6 +360,7 @@ def parallelize(
         device: "cpu" or "cuda"; None takes what the models are on.
         shapes: Further example batches, to be captured and planned now instead of when they come.
         is_limited: Enforce the memory limits of the plan's cluster from here on.
+        on_signal: What SIGTERM and SIGINT on any rank make all ranks do; see `StopSignal`.
 
     Raises:
         MismatchError: E5xx, if ranks, plan and step do not belong together.
@@ -355,41 +379,20 @@ def parallelize(
         make = Maker(state, step, history, plan, decide, recording is not None)
         first = make(state.next_number(), args, ())
         # Before the guards look at the models' hooks.
-        _guard_spread_objects(state, first.executor.program, first.binding)
+        guard_spread_objects(state.spread, first.executor.program, first.binding)
         if is_limited and not state.is_limited:
             memory_limits.pin_allocator()
         variants = Variants(state, history, make, first, recording)
         if is_limited and not state.is_limited:
-            state.is_limited = _limited(variants)
+            held = live_bytes(variants.current.executor.live_values)
+            limit = variants.current.executor.limit_bytes
+            state.is_limited = memory_limits.set_limit_beside(limit, held, state.world.device)
         for batch in shapes:
             variants.prepare(batch)
+        if on_signal is not None and state.stop is None:
+            state.stop = StopSignal(state.world, on_signal)
     except PardnnError as error:
         if state.users:  # other steps go on
             raise
         raise state.world.report_failure(error) from error.__cause__
     return Parallel(state, variants, history, decide)
-
-
-def _limited(variants: Variants) -> bool:
-    """Enforce this rank's limit on what it holds besides its share; whether there is a limit."""
-    executor = variants.current.executor
-    limit, world = executor.limit_bytes, executor.world
-    if limit is not None:
-        memory_limits.set_limit(limit - live_bytes(executor.live_values), world.device)
-    return limit is not None
-
-
-def _guard_spread_objects(state: LiveState, program: Program, binding: Binding) -> None:
-    """Let models and optimizers refuse to be read of which some rank does not hold all."""
-    size = program.plan.num_devices
-    whole = {
-        name
-        for name, shards in program.state.items()
-        if len({shard.device for shard in shards if shard.box is None}) == size
-    }
-    spread = [
-        s.get() for name, s in binding.sources.items() if name in program.state.keys() - whole
-    ]
-    stateful = binding.stateful()
-    optimizers = {e.name: e.value for e in stateful if isinstance(e.value, torch.optim.Optimizer)}
-    state.spread.add(root_modules(stateful), optimizers, frozenset(map(id, spread)))

@@ -89,7 +89,14 @@ class Rank:
     """
 
     def __init__(
-        self, factory: Factory, plan: Plan, rank: int, *, other: bool = False, timeout: float = 20
+        self,
+        factory: Factory,
+        plan: Plan,
+        rank: int,
+        *,
+        other: bool = False,
+        timeout: float = 20,
+        **kwargs: Any,
     ) -> None:
         self.rank = rank
         self.user_step, self.args = factory()
@@ -104,7 +111,7 @@ class Rank:
                 for tensor in module.state_dict().values():
                     tensor.copy_(torch.rand(tensor.shape) * 3)
         self.fast: Parallel = parallelize(
-            self.user_step, *self.args, plan=plan, timeout=timeout, device="cpu"
+            self.user_step, *self.args, plan=plan, timeout=timeout, device="cpu", **kwargs
         )
 
     def step(self, i: int) -> str:

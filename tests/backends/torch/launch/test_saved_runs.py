@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,9 +16,9 @@ import pardnn
 from pardnn.api.run import run_checked
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.launch.launcher import _root_cause
-from pardnn.checkpoint.directory import committed
+from pardnn.checkpoint.directory import committed, read_manifest, resolve
 from pardnn.checkpoint.options import SaveOptions, save_options
-from pardnn.errors import FileError
+from pardnn.errors import FileError, UsageError
 from pardnn.report.results import RunResult
 from tests.backends.torch import entry_points
 from tests.backends.torch.plans import random_plan
@@ -56,3 +61,51 @@ def test_a_damaged_checkpoint_is_an_error_of_the_file() -> None:
     found = _root_cause([{"losses": []}, {"error": error}], None)
     assert isinstance(found, FileError)
     assert found.exit_status == 4
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Process ids of the ranks that a launcher has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            is_rank = b"launch.worker" in (path.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == launcher and is_rank:
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def started(path: Path, *options: str) -> subprocess.Popen[str]:
+    """`pardnn run` that has saved once; it would go on for hours."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pardnn", "run", f"{ENTRY}:training", "--devices", "2", "--costs",
+         "cpu", "--algorithm", "layer-round-robin", "--steps", "1000000", "--timeout", "20",
+         "--save", str(path), "--every", "1", "--keep", "2", *options],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    end = time.monotonic() + 120
+    while not (path / "latest").exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.1)
+    return process
+
+
+@pytest.mark.parametrize("whom", ["launcher", "one rank"])
+def test_a_signal_saves_on_all_ranks_and_ends_the_run(whom: str, tmp_path: Path) -> None:
+    process = started(tmp_path, "--on-signal", "save", "--json")
+    if whom == "launcher":
+        process.send_signal(signal.SIGINT)
+    else:
+        os.kill(ranks_of(process.pid)[1], signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors[-3000:]
+    result = json.loads(output)
+    assert result["stopped_by"] == ("SIGINT" if whom == "launcher" else "SIGTERM")
+    assert result["saved_steps"][-1] == len(result["losses"])
+    assert read_manifest(resolve(tmp_path)).step == len(result["losses"])
+
+
+def test_saving_at_a_signal_needs_a_directory() -> None:
+    with pytest.raises(UsageError, match="go with --save DIR"):
+        save_options(None, None, None, resume=False, on_signal="save")

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import torch
 
+from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.backends.torch.user_step.access import access_allowed
+from pardnn.backends.torch.user_step.access import SpreadObjects, access_allowed
 from pardnn.backends.torch.user_step.object_graph import Entry
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.checkpoint.manifest import DTYPES, Piece, SavedTensor, pieces_by_file, whole_box
@@ -128,6 +129,28 @@ def root_modules(stateful: Iterable[Entry]) -> dict[str, torch.nn.Module]:
             found[entry.name] = entry.value
             inside |= {id(module) for module in entry.value.modules()}
     return found
+
+
+def guard_spread_objects(spread: SpreadObjects, program: Program, binding: Binding) -> None:
+    """Let models and optimizers refuse to be read of which some rank does not hold all.
+
+    Args:
+        spread: Keeps them.
+        program: What runs.
+        binding: Of the user's objects.
+    """
+    size = program.plan.num_devices
+    whole = {
+        name
+        for name, shards in program.state.items()
+        if len({shard.device for shard in shards if shard.box is None}) == size
+    }
+    shards = [
+        s.get() for name, s in binding.sources.items() if name in program.state.keys() - whole
+    ]
+    stateful = binding.stateful()
+    optimizers = {e.name: e.value for e in stateful if isinstance(e.value, torch.optim.Optimizer)}
+    spread.add(root_modules(stateful), optimizers, frozenset(map(id, shards)))
 
 
 def state_dict_keys(

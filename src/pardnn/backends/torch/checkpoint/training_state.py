@@ -40,7 +40,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import checksum
 from pardnn.backends.torch.user_step.access import SpreadObjects
-from pardnn.checkpoint.directory import Lock, check_keep, read_manifest, resolve
+from pardnn.checkpoint.directory import Lock, check_steps, read_manifest, resolve
 from pardnn.checkpoint.manifest import Manifest
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.file import fingerprint
@@ -154,7 +154,7 @@ class TrainingState:
     ) -> None:
         """Write a checkpoint; see `Parallel.save`."""
         self._check_located()
-        check_keep(keep)
+        check_steps("keep", keep)
         self.check()
         self.finish()
         root = Path(path)

@@ -59,6 +59,9 @@ class FailureDetector:
         timeout_s: Longest wait for one message, seconds; longer ones are told before.
         on_failure: Called from the polling thread with the record of the first failure, once this
             rank has published its state; None does nothing.
+
+    Attributes:
+        also: Called at each poll, by the polling thread, until there is a failure.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class FailureDetector:
         self._size = size
         self._describe = describe
         self._on_failure = on_failure
+        self.also: list[Callable[[], None]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="pardnn-failures", daemon=True)
         self._thread.start()
@@ -94,6 +98,8 @@ class FailureDetector:
                 if found is None:
                     self._answer()
                     self._tell_of_a_long_wait()
+                    for call in list(self.also):
+                        call()
                     continue
                 self._publish_state("failure")
                 if self._on_failure is not None:

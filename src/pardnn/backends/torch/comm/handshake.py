@@ -109,6 +109,7 @@ def wait_for(
     writers: Sequence[int],
     timeout_s: float,
     failed: Callable[[], State | None],
+    doing: str = "before the first step",
 ) -> None:
     """Wait until all keys are in the store.
 
@@ -119,6 +120,7 @@ def wait_for(
         writers: For each key, the rank that writes it.
         timeout_s: Longest wait, seconds.
         failed: Returns the record of a rank that has failed meanwhile, or None.
+        doing: When that is, for people.
 
     Raises:
         StuckError: E702, after `timeout_s`.
@@ -134,13 +136,13 @@ def wait_for(
         failure = failed()
         if failure is not None:
             raise LostError(
-                f"rank {failure['rank']} failed before the first step",
+                f"rank {failure['rank']} failed {doing}",
                 details={"rank": rank, "first_failing_rank": failure["rank"]},
             )
         if time.monotonic() > end:
             late = sorted(missing.values())
             raise StuckError(
-                f"rank {rank} waited {timeout_s:g} s for {_ranks(late)} before the first step "
+                f"rank {rank} waited {timeout_s:g} s for {_ranks(late)} {doing} "
                 f"({min(missing).split('/')[0]}).\n"
                 "Look at what they printed last; they may have ended, or still be loading.",
                 code="E702",

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pardnn.checkpoint.options import SaveOptions
 
 GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
+#: Written by the launcher when it gets a signal that the ranks are to heed: its name.
+SIGNAL_FILE = "signal"
 #: Stands for a rank in the name of the reference's result file.
 REFERENCE = "reference"
 
@@ -32,6 +34,7 @@ class Job:
         seed: Of random numbers that FUNCTION does not seed.
         parent: Id of the process that started the run.
         saving: Its checkpoints; None without.
+        on_signal: See `StopSignal`; None ends at once.
     """
 
     target: str
@@ -44,6 +47,7 @@ class Job:
     seed: int
     parent: int
     saving: SaveOptions | None = None
+    on_signal: Literal["save", "stop"] | None = None
 
 
 def write_job(directory: Path, job: Job) -> None:
@@ -56,6 +60,12 @@ def read_job(directory: Path) -> Job:
     data = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
     saving = None if data["saving"] is None else SaveOptions(**data["saving"])
     return Job(**data | {"limits": tuple(data["limits"]), "saving": saving})
+
+
+def signal_of(directory: Path) -> str | None:
+    """Return the name of the signal that the launcher has got; None if it has not."""
+    path = directory / SIGNAL_FILE
+    return path.read_text(encoding="ascii") if path.exists() else None
 
 
 def result_path(directory: Path, rank: int | str) -> Path:

@@ -18,18 +18,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pardnn.backends.torch.comm.stop_signal import SIGNALS, OnSignal
 from pardnn.backends.torch.comm.world import rank_device
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,
     PLAN_FILE,
     REFERENCE,
+    SIGNAL_FILE,
     Job,
     read_result,
     write_job,
@@ -52,6 +55,8 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 
 WORKER = "pardnn.backends.torch.launch.worker"
+#: How long ranks that are told to end may take before they are killed (they report), seconds.
+SHUTDOWN_S = 8
 #: A wait this much longer than twice the median one is worth a note, seconds.
 STRAGGLER_S = 0.5
 Progress = Callable[[str], None]
@@ -71,6 +76,7 @@ class LaunchResult:
         allowance_bytes: Bytes that each limit leaves for what is not tensors.
         notes: What a person should know about this run.
         saved_steps: Steps of which a checkpoint was written.
+        stopped_by: Name of the signal that ended it before its last step; None if none did.
     """
 
     losses: tuple[float, ...]
@@ -82,6 +88,7 @@ class LaunchResult:
     allowance_bytes: int
     notes: tuple[str, ...] = ()
     saved_steps: tuple[int, ...] = ()
+    stopped_by: str | None = None
 
 
 def run_plan(
@@ -97,6 +104,7 @@ def run_plan(
     batch_size: int | None = None,
     device: str | None = None,
     saving: SaveOptions | None = None,
+    on_signal: OnSignal | None = None,
     progress: Progress | None = None,
 ) -> LaunchResult:
     """Run a plan's ranks on this machine for some steps.
@@ -113,6 +121,8 @@ def run_plan(
         batch_size: Given to FUNCTION, if not None.
         device: "cpu" or "cuda"; None takes what is here.
         saving: Checkpoints to write, and the one to go on from.
+        on_signal: What SIGTERM and SIGINT make the ranks do after the step in hand: "save" it and
+            end, or end ("stop"). None ends the run at once, as an interrupt.
         progress: Called with what happens next, in a few words.
 
     Raises:
@@ -140,14 +150,15 @@ def run_plan(
             seed=plan.seed,
             parent=os.getpid(),
             saving=saving,
+            on_signal=on_signal,
         )
         write_job(directory, job)
         write_graph(graph, directory / GRAPH_FILE)
         write_plan(plan, directory / PLAN_FILE)
         tell(f"starting {plan.num_devices} ranks")
-        found = _run_ranks(directory, plan.num_devices)
+        found = _run_ranks(directory, job)
         reference = None
-        if verify:
+        if verify and found[0]["stopped_by"] is None:
             tell("running the step on one device")
             reference = tuple(_run_reference(directory)["losses"])
     return _result(graph, plan, found, reference, limits)
@@ -185,6 +196,7 @@ def _result(
         allowance_bytes=ALLOWANCE_BYTES,
         notes=(*notes, *straggler_notes(found)),
         saved_steps=tuple(found[0]["saved_steps"]),
+        stopped_by=found[0]["stopped_by"],
     )
 
 
@@ -211,13 +223,30 @@ def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 # Processes.
 
 
+def _heeded(directory: Path) -> None:
+    """Let the ranks heed SIGTERM and SIGINT; a second one interrupts."""
+    marker = directory / SIGNAL_FILE
+
+    def heed(number: int, _frame: FrameType | None) -> None:
+        marker.with_suffix(".tmp").write_text(signal.Signals(number).name, encoding="ascii")
+        marker.with_suffix(".tmp").replace(marker)
+        for each in SIGNALS:
+            signal.signal(each, interrupt)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for each in SIGNALS:
+        signal.signal(each, heed)
+
+
 @contextmanager
 def _quiet_launcher() -> Iterator[None]:
     """Silence torchrun's own report of failures, and restore our signal handlers."""
     logger = logging.getLogger("torch.distributed.elastic")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
@@ -229,19 +258,24 @@ def _quiet_launcher() -> Iterator[None]:
                 break
 
 
-def _run_ranks(directory: Path, num_ranks: int) -> list[dict[str, Any]]:
+def _run_ranks(directory: Path, job: Job) -> list[dict[str, Any]]:
     """Run all ranks to their end; return their results in order of rank.
 
     Raises:
         PardnnError: The root cause, if a rank failed.
     """
+    num_ranks = len(job.limits)
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex,
         rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
         logs_specs=DefaultLogsSpecs(log_dir=str(directory / "logs")),
+        signals_to_handle="SIGHUP,SIGQUIT" + ("" if job.on_signal else ",SIGTERM,SIGINT"),
+        shutdown_timeout=SHUTDOWN_S,
     )  # fmt: skip
     failed: ChildFailedError | None = None
     with _quiet_launcher():
+        if job.on_signal is not None:
+            _heeded(directory)
         try:
             elastic_launch(config, sys.executable)("-m", WORKER, str(directory))
         except ChildFailedError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,12 +15,14 @@ import torch
 
 from pardnn.backends.entry_point import load_factory
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
-from pardnn.backends.torch.comm.world import join, leave, rank_device
+from pardnn.backends.torch.comm.stop_signal import StopSignal
+from pardnn.backends.torch.comm.world import World, join, leave, rank_device
 from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,
     PLAN_FILE,
     Job,
     result_path,
+    signal_of,
     write_result,
 )
 from pardnn.backends.torch.launch.reference import seed_generators
@@ -77,20 +80,35 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     executor.limit_bytes = limit
     nothing_spread = SpreadObjects()  # no code of the user's runs from here on
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
-    losses, saved = _steps(job, executor, state, binding, example)
+    stop = _stop_signal(directory, job, world)
+    losses, saved = _steps(job, executor, state, binding, example, stop)
     memory_limits.lift_limit()
     state.close()
     leave([world])
     return {
         "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
         "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
+        "stopped_by": stop.name if stop is not None and stop.is_set else None,
     }  # fmt: skip
 
 
+def _stop_signal(directory: Path, job: Job, world: World) -> StopSignal | None:
+    """Heed signals from here on, those of the launcher too, if the job says so."""
+    if job.on_signal is None:
+        return None
+    signal.set_wakeup_fd(-1)  # a signal does not end this process any more: see `worker`
+    return StopSignal(world, job.on_signal, lambda: signal_of(directory))
+
+
 def _steps(
-    job: Job, executor: Executor, state: TrainingState, binding: Binding, batch: Mapping[str, Any]
+    job: Job,
+    executor: Executor,
+    state: TrainingState,
+    binding: Binding,
+    batch: Mapping[str, Any],
+    stop: StopSignal | None,
 ) -> tuple[list[float], list[int]]:
-    """Train; return the losses, and the steps of which a checkpoint was written.
+    """Train, until a signal asks to stop; return the losses, and the steps that were saved.
 
     Args:
         job: Says how long, and what to save.
@@ -98,6 +116,7 @@ def _steps(
         state: Is saved.
         binding: Of the user's objects.
         batch: The tensors of the example batch by name.
+        stop: Heeds signals; None does not.
     """
     saving = job.saving
     if saving is not None and saving.first_step is not None:
@@ -111,9 +130,13 @@ def _steps(
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results alone
             tell(executor.effects)
         state.steps += 1
-        if saving is not None and saving.is_due(state.steps, last):
+        stops = stop is not None and stop.tick()
+        is_last = stops and job.on_signal == "save"
+        if saving is not None and (is_last or saving.is_due(state.steps, last)):
             state.save(saving.directory, keep=saving.keep)
             saved.append(state.steps)
+        if stops:
+            break
     return losses, saved
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,27 @@ def source_of(program: Program, name: str) -> Op:
             code="E215",
         )
     return next(op for op in program.sources.values() if op.name == name)
+
+
+def whole_source(
+    world: World, program: Program, live: Mapping[str, torch.Tensor], name: str
+) -> torch.Tensor:
+    """Return a parameter, buffer or state as one device would hold it; all ranks take part.
+
+    Args:
+        world: This rank's connections.
+        program: What runs.
+        live: This rank's live values, by the names of the planned graph.
+        name: As in `resident_names`.
+
+    Raises:
+        UsageError: E215, if there is no such name.
+        LostError: E602, if a rank does not take part.
+    """
+    source, shards = source_of(program, name), program.state.get(name, ())
+    mine = next((shard for shard in shards if shard.device == world.rank), None)
+    value = None if mine is None else live[program.ops[mine.op].outputs[0].name]
+    return gathered(world, source.outputs[0], shards, value)
 
 
 def gathered(

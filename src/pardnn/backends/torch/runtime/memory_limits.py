@@ -72,6 +72,19 @@ def set_limit(limit_bytes: int, device: torch.device) -> str:
     )
 
 
+def set_limit_beside(limit_bytes: int | None, held_bytes: int, device: torch.device) -> bool:
+    """Limit what this process may hold besides what it holds; return whether there is a limit.
+
+    Args:
+        limit_bytes: Bytes of tensors; None without limit.
+        held_bytes: Of those, what it holds by now.
+        device: Of this rank.
+    """
+    if limit_bytes is not None:
+        set_limit(limit_bytes - held_bytes, device)
+    return limit_bytes is not None
+
+
 def lift_limit() -> None:
     """Take the CPU limit away again, so that a failure can be told."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

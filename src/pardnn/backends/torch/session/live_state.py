@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from pardnn.backends.torch.comm.stop_signal import StopSignal
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.devices import empty_tensor
@@ -65,6 +66,7 @@ class LiveState:
         spread: The user's objects that refuse to be read.
         users: The steps that work on the state, and that have not been closed.
         is_limited: Whether this rank's memory limit is enforced.
+        stop: Heeds SIGTERM and SIGINT; None leaves them to Python.
     """
 
     def __init__(self, world: World) -> None:
@@ -75,6 +77,7 @@ class LiveState:
         self.spread = SpreadObjects()
         self.users: list[Any] = []
         self.is_limited = False
+        self.stop: StopSignal | None = None
         self._world = world
         self._known: Any = WeakTensorKeyDictionary()
         self._num_storages = self._num_graphs = 0
@@ -84,6 +87,20 @@ class LiveState:
     def world(self) -> World:
         """This rank's connections."""
         return self._world
+
+    def leave_on_signal(self, done: str) -> None:
+        """End this rank before a step, together with all others, if a signal asks for it.
+
+        Args:
+            done: For people.
+
+        Raises:
+            SystemExit: 130.
+        """
+        if self.stop is not None and self.stop.tick() and self.stop.on_signal == "stop":
+            for user in self.users:
+                user.finish()
+            self.stop.leave(done)
 
     def next_number(self) -> int:
         """Return the number of a new graph, the same on all ranks."""
