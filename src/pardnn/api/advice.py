@@ -53,7 +53,7 @@ def planned(
         if state is not None:
             raise
         with status("nothing fits; looking for what does"):
-            tried = suggestions(problem)
+            tried = suggestions(problem, error.details.get("peak_bytes"))
             fitting, hint = _batch(problem, entry, batch_size)
         tried += fitting
         lines = [error.message, *([f"Try: {' or '.join(tried)} (tried: fits)."] if tried else [])]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import RESIDUAL
 from pardnn.graph.ir import Graph, writes
 from pardnn.plan.memory import device_storages, memory_profiles, peak_bytes
 from pardnn.plan.plan import PlanArrays, order_rows
+from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded import fitting_plans
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import EstimateResult, LargestOp, MemoryByKind
 from pardnn.sim.peak import least_bytes, op_needs
@@ -21,6 +24,9 @@ PRECISION = 0.005
 
 #: Algorithms that tell whether a step fits.
 ALGORITHMS_TRIED = ("single", "pardnn")
+
+#: Limits that are tried for a plan that cuts every op.
+CUTS_TRIED = 3
 
 
 def estimate(problem: Problem) -> EstimateResult:
@@ -45,9 +51,15 @@ def estimate(problem: Problem) -> EstimateResult:
     )
 
 
-def _fitting_plan(problem: Problem) -> PlanArrays | None:
-    """Return a plan that fits; None if none was found."""
-    names = ALGORITHMS_TRIED if problem.cluster.num_devices > 1 else ALGORITHMS_TRIED[:1]
+def _fitting_plan(problem: Problem, names: Sequence[str] = ()) -> PlanArrays | None:
+    """Return a plan that fits; None if none was found.
+
+    Args:
+        problem: What to plan.
+        names: Of algorithms; `ALGORITHMS_TRIED` if there are none.
+    """
+    if not names:
+        names = ALGORITHMS_TRIED if problem.cluster.num_devices > 1 else ALGORITHMS_TRIED[:1]
     try:
         return decide_best(problem.with_options(objective="seconds", time_limit=None), names).plan
     except InfeasibleError:
@@ -61,28 +73,37 @@ def _limited(problem: Problem, limit: int | None) -> Problem:
     return dataclasses.replace(problem, cluster=cluster).with_options(reserve=0.0)
 
 
-def minimum_limit(problem: Problem) -> tuple[int, PlanArrays]:
+def minimum_limit(problem: Problem, names: Sequence[str] = ()) -> tuple[int, PlanArrays]:
     """Return the smallest equal limit in bytes per device found to fit, and a plan for it.
 
     Bisection over the limit, each one tried by planning: an upper bound of the true minimum. It
     starts below from what no plan can avoid and above from the largest peak without limits.
+
+    Args:
+        problem: What to plan.
+        names: Of the algorithms that plan, which place whole ops; see `_fitting_plan`.
     """
     graph, reserve = problem.graph, problem.options.reserve
-    plan = _fitting_plan(_limited(problem, None))
+    plan = _fitting_plan(_limited(problem, None), names)
     assert plan is not None  # without limits everything fits
     high = max(peak_bytes(graph, plan))
     low = least_bytes(graph.arrays, problem.cluster.num_devices) - 1
     while high - low > max(1, PRECISION * high):
         middle = (low + high) // 2
-        tried = _fitting_plan(_limited(problem, middle))
+        tried = _fitting_plan(_limited(problem, middle), names)
         if tried is None:
             low = middle
         else:
             plan, high = tried, max(peak_bytes(graph, tried))
-    limit = math.ceil(high / (1 - reserve))
-    while int(limit * (1 - reserve)) < high:  # the product is rounded down
+    return _with_reserve(high, reserve), plan
+
+
+def _with_reserve(num_bytes: int, reserve: float) -> int:
+    """Return the limit of which this much is usable."""
+    limit = math.ceil(num_bytes / (1 - reserve))
+    while int(limit * (1 - reserve)) < num_bytes:  # the product is rounded down
         limit += 1
-    return limit, plan
+    return limit
 
 
 def largest_op(graph: Graph) -> LargestOp:
@@ -158,21 +179,71 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
     return MemoryByKind(**held)
 
 
-def suggestions(problem: Problem) -> list[str]:
-    """Return options that were tried and fit: a larger limit, or more devices of this kind."""
-    cluster = problem.cluster
-    limit, _ = minimum_limit(problem)
-    tried = [f"--max-memory {_rounded_up(limit)}"]
+def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
+    """Return options that were tried and fit: a larger limit, or more devices of this kind.
+
+    They are tried by the algorithm and objective that were asked for; `auto` by `ALGORITHMS_TRIED`.
+
+    Args:
+        problem: What no plan was found for.
+        peak: Bytes of the plan that came nearest, where ops are cut.
+    """
+    cluster, algorithm = problem.cluster, problem.options.algorithm
+    names = () if algorithm in (BEST, BEST_WHOLE) else (algorithm,)
+    is_cut = algorithm in SHARDED
+    limit = _cut_limit(problem, peak) if is_cut else minimum_limit(problem, names)[0]
+    tried = [] if limit is None else [f"--max-memory {_rounded_up(limit)}"]
     device = cluster.devices[0]
     alike = all(d.memory == device.memory and d.type == device.type for d in cluster.devices)
     if alike and cluster.default_link is not None and not cluster.links:
         for count in (cluster.num_devices * 2, cluster.num_devices * 4):
             devices = (dataclasses.replace(device, name=f"gpu:{i}") for i in range(count))
             more = dataclasses.replace(cluster, devices=tuple(devices))
-            if _fitting_plan(dataclasses.replace(problem, cluster=more)) is not None:
+            if _fits(dataclasses.replace(problem, cluster=more), algorithm, names):
                 tried.append(f"--devices {count}")
                 break
     return tried
+
+
+def _fits(problem: Problem, algorithm: str, names: Sequence[str]) -> bool:
+    if algorithm not in SHARDED:
+        return _fitting_plan(problem, names) is not None
+    return _cut_peak(problem, algorithm)[0]
+
+
+def _cut_peak(problem: Problem, algorithm: str) -> tuple[bool, int | None]:
+    """Return whether a plan that cuts every op fits, and else what the nearest one needs.
+
+    What moves the fewest bytes is among what is tried for either objective.
+    """
+    try:
+        fitting_plans(problem.with_options(objective="bytes"), algorithm)
+    except InfeasibleError as error:
+        return False, error.details.get("peak_bytes")
+    return True, None
+
+
+def _cut_limit(problem: Problem, peak: int | None) -> int | None:
+    """Return an equal limit per device that a plan which cuts every op was found for.
+
+    Each limit is what the nearest plan for the one before needs. Planning a cut takes seconds, so
+    the least is not looked for.
+
+    Args:
+        problem: What no plan was found for.
+        peak: Bytes of the plan that came nearest.
+    """
+    algorithm, reserve = problem.options.algorithm, problem.options.reserve
+    for _ in range(CUTS_TRIED):
+        if peak is None:
+            return None
+        limit = _with_reserve(peak, reserve)
+        devices = [dataclasses.replace(d, memory=limit) for d in problem.cluster.devices]
+        cluster = dataclasses.replace(problem.cluster, devices=tuple(devices))
+        fits, peak = _cut_peak(dataclasses.replace(problem, cluster=cluster), algorithm)
+        if fits:
+            return limit
+    return None
 
 
 def _rounded_up(num_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,6 +44,10 @@ NEAR_OPS = 32
 
 #: Multiples of a transfer's time that are left between its begin and its end; each is tried.
 LEADS = (1.0, 2.0)
+
+#: Bytes of traffic per device that a byte of memory is worth, tried one after the other where
+#: nothing fits.
+MEMORY_PRICES = (1.0, 8.0, 64.0)
 
 
 class ShardedPlan(NamedTuple):
@@ -105,18 +110,7 @@ def decide_sharded(
         )
     started = time.perf_counter()
     unchecked = check_descriptions(problem.graph)
-    found: list[ShardedPlan] = []
-    failure: InfeasibleError | None = None
-    for sharding in _shardings(problem, algorithm):
-        try:
-            found.append(plan_of_sharding(problem, sharding))
-        except InfeasibleError as error:
-            failure = failure or error
-        if found and algorithm == "tofu" and found[0].graph.arrays.num_ops > MANY_LOCAL_OPS:
-            break
-    if not found:
-        assert failure is not None
-        raise failure
+    found = fitting_plans(problem, algorithm)
     is_timed = problem.options.objective == "seconds"
     best = min(found, key=lambda s: s.makespan_s if is_timed else s.transfer_bytes)
     if unless_above is not None and best.makespan_s >= unless_above:
@@ -126,6 +120,57 @@ def decide_sharded(
         best = _measured(problem, best)
     plan = replace(best.plan, notes=(*best.plan.notes, *unchecked))
     return best._replace(plan=plan, planning_s=planning)
+
+
+def fitting_plans(problem: Problem, algorithm: str) -> list[ShardedPlan]:
+    """Return the plans that fit, of what an algorithm finds; `tofu` looks for memory before none.
+
+    Args:
+        problem: A captured graph, and what it runs on.
+        algorithm: A key of `SHARDED`.
+
+    Raises:
+        InfeasibleError: E301, of the plan that needs least, if none fits.
+    """
+    found: list[ShardedPlan] = []
+    failures: list[InfeasibleError] = []
+
+    def tried(sharding: Sharding) -> None:
+        try:
+            found.append(plan_of_sharding(problem, sharding))
+        except InfeasibleError as error:
+            failures.append(error)
+
+    for sharding in _shardings(problem, algorithm):
+        tried(sharding)
+        if found and algorithm == "tofu" and found[0].graph.arrays.num_ops > MANY_LOCAL_OPS:
+            break
+    if not found and algorithm == "tofu" and any(map(_exceeded, failures)):
+        for sharding in _smaller_shardings(problem):
+            tried(sharding)
+            if found:
+                break
+    if not found:
+        raise min(failures, key=lambda error: _exceeded(error) or math.inf)
+    return found
+
+
+def _exceeded(error: InfeasibleError) -> int | None:
+    """Return the peak in bytes of a plan that does not fit; None if that is not the reason."""
+    return error.details.get("peak_bytes")
+
+
+def _smaller_shardings(problem: Problem) -> Iterator[Sharding]:
+    """Yield shardings that move more bytes and take less memory, at a rising price of memory.
+
+    The prices do not depend on the limit, so what needs no more than some limit is also found at
+    that limit.
+    """
+    size = problem.cluster.num_devices
+    for price in MEMORY_PRICES:
+        yield SHARDED["tofu"](
+            problem.graph, problem.cluster, "bytes", memory_price=price * size, fixed=problem.fixed
+        )
 
 
 def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
@@ -313,6 +358,7 @@ def _check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:
             "op": op.name,
             "source": op.source,
             "bytes": int(held[worst]),
+            "peak_bytes": int(held.max()),
             "usable_bytes": usable[device],
         },
     )

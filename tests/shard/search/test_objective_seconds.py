@@ -10,11 +10,12 @@ from pardnn.plan.mesh import make_mesh
 from pardnn.shard.partition.mesh_strategies import mesh_strategy_of, owned_array
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
+from pardnn.shard.search.memory_estimate import memory_weights, peak_estimate
 from pardnn.shard.search.objective import TableRequest
-from pardnn.shard.search.objective_seconds import memory_weights, seconds_objective, traffic
+from pardnn.shard.search.objective_seconds import seconds_objective, traffic
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state
-from pardnn.shard.search.tofu import find_sharding, peak_estimate, search
+from pardnn.shard.search.tofu import find_sharding, search
 from testbed.hand_graphs import matmul, mlp
 from tests.shard.search.test_tofu import assert_valid
 
@@ -70,7 +71,7 @@ def test_memory_is_a_limit():
 
     def live_bytes(found):
         layouts = tuple(found.sharding.layouts.get(d.root, ()) for d in problem.variables)
-        return peak_estimate(problem, objective, State(layouts, ()), mesh)
+        return peak_estimate(problem, objective.weights, State(layouts, ()), mesh.shape)
 
     free = _found(graph, cluster)
     limited = _found(graph, cluster, capacity=0.5 * live_bytes(free))

@@ -35,14 +35,18 @@ from pardnn.shard.partition.strategy import Cut, Strategy
 from pardnn.shard.search.coarsening import NEEDED, TRAINING, OpCall, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.dynamic_program import Solution, layout_cost, solve
+from pardnn.shard.search.memory_estimate import SAME_MEMORY, owned_estimate
 from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import Factor, Problem, Variable, make_problem
 from pardnn.shard.search.recursion import (
     FEW_FACTORS,
+    among,
     best_state,
     coarse_problem,
     expanded,
+    one_axis_solution,
     recursive_search,
+    uniform_starts,
 )
 from pardnn.shard.sharding import FixedLayouts, Sharding
 
@@ -169,14 +173,9 @@ def choose_largest_first(
             chosen[number] = _greedy(tables, found.state, axis, number, at[number], chosen, place)
         layouts = tuple(chosen[n] for n in range(len(at)))
         state = State(layouts, tuple((*axes, None) for axes in found.state.axes))
-        fixed = tables.limited(layout=_among(problem, layouts))
+        fixed = tables.limited(layout=among(problem, layouts))
         found = solve(fixed, state, [axis])
     return found
-
-
-def _among(problem: Problem, layouts: tuple[Layout, ...]) -> Callable[[Variable, Layout], bool]:
-    wanted = {d.root: layout for d, layout in zip(problem.variables, layouts, strict=True)}
-    return lambda variable, layout: wanted[variable.root][: len(layout)] == layout
 
 
 def _greedy(
@@ -222,7 +221,8 @@ def _greedy(
 def equal_chop(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return the best sharding that cuts each tensor along one dim only, into k parts.
 
-    Its mesh has one axis.
+    Its mesh has one axis. Where that leaves tensors whole, none of whose dims is long enough, all
+    are cut along the axes of the target instead, each by its one dim as far as that goes.
 
     Args:
         graph: A captured graph.
@@ -243,8 +243,13 @@ def equal_chop(graph: Graph, target: Target, objective: str = "bytes") -> Shardi
             code="E225",
         )
     _, problem = coarse_problem(graph, op_calls(graph), FEW_FACTORS, fixed)
-    tables = CostTables(problem, BytesObjective(), mesh.shape)
-    return expanded(problem, best_state(tables).state, mesh, graph)
+    tables = CostTables(problem, BytesObjective(), laid.shape)
+    state = one_axis_solution(tables).state
+    for start in uniform_starts(tables):
+        least = owned_estimate(problem, start.state, laid.shape)
+        if owned_estimate(problem, state, mesh.shape) > SAME_MEMORY * least:
+            return expanded(problem, start.state, laid, graph)
+    return expanded(problem, state, mesh, graph)
 
 
 def _keeps_outputs(reduced: Sequence[Flags]) -> bool:

@@ -9,7 +9,8 @@ Reference: Tofu (EuroSys 2019), section 5, "Optimization goal": the total commun
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from pardnn.shard.search.box_volumes import (
     partial_volumes,
     volumes,
 )
+from pardnn.shard.search.memory_estimate import largest_share
 from pardnn.shard.search.objective import TableRequest, fetches
 from pardnn.shard.search.problem import Factor, Variable
 
@@ -31,16 +33,28 @@ from pardnn.shard.search.problem import Factor, Variable
 _AT_ONCE = 1 << 20
 
 
+@dataclass
 class BytesObjective:
-    """Bytes that all devices get from others."""
+    """Bytes that all devices get from others.
 
-    may_replicate = False
-    are_axes_alike = True
+    Attributes:
+        weights: Bytes of a variable that count against memory, by root.
+        price: Bytes of traffic that a byte of them is worth on the fullest device.
+        scale: Where a price is set, what an op fetches of a tensor counts (1 + fetched / scale)
+            times: many small regions are held one after the other, a large one at once.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    price: float = 0.0
+    scale: float = 1.0
+    may_replicate: bool = False
+    are_axes_alike: bool = True
 
     def communication(self, requests: Sequence[TableRequest]) -> list[Float64[ndarray, "s l"]]:
         """Bytes, summed over devices."""
-        found = elements(requests)
-        return [f.astype(np.float64) * r.operand.item for f, r in zip(found, requests, strict=True)]
+        pairs = zip(elements(requests), requests, strict=True)
+        found = [f.astype(np.float64) * r.operand.item for f, r in pairs]
+        return [f * (1 + f / self.scale) for f in found] if self.price else found
 
     def computation(self, factor: Factor, strategies: MeshStrategies) -> Float64[ndarray, " s"]:
         """Nothing: computation moves no bytes."""
@@ -49,14 +63,17 @@ class BytesObjective:
     def layout_cost(
         self, variable: Variable, layouts: Sequence[Layout], axis_sizes: tuple[int, ...]
     ) -> Any:
-        """Nothing: what is owned moves no bytes.
+        """The price of a variable's memory: what is owned moves no bytes.
 
         Args:
             variable: Of the coarse graph.
             layouts: A dim, or None, per mesh axis.
             axis_sizes: Of the mesh axes.
         """
-        return np.zeros(len(layouts))
+        cost = self.price * self.weights.get(variable.root, 0.0)
+        if not cost:
+            return np.zeros(len(layouts))
+        return cost * np.array([largest_share(variable, o, axis_sizes) for o in layouts])
 
 
 def elements(requests: Sequence[TableRequest]) -> list[Int64[ndarray, "s l"]]:

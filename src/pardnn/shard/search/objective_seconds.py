@@ -30,7 +30,7 @@ from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.graph.ir import Graph, Op, Tensor, writes
 from pardnn.plan.mesh import Layout
 from pardnn.shard.partition.interning import interned_call
-from pardnn.shard.partition.mesh_strategies import MeshStrategies, owned_array
+from pardnn.shard.partition.mesh_strategies import MeshStrategies
 from pardnn.shard.search.box_volumes import (
     common_volumes,
     group_numbers,
@@ -38,6 +38,7 @@ from pardnn.shard.search.box_volumes import (
     same_boxes,
     volumes,
 )
+from pardnn.shard.search.memory_estimate import largest_share, memory_weights
 from pardnn.shard.search.objective import TableRequest, fetches
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
 
@@ -128,7 +129,7 @@ class SecondsObjective:
             return np.zeros(len(layouts))
         stride = len(self.latency) // math.prod(axis_sizes)
         return least + rest / stride * np.array(
-            [fraction(variable, o, axis_sizes) for o in layouts]
+            [largest_share(variable, o, axis_sizes) for o in layouts]
         )
 
     def _seconds_of(self, factor: Factor, number: int, known: dict[int, float]) -> float:
@@ -254,48 +255,3 @@ def seconds_objective(
         memory_weights(graph, problem),
         model=model,
     )
-
-
-def memory_weights(graph: Graph, problem: Problem) -> dict[str, float]:
-    """Return the bytes of each variable that are live at the fullest moment of the step, by root.
-
-    What outlives the step counts always; the rest if it is live where the graph, in its own order
-    on one device, holds most.
-    """
-    arrays = graph.arrays
-    position = np.empty(arrays.num_ops, dtype=np.int64)
-    position[arrays.topological] = np.arange(arrays.num_ops)
-    born = position[arrays.tensor_op]
-    last = born.copy()
-    consumer = np.repeat(np.arange(arrays.num_ops), np.diff(arrays.input_ptr))
-    np.maximum.at(last, arrays.input_tensor, position[consumer])
-    owner = arrays.tensor_owner
-    np.maximum.at(last, owner, last.copy())
-    owns = (owner == np.arange(arrays.num_tensors)) & (arrays.tensor_bytes > 0)
-    stays = arrays.memory[arrays.tensor_op] == 1
-    change = np.zeros(arrays.num_ops + 1)
-    brief = owns & ~stays
-    np.add.at(change, born[brief], arrays.tensor_bytes[brief])
-    np.add.at(change, last[brief] + 1, -arrays.tensor_bytes[brief])
-    moment = int(np.cumsum(change).argmax())
-    counted = owns & (stays | ((born <= moment) & (last >= moment)))
-    names = [tensor.name for op in graph.ops for tensor in op.outputs]
-    found: dict[str, float] = {}
-    for number in np.flatnonzero(counted).tolist():
-        root = problem.classes.root[names[number]]
-        found[root] = found.get(root, 0.0) + float(arrays.tensor_bytes[number])
-    return found
-
-
-def fraction(variable: Variable, layout: Layout, axis_sizes: tuple[int, ...]) -> float:
-    """Return the largest fraction of a tensor that a device owns.
-
-    Args:
-        variable: Of the tensor's class.
-        layout: One of its options.
-        axis_sizes: Devices along each mesh axis.
-    """
-    shape = variable.forms[0][0]
-    owned = owned_array(shape, layout, axis_sizes)
-    assert owned is not None
-    return float(volumes(owned).max()) / max(1, math.prod(shape))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pardnn.graph.ir import Graph
@@ -26,7 +26,7 @@ from pardnn.shard.search.alignment import free_loop
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, OpCall
 from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.dynamic_program import Solution, solve, solve_many
-from pardnn.shard.search.problem import Problem, make_problem
+from pardnn.shard.search.problem import Problem, Variable, make_problem
 from pardnn.shard.search.tensor_classes import Dims
 from pardnn.shard.sharding import AxisLoops, FixedLayouts, Sharding
 
@@ -96,6 +96,12 @@ def uniform_starts(tables: CostTables) -> list[Solution]:
     state = State(
         tuple(layout * count for layout in found.layouts), tuple(a * count for a in found.axes)
     )
+    layouts = tuple(
+        _as_cut_as_possible(tables, variable, layout)
+        for variable, layout in zip(problem.variables, state.layouts, strict=True)
+    )
+    if layouts != state.layouts:
+        return [recursive_search(tables.limited(layout=among(problem, layouts)))]
     for variable, layout in zip(problem.variables, state.layouts, strict=True):
         if not tables.layouts(variable, layout, ()):
             return []
@@ -103,6 +109,28 @@ def uniform_starts(tables: CostTables) -> list[Solution]:
         if not len(tables.strategies(factor, axes, ())):
             return []
     return [solve(tables, state, ())]
+
+
+def _as_cut_as_possible(tables: CostTables, variable: Variable, layout: Layout) -> Layout:
+    """Cut what one axis leaves whole, and several need not, one axis after the other.
+
+    No dim may be long enough for all devices, and whole tensors move nothing: such a start would
+    look as if nothing were better.
+    """
+    if tables.objective.may_replicate or not variable.dims:
+        return layout
+    for axis, dim in enumerate(layout):
+        if dim is None:
+            found = tables.layouts(variable, layout[: axis + 1], [axis])
+            if found:
+                layout = (*found[0], *layout[axis + 1 :])
+    return layout
+
+
+def among(problem: Problem, layouts: Sequence[Layout]) -> Callable[[Variable, Layout], bool]:
+    """Return what allows these layouts alone, one per variable, on the first mesh axes."""
+    wanted = {d.root: layout for d, layout in zip(problem.variables, layouts, strict=True)}
+    return lambda variable, layout: wanted[variable.root][: len(layout)] == layout
 
 
 def one_axis_solution(tables: CostTables) -> Solution:

@@ -28,8 +28,14 @@ from pardnn.shard.search.baselines import CHOOSERS, baseline_problem, replicas
 from pardnn.shard.search.coarsening import OpCall, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.dynamic_program import Solution, solve
+from pardnn.shard.search.memory_estimate import (
+    SAME_MEMORY,
+    memory_weights,
+    owned_estimate,
+    peak_estimate,
+)
 from pardnn.shard.search.objective_bytes import BytesObjective
-from pardnn.shard.search.objective_seconds import SecondsObjective, fraction, seconds_objective
+from pardnn.shard.search.objective_seconds import SecondsObjective, seconds_objective
 from pardnn.shard.search.problem import Problem
 from pardnn.shard.search.recursion import (
     FEW_CALLS,
@@ -76,6 +82,7 @@ def search(
     *,
     costs: Costs | None = None,
     capacity: float | None = None,
+    memory_price: float = 0.0,
     fixed: FixedLayouts | None = None,
 ) -> Sharding:
     """Return how to cut every tensor and every op of a graph.
@@ -88,6 +95,7 @@ def search(
         costs: Of the graph's ops, for "seconds"; without them those that the ops state.
         capacity: Usable bytes of the smallest device, for "seconds"; None is unlimited. It is
             compared with an estimate: the resulting plan has the exact peak.
+        memory_price: Bytes of traffic that a byte on the fullest device is worth, for "bytes".
         fixed: State that stays where it is, and its mesh; None for none.
 
     Raises:
@@ -95,7 +103,13 @@ def search(
         InfeasibleError: E301, if the step needs other layouts of what is fixed.
     """
     return find_sharding(
-        graph, target, objective, costs=costs, capacity=capacity, fixed=fixed
+        graph,
+        target,
+        objective,
+        costs=costs,
+        capacity=capacity,
+        memory_price=memory_price,
+        fixed=fixed,
     ).sharding
 
 
@@ -107,6 +121,7 @@ def find_sharding(
     mesh: Mesh | None = None,
     costs: Costs | None = None,
     capacity: float | None = None,
+    memory_price: float = 0.0,
     fixed: FixedLayouts | None = None,
 ) -> SearchResult:
     """Search a sharding, and say how it was found.
@@ -118,6 +133,7 @@ def find_sharding(
         mesh: The mesh of a cluster; that of `mesh_of` if not given.
         costs: See `search`.
         capacity: See `search`.
+        memory_price: See `search`.
         fixed: See `search`.
 
     Raises:
@@ -131,7 +147,7 @@ def find_sharding(
         mesh = fixed.mesh
     mesh = mesh or (mesh_of(target) if isinstance(target, Cluster) else target)
     with collector_paused():
-        return _found(graph, target, objective, mesh, costs, capacity, fixed)
+        return _found(graph, target, objective, mesh, costs, capacity, memory_price, fixed)
 
 
 def _found(
@@ -141,13 +157,14 @@ def _found(
     mesh: Mesh,
     costs: Costs | None,
     capacity: float | None,
+    memory_price: float,
     fixed: FixedLayouts | None,
 ) -> SearchResult:
     few = FEW_FACTORS if objective == "bytes" else FEW_CALLS
     calls = op_calls(graph)
     level, problem = coarse_problem(graph, calls, few, fixed)
     if objective == "bytes":
-        found = _fewest_bytes(graph, calls, level, problem, mesh)
+        found = _fewest_bytes(graph, calls, level, problem, mesh, memory_price)
     elif isinstance(target, Cluster):
         timed = seconds_objective(graph, problem, target, costs or graph_costs(graph))
         found = _Choice(problem, mesh, _within_memory(graph, calls, problem, timed, mesh, capacity))
@@ -166,26 +183,42 @@ class _Choice(NamedTuple):
     solution: Solution
 
 
+def _bytes_objective(graph: Graph, problem: Problem, mesh: Mesh, price: float) -> BytesObjective:
+    if not price:
+        return BytesObjective()
+    weights = memory_weights(graph, problem)
+    return BytesObjective(weights, price, max(1.0, sum(weights.values()) / mesh.size))
+
+
 def _fewest_bytes(
-    graph: Graph, calls: Sequence[OpCall], level: int, problem: Problem, mesh: Mesh
+    graph: Graph,
+    calls: Sequence[OpCall],
+    level: int,
+    problem: Problem,
+    mesh: Mesh,
+    price: float = 0.0,
 ) -> _Choice:
     """Return what moves the fewest bytes: the portfolio of the search and the baselines.
 
     A baseline that is better is polished, except for `equal-chop`: its mesh has one axis, and
-    where sizes do not divide its blocks are others than any on a mesh of several. Where many ops
-    are distinct, baselines are dropped whose first cut moves far more than it has to.
+    where sizes do not divide its blocks are others than any on a mesh of several. It counts only
+    where it takes no more memory: what no dim of is long enough for all devices stays whole there,
+    and moves nothing. Where many ops are distinct, baselines are dropped whose first cut moves far
+    more than it has to.
     """
-    tables = CostTables(problem, BytesObjective(), mesh.shape)
+    tables = CostTables(problem, _bytes_objective(graph, problem, mesh, price), mesh.shape)
     best = _Choice(problem, mesh, best_state(tables))
     if len(mesh.shape) > 1 and problem.fixed is None:
         flat = one_axis_solution(tables)
-        if flat.cost < best.solution.cost:
+        held = owned_estimate(problem, flat.state, (mesh.size,))
+        most = SAME_MEMORY * owned_estimate(problem, best.solution.state, mesh.shape)
+        if flat.cost < best.solution.cost and held <= most:
             best = _Choice(problem, make_mesh((mesh.size,)), flat._replace(is_exact=False))
     if best.solution.is_exact:
         return best
     tied = baseline_problem(graph, calls, level, problem)
     if tied is not problem:
-        tables = CostTables(tied, BytesObjective(), mesh.shape)
+        tables = CostTables(tied, _bytes_objective(graph, tied, mesh, price), mesh.shape)
     bound = math.inf
     if len(tied.factors) > MANY_FACTORS:
         bound = FAR * recursive_search(tables, count=1).cost
@@ -225,31 +258,18 @@ def _within_memory(
 ) -> Solution:
     """Return the fastest state that fits, by a price on memory that is found by bisection."""
     best = _fastest(graph, calls, CostTables(problem, objective, mesh.shape))
-    if capacity is None or peak_estimate(problem, objective, best.state, mesh) <= capacity:
+    if (
+        capacity is None
+        or peak_estimate(problem, objective.weights, best.state, mesh.shape) <= capacity
+    ):
         return best
     low, high = 0.0, 0.0
     for _ in range(PRICES):
         step = best.cost / max(capacity, 1.0) / 8
         objective.price = (low + high) / 2 if high else max(4 * low, step)
         found = best_state(CostTables(problem, objective, mesh.shape))
-        if peak_estimate(problem, objective, found.state, mesh) <= capacity:
+        if peak_estimate(problem, objective.weights, found.state, mesh.shape) <= capacity:
             best, high = found, objective.price
         else:
             best, low = found if not high else best, objective.price
     return best
-
-
-def peak_estimate(problem: Problem, objective: SecondsObjective, state: State, mesh: Mesh) -> float:
-    """Estimate the peak memory of the fullest device, in bytes.
-
-    Args:
-        problem: The coarse graph.
-        objective: Has the bytes that count.
-        state: The layouts.
-        mesh: The devices.
-    """
-    return sum(
-        weight * fraction(variable, layout, mesh.shape)
-        for variable, layout in zip(problem.variables, state.layouts, strict=True)
-        if (weight := objective.weights.get(variable.root, 0.0))
-    )
