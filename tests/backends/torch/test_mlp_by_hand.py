@@ -10,7 +10,7 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import REDUCE
 from pardnn.plan.plan import planned_graph
-from pardnn.shard.search.baselines import batch_dims
+from pardnn.shard.search.batch import batch_dims
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize

@@ -29,9 +29,8 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Layout, Mesh, make_mesh
 from pardnn.shard.cache import begin_graph
 from pardnn.shard.mesh_of_cluster import mesh_of
-from pardnn.shard.partition.interning import strategies_of
 from pardnn.shard.partition.mesh_strategies import Flags
-from pardnn.shard.partition.strategy import Cut, Strategy
+from pardnn.shard.search.batch import batch_dims, batch_variables
 from pardnn.shard.search.coarsening import NEEDED, TRAINING, OpCall, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.dynamic_program import Solution, layout_cost, solve
@@ -286,40 +285,6 @@ def choose_unreduced(
     return best_state(limited) if is_all else recursive_search(limited, count=count)
 
 
-def batch_dims(
-    graph: Graph, calls: Sequence[OpCall] | None = None
-) -> tuple[dict[str, int], dict[str, str]]:
-    """Return the dim of each tensor that runs over the batch, and the loop of each op that does.
-
-    Dim 0 of every input that has dims is one; an op hands it on through the loop that cuts it.
-    """
-    dims: dict[str, int] = {
-        tensor.name: 0
-        for op in graph.ops
-        if op.kind == "input"
-        for tensor in op.outputs
-        if tensor.shape
-    }
-    loops: dict[str, str] = {}
-    known: dict[int, Sequence[Strategy]] = {}
-    for op_call in op_calls(graph) if calls is None else calls:
-        marked = {p: dims[n] for p, n in op_call.places.items() if isinstance(p, str) and n in dims}
-        if not marked:
-            continue
-        if op_call.number not in known:
-            known[op_call.number] = tuple(strategies_of(op_call.number).values())
-        for strategy in known[op_call.number]:
-            cuts = {p: strategy.inputs.get(str(p)) for p in marked}
-            if all(isinstance(c, Cut) and c.dim == marked[p] for p, c in cuts.items()):
-                loops[op_call.op.name] = strategy.loop
-                for place, name in op_call.places.items():
-                    layout = strategy.outputs[place] if isinstance(place, int) else None
-                    if isinstance(layout, Cut):
-                        dims[name] = layout.dim
-                break
-    return dims, loops
-
-
 def data_parallel(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return every op that sees the batch cut along it; tensors that do not by their first dim.
 
@@ -348,7 +313,7 @@ def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: CostTables, coun
 
 def _batch_tables(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> CostTables:
     dims, loops = batch_dims(graph, calls)
-    batch = _batch_of(tables.problem, dims)
+    batch = batch_variables(tables.problem, dims)
 
     def allows_layout(variable: Variable, layout: Layout) -> bool:
         return layout[-1] == batch.get(variable.root, min(variable.dims, default=None))
@@ -367,24 +332,12 @@ def replicas(graph: Graph, calls: Sequence[OpCall], tables: CostTables) -> Solut
         calls: Its calls.
         tables: Cost tables of the coarse graph.
     """
-    batch = _batch_of(tables.problem, batch_dims(graph, calls)[0])
+    batch = batch_variables(tables.problem, batch_dims(graph, calls)[0])
 
     def allows(variable: Variable, layout: Layout) -> bool:
         return layout[-1] == batch.get(variable.root)
 
     return recursive_search(tables.limited(layout=allows))
-
-
-def _batch_of(problem: Problem, dims: Mapping[str, int]) -> dict[str, int]:
-    """Return the dim of each variable that runs over the batch, by root."""
-    batch: dict[str, int] = {}
-    for variable in problem.variables[1:]:
-        for name in problem.classes.members[variable.root]:
-            own = problem.classes.dims[name]
-            if name in dims and dims[name] in own:
-                batch[variable.root] = own.index(dims[name])
-                break
-    return batch
 
 
 #: The baselines by name.
