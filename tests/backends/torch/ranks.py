@@ -1,12 +1,13 @@
 """Real ranks for tests at a tenth of a second: forked processes that talk over gloo.
 
-torch is imported once, in the parent. A child uses one thread, so it never enters a pool of
-threads that did not survive the fork.
+torch is imported once, in the parent, and what its optimizers import at first use with it: 3 s a
+child. A child uses one thread, so it never enters a pool of threads that did not survive the fork.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -21,10 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
+import pardnn
 from pardnn.backends.torch.comm.world import World, join
 from pardnn.errors import PardnnError
+from testbed.small_graphs import small_case
 
 
 @dataclass
@@ -62,6 +66,7 @@ def run_ranks(
 
     `body` returns JSON. A rank that has not ended after `limit_s` is killed: status None.
     """
+    _load_planner()
     with tempfile.TemporaryDirectory() as directory:
         paths = [Path(directory) / f"{rank}.json" for rank in range(size)]
         store = str(Path(directory) / "store")
@@ -79,6 +84,12 @@ def run_ranks(
                 outcome.value, outcome.error = data.get("value"), data.get("error", {})
             outcomes.append(outcome)
         return outcomes
+
+
+@functools.cache
+def _load_planner() -> None:
+    """Load here what ranks that plan need: half a second each."""
+    pardnn.plan(*small_case(0, seed=0), "round-robin")
 
 
 def crash_path(path: Path) -> Path:
