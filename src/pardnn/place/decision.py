@@ -9,13 +9,14 @@ from typing import NamedTuple
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.errors import InfeasibleError
+from pardnn.errors import InfeasibleError, shown
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fit_schedule, fits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.machine import Machine
 from pardnn.sim.timeline import Timeline
+from pardnn.sim.transfers import missing_link
 
 
 class Decision(NamedTuple):
@@ -50,8 +51,17 @@ def fitted(
             emulation's.
 
     Raises:
-        InfeasibleError: E301, if no order was found that fits.
+        InfeasibleError: E301, if no order was found that fits, or a link is missing.
     """
+    missing = missing_link(graph.arrays, machine, place)
+    if missing is not None:
+        before, after = (graph.ops[op].name for op in missing)
+        source, target = (int(place[op]) for op in missing)
+        raise InfeasibleError(
+            f"this algorithm's placement needs a link that the cluster does not have: "
+            f"{shown(before)} on device {source} comes before {shown(after)} on device {target}.",
+            details={"op": after, "devices": [source, target]},
+        )
     if timeline is not None:
         own = ordered_plan(
             graph.arrays, machine.num_devices, place, timeline, first_overwrites(graph)

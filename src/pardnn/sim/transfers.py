@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import GraphArrays
+from pardnn.graph.csr import GraphArrays, op_edges
 from pardnn.kernels.jit import kernel
+from pardnn.sim.machine import Machine
 
 
 class Transfers(NamedTuple):
@@ -41,6 +42,26 @@ def transfers_of(arrays: GraphArrays, place: Int64[ndarray, " n"], num_devices: 
     return transfers_of_edges(
         arrays.consumer_ptr, arrays.consumer_op, arrays.tensor_op, place, num_devices
     )
+
+
+def missing_link(
+    arrays: GraphArrays, machine: Machine, place: Int64[ndarray, " n"]
+) -> tuple[int, int] | None:
+    """Return the first two ops between which a placement needs a link that there is not; or None.
+
+    Args:
+        arrays: The graph.
+        machine: Its links; infinite latency means none.
+        place: Device of each op.
+    """
+    if bool(np.isfinite(machine.latency).all()):
+        return None
+    pairs = op_edges(arrays)
+    missing = np.isinf(machine.latency[place[pairs[:, 0]], place[pairs[:, 1]]])
+    if not missing.any():
+        return None
+    before, after = pairs[int(missing.argmax())].tolist()
+    return before, after
 
 
 def transfers_of_edges(

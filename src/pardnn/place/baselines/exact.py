@@ -28,6 +28,7 @@ from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.baselines.m_sct import edge_seconds
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
+from pardnn.place.ordering.all_plans import all_placements, searched_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import slowest_link
@@ -99,6 +100,10 @@ def place_exact(
                 best, shortest = decision, makespan
         groups, first = np.unique(arrays.group, return_index=True)
         forbidden.append(found.place[first[np.argsort(groups)]].tolist())
+    if best is None:
+        placements = all_placements(arrays, machine, capacities, runnable(arrays, machine))
+        plan = searched_plan(arrays, capacities, overwrites, placements).plan
+        best = None if plan is None else Decision(plan)
     if best is None:
         raise InfeasibleError("the solver's placements do not fit, in no order that was tried.")
     return best

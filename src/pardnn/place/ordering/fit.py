@@ -3,7 +3,7 @@
 Tried in turn: the emulator's own order; the same order with messages moved towards the latest slot
 that memory asks for; blends of it with orders that need little memory, which are the topological
 order of the file (what eager execution does) and that order with ops drawn forward that free what
-they take. The simulator decides among those that fit.
+they take. The simulator decides among those that fit. Of a tiny graph all plans are searched last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import Graph
+from pardnn.place.ordering.all_plans import searched_plan
 from pardnn.place.ordering.low_memory_orders import (
     blended_positions,
     eager_free_positions,
@@ -60,9 +61,10 @@ def fit_schedule(
         place: Device of each op, with groups together.
         capacities: Usable bytes per device, None for unlimited; see `plan.check.capacities`.
     """
-    a = graph.arrays
+    a, overwrites = graph.arrays, first_overwrites(graph)
     timeline = emulate(a, machine, place, -bottom_levels(a, machine, place))
-    return fit_candidate(a, machine, place, timeline, capacities, first_overwrites(graph))
+    found = fit_candidate(a, machine, place, timeline, capacities, overwrites)
+    return found or searched_plan(a, capacities, overwrites, [place]).plan
 
 
 def fit_candidate(

@@ -6,7 +6,8 @@ the receive is posted before the first op of the receiver after the slot, and th
 its last op before the slot. The latest slot, just before the first consumer, makes a device hold no
 tensor that one device would not hold at that point of the order (sizes of views aside).
 
-`memory_bounded_plan` starts there. Then, while a device stays below its capacity, receives are
+`memory_bounded_plan` starts there. Where a sender then holds too much, its messages are given
+earlier slots (`early_slots`). Then, while a device stays below its capacity, receives are
 posted earlier and sends are held longer, towards the positions that cost no time, first messages
 first.
 
@@ -27,6 +28,7 @@ from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.jit import kernel
 from pardnn.kernels.segment_tree import RangeMax, add_range, first_fitting, last_fitting, range_max
 from pardnn.kernels.sorting import inverse_permutation, stable_order
+from pardnn.place.ordering.early_slots import with_early_slots
 from pardnn.place.ordering.schedule import first_overwrite, first_reaching, free_plan, ordered_plan
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
@@ -81,17 +83,43 @@ def memory_bounded_plan(
     free = free_plan(a, machine.num_devices, place, position)
     timeline = run_lists(a, machine, free)
     target = ordered_plan(a, machine.num_devices, place, timeline, overwrites)
-    plan, order = _with_latest_slots(a, target, position, overwrites)
+    latest, order = _with_latest_slots(a, target, position, overwrites)
+    rows = messages_by_tensor(a, latest)
+    live = live_bytes(a, latest, live_ranges(a, latest, rows))
+    if (live <= capacity[place[latest.order_op]]).all():
+        plan, timeline = _with_room_spent(a, machine, latest, order, target, capacity)
+    else:
+        for before_ops in (False, True):
+            plan = with_early_slots(a, latest, order.position, capacity, before_ops=before_ops)
+            plan, timeline = _with_room_spent(
+                a, machine, plan, order, target, capacity, keeps_holds=True
+            )
+            if not np.isnan(timeline.finish).any():
+                break
+    by_start = np.lexsort((timeline.message_finish, timeline.message_start))
+    return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:8]))
+
+
+def _with_room_spent(
+    a: GraphArrays,
+    machine: Machine,
+    plan: PlanArrays,
+    order: _Order,
+    target: PlanArrays,
+    capacity: Int64[ndarray, " k"],
+    *,
+    keeps_holds: bool = False,
+) -> tuple[PlanArrays, Timeline]:
+    """Move posts and holds towards a target's where memory allows it; return the times, too."""
     rows = messages_by_tensor(a, plan)
     tree = range_max(live_bytes(a, plan, live_ranges(a, plan, rows)))
     _post_kernel(a, plan, order, target, capacity, tree)
-    _least_hold_kernel(a, plan, order)
+    if not keeps_holds:
+        _least_hold_kernel(a, plan, order)
     ranges = live_ranges(a, plan, rows)
     tree = range_max(live_bytes(a, plan, ranges))
     _hold_kernel(a, plan, order, target, capacity, tree, ranges[1], home_storages(a, plan, *rows))
-    timeline = run_lists(a, machine, plan)
-    by_start = np.lexsort((timeline.message_finish, timeline.message_start))
-    return PlanArrays(*plan[:3], *(column[by_start] for column in plan[3:8]))
+    return plan, run_lists(a, machine, plan)
 
 
 def fast_memory_bounded_plan(

@@ -25,6 +25,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.colocation import colocated
 from pardnn.place.decision import Decision
 from pardnn.place.infeasible import infeasible
+from pardnn.place.ordering.all_plans import all_placements, searched_plan
 from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.schedule import first_overwrites, ordered_plan
 from pardnn.place.pardnn.problem import Problem, problem_of
@@ -149,6 +150,9 @@ def _place(
             return Decision(plan, 0, seconds)
         begin = time.perf_counter()
     found = fit_memory(task, candidates, start)
+    if found is None:
+        placements = all_placements(arrays, machine, capacities, problem.runs)
+        found = searched_plan(arrays, capacities, overwrites, placements).plan
     seconds["memory"] = time.perf_counter() - begin
     if found is None:
         raise _NothingFitsError(nearest(task), group)

@@ -1,0 +1,66 @@
+"""All plans of tiny graphs, against an independent search: found exactly where one exists."""
+
+import os
+
+import pytest
+
+from pardnn.errors import InfeasibleError
+from pardnn.place.baselines.single import place_single
+from pardnn.place.colocation import colocated
+from pardnn.place.ordering.all_plans import searched_plan
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.pardnn import place_pardnn
+from pardnn.plan.check import plan_problems
+from pardnn.plan.plan import plan_from_arrays
+from tests.place.grouped import grouped_graph
+from tests.place.machines import cluster_of, limited, machine_for, random_place
+from tests.reference.least_limit import least_limit, least_peak
+from tests.strategies import FAMILIES, random_graph
+
+#: All of the issue's graphs take a minute; `PARDNN_REFUSALS=500` runs them.
+SEEDS = int(os.environ.get("PARDNN_REFUSALS", "12"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_placement_is_refused_exactly_where_nothing_fits(seed: int) -> None:
+    graph = grouped_graph(seed, 5) if seed % 2 else random_graph(seed, 5, FAMILIES[seed // 2 % 6])
+    overwrites = first_overwrites(graph)
+    place = random_place(graph, 2, 2 * seed)
+    least = least_peak(graph, place.tolist())
+    found = searched_plan(graph.arrays, [least, least], overwrites, [place]).plan
+    assert found is not None
+    cluster = limited(cluster_of(2), least)
+    assert plan_problems(graph, plan_from_arrays(graph, found), cluster) == []
+    below = searched_plan(graph.arrays, [least - 1, least - 1], overwrites, [place])
+    assert below.plan is None
+    assert below.is_complete
+
+
+@pytest.mark.jit
+def test_no_refusal_at_the_least_limit() -> None:
+    """At the least limit at which any plan fits there is a plan; one byte below there is none."""
+    wrong = []
+    for seed in [14, 15, 16, 62, 71, *range(SEEDS)]:  # the first five were refused once
+        graph = grouped_graph(seed)
+        groups = colocated(graph.arrays, first_overwrites(graph)).tolist()
+        limit, machine = least_limit(graph, groups), machine_for(graph, cluster_of(2))
+        try:
+            plan = place_pardnn(graph, machine, [limit, limit]).plan
+        except InfeasibleError:
+            wrong.append(seed)
+        else:
+            cluster = limited(cluster_of(2), limit)
+            assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
+        with pytest.raises(InfeasibleError):
+            place_pardnn(graph, machine, [limit - 1, limit - 1])
+    assert wrong == []
+
+
+@pytest.mark.jit
+def test_one_device_is_refused_exactly_where_nothing_fits() -> None:
+    for seed in range(6):
+        graph = grouped_graph(seed)
+        least, machine = least_peak(graph, [0] * 6), machine_for(graph, cluster_of(1))
+        place_single(graph, machine, [least])
+        with pytest.raises(InfeasibleError):
+            place_single(graph, machine, [least - 1])
