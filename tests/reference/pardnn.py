@@ -222,3 +222,66 @@ def least_makespan(graph: Graph, machine: Machine, groups: Sequence[int]) -> flo
 
     extend({}, {}, (0.0,) * k)
     return best
+
+
+def swapped(
+    graph: Graph, machine: Machine, of: Sequence[int], num_primaries: int,
+    spans: Sequence[tuple[int, int]], levels_of: Sequence[int], device: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """Devices of clusters after swaps of secondaries, each gain computed from the definitions.
+
+    `spans` has the first level of each cluster and the one after its last, `levels_of` the level of
+    each op. Every device can run everything, and all are alike in speed.
+    """
+    producer = {t.name: (of[i], t.bytes) for i, op in enumerate(graph.ops) for t in op.outputs}
+    readers: dict[str, set[int]] = {name: set() for name in producer}
+    for i, op in enumerate(graph.ops):
+        for name in op.inputs:
+            readers[name] |= {of[i]} - {producer[name][0]}
+    device = list(device)
+
+    def cost(c: int, d: int) -> float:
+        total = 0.0
+        for name, (home, size) in producer.items():
+            if c in readers[name] and device[home] != d:
+                p = device[home]
+                total += machine.latency[p, d] + size / machine.bandwidth[p, d]
+            if c == home:
+                for q in {device[r] for r in readers[name]} - {d}:
+                    total += machine.latency[d, q] + size / machine.bandwidth[d, q]
+        return total
+
+    def work(d: int, c: int, of_cluster: int | None = None) -> float:
+        begin, end = spans[c]
+        return sum(
+            machine.seconds[0, i]
+            for i in range(len(of))
+            if begin <= levels_of[i] < end
+            and (of[i] == of_cluster if of_cluster is not None else device[of[i]] == d)
+        )
+
+    secondaries = sorted(range(num_primaries, len(spans)), key=lambda c: (spans[c][0], c))
+    done: set[int] = set()
+    for c in secondaries:
+        (begin, end), p = spans[c], device[c]
+        inside = [
+            o for o in secondaries
+            if begin <= spans[o][0] < end and spans[o][1] <= end and device[o] != p
+            and o not in done
+        ]  # fmt: skip
+        best, largest = -1, 0.0
+        for other in inside[:8] if c not in done else []:
+            q = device[other]
+            mine, theirs = work(0, c, c), work(0, other, other)
+            gain = max(work(p, c), work(q, c))
+            gain -= max(work(p, c) - mine + theirs, work(q, c) - theirs + mine)
+            before = cost(c, p) - cost(c, q)
+            device[c] = q
+            before += cost(other, q) - cost(other, p)
+            device[c] = p
+            if gain + before > largest:
+                best, largest = other, gain + before
+        if best >= 0:
+            device[c], device[best] = device[best], p
+            done |= {c, best}
+    return device

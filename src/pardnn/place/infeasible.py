@@ -24,6 +24,7 @@ def infeasible(
     attempt: PlanArrays,
     capacities: Sequence[int | None],
     group: Int64[ndarray, " n"],
+    missing: tuple[int, int] | None = None,
 ) -> InfeasibleError:
     """Return E301 for the plan that came nearest to fitting.
 
@@ -32,6 +33,7 @@ def infeasible(
         attempt: A plan that exceeds a capacity.
         capacities: Usable bytes per device.
         group: Co-location group of each op.
+        missing: Two ops of the plan between whose devices there is no link.
     """
     a = graph.arrays
     live = live_bytes(a, attempt)
@@ -53,6 +55,8 @@ def infeasible(
         f"{_text(int(needs[largest]))}, of it outputs {_text(made)}, workspace "
         f"{_text(workspace)}.\nNo plan can do with less than {_text(least)} on some device."
     )
+    if missing is not None:
+        message += _link_text(graph, attempt, missing)
     if not _may_fit(least, capacities):
         message += " So this limit is impossible, for any planner."
     details: dict[str, Any] = {
@@ -67,6 +71,15 @@ def infeasible(
         "lower_bound_bytes": least,
     }
     return InfeasibleError(message, details=details)
+
+
+def _link_text(graph: Graph, attempt: PlanArrays, missing: tuple[int, int]) -> str:
+    before, after = (shown(graph.ops[op].name) for op in missing)
+    source, target = (int(attempt.place[op]) for op in missing)
+    return (
+        f"\nThe nearest found also needs a link from device {source} to device {target}, which the "
+        f"cluster does not have: {after} comes after {before}."
+    )
 
 
 def _at(source: str | None) -> str:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pardnn.errors import InfeasibleError, PardnnError
+from pardnn.errors import InfeasibleError, PardnnError, shown
+from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
 from pardnn.place.ordering.fit import fits
 from pardnn.place.pardnn import place_pardnn
@@ -72,7 +73,10 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
         simulated = (found.makespan_s, found.transfer_bytes, found.planning_s)
         return Outcome(algorithm, found.arrays, 0, *simulated, sharded=found)
     started = time.perf_counter()
-    decision = _placed(problem, algorithm)
+    try:
+        decision = _placed(problem, algorithm)
+    except InfeasibleError as error:
+        raise _named(error, problem.graph) from None
     planning = time.perf_counter() - started
     timeline = simulate(problem.graph, problem.machine, decision.plan)
     return Outcome(
@@ -96,6 +100,21 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
     if problem.state is not None and algorithm == "pardnn":
         return place_pardnn(graph, machine, usable, known=problem.known)
     return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
+
+
+def _named(error: InfeasibleError, graph: Graph) -> InfeasibleError:
+    """Return E302 with the op by name; algorithms know numbers."""
+    number = error.details.get("op")
+    if error.code != "E302" or not isinstance(number, int):
+        return error
+    op = graph.ops[number]
+    where, kinds = f" ({op.source})" if op.source else "", ", ".join(sorted(op.seconds or ()))
+    return InfeasibleError(
+        f"op {shown(op.name)}{where} can run on no device of the cluster, alone or with its group"
+        f"; its `seconds` name: {kinds or 'none'}.\nAdd a device of such a type.",
+        code="E302",
+        details={"op": op.name, "source": op.source},
+    )
 
 
 def decide_best(

@@ -10,6 +10,10 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
+from pardnn.errors import UsageError
+
+#: A step's seconds stay below it, so that sums with those of messages are finite.
+MAX_SECONDS = 1e300
 
 
 class Machine(NamedTuple):
@@ -36,14 +40,28 @@ class Machine(NamedTuple):
 
 
 def machine_of(costs: Costs, cluster: Cluster) -> Machine:
-    """Return the arrays of `cluster` under `costs`."""
+    """Return the arrays of `cluster` under `costs`.
+
+    Raises:
+        UsageError: E235, if the seconds of all ops add up to no finite number.
+    """
     classes: dict[tuple[str, float], int] = {}
     device_class = [
         classes.setdefault((device.type, device.speed), len(classes)) for device in cluster.devices
     ]
     num_ops = len(next(iter(costs.seconds.values())))
     nowhere = np.full(num_ops, np.inf)
-    rows = [costs.seconds.get(kind, nowhere) / speed for kind, speed in classes]
+    with np.errstate(over="ignore"):
+        rows = [costs.seconds.get(kind, nowhere) / speed for kind, speed in classes]
+    for (kind, speed), row in zip(classes, rows, strict=True):
+        known = np.isfinite(costs.seconds.get(kind, nowhere))
+        if row[known].max(initial=0.0) > MAX_SECONDS / max(num_ops, 1):
+            raise UsageError(
+                f"the seconds of the ops on devices of type {kind!r:.40} and speed {speed:g} are "
+                f"up to {row[known].max():.3g}: a step of {num_ops} of them has no finite time.\n"
+                "Check the unit: `seconds` are seconds.",
+                code="E235",
+            )
     return Machine(
         seconds=np.ascontiguousarray(rows, dtype=np.float64),
         device_class=np.array(device_class, dtype=np.int64),

@@ -31,10 +31,11 @@ def place_contiguous(
         seed: Not used.
 
     Raises:
-        InfeasibleError: E301, if this placement does not fit.
+        InfeasibleError: E301, if this placement does not fit; E302, if an op can run nowhere.
     """
     del seed
     arrays = closed_arrays(graph)
+    runs = runnable(arrays, machine)
     leader = _forward_ops(graph)
     limits = [size for size in capacities if size is not None]
     if len(limits) == len(capacities):
@@ -48,7 +49,7 @@ def place_contiguous(
     ends = np.cumsum(share) / (share.sum() or 1.0) * max(gathered.sum(), 1e-300)
     target = np.empty(len(graph.ops), dtype=np.int64)
     target[arrays.topological] = np.searchsorted(ends[:-1], middle, side="right")
-    place = legal_placement(arrays, runnable(arrays, machine), target[leader])
+    place = legal_placement(arrays, runs, target[leader])
     return fitted(graph, machine, place, capacities)
 
 

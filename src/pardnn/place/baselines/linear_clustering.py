@@ -1,9 +1,10 @@
-"""Linear clustering, clusters mapped by guided load balancing, ops started earliest first.
+"""Linear clustering, clusters mapped by guided load balancing, earliest start time first.
 
 1. Clustering: again and again, the longest path of what is left, communication included, becomes a
    cluster. Its edges then cost nothing.
 2. Mapping (GLB): clusters in the order of their start, each to the device with the least work.
-3. Order: among ready ops the one with the largest bottom level ("EST first").
+3. Order, "EST first": among ready ops the one with the earliest estimated start time, its top
+   level in the mapped graph; then the one with the largest bottom level.
 
 References: Kim, Browne, "A general approach to mapping of parallel computation upon multiprocessor
 architectures", ICPP 1988; Radulescu, van Gemund, "GLB: a low-cost scheduling algorithm for
@@ -29,8 +30,10 @@ from pardnn.kernels.jit import helper, kernel
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
-from pardnn.sim.levels import slowest_link
+from pardnn.sim.dynamic import emulate
+from pardnn.sim.levels import bottom_levels, slowest_link, top_levels
 from pardnn.sim.machine import Machine, fastest_seconds
+from pardnn.sim.timeline import Timeline
 
 
 def place_linear_clustering(
@@ -50,8 +53,21 @@ def place_linear_clustering(
     del seed
     arrays = closed_arrays(graph)
     runs = runnable(arrays, machine)
-    clusters = linear_clusters(arrays, machine)
-    return fitted(graph, machine, balanced(arrays, machine, runs, clusters), capacities)
+    place = balanced(arrays, machine, runs, linear_clusters(arrays, machine))
+    return fitted(graph, machine, place, capacities, earliest_first(arrays, machine, place))
+
+
+def earliest_first(arrays: GraphArrays, machine: Machine, place: Int64[ndarray, " n"]) -> Timeline:
+    """Return the schedule of a placement by earliest estimated start time.
+
+    Args:
+        arrays: The graph.
+        machine: Durations and links.
+        place: Device of each op.
+    """
+    start, left = top_levels(arrays, machine, place), bottom_levels(arrays, machine, place)
+    turn = inverse_permutation(np.lexsort((-left, start)))
+    return emulate(arrays, machine, place, turn.astype(np.float64))
 
 
 def linear_clusters(arrays: GraphArrays, machine: Machine) -> Int64[ndarray, " n"]:

@@ -87,7 +87,7 @@ def _problem(arrays: GraphArrays, machine: Machine, seed: int) -> dict[str, Any]
 
 
 def _integers(seconds: Float64[ndarray, " v"]) -> Int64[ndarray, " v"]:
-    scale = TOTAL_WEIGHT / 2 / max(float(seconds.sum()), 1e-300)
+    scale = TOTAL_WEIGHT / 2 / max(float(seconds.sum()), 1e-200)
     return np.maximum(np.floor(seconds * scale), 1).astype(np.int64)
 
 

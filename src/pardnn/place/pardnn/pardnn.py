@@ -41,6 +41,7 @@ from pardnn.place.pardnn.warm_start import KnownPlaces, started_near
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.adjacency import Adjacency, adjacency_of
 from pardnn.sim.machine import Machine
+from pardnn.sim.transfers import missing_link
 
 
 def place_pardnn(
@@ -68,7 +69,8 @@ def place_pardnn(
     try:
         return place_arrays(graph.arrays, machine, capacities, overwrites, known)
     except _NothingFitsError as error:
-        raise infeasible(graph, error.nearest, capacities, error.group) from None
+        missing = missing_link(graph.arrays, machine, error.nearest.place)
+        raise infeasible(graph, error.nearest, capacities, error.group, missing) from None
 
 
 class _NothingFitsError(InfeasibleError):
@@ -146,7 +148,7 @@ def _place(
         timeline = timeline_of(problem, best)
         plan = ordered_plan(arrays, machine.num_devices, best.place, timeline, overwrites)
         seconds["order"] = time.perf_counter() - begin
-        if not limited or fits(arrays, plan, capacities):
+        if np.isfinite(best.makespan) and (not limited or fits(arrays, plan, capacities)):
             return Decision(plan, 0, seconds)
         begin = time.perf_counter()
     found = fit_memory(task, candidates, start)

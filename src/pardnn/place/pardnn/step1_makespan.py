@@ -290,7 +290,7 @@ def _time_left(
 ) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
     """Return the next pass's keys, and the seconds from each op's start to the end of the step."""
     machine, successors = problem.machine, problem.adjacency.successors
-    if not by_queue:
+    if not by_queue or not np.isfinite(current.makespan):  # infinite where a link is missing
         left = bottom_levels(problem.arrays, machine, current.place, problem.adjacency)
         return -left, left
     late = np.empty(len(current.order))

@@ -49,6 +49,7 @@ from pardnn.place.pardnn.step1_makespan import (
 from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.peak import peaks
+from pardnn.sim.transfers import missing_link
 
 #: Ops above which one repaired plan that fits is enough.
 ATTEMPT_OPS = 60_000
@@ -97,7 +98,8 @@ def fit_memory(
     found: list[Fitting] = []
     if task.problem.arrays.num_ops > MANY_OPS:
         plan = _fit_fastest(task, start or start_of(task, candidates[0]))
-        if plan is not None and task.problem.arrays.num_ops > ATTEMPT_OPS:
+        is_linked = plan is not None and _is_linked(task, plan.place)
+        if is_linked and task.problem.arrays.num_ops > ATTEMPT_OPS:
             return plan
         _keep(task, found, plan)
         if found and found[0].makespan <= REPAIR_COSTS * candidates[0].makespan:
@@ -167,6 +169,10 @@ def _attempt(
     again = repaired(task, pinned.place, position)
     if again is not None:
         _schedule(task, found, again, position)
+
+
+def _is_linked(task: Task, place: Int64[ndarray, " n"]) -> bool:
+    return missing_link(task.problem.arrays, task.problem.machine, place) is None
 
 
 def _keep(task: Task, found: list[Fitting], plan: PlanArrays | None) -> None:

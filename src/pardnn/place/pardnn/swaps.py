@@ -1,8 +1,9 @@
 """Cluster swaps, the first refinement policy of ParDNN (thesis, section 4.1.1, "Refinement").
 
-A secondary cluster and one on another device that lies within its span change places if the larger
-of the two devices' work in the span, plus the change of communication, gets smaller. Each cluster
-is swapped at most once. O(C (log C + K log V) + swaps V) for C clusters.
+A secondary cluster and one on another device that lies within its span change places if that makes
+the larger of the two devices' work in the span smaller, or communication less, or both: what counts
+is the sum of the two gains, in seconds. Of the partners tried the one with the largest gain is
+taken. Each cluster is swapped at most once. O(C (log C + K log V) + swaps V) for C clusters.
 
 Deviations: a cluster tries the `SWAP_CANDIDATES` nearest partners, among the `SWAP_SCAN` clusters
 that start next.
@@ -18,9 +19,9 @@ from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.kernels.fenwick import fenwick_sums
-from pardnn.kernels.jit import kernel
+from pardnn.kernels.jit import helper, kernel
 from pardnn.kernels.sorting import stable_order
-from pardnn.place.pardnn.cluster_graph import ClusterGraph, count_transfers
+from pardnn.place.pardnn.cluster_graph import ROUNDING, ClusterGraph, count_transfers
 from pardnn.place.pardnn.level_aware_balancing import Loads, add_transfers, add_work, loads_of
 from pardnn.place.pardnn.mapping import can_run
 from pardnn.place.pardnn.problem import Clusters, Problem
@@ -66,9 +67,8 @@ def _swap_kernel(
     loads: Loads,
     device: Int64[ndarray, " c"],
 ) -> None:
-    s, work, count = len(secondaries), loads.work, loads.count
-    cost, within = np.empty(work.shape[1]), np.empty(work.shape[1])
-    into, out = g.into, g.out
+    s, work = len(secondaries), loads.work
+    mine, theirs, within = np.empty((3, work.shape[1]))
     done = np.zeros(len(device), dtype=np.bool_)
     first = 0
     for i in range(s):
@@ -78,31 +78,52 @@ def _swap_kernel(
             first += 1
         if done[c]:
             continue
-        fenwick_sums(work, begin, end, within)
-        tried = 0
+        tried, partner, largest = 0, -1, 0.0
         for j in range(first, min(s, first + SWAP_SCAN)):
             other = secondaries[j]
-            if done[c] or g.begin[other] >= end or tried == SWAP_CANDIDATES:
+            if g.begin[other] >= end or tried == SWAP_CANDIDATES:
                 break
             q = device[other]
             if q == p or done[other] or g.end[other] > end:
                 continue
+            if tried == 0:
+                fenwick_sums(work, begin, end, within)
+                _communication(g, c, device, latency, byte_seconds, loads, mine)
             tried += 1
-            mine, theirs = g.inside[device_class[p], c], g.inside[device_class[q], other]
-            gain = max(within[p], within[q])
-            gain -= max(within[p] - mine + theirs, within[q] - theirs + mine)
-            if gain <= 0 or not can_run[c, q] or not can_run[other, p]:
+            if not can_run[c, q] or not can_run[other, p]:
                 continue
-            for moved, old, new in ((c, p, q), (other, q, p)):
-                cost[:] = 0.0
-                count_transfers(
-                    moved, into.ptr, into.edge, out.ptr, out.edge, device, loads.last, count
-                )
-                add_transfers(count, latency, byte_seconds, cost)
-                gain += cost[old] - cost[new]
-            if gain <= 0:
-                continue
-            for moved, old, new in ((c, p, q), (other, q, p)):
+            here, there = g.inside[device_class[p]], g.inside[device_class[q]]
+            gain = max(within[p], within[q]) - max(
+                within[p] - here[c] + here[other], within[q] - there[other] + there[c]
+            )
+            # One after the other: what the two say to each other crosses devices after it, too.
+            device[c] = q
+            _communication(g, other, device, latency, byte_seconds, loads, theirs)
+            device[c] = p
+            gain += mine[p] - mine[q] + theirs[q] - theirs[p]
+            if gain > largest * (1 + ROUNDING) + ROUNDING * within[p]:
+                partner, largest = other, gain
+        if partner >= 0:
+            q = device[partner]
+            for moved, old, new in ((c, p, q), (partner, q, p)):
                 done[moved], device[moved] = True, new
                 for sign, d in ((-1.0, old), (1.0, new)):
                     add_work(g, moved, d, sign, device_class[d], loads)
+
+
+@helper
+def _communication(
+    g: ClusterGraph,
+    c: int,
+    device: Int64[ndarray, " c"],
+    latency: Float64[ndarray, "k k"],
+    byte_seconds: Float64[ndarray, "k k"],
+    loads: Loads,
+    cost: Float64[ndarray, " k"],
+) -> None:
+    """Fill the seconds that a cluster would communicate from each device."""
+    cost[:] = 0.0
+    count_transfers(
+        c, g.into.ptr, g.into.edge, g.out.ptr, g.out.edge, device, loads.last, loads.count
+    )
+    add_transfers(loads.count, latency, byte_seconds, cost)

@@ -1,0 +1,90 @@
+"""Swaps: by the sum of what balance and communication gain, as a naive twin computes it."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.pardnn.cluster_graph import ClusterGraph, cluster_graph_of
+from pardnn.place.pardnn.mapping import map_clusters, placement
+from pardnn.place.pardnn.problem import Clusters, Problem, problem_of
+from pardnn.place.pardnn.slicing import slice_graph
+from pardnn.place.pardnn.step1_makespan import emulated
+from pardnn.place.pardnn.swaps import swap_clusters
+from tests.place.machines import cluster_of, machine_for, problem_for
+from tests.reference.pardnn import swapped
+from tests.strategies import graphs
+
+
+def two_chains() -> tuple[Problem, Clusters]:
+    """Two equal primaries of 11 s, and two equal secondaries that read and feed one each."""
+    ops: list[Op] = []
+    for p in "ab":
+        ops += [
+            _op(f"{p}0", 1, 9),
+            _op(f"{p}1", 9, 0, f"{p}0"),
+            _op(f"{p}2", 1, 0, f"{p}1", f"{p}3"),
+        ]
+        ops.insert(-1, _op(f"{p}3", 1, 9, f"{p}0"))
+    graph = build_graph("two chains", ops)
+    machine = machine_for(graph, cluster_of(2, bandwidth=1.0, latency=0.0))
+    of = [{"a": 0, "b": 1}[op.name[0]] + 2 * (op.name[1] == "3") for op in graph.ops]
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    head = [number[name] for name in ("a0", "b0", "a3", "b3")]
+    tail = [number[name] for name in ("a2", "b2", "a3", "b3")]
+    return problem_of(graph.arrays, machine), Clusters(*map(np.array, (of, head, tail)))
+
+
+def _op(name: str, seconds: float, size: int, *reads: str) -> Op:
+    return Op(
+        name=name,
+        kind="aten.mm.default" if reads else "input",
+        inputs=tuple(f"{read}.out" for read in reads),
+        outputs=(Tensor(name=f"{name}.out", bytes=size),),
+        seconds={"accelerator": float(seconds)},
+    )
+
+
+def test_equal_secondaries_on_the_wrong_devices_change_places() -> None:
+    """Balance gains nothing, communication 36 s: 21 s a step become 12."""
+    problem, clusters = two_chains()
+    wrong = np.array([0, 1, 1, 0])
+    graph = cluster_graph_of(problem, clusters)
+    assert emulated(problem, placement(problem, clusters, wrong)).makespan == 21.0
+    right = swap_clusters(problem, clusters, graph, wrong)
+    assert right.tolist() == [0, 1, 0, 1]
+    assert emulated(problem, placement(problem, clusters, right)).makespan == 12.0
+    assert swap_clusters(problem, clusters, graph, right).tolist() == [0, 1, 0, 1]
+
+
+def _levels(problem: Problem, clusters: Clusters, g: ClusterGraph) -> list[int]:
+    """Return the level of each op; `ClusterGraph` has them cluster by cluster."""
+    by_cluster = np.argsort(clusters.of, kind="stable")
+    levels = np.empty(problem.arrays.num_ops, dtype=np.int64)
+    levels[by_cluster] = g.level
+    return levels.tolist()
+
+
+@given(
+    graph=graphs(min_ops=4, max_ops=14, memory=False),
+    num_devices=st.integers(2, 3),
+    seed=st.integers(0, 5),
+)
+def test_swaps_are_those_of_the_definition(graph: Graph, num_devices: int, seed: int) -> None:
+    problem = problem_for(graph, num_devices)
+    clusters = slice_graph(problem, num_devices)
+    device, g = map_clusters(problem, clusters)
+    if seed > 0:
+        rng = np.random.default_rng(seed)
+        device[num_devices:] = rng.integers(0, num_devices, len(device) - num_devices)
+    expected = swapped(
+        graph,
+        problem.machine,
+        clusters.of.tolist(),
+        num_devices,
+        list(zip(g.begin.tolist(), g.end.tolist(), strict=True)),
+        _levels(problem, clusters, g),
+        device.tolist(),
+    )
+    assert swap_clusters(problem, clusters, g, device).tolist() == expected
