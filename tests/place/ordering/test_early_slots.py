@@ -1,5 +1,7 @@
 """Early slots: receives posted early so that the sender fits, counted on both sides."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.baselines.exact import place_exact
+from pardnn.place.decision import Decision
 from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan, memory_bounded_plan
@@ -58,9 +61,12 @@ def sender_is_full() -> tuple[Graph, Cluster]:
 
 @pytest.mark.jit
 @pytest.mark.parametrize("place", [place_pardnn, place_exact])
-def test_a_receive_posted_early_frees_the_sender(place) -> None:
+def test_a_receive_posted_early_frees_the_sender(
+    place: Callable[..., Decision], monkeypatch: pytest.MonkeyPatch
+) -> None:
     if place is place_exact:
         pytest.importorskip("ortools")
+        monkeypatch.setattr("pardnn.place.baselines.exact.MAX_FORBIDDEN", 1)
     graph, cluster = sender_is_full()
     plan = place(graph, machine_for(graph, cluster), [12, 12]).plan
     assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
