@@ -54,6 +54,59 @@ def test_a_recipe_has_the_losses_of_the_tool_on_one_device(name: str, tmp_path: 
     assert len(expected) >= 6
 
 
+WEIGHTS = """
+import torch, transformers
+config = transformers.GPT2Config(
+    n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=16, bos_token_id=0, eos_token_id=0)
+torch.manual_seed(1)
+model = transformers.GPT2LMHeadModel(config)
+model.save_pretrained("{path}", max_shard_size="40KB")
+"""
+
+
+def test_published_weights_are_read_by_share(tmp_path: Path) -> None:
+    made = started("-c", WEIGHTS.format(path=tmp_path))
+    made.communicate(timeout=240)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) == 4
+    run = torchrun("--standalone", "--nproc-per-node", "2", "from_weights.py", str(tmp_path))
+    alone = (
+        "from from_weights import *; torch.set_num_threads(1)\n"
+        f"print('losses', ' '.join(f'{{loss:.6f}}' for loss in trained_alone({str(tmp_path)!r})))"
+    )
+    on_ranks, reference = started(*run), started("-c", alone)
+    expected = losses(reference)
+    assert losses(on_ranks) == expected
+    assert len(expected) == 6
+
+
+#: How a model without data is given its values on one device.
+ALONE = {
+    "deferred": "model = build(); x, y = torch.randn(6, 4, 512), torch.randn(6, 4, 1)",
+    "meta": """
+with torch.device("meta"):
+    model = build()
+x, y = torch.randn(6, 4, 512), torch.randn(6, 4, 1)
+for module in model.to_empty(device="cpu"):
+    if hasattr(module, "reset_parameters"):
+        module.reset_parameters()
+""",
+}
+
+
+@pytest.mark.parametrize("how", ALONE)
+def test_a_model_that_fits_no_rank_trains_as_on_one_device(how: str) -> None:
+    alone = f"""
+from large import *
+torch.set_num_threads(1)
+{ALONE[how]}
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+losses = [step(model, optimizer, *batch).item() for batch in zip(x, y)]
+print("losses", *(f"{{loss:.6f}}" for loss in losses))
+"""
+    run = torchrun("--standalone", "--nproc-per-node", "2", "large.py", how)
+    assert losses(started(*run)) == losses(started("-c", alone))
+
+
 def steps(process: subprocess.Popen[str]) -> list[str]:
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors[-3000:]

@@ -140,7 +140,7 @@ def read_rows(directory: Path, tensor: SavedTensor, piece: Piece) -> Iterator[Ro
             for low in range(0, extent, step):
                 high = min(extent, low + step)
                 data = buffer[: (high - low) * row_bytes]
-                _fill(stream, data)
+                read_exactly(stream, data)
                 digest.update(data)
                 rows = piece.box
                 if rows:
@@ -153,7 +153,8 @@ def read_rows(directory: Path, tensor: SavedTensor, piece: Piece) -> Iterator[Ro
         raise damaged(path, tensor, piece)
 
 
-def _fill(stream: Any, data: memoryview) -> None:
+def read_exactly(stream: Any, data: memoryview) -> None:
+    """Fill a buffer from a file; OSError if the file ends before."""
     while len(data):
         count = stream.readinto(data)
         if not count:

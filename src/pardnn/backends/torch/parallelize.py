@@ -11,6 +11,7 @@ import torch
 
 from pardnn.backends.torch.checkpoint.contents import guard_spread_objects, root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
+from pardnn.backends.torch.checkpoint.weights import LoadedKeys
 from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
@@ -287,6 +288,31 @@ class Parallel:
                 another shape or type. Nothing is changed then.
         """
         self._training_state().load_state_dict(state)
+
+    def load_weights(
+        self, path: str | Path, model: str | None = None, *, strict: bool = True
+    ) -> LoadedKeys:
+        """Read published weights into the models, each rank its own share, some rows at a time.
+
+        Every rank must call it. Optimizer states, step counts and random state stay.
+
+        Args:
+            path: A safetensors file, `model.safetensors.index.json` of several, or the directory
+                of either. Names are the keys of `model.state_dict()`, as `export` writes them; of
+                tied tensors one is enough.
+            model: Name of the argument that the file holds, where the step has several models;
+                None: names begin with the model's own.
+            strict: Refuse missing and unexpected keys.
+
+        Returns:
+            The keys that only one side has: `missing_keys` and `unexpected_keys`.
+
+        Raises:
+            FileError: E434 or E436, if a file cannot be read or is none.
+            MismatchError: E520, on all ranks, naming missing and unexpected keys, or a tensor of
+                another shape or type. Nothing is changed then.
+        """
+        return self._training_state().load_weights(path, model, strict=strict)
 
     def sync_model(self) -> None:
         """Fill the user's models on rank 0 with whole tensors until the next step.

@@ -11,7 +11,7 @@ import torch
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.checkpoint.manifest import Manifest, SavedTensor, intersection, whole_box
-from pardnn.checkpoint.pieces import read_rows
+from pardnn.checkpoint.pieces import Rows, read_rows
 from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
@@ -98,12 +98,24 @@ def _fill_box(
             continue
         for rows in read_rows(directory, tensor, piece):
             tick()
-            common = intersection(rows.box, box)
-            if common is None or not len(rows.data):
-                continue  # read for the checksum of the piece
-            shape = [high - low for low, high in rows.box]
-            read = torch.frombuffer(rows.data, dtype=dtype).reshape(shape)
-            box_view(value, _within(common, box)).copy_(box_view(read, _within(common, rows.box)))
+            copy_rows(value, box, rows, dtype)
+
+
+def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> None:
+    """Copy what some rows of a tensor share with a box of it.
+
+    Args:
+        value: The box; written.
+        box: Of the whole tensor.
+        rows: Read from a file.
+        dtype: Of the rows.
+    """
+    common = intersection(rows.box, box)
+    if common is None or not len(rows.data):
+        return
+    shape = [high - low for low, high in rows.box]
+    read = torch.frombuffer(rows.data, dtype=dtype).reshape(shape)
+    box_view(value, _within(common, box)).copy_(box_view(read, _within(common, rows.box)))
 
 
 def _within(box: Box, outer: Box) -> Box:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from pardnn.backends.torch.checkpoint.contents import Contents, chunks, with_sums
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.runtime.program import Program
 from pardnn.checkpoint.directory import Lock, Reservation, commit, discard, piece_path, reserve
 from pardnn.checkpoint.manifest import Manifest, check_manifest, pieces_by_file
 from pardnn.checkpoint.pieces import piece_header, write_tensors
@@ -128,6 +130,28 @@ def _written(snapshot: Snapshot, directory: Path, rank: int, phases: Phases) -> 
         (chunks(snapshot.values[name]) for name in found.values[rank]),
         phases.tick,
     )
+
+
+def has_room(snapshot: Snapshot, program: Program, world: World) -> bool:
+    """Whether a copy of what this rank writes fits beside its peak, on the host.
+
+    Args:
+        snapshot: Of this rank.
+        program: What runs.
+        world: This rank's connections.
+    """
+    plan, rank = program.plan, world.rank
+    limit = plan.cluster.devices[rank].memory if plan.cluster is not None else None
+    if limit is None or world.device.type != "cpu":
+        return True
+    need = program.peaks[rank] + snapshot.contents.files[rank]
+    if need > limit:
+        warnings.warn(
+            f"rank {rank} saves step {snapshot.manifest.step} before it goes on: with a copy of "
+            f"what it writes it would hold {need} bytes, and its limit is {limit}",
+            stacklevel=4,
+        )
+    return need <= limit
 
 
 class Writing:

@@ -6,7 +6,6 @@ Whatever is done here is collective: every rank calls it, between the same two s
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,24 @@ from pardnn.backends.torch.checkpoint.python_values import (
     values_of,
 )
 from pardnn.backends.torch.checkpoint.random_state import random_state, set_random_state
-from pardnn.backends.torch.checkpoint.saving import Snapshot, Writing, write_snapshot
+from pardnn.backends.torch.checkpoint.saving import (
+    Snapshot,
+    Writing,
+    has_room,
+    write_snapshot,
+)
 from pardnn.backends.torch.checkpoint.state_dicts import (
     export,
     gathered_state_dicts,
     given_tensors,
     given_values,
+)
+from pardnn.backends.torch.checkpoint.weights import (
+    LoadedKeys,
+    Models,
+    agreed,
+    model_keys,
+    read_into,
 )
 from pardnn.backends.torch.checkpoint.whole import Exchange
 from pardnn.backends.torch.comm.world import World
@@ -168,7 +179,7 @@ class TrainingState:
         )
         key = self._key("save")
         self._locked(root, key)
-        if wait or not self._has_room(snapshot):
+        if wait or not has_room(snapshot, self._program, self._world):
             write_snapshot(snapshot, self._world, self._lock, key)
         else:
             self._writing = Writing(snapshot, self._world, self._lock, key)
@@ -220,21 +231,6 @@ class TrainingState:
         draws = bool(random_ops(self._program.whole))
         return checksum(torch.get_rng_state()) if draws else None
 
-    def _has_room(self, snapshot: Snapshot) -> bool:
-        """Whether a copy of what this rank writes fits beside its peak, on the host."""
-        plan, rank = self._program.plan, self._world.rank
-        limit = plan.cluster.devices[rank].memory if plan.cluster is not None else None
-        if limit is None or self._world.device.type != "cpu":
-            return True
-        need = self._program.peaks[rank] + snapshot.contents.files[rank]
-        if need > limit:
-            warnings.warn(
-                f"rank {rank} saves step {self.steps} before it goes on: with a copy of what it "
-                f"writes it would hold {need} bytes, and its limit is {limit}",
-                stacklevel=4,
-            )
-        return need <= limit
-
     def finish(self) -> None:
         """Wait until the save that goes on beside the steps is durable.
 
@@ -283,6 +279,25 @@ class TrainingState:
         set_random_state(manifest.random, world.device)
         self.steps, self._torn_by = manifest.step, ""
         return extra
+
+    def load_weights(
+        self, path: str | Path, model: str | None = None, *, strict: bool = True
+    ) -> LoadedKeys:
+        """Read weights into models; see `Parallel.load_weights`."""
+        self._check_located()
+        self.check()
+        self.finish()
+        self._take_back()
+        phases = Phases(self._world, self._key("weights"), f"loading weights {str(path)!r}")
+        models = list(root_modules(self._binding.stateful()))
+        into = Models(self._program, self._world.rank, self._live, self._binding.sources)
+        tensors, keys = agreed(
+            phases, path, into, lambda: model_keys(self._keys(), models, model), strict=strict
+        )
+        self._torn_by = f"loading weights {str(path)!r} failed"
+        phases.run(lambda: read_into(into, tensors, phases.tick, is_new=self.steps == 0))
+        self._torn_by = ""
+        return keys
 
     # Whole.
 
