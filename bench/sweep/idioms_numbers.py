@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from types import SimpleNamespace
 
 import torch
@@ -47,4 +48,57 @@ def counted_rate() -> Entry:
     return step, (model, adam(model), x, y)
 
 
-CASES: dict[str, Factory] = {each.__name__: each for each in (checked, counted_rate)}
+def _collecting(tell) -> Entry:
+    """Return a step that calls `tell(loss)` after its update."""
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        tell(loss)
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
+def loss_list() -> Entry:
+    losses = []
+    return _collecting(lambda loss: losses.append(loss.item()))
+
+
+def history_of_lists() -> Entry:
+    history = {"loss": [], "log": []}
+
+    def tell(loss):
+        history["loss"].append(loss.detach())
+        history["log"].append(f"loss {loss.item():.3f}")
+
+    return _collecting(tell)
+
+
+def history_by_name() -> Entry:
+    history, recent = defaultdict(list), deque(maxlen=2)
+
+    def tell(loss):
+        history["loss"].append(loss.item())
+        recent.append(loss.item())
+
+    return _collecting(tell)
+
+
+def average_meter() -> Entry:
+    meter = SimpleNamespace(sum=0.0, count=0, avg=0.0)
+
+    def tell(loss):
+        meter.sum += loss.item() * 4
+        meter.count += 4
+        meter.avg = meter.sum / meter.count
+
+    return _collecting(tell)
+
+
+CASES: dict[str, Factory] = {each.__name__: each for each in (
+    checked, counted_rate, loss_list, history_of_lists, history_by_name, average_meter,
+)}  # fmt: skip

@@ -6,14 +6,10 @@ import struct
 from collections.abc import Callable
 
 from pardnn.graph.ir import Graph
-from pardnn.plan.file import stamped
-from pardnn.plan.mesh import make_mesh
-from pardnn.shard.search.tofu import search
-from pardnn.shard.spmd.legalize import legalize
-from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import executors, models
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.plans import random_plan
+from tests.backends.torch.stepping import cut_plan
 
 STEPS = 4
 TOLERANCE = 1e-4
@@ -35,7 +31,7 @@ def assert_equal(factory: Callable[[], models.Entry], *, cut: bool = True) -> Gr
 
 
 def _assert_cut(factory: Callable[[], models.Entry], graph: Graph) -> None:
-    plan = stamped(spmd_partition(graph, legalize(graph, search(graph, make_mesh((2,))))), graph)
+    plan = cut_plan(graph, 2)
     expected = _floats(executors.eager(factory, None, STEPS)[0])
     for outcome in executors.on_ranks(factory, plan, steps=STEPS):
         assert outcome.status == 0, outcome.error

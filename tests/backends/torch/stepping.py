@@ -12,6 +12,13 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import Parallel, parallelize
+from pardnn.graph.ir import Graph
+from pardnn.plan.file import stamped
+from pardnn.plan.mesh import make_mesh
+from pardnn.plan.plan import Plan
+from pardnn.shard.search.tofu import search
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
 
@@ -24,6 +31,12 @@ def small() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
     return model, torch.randn(4, 5), torch.randn(4, 3)
+
+
+def cut_plan(graph: Graph, size: int) -> Plan:
+    """Return a plan that cuts every op over the ranks."""
+    found = legalize(graph, search(graph, make_mesh((size,))))
+    return stamped(spmd_partition(graph, found), graph)
 
 
 def _nothing(_given: Any) -> Any:
@@ -62,11 +75,11 @@ def on_ranks(
     given: Given = _nothing,
     state: State = _nothing,
     steps: int = 5,
+    plan_of: Callable[[Graph, int], Plan] = random_plan,
 ) -> list[Any]:
     """Return what each rank gives, or the error that it ended with."""
     step, args = make()
-    graph = capture(step, *args)
-    plan = random_plan(graph, size)
+    plan = plan_of(capture(step, *args), size)
 
     def body(rank: int, store: str) -> Any:
         if size > 1:

@@ -14,7 +14,7 @@ attributes, the state of the random generators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,18 +25,23 @@ from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_use import (
     NOTHING_KEPT,
+    CreatedTensors,
     KeptTensors,
     caches_with_fakes,
     changed_tensors,
+    created_tensors,
     is_made_of_constants,
-    kept_tensors,
 )
-from pardnn.backends.torch.capture.initial_state import initial_values
-from pardnn.backends.torch.capture.numbers.effects import effects_noted
+from pardnn.backends.torch.capture.numbers.containers import (
+    Filled,
+    OtherUse,
+    alike,
+    filled_containers,
+)
+from pardnn.backends.torch.capture.numbers.effects import check_same_effects
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
 from pardnn.backends.torch.capture.numbers.schedules import (
     schedule_numbers,
-    schedules_noted,
     stepped,
 )
 from pardnn.backends.torch.capture.numbers.selection import (
@@ -54,7 +59,7 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_gradient_placeholders,
     insert_placeholders,
 )
-from pardnn.backends.torch.capture.restore import changes, restore
+from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.capture.result import (
     loss_of,
     named_result,
@@ -64,30 +69,31 @@ from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.source_updates import (
     Captured,
     StepTrace,
+    accelerator_of,
     check_gradients,
     check_same,
     check_shared_storage,
     check_trains,
-    insert_symbols,
     ordered_live_calls,
     shared_sources,
     source_updates,
+    symbols_inserted,
     uncarried,
 )
 from pardnn.backends.torch.capture.to_graph import graph_of
-from pardnn.backends.torch.capture.traced_run import run_traced
+from pardnn.backends.torch.capture.traced_run import run_noted
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.rng.generator import generators_restored
 from pardnn.backends.torch.user_step.access import access_allowed
-from pardnn.backends.torch.user_step.held_numbers import numbers_by_name, with_tensor_names
+from pardnn.backends.torch.user_step.held_numbers import values_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
 from pardnn.backends.torch.user_step.sources import (
-    Source,
     WholeOf,
     batch_indices,
     gradient_source,
     held_gradients,
     is_whole,
+    outside,
     settings_of,
     sources_of,
     tensor_names,
@@ -183,6 +189,8 @@ class _Session:
         has_loss: Whether it must return a loss.
         checks: Known branches on data that only raise, of the first step and of the others.
         caches: Of `functools`, in which a trace has left fake tensors.
+        filled: Containers that the step only fills, as far as is known.
+        unfilled: Names of those with which it does more.
     """
 
     step: Callable[..., Any]
@@ -196,6 +204,8 @@ class _Session:
     has_loss: bool
     checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
     caches: list[Any] = field(default_factory=list)
+    filled: dict[str, Filled] = field(default_factory=dict)
+    unfilled: set[str] = field(default_factory=set)
 
     def clear_caches(self) -> None:
         """Clear the caches in which a trace has left fake tensors."""
@@ -203,15 +213,27 @@ class _Session:
             cache.cache_clear()
 
     def captured(self, name: str) -> Captured:
+        """Return the step as a graph, and try again where a container is not only filled."""
+        refused: PardnnError | None = None
+        while True:
+            self.filled = {}
+            try:
+                return self._captured(name)
+            except OtherUse as use:
+                self.unfilled |= alike(use.name, self.filled)
+            except (UnsupportedError, UserCodeError) as error:
+                # A recorder may be in the way of the user's code.
+                if refused is not None or not self.filled:
+                    raise refused or error from error.__cause__
+                refused = error if isinstance(error, UnsupportedError) else None
+                self.unfilled.update(self.filled)
+            restore(self.original.contents)
+
+    def _captured(self, name: str) -> Captured:
         """Trace the step three times and return the second trace as a graph."""
-        live = sources_of(self.original, self.batch)
-        existing, sharing = {source.name for source in live}, shared_sources(live, self.whole_of)
-        before = self._held(self.original, live)
-        first = self._trace(NO_SYMBOLS, locate=False)
-        initial, irregular, constants = self._created(first, existing)
-        put_back_data(self.original.contents)
-        settled = walk_objects(self.step, self.args)
-        numbers = Numbers(before, self._held(settled, sources_of(settled, self.batch)))
+        sharing = shared_sources(sources_of(self.original, self.batch), self.whole_of)
+        first, settled, numbers, created = self._first_step()
+        initial, irregular, constants = created
         chosen = Selection(held=schedule_numbers(settled))
         for _ in range(_MAX_TRACES):
             other: Selection | None
@@ -243,6 +265,19 @@ class _Session:
             restore(settled.contents)
         raise unsupported.changed_state(sorted(chosen.held))
 
+    def _first_step(self) -> tuple[StepTrace, ObjectGraph, Numbers, CreatedTensors]:
+        """Trace the first step; return its trace, what the objects hold after it, what it made."""
+        live = sources_of(self.original, self.batch)
+        before = values_by_name(self.original.contents, tensor_names(live))
+        first = self._trace(NO_SYMBOLS, locate=False)
+        self.filled = filled_containers(self.original, self.unfilled)
+        restore([(name, each.holder, each.content) for name, each in self.filled.items()])
+        created = created_tensors(first, walk_objects(self.step, self.args), self.batch, live)
+        put_back_data(self.original.contents)
+        settled = walk_objects(self.step, self.args)
+        names = tensor_names(sources_of(settled, self.batch))
+        return first, settled, Numbers(before, values_by_name(settled.contents, names)), created
+
     def _assembled(
         self,
         name: str,
@@ -273,11 +308,7 @@ class _Session:
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules)
         taken |= {"effects": named_result(told)} if told else {}
-        return graph_of(name, calls, loss, taken, self._accelerator(trace), named_result(result))
-
-    def _held(self, objects: ObjectGraph, found: Iterable[Source]) -> dict[str, Any]:
-        places = numbers_by_name(objects.contents, tensor_names(found))
-        return {name: value for name, (_, value) in places.items()}
+        return graph_of(name, calls, loss, taken, accelerator_of(trace), named_result(result))
 
     def _check_repeatable(
         self,
@@ -298,14 +329,9 @@ class _Session:
         """
         if chosen.held:
             restore(settled.contents)
-        check_same(
-            trace,
-            self._trace(chosen.plain(), initial=initial, constants=constants, locate=False),
-        )
-
-    def _accelerator(self, trace: StepTrace) -> str:
-        kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
-        return kinds[0] if kinds else "cpu"
+        again = self._trace(chosen.plain(), initial=initial, constants=constants, locate=False)
+        check_same(trace, again)
+        check_same_effects(trace.effects, again.effects)
 
     def _trace(
         self,
@@ -350,7 +376,7 @@ class _Session:
             chosen.set_start(objects, names)
             objects = walk_objects(self.step, self.args)
         made_anew = {s.name: s for s in sources if s.name in constants.values}
-        found = [source for source in sources if source.name not in constants.values]
+        found = [s for s in outside(self.filled, sources) if s.name not in constants.values]
         gradients = held_gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
         numbers = chosen.sources(found, objects, names)
@@ -367,31 +393,7 @@ class _Session:
             trace.add(source, made[source.name], initial)
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
-        live = {source.name: source.get() for source in numbers}
-        insert_symbols(trace, numbers)
-        before = walk_objects(self.step, self.args).contents
-        try:
-            noted = schedules_noted(objects, tracer.locator)
-            with noted as trace.schedules, effects_noted(tracer) as trace.effects:
-                trace.result = run_traced(self.step, self.args, tracer, self.mode)
-            trace.effects.check_told()
-            changed = changes(before).items()
-            trace.changed = {with_tensor_names(name, names): each for name, each in changed}
-            trace.length = len(tracer.calls)
-        finally:
-            for source in numbers:
-                source.set(live[source.name])
+        is_first = chosen is NO_SYMBOLS
+        with symbols_inserted(trace, numbers):
+            run_noted(trace, self.step, self.args, self.mode, self.filled, names, is_first)
         return trace
-
-    def _created(
-        self, first: StepTrace, existing: set[str]
-    ) -> tuple[dict[str, Any], dict[str, str], KeptTensors]:
-        """Return how the tensors begin that the first step created: see `initial_values`."""
-        objects = walk_objects(self.step, self.args)
-        found = sources_of(objects, self.batch)
-        created = [source for source in found if source.name not in existing]
-        initial, irregular = initial_values(first.tracer, created, objects)
-        for source in held_gradients(found):
-            if source.name not in first.values:
-                initial[source.name] = 0.0
-        return initial, irregular, kept_tensors(first.tracer, created, irregular)

@@ -24,10 +24,12 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, record_again
+from pardnn.backends.torch.capture.initial_state import initial_values
 from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.user_step.sources import Source
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,30 @@ def changed_tensors(trace: StepTrace) -> list[str]:
 
 
 NOTHING_KEPT = KeptTensors((), {})
+
+
+CreatedTensors = tuple[dict[str, Any], dict[str, str], KeptTensors]
+"""First values and why there is none, by name, as of `initial_values`; and `kept_tensors`."""
+
+
+def created_tensors(
+    first: StepTrace, objects: ObjectGraph, batch: Sequence[int], live: Iterable[Source]
+) -> CreatedTensors:
+    """Return how the tensors begin that the first step created.
+
+    Args:
+        first: Its trace.
+        objects: The object graph after it.
+        batch: Indices of the arguments that are the batch.
+        live: The sources that were there before.
+    """
+    existing, found = {source.name for source in live}, sources_of(objects, batch)
+    created = [source for source in found if source.name not in existing]
+    initial, irregular = initial_values(first.tracer, created, objects)
+    for source in held_gradients(found):
+        if source.name not in first.values:
+            initial[source.name] = 0.0
+    return initial, irregular, kept_tensors(first.tracer, created, irregular)
 
 
 def kept_tensors(

@@ -8,7 +8,8 @@ values in its own tensor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,6 +79,12 @@ class Captured(NamedTuple):
 
     graph: Graph
     uncarried: tuple[str, ...]
+
+
+def accelerator_of(trace: StepTrace) -> str:
+    """Return the device type of a step's parameters."""
+    kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
+    return kinds[0] if kinds else "cpu"
 
 
 def check_trains(trace: StepTrace) -> None:
@@ -336,12 +343,23 @@ def ordered_live_calls(
     return sources_first
 
 
-def insert_symbols(trace: StepTrace, numbers: Iterable[Source]) -> None:
-    """Put a symbol in the place of each number, as a source of the trace."""
-    for source in numbers:
-        number = source.get()
+@contextlib.contextmanager
+def symbols_inserted(trace: StepTrace, numbers: Sequence[Source]) -> Iterator[None]:
+    """Put a symbol in the place of each number, a source of the trace, while the context is open.
+
+    Args:
+        trace: Of the step that will run.
+        numbers: Sources of the numbers.
+    """
+    live = [source.get() for source in numbers]
+    for source, number in zip(numbers, live, strict=True):
         symbol = trace.tracer.scalars.add_number(number, {"value": number, "guard": None})
         value = symbol.node.value
         value.call.name, trace.values[source.name] = source.name, value
         trace.sources[source.name] = source
         source.set(symbol)
+    try:
+        yield
+    finally:
+        for source, number in zip(numbers, live, strict=True):
+            source.set(number)

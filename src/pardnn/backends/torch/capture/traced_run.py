@@ -1,4 +1,4 @@
-"""One run of the user's step under the tracer, and what an exception in it means.
+"""One run of the user's step under the tracer, what it leaves, and what an exception in it means.
 
 An error of this package passes; one that torch raises because a fake tensor or a symbol has no
 data becomes an `UnsupportedError`; any other is the user's.
@@ -11,7 +11,7 @@ import io
 import random
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,16 @@ import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.containers import Filled, recorders_inserted
+from pardnn.backends.torch.capture.numbers.effects import effects_noted
 from pardnn.backends.torch.capture.numbers.python_calls import python_calls
+from pardnn.backends.torch.capture.numbers.schedules import schedules_noted
+from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
+from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.held_numbers import with_tensor_names
+from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, without_addresses
 
 
@@ -73,6 +80,42 @@ def run_traced(
     if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
         raise unsupported.host_randomness("numpy.random")
     return result
+
+
+def run_noted(
+    trace: StepTrace,
+    step: Callable[..., Any],
+    args: list[Any],
+    mode: fake_tensor.FakeTensorMode,
+    filled: Mapping[str, Filled],
+    names: Mapping[int, str],
+    is_first: bool,
+) -> None:
+    """Call `step(*args)` and complete its trace: the result, effects, and what has changed.
+
+    Args:
+        trace: Of the step, with its sources.
+        step: The user's step.
+        args: Its arguments, with placeholders and symbols in them.
+        mode: Of the fake tensors.
+        filled: Containers that it only fills.
+        names: Of the placeholders by id.
+        is_first: Whether it is the first step.
+
+    Raises:
+        PardnnError: As `run_traced` does.
+        OtherUse: It does more with one of the containers.
+    """
+    tracer, objects = trace.tracer, walk_objects(step, args)
+    with contextlib.ExitStack() as stack:
+        trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
+        trace.effects = effects = stack.enter_context(effects_noted(tracer))
+        stack.enter_context(recorders_inserted(objects, filled, effects.filled))
+        trace.result = run_traced(step, args, tracer, mode)
+    effects.finish(objects, is_first=is_first)
+    changed = changes(objects.contents).items()
+    trace.changed = {with_tensor_names(name, names): each for name, each in changed}
+    trace.length = len(tracer.calls)
 
 
 class _Quiet(io.TextIOBase):

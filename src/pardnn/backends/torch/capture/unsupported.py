@@ -240,8 +240,9 @@ def changed_state(names: Sequence[str]) -> UnsupportedError:
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
     return UnsupportedError(
         f"the step changes Python state: {first}{more}. The change would happen once, at capture,\n"
-        "and never again: only numbers that the step changes by arithmetic are followed.\n"
-        "Move it out of the step: count, collect and log after the step returns.",
+        "and never again. Followed are numbers that the step changes by arithmetic, and lists and\n"
+        "dictionaries that it fills, and does not read, with numbers, texts and tensors.\n"
+        "Move it out of the step: collect and compare what it returns, after it has returned.",
         code="E804",
         details={"changed": list(names)},
     )

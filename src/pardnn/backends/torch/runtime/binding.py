@@ -12,6 +12,7 @@ from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng.generator import generators_restored
+from pardnn.backends.torch.runtime.filled_containers import filled_names, rebind
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.runtime.input_checks import (
     Batch,
@@ -33,6 +34,7 @@ from pardnn.backends.torch.user_step.object_graph import (
 from pardnn.backends.torch.user_step.sources import (
     Source,
     batch_indices,
+    outside,
     setting_entries,
     sources,
 )
@@ -70,7 +72,8 @@ class Binding:
         self._device = device
         self._batch = batch_indices(args)
         self._names = argument_names(step, len(args))
-        self.sources = {source.name: source for source in sources(step, args, graph)}
+        found = outside(filled_names(graph), sources(step, args, graph))
+        self.sources = {source.name: source for source in found}
         self._whole = {op.outputs[0].name: op for op in graph.ops if op.is_source}
         self._initial = {
             op.name: (op.arguments or {}).get("initial") for op in graph.ops if op.is_source
@@ -248,7 +251,8 @@ class Binding:
         From here on the example batch is not needed, and let go of.
         """
         places = self._host.places
-        self._guards = Guards(self._step, self._args, self._batch, places, self._ints)
+        filled = self._host.filled
+        self._guards = Guards(self._step, self._args, self._batch, places, self._ints, filled)
         batch = self.read(self.example())
         self._kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
         for index in self._batch:
@@ -385,12 +389,10 @@ class Binding:
         Args:
             effects: `Executor.effects`.
         """
-        self._host.write(effects)
-        rebound = dict(effect["rebind"] for effect in effects if "rebind" in effect)
-        for index, arg in zip(self._batch, self._given if rebound else (), strict=False):
-            for entry in walk_value(arg, self._names[index]).tensors:
-                if entry.name in rebound and entry.slot is not None:
-                    entry.slot.set(rebound[entry.name])
+        given = zip(self._batch, self._given if effects else (), strict=False)
+        objects = [walk_value(arg, self._names[index]) for index, arg in given]
+        rebind(effects, objects)
+        self._host.write(effects, objects)
         self._given = ()
 
     def _is_of_batch(self, name: str) -> bool:

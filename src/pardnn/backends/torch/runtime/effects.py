@@ -25,7 +25,7 @@ def tell(effects: Iterable[dict[str, Any]]) -> None:
         ((kind, content),) = effect.items()
         if kind == "print":
             args, sep, end, file = content
-            print(*map(_text, args), sep=sep, end=end, file=getattr(sys, _stream(file)))
+            print(*map(text_of, args), sep=sep, end=end, file=getattr(sys, _stream(file)))
         elif kind == "log":
             _log(*content)
         elif kind == "check":
@@ -36,15 +36,16 @@ def _stream(name: str) -> str:
     return "stderr" if name == "stderr" else "stdout"
 
 
-def _text(parts: list[Any]) -> str:
+def text_of(parts: list[Any]) -> str:
+    """Return the text that parts make: texts, and numbers with their formats."""
     return "".join(part if isinstance(part, str) else format(*part) for part in parts)
 
 
 def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any) -> None:
     path, line, function = place
-    args = tuple(_text(value) if isinstance(value, list) else value for value in values)
+    args = tuple(text_of(value) if isinstance(value, list) else value for value in values)
     logger = logging.getLogger(name)
-    logger.handle(logger.makeRecord(name, level, path, line, _text(parts), args, None, function))
+    logger.handle(logger.makeRecord(name, level, path, line, text_of(parts), args, None, function))
 
 
 def _check(value: bool, expected: bool, kind: str, message: str, line: str | None) -> None:

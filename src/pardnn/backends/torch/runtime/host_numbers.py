@@ -10,15 +10,22 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pardnn.backends.torch.ops.codec import Reference
 from pardnn.backends.torch.ops.host_program import host_program
+from pardnn.backends.torch.runtime.filled_containers import CONTAINERS, fill, filled_names
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
     missing_slots,
     numbers_by_name,
     place,
+    slots_of,
 )
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.object_graph import Slot, walk_objects
-from pardnn.backends.torch.user_step.sources import Source
+from pardnn.backends.torch.user_step.object_graph import (
+    ObjectGraph,
+    Slot,
+    argument_names,
+    walk_objects,
+)
+from pardnn.backends.torch.user_step.sources import Source, batch_indices
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import LOSS_KIND, Graph
 
@@ -37,7 +44,8 @@ class HostNumbers:
 
     Attributes:
         program: What is computed with them.
-        places: Where numbers are held that the step changes: `held_numbers.place`.
+        places: Where numbers and containers are held that the step changes: `held_numbers.place`.
+        filled: The lists and dictionaries that it fills, by name.
 
     Raises:
         MismatchError: E505, if the step's objects do not hold a number of the graph.
@@ -56,9 +64,12 @@ class HostNumbers:
         self._containers: dict[int, tuple[str, Slot, Any]] = {}
         told = [each["set"][0] for each in _marked(graph).get("effects", []) if "set" in each]
         written = dict.fromkeys([*dict(self.program.writes), *told])
+        self.filled: dict[str, Any] = {}
+        self._filled: dict[str, Slot] = {}
+        self._add_filled(step, args, filled_names(graph))
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
-        self.places = frozenset(place(slot) for slot in slots)
+        self.places = frozenset(place(slot) for slot in [*slots, *self._filled.values()])
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
         self._new: dict[str, Any] = {}
         self._schedules = _schedules(step, args, graph)
@@ -75,17 +86,33 @@ class HostNumbers:
         slots = {name: held[name][0] for name in wanted if name in held}
         lacking = [name for name in wanted if name in self.program.initial and name not in slots]
         slots |= missing_slots(lacking, objects, tensors)
-        unknown = [name for name in wanted if name not in slots]
-        if unknown:
-            raise MismatchError(
-                f"the graph was captured from another step: the number {shown(unknown[0])} is not "
-                "among what this step's objects hold.\nCapture and plan this step again.",
-                code="E505",
-                details={"missing": unknown[:20]},
-            )
+        _check_known([name for name in wanted if name not in slots], "number")
         self._sources.update((name, Source(name, "input", (slots[name],))) for name in wanted)
+        self._watch_holders({name: slots[name] for name in wanted}, objects)
+
+    def _add_filled(
+        self, step: Callable[..., Any], args: Sequence[Any], names: Sequence[str]
+    ) -> None:
+        """Find the containers that the step fills; those of the batch come with each call."""
+        if not names:
+            return
+        objects = walk_objects(step, list(args))
+        held = {n: x for n, x, _ in objects.contents if isinstance(x, CONTAINERS)}
+        _check_known([name for name in names if name not in held], "container")
+        given = [argument_names(step, len(args))[i] for i in batch_indices(args)]
+        prefixes = tuple(f"{name}." for name in given)
+        self.filled = {name: held[name] for name in names}
+        self._filled = {
+            name: slots_of(objects.contents, held[name])[0]
+            for name in names
+            if not f"{name}.".startswith(prefixes)
+        }
+        self._watch_holders(self._filled, objects)
+
+    def _watch_holders(self, slots: Mapping[str, Slot], objects: ObjectGraph) -> None:
+        """Watch that the lists and dictionaries stay in which places are."""
         found = containers(objects.contents)
-        for name in wanted:
+        for name in slots:
             holder = slots[name].holder
             while id(holder) in found and id(holder) not in self._containers:
                 slot = found[id(holder)][0]
@@ -109,6 +136,9 @@ class HostNumbers:
         for name, slot, holder in self._containers.values():
             if slot.get() is not holder:
                 return [Change(f"what holds {name}", holder, slot.get())]
+        for name, slot in self._filled.items():
+            if type(slot.get()) is not type(self.filled[name]):
+                return [Change(name, self.filled[name], slot.get())]
         program = self.program
         if not program.rows and not program.conditions and not program.writes:
             return []
@@ -120,11 +150,14 @@ class HostNumbers:
             for each, value in program.broken(values)
         ]
 
-    def write(self, effects: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Give the user's objects the numbers that the last step made; step its schedules.
+    def write(
+        self, effects: Sequence[Mapping[str, Any]], batch: Sequence[ObjectGraph] = ()
+    ) -> None:
+        """Give the user's objects what the last step made for them; step its schedules.
 
         Args:
             effects: What the step tells, numbers that it makes of data among it.
+            batch: What the batch's arguments hold.
         """
         told = dict(effect["set"] for effect in effects if "set" in effect)
         for name, value in {**self._new, **told}.items():
@@ -132,8 +165,21 @@ class HostNumbers:
                 raise value
             self._slots[name].set(value)
         self._new = {}
+        if self.filled:
+            given = {name: holder for each in batch for name, holder, _ in each.contents}
+            fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
         for schedule in self._schedules:
             schedule.step()
+
+
+def _check_known(missing: Sequence[str], what: str) -> None:
+    if missing:
+        raise MismatchError(
+            f"the graph was captured from another step: the {what} {shown(missing[0])} is not "
+            "among what this step's objects hold.\nCapture and plan this step again.",
+            code="E505",
+            details={"missing": list(missing[:20])},
+        )
 
 
 def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> list[LRScheduler]:

@@ -70,6 +70,9 @@ _OF_PARAMETERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+_NOTHING: Mapping[str, Any] = types.MappingProxyType({})
+
+
 class Guards:
     """All guards of a captured step.
 
@@ -79,6 +82,7 @@ class Guards:
         batch: Indices of the arguments that are the batch.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
         live: Names of numbers that are read at every call.
+        filled: Containers that the step only fills, by name.
     """
 
     def __init__(
@@ -88,15 +92,16 @@ class Guards:
         batch: Sequence[int],
         written: Collection[tuple[int, Any]] = (),
         live: Collection[str] = (),
+        filled: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        self._written, self._live = written, live
+        self._written, self._live, self._filled = written, live, filled
         arguments = list(args)
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
         self._guards: list[ItemGuard] = []
         # Closure cells and slots, which no container holds: (name, getter, what it returned).
         self._attributes: list[tuple[str, Callable[[], Any], Any]] = []
-        self._seen: dict[int, Any] = {}
+        self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
         names = argument_names(step, len(arguments))
         for i, name in enumerate(names):
@@ -115,10 +120,9 @@ class Guards:
         self._ignored = _unread_arguments(step, names)
 
     def ignores(self, name: str) -> bool:
-        """Whether an item of the batch lies in an argument that the step's code never reads."""
-        return bool(self._ignored) and any(
-            name == each or name.startswith(f"{each}.") for each in self._ignored
-        )
+        """Whether an item of the batch lies in what the step's code never reads."""
+        unread = [*self._ignored, *self._filled]
+        return any(name == each or name.startswith(f"{each}.") for each in unread)
 
     def changes(self, batch: dict[int, Any]) -> list[Change]:
         """Return what differs from the capture, in the order of the walk.
@@ -167,7 +171,7 @@ class Guards:
         while stack:
             path, at, is_live = stack.pop()
             is_read = isinstance(at, float) or path in self._live
-            if isinstance(at, torch.Tensor) or (is_live and is_read):
+            if isinstance(at, torch.Tensor) or (is_live and is_read) or path in self._filled:
                 continue
             if isinstance(at, VALUES):
                 found[path] = at

@@ -65,6 +65,13 @@ def numbers_by_name(
     return {name: each for name, each in found.items() if name not in ambiguous}
 
 
+def values_by_name(
+    contents: Iterable[tuple[str, Any, Any]], names: Mapping[int, str]
+) -> dict[str, Any]:
+    """Return the value of every number of `numbers_by_name`."""
+    return {name: value for name, (_, value) in numbers_by_name(contents, names).items()}
+
+
 def _places(path: str, holder: Any, content: Any) -> Iterator[tuple[str, Slot, Any]]:
     """Yield name, place and value of what one entry of `ObjectGraph.contents` holds."""
     if isinstance(holder, types.CellType | GlobalName):
@@ -94,6 +101,31 @@ def containers(contents: Iterable[tuple[str, Any, Any]]) -> dict[int, tuple[Slot
             if isinstance(value, dict | list):
                 found.setdefault(id(value), (slot, value))
     return found
+
+
+def slots_of(contents: Iterable[tuple[str, Any, Any]], value: Any) -> list[Slot]:
+    """Return every place that holds an object, within tuples and among the arguments, too.
+
+    Args:
+        contents: `ObjectGraph.contents`.
+        value: The object.
+    """
+    found: list[Slot] = []
+    for path, holder, content in contents:
+        places = _places(path, holder, content)
+        if path == "args":
+            places = (("", Slot(holder, i), item) for i, item in enumerate(content))
+        for _, slot, item in places:
+            found += _within_tuples(slot, item, value)
+    return found
+
+
+def _within_tuples(slot: Slot, item: Any, value: Any) -> Iterator[Slot]:
+    if item is value:
+        yield slot
+    elif isinstance(item, tuple):
+        for i, each in enumerate(item):
+            yield from _within_tuples(Slot(slot.holder, slot.key, (*slot.path, i)), each, value)
 
 
 def missing_slots(

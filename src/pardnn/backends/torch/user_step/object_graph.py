@@ -243,6 +243,8 @@ def _tuple_items(entry: Entry) -> Iterator[Entry]:
 def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     """Yield what one object holds, and record its content."""
     value = entry.value
+    if getattr(type(value), "is_pardnn_recorder", False):
+        return  # it stands for a container, while a step is traced
     if isinstance(value, dict):
         objects.contents.append((entry.name, value, dict(value)))
         for key, item in list(value.items()):

@@ -9,7 +9,7 @@ the ops to live values; both name them by this module.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -255,6 +255,12 @@ def _unique(made: list[Source]) -> Iterator[Source]:
         count = counts[source.name] = counts.get(source.name, 0) + 1
         name = source.name if count == 1 else f"{source.name}.{count}"
         yield Source(name, source.kind, source.slots)
+
+
+def outside(containers: Collection[str], found: Iterable[Source]) -> list[Source]:
+    """Return the sources that lie in none of some containers, by their names."""
+    prefixes = tuple(f"{name}." for name in containers)
+    return [source for source in found if not source.name.startswith(prefixes)]
 
 
 def gradient_source(parameter: Source) -> Source:

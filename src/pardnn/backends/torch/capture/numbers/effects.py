@@ -1,4 +1,4 @@
-"""What a step only tells: prints, log records, sums of losses, and checks that raise.
+"""What a step only tells: prints, log records, lists of losses, and checks that raise.
 
 Problem: `print(f"{i}: {loss.item():.3f}")` and `if loss.isnan(): raise` need numbers that only a
 run knows, and give nothing back to the graph.
@@ -13,23 +13,25 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import torch
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
 from pardnn.backends.torch.capture.numbers.questions import Check
 from pardnn.backends.torch.capture.result import recorded_result
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
-from pardnn.backends.torch.user_step.object_graph import is_library_file
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, is_library_file
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 #: Larger tensors are printed as fakes, at capture alone.
@@ -54,19 +56,62 @@ class Effects:
         self._texts: list[tuple[Any, str]] = []
         self._told: set[int] = set()
 
+    @property
+    def hints(self) -> Mapping[Any, Any]:
+        """The numbers of the traced step, by value of the trace."""
+        return self._tracer.scalars.hints
+
     def mark(self, number: Any, spec: str) -> str:
         """Return the mark that stands for a number's text."""
         self._texts.append((number, spec))
         return f"\ue000{len(self._texts) - 1}\ue001"
 
-    def check_told(self) -> None:
-        """Reject a text of a number that went elsewhere than to `print` or a logger.
+    def filled(self, name: str, keys: tuple[Any, ...], method: str, args: tuple[Any, ...]) -> None:
+        """Note what the step puts into a container, see `containers`; recorded by `finish`."""
+        self.noted.append({"call": [name, keys, method, args]})
+
+    def finish(self, objects: ObjectGraph, *, is_first: bool) -> None:
+        """Record what containers got, as it is after the step.
+
+        Args:
+            objects: The object graph before it.
+            is_first: Of the first step it is not yet known what containers get.
 
         Raises:
-            UnsupportedError: E802.
+            OtherUse: It is not told, or changes after the step.
+            UnsupportedError: E802, a text of a number went elsewhere than to `print`, a logger or
+                a container.
         """
-        if len(self._told) < len(self._texts):
+        for effect in self.noted:
+            if "call" in effect:
+                name, keys, method, args = effect["call"]
+                if not all(self._is_own(each, objects) for each in (*keys, *args)):
+                    raise OtherUse(name)
+                told = [[self._content(each) for each in items] for items in (keys, args)]
+                effect["call"] = [name, told[0], method, told[1]]
+        if len(self._told) < len(self._texts) and not is_first:
             raise unsupported.text_of_a_number(self._tracer.locator.line())
+
+    def _is_own(self, value: Any, objects: ObjectGraph) -> bool:
+        """Whether a value can be told, and no later step changes it."""
+        if isinstance(value, torch.Tensor):
+            storage = self._tracer.aliases.fresh_value(value).storage
+            return storage is None or not storage.source
+        if not isinstance(value, list | tuple | dict):
+            return is_told(value)
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        is_new = id(value) not in objects.seen and is_told(value)
+        return is_new and all(self._is_own(item, objects) for item in items)
+
+    def _content(self, value: Any) -> dict[str, Any]:
+        """Return what a container gets, texts by their parts."""
+        if isinstance(value, str):
+            return {"text": self._parts(value)}
+        if isinstance(value, dict):
+            return {"dict": [[self._content(k), self._content(x)] for k, x in value.items()]}
+        if isinstance(value, list | tuple):
+            return {type(value).__name__: [self._content(item) for item in value]}
+        return self._recorded(value)
 
     def printed(self, args: tuple[Any, ...], sep: str | None, end: str | None, file: str) -> None:
         """Note a call of `print`."""
@@ -123,6 +168,41 @@ class Effects:
         structure, calls = recorded_result(self._tracer, [value], None)
         self.calls += calls
         return structure["list"][0]
+
+
+def check_same_effects(one: Effects, other: Effects) -> None:
+    """Reject a step that tells other things in another trace: of a clock, say.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    told = [[_plain(each, effects.hints) for each in effects.noted] for effects in (one, other)]
+    told = [[each for each in effects if not {"set", "rebind"} & each.keys()] for effects in told]
+    for a, b in itertools.zip_longest(*told):
+        if a != b:
+            (kind,) = a or b
+            raise unsupported.changing_step(f"{_TOLD[kind]} something else the second time", None)
+
+
+#: What a step does that notes an effect.
+_TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks"}
+
+
+def _plain(data: Any, hints: Mapping[Any, Any]) -> Any:
+    """Return effects with the numbers of the trace, and texts as far as they are known."""
+    if isinstance(data, dict) and "kept" in data:
+        return hints.get(data["kept"], "?")
+    if isinstance(data, dict) and "value" in data:
+        return data["value"]
+    if isinstance(data, dict):
+        return {key: _plain(item, hints) for key, item in data.items()}
+    if not isinstance(data, list):
+        return data
+    if len(data) == 2 and isinstance(data[0], dict) and isinstance(data[1], str):
+        number = _plain(data[0], hints)  # a number in a text, with its format
+        return [number, data[1]] if isinstance(number, str) else format(number, data[1])
+    texts = itertools.groupby((_plain(item, hints) for item in data), lambda x: type(x) is str)
+    return [x for is_text, items in texts for x in (["".join(items)] if is_text else items)]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,261 @@
+"""Lists and dictionaries that a step only fills: `log.append(loss.item())`.
+
+Problem: what the step puts into them differs from step to step, and there is no end to it; but it
+comes back into no later step, unless the step reads them.
+
+Idea: each container that the first step has filled is replaced, while the step is traced, by a
+recorder: a container of the same type that notes what is put into it and holds nothing. Any other
+use of a recorder ends the trace, and the step is traced anew with the container itself. Code in C
+that looks past a recorder finds an item that is neither number nor tensor.
+
+Complexity: one more trace for each container with other uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.held_numbers import NUMBERS, slots_of
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+
+#: Containers within containers deeper than this are not followed.
+_MAX_DEPTH = 4
+#: Members of a recorder that are those of its type.
+_OWN = frozenset({
+    "__class__", "__class_getitem__", "__delattr__", "__dir__", "__doc__", "__getattribute__",
+    "__hash__", "__init__", "__init_subclass__", "__new__", "__setattr__", "__sizeof__",
+    "__subclasshook__",
+})  # fmt: skip
+
+#: Called with the name of a container, keys into it, a method and its arguments.
+Note = Callable[[str, tuple[Any, ...], str, tuple[Any, ...]], None]
+
+
+class OtherUse(BaseException):
+    """A step does more with a container than to fill it. No `except Exception` holds it up.
+
+    Args:
+        name: Of the container.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+class Filled(NamedTuple):
+    """A container that the first step has filled.
+
+    Attributes:
+        holder: The container.
+        content: What it held before.
+    """
+
+    holder: Any
+    content: Any
+
+
+def filled_containers(objects: ObjectGraph, without: Collection[str]) -> dict[str, Filled]:
+    """Return by name the containers that the first step has filled with what leaves the graph.
+
+    Args:
+        objects: The object graph before it.
+        without: Names of containers of which more uses are known.
+    """
+    bound = [e for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
+    prefixes = tuple(f"{entry.name}." for entry in bound)
+    modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
+    tables = {id(m.__dict__[k]) for m in modules for k in ("_parameters", "_buffers", "_modules")}
+    eligible = [each for each in objects.contents if type(each[1]) in _RECORDERS]
+    counts = Counter(name for name, _, _ in eligible)
+    return {
+        name: Filled(holder, content)
+        for name, holder, content in eligible
+        if name not in without and counts[name] == 1 and "<" not in name
+        if id(holder) not in tables and not name.startswith(prefixes)
+        if _is_filled(holder, content)
+    }
+
+
+def alike(name: str, filled: Iterable[str]) -> set[str]:
+    """Return a name and those that differ from it in numbers alone: of other layers."""
+    of_all = re.sub(r"\d+", "#", name)
+    return {name} | {other for other in filled if re.sub(r"\d+", "#", other) == of_all}
+
+
+def _is_filled(holder: Any, content: Any) -> bool:
+    """Whether a container has got items, and these are what can be told after a step."""
+    if isinstance(holder, dict):
+        if not content.keys() <= holder.keys():
+            return False
+        new = {k: v for k, v in holder.items() if k not in content or not _is_same(content[k], v)}
+        is_known = all(
+            isinstance(content.get(k), NUMBERS) and _is_number(v) for k, v in new.items()
+        )
+        return not is_known and all(map(is_told, [*new, *new.values()]))
+    if isinstance(holder, list):
+        is_prefix = all(map(_is_same, holder, content))
+        return len(holder) > len(content) and is_prefix and is_told(holder[len(content) :])
+    is_same = len(holder) == len(content) and all(map(_is_same, holder, content))
+    return not is_same and is_told(list(holder))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether nothing has changed; tensors have placeholders while a step is traced."""
+    return one is other or (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, NUMBERS) or node_of(value) is not None
+
+
+def is_told(value: Any, depth: int = 0) -> bool:
+    """Whether a value is a number, text or tensor, or a container of such, to a bounded depth."""
+    if value is None or isinstance(value, str) or _is_number(value):
+        return True
+    if isinstance(value, torch.Tensor):
+        return not isinstance(value, torch.nn.Parameter)
+    if type(value) not in (list, tuple, dict) or depth > _MAX_DEPTH:
+        return False
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(is_told(item, depth + 1) for item in items)
+
+
+@contextlib.contextmanager
+def recorders_inserted(
+    objects: ObjectGraph, filled: Mapping[str, Filled], note: Note
+) -> Iterator[None]:
+    """Put a recorder in the place of each container, for as long as the context is open.
+
+    Args:
+        objects: The object graph of the step.
+        filled: The containers by name.
+        note: Called with what the recorders note.
+
+    Raises:
+        OtherUse: The step replaces a container, or does not fill it.
+    """
+    noted: set[str] = set()
+
+    def noting(name: str, keys: tuple[Any, ...], method: str, args: tuple[Any, ...]) -> None:
+        noted.add(name)
+        note(name, keys, method, args)
+
+    made = {name: _recorder_of(x.holder, noting, name) for name, x in filled.items()}
+    slots = {n: slots_of(objects.contents, x.holder) for n, x in filled.items()}
+    for name in made:
+        for slot in slots[name]:
+            slot.set(made[name])
+    replaced: list[str] = []
+    try:
+        yield
+    finally:
+        for name in reversed(made):
+            replaced += [name for slot in slots[name] if slot.get() is not made[name]]
+            for slot in slots[name]:
+                slot.set(filled[name].holder)
+    # Here the step has run through.
+    used = [*replaced, *(name for name, each in made.items() if _len(each) > 1)]
+    used += [n for n in made if n not in noted and not n.startswith(tuple(f"{m}." for m in noted))]
+    if used:
+        raise OtherUse(used[0])
+
+
+class _Hidden:
+    """The one item of a recorder, which only code in C can see."""
+
+
+_HIDDEN = _Hidden()
+
+
+def _recorder_of(holder: Any, note: Note, name: str, keys: tuple[Any, ...] = ()) -> Any:
+    """Return a recorder.
+
+    Args:
+        holder: The container that it stands for.
+        note: Called with what it notes.
+        name: Of the container, or of the one that holds it.
+        keys: That lead from there to it.
+    """
+    kind = type(holder)
+    made: Any = _RECORDERS[kind]()
+    made.__dict__.update(pardnn=(note, name, keys, getattr(holder, "default_factory", None)))
+    if isinstance(made, dict):
+        dict.__setitem__(made, _HIDDEN, _HIDDEN)
+    else:
+        kind.append(made, _HIDDEN)
+    return made
+
+
+def _len(made: Any) -> int:
+    return next(kind for kind in _RECORDERS if isinstance(made, kind)).__len__(made)
+
+
+def _other_use(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+    raise OtherUse(self.pardnn[1])
+
+
+def _noted(self: Any, method: str, *args: Any) -> None:
+    note, name, keys, _ = self.pardnn
+    note(name, keys, method, args)
+
+
+def _append(self: Any, item: Any) -> None:
+    _noted(self, "append", item)
+
+
+def _append_left(self: Any, item: Any) -> None:
+    _noted(self, "appendleft", item)
+
+
+def _extend(self: Any, items: Any) -> None:
+    _noted(self, "extend", list(items))
+
+
+def _iadd(self: Any, items: Any) -> Any:
+    _extend(self, items)
+    return self
+
+
+def _set_item(self: Any, key: Any, value: Any) -> None:
+    _noted(self, "__setitem__", key, value)
+
+
+def _update(self: Any, *args: Any, **kwargs: Any) -> None:
+    for key, value in dict(*args, **kwargs).items():
+        _set_item(self, key, value)
+
+
+def _set_default(self: Any, key: Any, default: Any = None) -> Any:
+    if type(default) is not list or default:
+        _other_use(self)
+    note, name, keys, _ = self.pardnn
+    return _recorder_of(default, note, name, (*keys, key))
+
+
+def _get_default(self: Any, key: Any) -> Any:
+    return _other_use(self) if self.pardnn[3] is not list else _set_default(self, key, [])
+
+
+def _recorder_class(kind: type, members: Mapping[str, Any]) -> type:
+    """Return a subclass of which every other member of its type is another use."""
+    others = {n: _other_use for n in dir(kind) if n not in _OWN and callable(getattr(kind, n))}
+    members = {**others, **members, "is_pardnn_recorder": True}  # no walk enters it
+    return type(f"Recorded{kind.__name__}", (kind,), members)
+
+
+_SEQUENCE = {"append": _append, "extend": _extend, "__iadd__": _iadd}
+_DICTIONARY = {"__setitem__": _set_item, "update": _update, "setdefault": _set_default}
+_RECORDERS: dict[type, type] = {
+    list: _recorder_class(list, _SEQUENCE),
+    deque: _recorder_class(deque, {**_SEQUENCE, "appendleft": _append_left}),
+    dict: _recorder_class(dict, _DICTIONARY),
+    defaultdict: _recorder_class(defaultdict, {**_DICTIONARY, "__getitem__": _get_default}),
+}

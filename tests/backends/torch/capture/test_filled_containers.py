@@ -1,0 +1,260 @@
+"""Lists and dictionaries that a step fills: each rank fills its own after each step, as eager."""
+
+import json
+import time
+from collections import defaultdict, deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.stepping import (
+    Entry,
+    assert_as_eager,
+    cut_plan,
+    eager,
+    on_ranks,
+    small,
+)
+
+
+def entry(tell: Any, *more: Any) -> Entry:
+    """Return a step that calls `tell(loss, model, *more)` before the update."""
+    model, x, y = small()
+
+    def step(model, optimizer, x, y, *more):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        tell(loss, model, *more)
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.3), x, y, *more)
+
+
+def each_call(i: int) -> dict[int, Any]:
+    """Return another batch and another number of the step for each call."""
+    torch.manual_seed(i)
+    return {2: torch.randn(4, 5), 4: i}
+
+
+def test_a_list_gets_the_numbers_of_each_step() -> None:
+    trainer = SimpleNamespace()
+
+    def tell(loss, model, i):
+        trainer.log.append(loss.item())
+        trainer.log.append((i, loss.item() * 2, None))
+        trainer.log += [f"{i}: {loss.item():.3f}", {"loss": loss.item(), "at": [i, "x"]}]
+        trainer.log.extend(model[2].bias.grad.tolist())
+
+    def make() -> Entry:
+        trainer.log = ["first"]
+        return entry(tell, 0)
+
+    assert_as_eager(make, each_call, state=lambda args: trainer.log)
+
+
+def test_histories_get_a_number_more() -> None:
+    trainer = SimpleNamespace()
+
+    def tell(loss, model, i):
+        trainer.history["loss"].append(loss.item())
+        trainer.by_step[i] = loss.item()
+        trainer.of["loss"].append(loss.item())
+        trainer.last.update(loss=loss.item(), text="now")
+        trainer.recent.append(loss.item())
+        trainer.lists.setdefault("loss", []).append(loss.item())
+
+    def make() -> Entry:
+        trainer.history, trainer.of = {"loss": [], "other": []}, defaultdict(list)
+        trainer.by_step, trainer.last, trainer.lists = {}, {}, {}
+        trainer.recent = deque([0.5], maxlen=3)
+        return entry(tell, 0)
+
+    assert_as_eager(make, each_call, state=lambda args: vars(trainer))
+
+
+def test_tensors_are_kept_as_copies() -> None:
+    kept: list[Any] = []
+
+    def tell(loss, model):
+        kept.append(loss.detach())
+        kept.append(model[0].weight.grad)
+
+    def make() -> Entry:
+        kept[:] = [torch.ones(2)]
+        return entry(tell)
+
+    assert_as_eager(make, state=lambda args: [tensor.tolist() for tensor in kept])
+
+
+def test_a_list_among_the_arguments() -> None:
+    def tell(loss, model, log):
+        log.append(loss.item())
+        log.append("text")
+
+    assert_as_eager(lambda: entry(tell, []), state=lambda args: args[4])
+
+
+LOG: list[Any] = []
+
+
+def test_a_global_list() -> None:
+    def tell(loss, model):
+        LOG.append(loss.item())
+
+    def make() -> Entry:
+        LOG.clear()
+        return entry(tell)
+
+    assert_as_eager(make, state=lambda args: LOG)
+
+
+class Meter:
+    """As in many training scripts."""
+
+    def __init__(self) -> None:
+        self.val = self.sum = self.avg = 0.0
+        self.count = 0
+
+    def update(self, value: Any, n: int = 1) -> None:
+        self.val = value
+        self.sum += value * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+
+def test_a_meter() -> None:
+    meters: list[Meter] = [Meter()]
+
+    def tell(loss, model):
+        meters[0].update(loss.item(), 4)
+
+    def make() -> Entry:
+        meters[0].__init__()
+        return entry(tell)
+
+    assert_as_eager(make, state=lambda args: vars(meters[0]))
+
+
+def test_between_steps_the_containers_are_the_users() -> None:
+    trainer = SimpleNamespace()
+
+    def tell(loss, model):
+        trainer.log.append(loss.item())
+        trainer.history["loss"].append(loss.detach())
+
+    def run(call: Any, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+        told = []
+        for i in range(6):
+            if i == 2:
+                trainer.log.clear()
+            if i == 3:
+                trainer.log, trainer.history["loss"] = [], []
+            if i == 5:
+                x = x[:2]
+                y = y[:2]
+            call(x, y)
+            losses = [tensor.item() for tensor in trainer.history["loss"]]
+            told.append([list(trainer.log), losses])
+        return told
+
+    def made() -> Entry:
+        trainer.log, trainer.history = [], {"loss": [torch.tensor(9.0)]}
+        return entry(tell)
+
+    step, (model, optimizer, x, y) = made()
+    expected = run(lambda *batch: step(model, optimizer, *batch), x, y)
+
+    def body(rank: int, store: str) -> Any:
+        connect(rank, 1, store, 10.0)
+        step, (model, optimizer, x, y) = made()
+        fast = parallelize(
+            step, model, optimizer, x, y, decide=lambda graph, size, _: random_plan(graph, size)
+        )
+        told = run(fast, x, y)
+        trainer.history = {"loss": [], "other": 1}
+        fast(x, y)
+        told.append([fast.captures, len(trainer.history["loss"])])
+        fast.close()
+        return told
+
+    (outcome,) = run_ranks(1, body)
+    # A short batch, and another dictionary.
+    assert outcome.value == [*expected, [3, 1]], outcome.error
+
+
+def test_a_cut_step_fills_too() -> None:
+    log: list[Any] = []
+
+    def make() -> Entry:
+        log.clear()
+        return entry(lambda loss, model: log.append((loss.item(), model[0].bias.grad)))
+
+    def flat(args: Any) -> Any:
+        return [x for number, grad in log for x in (number, *grad.tolist())]
+
+    expected = eager(make, state=flat)
+    for found in on_ranks(make, 2, state=flat, plan_of=cut_plan):
+        for (_, ours, _), (_, theirs, _) in zip(found, expected, strict=True):
+            assert json.loads(ours) == pytest.approx(json.loads(theirs), rel=1e-4)
+
+
+def refused(tell: Any, *more: Any) -> UnsupportedError:
+    step, args = entry(tell, *more)
+    with pytest.raises(UnsupportedError) as caught:
+        capture(step, *args)
+    return caught.value
+
+
+def test_what_reads_the_list_is_refused() -> None:
+    log: list[Any] = []
+
+    def by_length(loss, model):
+        log.append(loss.item())
+        if len(log) > 3:
+            model[0].weight.grad.mul_(0.5)
+
+    def by_item(loss, model):
+        log.append(loss.detach())
+        model[0].weight.grad.mul_(log[-1])
+
+    def by_iteration(loss, model):
+        log.append(loss.item())
+        model[0].weight.grad.mul_(min(log))
+
+    def in_torch(loss, model):
+        log.append(loss.detach())
+        model[0].weight.grad.mul_(torch.stack(log).mean())
+
+    def by_type(loss, model):
+        if type(log) is list:
+            log.append(loss.item())
+
+    for each in (by_length, by_item, by_iteration, in_torch, by_type):
+        error = refused(each)
+        assert error.code in ("E802", "E804"), each
+        assert not log
+
+
+def test_what_is_the_same_only_at_capture_is_refused() -> None:
+    log: list[Any] = []
+    assert refused(lambda loss, model: log.append(time.perf_counter())).code == "E804"
+    # The list would hold the weight itself, which changes on.
+    assert refused(lambda loss, model: log.append(model[0].weight)).code == "E804"
+    state = {"loss": 0.0}
+
+    def same_dictionary(loss, model):
+        state["loss"] = loss.item()
+        log.append(state)
+
+    assert refused(same_dictionary).code == "E804"
+    assert not log
