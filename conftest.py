@@ -67,6 +67,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _one_thread(request: pytest.FixtureRequest) -> None:
+    """Two jobs share two cores: two threads each take 15 times as long for small tensors."""
+    if request.config.getoption("--job") in TORCH_JOBS:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _short_plans() -> None:
     """`auto` polishes for up to 2 s, then asks solvers for 0.7 s: too long for each of its tests.
 
