@@ -12,6 +12,7 @@
 #   make long      tests that take minutes: recipes, kills, all layouts
 #   make kills     200 kills while a checkpoint is written
 #   make resume-matrix   stop and go on: four models, 1, 2 and 4 ranks, placed and cut
+#   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
 #   make coverage  as `shapes`, and the lines that no test runs
 
 VENV ?= .venv
@@ -20,7 +21,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	resume-matrix
+	resume-matrix two-nodes
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -72,8 +73,8 @@ jit: $(STAMP)
 # Capture and ranks, and the halves to run side by side. A run in which a process crashes or prints
 # a traceback fails, even if all tests pass.
 torch ranks rest long: $(STAMP)
-	@echo "$(BIN)/python -m pytest -q --job $@"; \
-	$(BIN)/python -m pytest -q --job $@ > .$@.log 2>&1; status=$$?; cat .$@.log; \
+	@echo "$(BIN)/python -m pytest -q -rs --job $@"; \
+	$(BIN)/python -m pytest -q -rs --job $@ > .$@.log 2>&1; status=$$?; cat .$@.log; \
 	if [ $$status = 0 ] && grep -qE "Fatal Python error|Traceback" .$@.log; then \
 	  echo "all passed, but a process that failed can be seen above"; status=1; \
 	fi; exit $$status
@@ -84,6 +85,10 @@ kills: $(STAMP)
 
 resume-matrix: $(STAMP)
 	MATRIX=1 $(BIN)/python -m pytest -q tests/backends/torch/checkpoint/test_resume.py
+
+# Fails where nodes cannot be made, which `make long` skips and says.
+two-nodes: $(STAMP)
+	TWO_NODES=1 $(BIN)/python -m pytest -q tests/backends/torch/test_two_nodes.py
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -28,7 +28,7 @@ RANKS = {
 #: Whole tools and libraries, kills, all layouts by all operators.
 LONG = {
     "test_counting_optimizers.py", "test_layouts.py", "test_recipes.py", "test_save_faults.py",
-    "test_saved_runs.py",
+    "test_saved_runs.py", "test_two_nodes.py",
 }  # fmt: skip
 TORCH_JOBS = ("torch", "ranks", "rest", "long")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}

@@ -10,6 +10,7 @@
   op), `large_graphs` (arrays alone, up to millions of ops).
 - `op_samples`, `op_samples_layers`, `op_draw`: random calls of operators.
 - `naive_bytes`: the bytes that a sharding moves, counted element by element.
+- `two_nodes`: torchrun on two network namespaces, over a `slow_link`.
 - `data`: lists of operators, and the published placement problems of msr-fiddle.
 """
 

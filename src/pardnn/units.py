@@ -139,3 +139,19 @@ def parse_limits(memory: MemoryLimits, num_devices: int) -> dict[int | str, int 
 
 def _is_index(key: object) -> bool:
     return isinstance(key, int) and not isinstance(key, bool) and key >= 0
+
+
+def rate_text(bandwidth: float, latency: float) -> str:
+    """Return a link such as "118 MB/s + 1.2 ms".
+
+    Args:
+        bandwidth: Bytes per second.
+        latency: Seconds.
+    """
+    per_second = next((u for u in _RATES if bandwidth >= u[1]), _RATES[-1])
+    time = next((u for u in _TIMES if latency >= u[1]), _TIMES[-1])
+    return f"{bandwidth / per_second[1]:.3g} {per_second[0]} + {latency / time[1]:.3g} {time[0]}"
+
+
+_RATES = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
+_TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pardnn import backends
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
+from pardnn.units import rate_text
+
+if TYPE_CHECKING:
+    from pardnn.backends.torch.profile.rank_links import ThisCluster
+
+_LOGGER = logging.getLogger("pardnn")
 
 
 def parallelize(
@@ -39,8 +47,10 @@ def parallelize(
             where it is, as `algorithm` says.
         cluster: What to plan for. Its memory limits are enforced: a rank that holds more tensors
             ends with E603, and on CPU ranks the system refuses what exceeds the limit and an
-            allowance from here on, your own tensors too. None: one device per rank, as
-            `Cluster.uniform`, with its own memory, the host's shared by its ranks.
+            allowance from here on, your own tensors too. None: one device per rank
+            with its own memory, the host's shared by its ranks, and the links between them as
+            measured now, in a second or two (on one node as measured before); `fast.plan.cluster`
+            has them.
         algorithm: As for `plan`. The default places whole ops, so that losses keep every bit;
             "auto" may also cut ops where that is faster.
         reserve: As for `plan`.
@@ -57,19 +67,41 @@ def parallelize(
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.
     """
+    given = cluster or (plan.cluster if plan is not None else None)
+    measured: list[Cluster] = []
+
+    def on_cluster(found: ThisCluster) -> None:
+        measured.append(found.cluster)
+        if found.pairs and os.environ.get("RANK", "0") == "0":
+            _LOGGER.warning("pardnn: %s", links_text(found))
 
     def decide(graph: Graph, world_size: int, state: StateInPlace | None) -> Plan:
         # Only the rank that plans loads the compiler.
         from pardnn.planner.next_plan import next_plan
         from pardnn.planner.options import PlanOptions
 
-        own = plan.cluster if plan is not None else None
-        target = cluster or own or Cluster.uniform(world_size, memory=backends.rank_memory_bytes())
+        target = given or (measured[0] if measured else None)
+        target = target or Cluster.uniform(world_size, memory=backends.rank_memory_bytes())
         options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs)
         return next_plan(graph, target, options, plan, state)
 
     return backends.parallelize(
         step, *args, plan=plan, decide=decide, timeout=timeout, shapes=shapes,
         on_signal=on_signal,
-        is_limited=(cluster or (plan.cluster if plan is not None else None)) is not None,
+        is_limited=given is not None, on_cluster=on_cluster if given is None else None,
     )  # fmt: skip
+
+
+def links_text(found: ThisCluster) -> str:
+    """Say on one line what was measured of the links between ranks."""
+    rates = (("within a node", found.within), ("between nodes", found.between))
+    told = " and ".join(
+        f"{rate_text(rate.bandwidth, rate.latency)} {where}"
+        for where, rate in rates
+        if rate is not None
+    )
+    nodes = f"{found.num_nodes} node{'s' if found.num_nodes > 1 else ''}"
+    return (
+        f"links of {found.cluster.num_devices} ranks on {nodes} measured in {found.seconds:.1f} s: "
+        f"{told}; the plan is made for them (`cluster=` names others)"
+    )

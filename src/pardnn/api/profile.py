@@ -1,13 +1,16 @@
-"""Measure ops and links of this machine, into the cache."""
+"""Measure ops and links of this machine, into the cache; links of several, into a cluster file."""
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 
 from pardnn import backends
+from pardnn.cluster import write_cluster
 from pardnn.graph.ir import Graph
 from pardnn.report.progress import progress_bar
-from pardnn.report.results import LinksResult, ProfileResult
+from pardnn.report.results import LinksResult, ProfileResult, RankLinksResult
 
 
 def profiled(graph: Graph, threads: int = 1) -> ProfileResult:
@@ -34,4 +37,36 @@ def profiled_links() -> LinksResult:
         seconds=time.perf_counter() - started,
         measured=1,
         cached=0,
+    )
+
+
+def is_of_torchrun() -> bool:
+    """Return whether this process is one of several ranks that torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def profiled_rank_links(output: Path | None) -> RankLinksResult | None:
+    """Measure messages between every two ranks of torchrun.
+
+    Args:
+        output: Cluster file that rank 0 writes; None for none.
+
+    Returns:
+        What was measured, on rank 0; None on the others.
+    """
+    found = backends.measure_rank_links()
+    if os.environ.get("RANK", "0") != "0":
+        return None
+    if output is not None:
+        write_cluster(found.cluster, output)
+    within, between = found.within, found.between
+    return RankLinksResult(
+        num_devices=found.cluster.num_devices,
+        num_nodes=found.num_nodes,
+        latency_s=within.latency if within is not None else None,
+        bandwidth=within.bandwidth if within is not None else None,
+        between_latency_s=between.latency if between is not None else None,
+        between_bandwidth=between.bandwidth if between is not None else None,
+        measured=found.pairs,
+        seconds=found.seconds,
     )

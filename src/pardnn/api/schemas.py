@@ -29,6 +29,7 @@ _VALUES: dict[str, type] = {
     "layout": LayoutResult,
     "profile": results.ProfileResult,
     "profile --links": results.LinksResult,
+    "profile --links, torchrun": results.RankLinksResult,
     "convert": results.ConvertResult,
     "checkpoint show": results.CheckpointResult,
     "checkpoint verify": results.CheckpointVerifyResult,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pardnn.backends.torch.parallelize import parallelize
     from pardnn.backends.torch.profile.link_times import cached_links, measure_links
     from pardnn.backends.torch.profile.op_times import cached_table, profile_graph
+    from pardnn.backends.torch.profile.rank_links import measure_rank_links
 
 _HOME = {
     "cached_links": "profile.link_times",
@@ -35,6 +36,7 @@ _HOME = {
     "deferred": "deferred_init.deferred",
     "in_double": "ops.verify_description",
     "measure_links": "profile.link_times",
+    "measure_rank_links": "profile.rank_links",
     "parallelize": "parallelize",
     "profile_graph": "profile.op_times",
     "rank_memory_bytes": "devices",
@@ -55,6 +57,7 @@ __all__ = [
     "deferred",
     "in_double",
     "measure_links",
+    "measure_rank_links",
     "parallelize",
     "profile_graph",
     "rank_memory_bytes",

@@ -103,17 +103,34 @@ def profile(
         str | None, typer.Argument(metavar="[FILE.py:FUNCTION]", help="Graph to profile.")
     ] = None,
     links: Annotated[bool, typer.Option("--links", help="Measure the links instead.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Cluster file, of --links under torchrun."),
+    ] = None,
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Measure op costs, or links between local ranks, into the cache."""
+    """Measure op costs, or links between local ranks, into the cache.
+
+    Under torchrun, `--links` measures every two of its ranks, and `-o` writes them as a cluster.
+    """
     from pardnn.api.capture import graph_of, opened
-    from pardnn.api.profile import profiled, profiled_links
+    from pardnn.api.profile import is_of_torchrun, profiled, profiled_links, profiled_rank_links
 
     if links == (target is not None):
         raise UsageError("give either FILE.py:FUNCTION or --links")
-    if target is None:
+    if output is not None and not (links and is_of_torchrun()):
+        raise UsageError(
+            "-o writes the cluster that the ranks of torchrun are: "
+            "torchrun --nnodes 2 ... -m pardnn profile --links -o cluster.json",
+            code="E205",
+        )
+    if links and is_of_torchrun():
+        found = profiled_rank_links(output)
+        if found is not None:
+            show(found, as_json, f"cluster written to {output}" if output else None)
+    elif target is None:
         show(profiled_links(), as_json, None)
     else:
         graph = graph_of(opened(target), batch_size)

@@ -177,6 +177,26 @@ class LinksResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankLinksResult:
+    """Messages between the ranks of torchrun, every pair measured.
+
+    Of the slowest link within a node (`latency_s`, `bandwidth`) and of the slowest one between two
+    nodes; null where there is none.
+    """
+
+    __pydantic_config__ = STRICT
+
+    num_devices: int
+    num_nodes: int
+    latency_s: float | None
+    bandwidth: float | None
+    between_latency_s: float | None
+    between_bandwidth: float | None
+    measured: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConvertResult:
     """What `convert` read and wrote."""
 

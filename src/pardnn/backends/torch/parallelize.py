@@ -16,6 +16,7 @@ from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
 from pardnn.backends.torch.devices import this_device
+from pardnn.backends.torch.profile.rank_links import ThisCluster
 from pardnn.backends.torch.runtime import memory_limits
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
@@ -271,28 +272,28 @@ def parallelize(
     shapes: Sequence[Sequence[Any]] = (),
     is_limited: bool = False,
     on_signal: OnSignal | None = None,
+    on_cluster: Callable[[ThisCluster], None] | None = None,
 ) -> Parallel:
     """Return the step as a function that runs on all ranks.
 
-    Rank 0 captures the step and plans it; all ranks receive the graph and the plan. Each rank
-    keeps the parameters and states of its own ops, and the optimizers' and models' own objects
-    hold them: between steps they may be read and changed. Where the plan places whole ops, the
-    rest of the models reads as NaN and takes no memory. Where it cuts them (`tofu`), a parameter
-    or state is this rank's shard from now on, with the shard's shape. Models and optimizers that
-    are spread so refuse to be called and to give their state dict: `Parallel.state_dict`, `save`,
-    `export` and `sync_model` gather the shards.
+    Rank 0 captures the step and plans it. Each rank keeps the parameters and states of its own ops,
+    and the optimizers' and models' own objects hold them: between steps they may be read and
+    changed. Where the plan places whole ops, the rest of the models reads as NaN. Where it cuts
+    them (`tofu`), a parameter or state is this rank's shard from now on, with its shape. What is
+    spread so refuses to be called and to give its state dict: `state_dict`, `save` gather it.
 
     Args:
         step: The user's step.
         *args: Its arguments, built in the same way on every rank, with an example batch.
         plan: Made for this step; None lets rank 0 decide.
-        decide: Plans a graph for a number of devices, with the state where it is; needed where
-            `plan` is None, and to follow what changes between calls.
+        decide: Plans a graph for a number of devices, the state where it is; without it nothing
+            that changes between calls is followed.
         timeout: Longest wait for one message, seconds.
         device: "cpu" or "cuda"; None takes what the models are on.
         shapes: Further example batches, to be captured and planned now instead of when they come.
         is_limited: Enforce the memory limits of the plan's cluster from here on.
         on_signal: What SIGTERM and SIGINT on any rank make all ranks do; see `StopSignal`.
+        on_cluster: Called on every rank before planning, with measured links; None: not measured.
 
     Raises:
         MismatchError: E5xx, if ranks, plan and step do not belong together.
@@ -307,6 +308,7 @@ def parallelize(
         state = LiveState(world)
     history = History([], [])
     try:
+        state.tell_cluster(on_cluster)
         recording = recording_of(step, args)
         make = Maker(state, step, history, plan, decide, recording is not None)
         first = make(state.next_number(), args, ())

@@ -146,7 +146,7 @@ def test_ranks_that_cannot_be_reached_are_left_to_the_process_group(
             monkeypatch.setattr(unix_sockets, "_listening", lambda _: (None, None))
             monkeypatch.setattr(unix_sockets, "_connected", lambda *_: iter(()))
         elif rank == 1:
-            monkeypatch.setattr(unix_sockets, "_machine", lambda: "elsewhere")
+            monkeypatch.setattr(unix_sockets, "machine_id", lambda: "elsewhere")
         channel = connect(rank, 2, store, 10.0).channel
         assert channel is not None
         spec = MessageSpec(0, "x", 0, 1, 12, "float32", (3,), (1,), "producer", "consumer")

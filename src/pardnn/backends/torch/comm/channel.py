@@ -68,6 +68,7 @@ class Channel:
             compared their specs in the handshake need none.
 
     Attributes:
+        backend: "gloo" or "nccl".
         local: Connections to the ranks of this machine; None without any.
         step: Number of the step, for reports.
         waiting: The message that is waited for and since when (`time.monotonic`); None if none is.
@@ -97,7 +98,8 @@ class Channel:
         self._pending: dict[int, _Pending] = {}
         self._buffers: dict[int, torch.Tensor] = {}
         # Gloo reads host memory only.
-        staged = device.type == "cuda" and dist.get_backend(group) == "gloo"
+        self.backend = dist.get_backend(group)
+        staged = device.type == "cuda" and self.backend == "gloo"
         self._staged = staged
         self._transport_device = torch.device("cpu") if staged else device
         self._timeout = timedelta(seconds=timeout_s)

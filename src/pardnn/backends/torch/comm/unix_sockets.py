@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pardnn.backends.torch.comm.nodes import machine_id
 from pardnn.errors import RankError
 
 #: Bytes asked for a socket's buffer; the system may give less (`net.core.wmem_max`).
@@ -38,7 +39,6 @@ BUFFER_BYTES = 4 << 20
 NAP_S = 0.02
 #: Longest wait for a connection that its caller has announced, seconds.
 ACCEPT_S = 20.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 AllGather = Callable[[str, Any], list[Any]]
 
 
@@ -219,7 +219,7 @@ def connect_local(rank: int, all_gather: AllGather) -> LocalLinks | None:
     """
     with contextlib.ExitStack() as stack:
         listener, path = _listening(stack)
-        offers = all_gather("local", {"machine": _machine(), "path": path})
+        offers = all_gather("local", {"machine": machine_id(), "path": path})
         near = [
             each["path"] if each["path"] and each["machine"] == offers[rank]["machine"] else None
             for each in offers
@@ -230,14 +230,6 @@ def connect_local(rank: int, all_gather: AllGather) -> LocalLinks | None:
         if listener is not None:
             sockets.update(_accepted(listener, callers))
     return LocalLinks(sockets, min(each["limit"] for each in met)) if sockets else None
-
-
-def _machine() -> str:
-    """Return an identity that all processes of one running system share."""
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _listening(stack: contextlib.ExitStack) -> tuple[socket.socket | None, str | None]:

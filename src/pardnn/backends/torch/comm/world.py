@@ -22,6 +22,13 @@ import torch.distributed as dist
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.failure_detector import FailureDetector, State
 from pardnn.backends.torch.comm.handshake import all_gather
+from pardnn.backends.torch.comm.nodes import (
+    advice,
+    choose_interface,
+    machine_id,
+    may_be_several,
+    node_numbers,
+)
 from pardnn.backends.torch.comm.unix_sockets import connect_local
 from pardnn.errors import MismatchError, PardnnError, RankError
 
@@ -40,6 +47,7 @@ class World:
         timeout_s: Longest wait for one message, seconds.
         store: Shared by all ranks; None with a single one.
         channel: Sends and receives its messages; None with a single rank.
+        nodes: The number of each rank's node.
         detector: Made by `detect_failures`.
         describe: Returns what this rank is doing now, see `FailureDetector`; the executor sets it.
         reported: The error of `report_failure`.
@@ -51,6 +59,7 @@ class World:
     timeout_s: float
     store: dist.Store | None = None
     channel: Channel | None = None
+    nodes: tuple[int, ...] = (0,)
     detector: FailureDetector | None = None
     describe: Callable[[], State] = lambda: dict(_NOT_STARTED)
     reported: PardnnError | None = None
@@ -153,6 +162,8 @@ def join(
     if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return World(0, 1, device, timeout_s)
     try:
+        if backend == "gloo" and not (dist.is_initialized() and dist.get_backend() == "gloo"):
+            choose_interface()
         if not dist.is_initialized():
             dist.init_process_group(backend, timeout=wait)
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -163,7 +174,8 @@ def join(
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"the ranks did not find each other within {timeout_s:g} s: {_first_line(error)}.\n"
-            "A rank that is missing has ended or was not started; look at what it printed last.",
+            "A rank that is missing has ended or was not started; look at what it printed last."
+            + (f"\n{advice()}" if backend == "gloo" and may_be_several() else ""),
             code="E605",
         ) from error
     channel = Channel(group, rank, timeout_s=timeout_s, device=device, headers=headers)
@@ -171,7 +183,7 @@ def join(
     if backend == "gloo" and device.type == "cpu" and not headers:
         channel.local = connect_local(rank, world.all_gather)
     # A barrier: no rank may fail, and so close connections, while another one still connects.
-    world.all_gather("joined", rank)
+    world.nodes = node_numbers(world.all_gather("joined", machine_id()))
     return world
 
 

@@ -24,15 +24,13 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pardnn.backends.torch.comm.channel import Channel
-from pardnn.backends.torch.comm.wire_format import MessageSpec
-from pardnn.backends.torch.comm.world import join
+from pardnn.backends.torch.comm.world import World, join
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
+from pardnn.backends.torch.profile.ping_pong import End, low
 from pardnn.cost.host import cpu_name
 from pardnn.cost.links import LinkCosts, LinkFit, fit_link
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
@@ -157,38 +155,13 @@ def _bounced(timeout_s: float) -> Mapping[str, float]:
     return json.loads(texts[0][0])
 
 
-class _End:
-    """One rank's end of messages to and from the other."""
+class _Work:
+    """What a layer does to caches: a product, and a few small calls."""
 
-    def __init__(self, rank: int, timeout_s: float) -> None:
-        self.rank = rank
-        self.world = join(torch.device("cpu"), timeout_s=timeout_s)
-        assert self.world.channel is not None
-        self.channel: Channel = self.world.channel
+    def __init__(self) -> None:
         self.left, self.right = torch.ones(_WORK), torch.ones(_WORK[1], _WORK[1])
 
-    def specs(self, size: int) -> tuple[MessageSpec, MessageSpec]:
-        """Return the specs of a message of this many bytes from this rank, and of one to it."""
-        ends = ((self.rank, 1 - self.rank), (1 - self.rank, self.rank))
-        mine, theirs = (
-            MessageSpec(source, "x", source, target, size, "uint8", (size,), (1,), "x", "x")
-            for source, target in ends
-        )
-        return mine, theirs
-
-    def send(self, spec: MessageSpec, value: torch.Tensor) -> None:
-        """Send a value and wait until it has left."""
-        self.channel.send(spec, value)
-        self.channel.wait(spec)
-
-    def receive(self, spec: MessageSpec) -> Any:
-        """Receive a message and return its tensor."""
-        self.channel.allocate(spec)
-        self.channel.receive(spec)
-        return self.channel.wait(spec)
-
-    def compute(self) -> None:
-        """Do what a layer does to caches: a product, and a few small calls."""
+    def __call__(self) -> None:
         made = torch.relu(self.left @ self.right)
         made.view(-1)[:64].mul(0.5).add_(1.0).sum()
 
@@ -200,44 +173,35 @@ def _bounce(store: str, rank: int, timeout_s: float) -> dict[str, float]:
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2, timeout=wait
     )
-    end = _End(rank, timeout_s)
+    world, compute = join(torch.device("cpu"), timeout_s=timeout_s), _Work()
+    assert world.channel is not None
+    end = End(world.channel, 1 - rank)
     found = {f"{_IDLE}{size}": _idle(end, size) for size in MESSAGE_BYTES}
     posts: list[float] = []
     for size in _SIZES[_SEND]:
-        sent, posted, taken = _busy(end, size)
-        found |= {f"{_SEND}{size}": _low(sent), f"{_TAKE}{size}": _low(taken)}
-        posts.append(_low(posted))
+        sent, posted, taken = _busy(end, compute, size)
+        found |= {f"{_SEND}{size}": low(sent), f"{_TAKE}{size}": low(taken)}
+        posts.append(low(posted))
     found[f"{_POST}0"] = statistics.median(posts)
     least = min(MESSAGE_BYTES)
-    found[f"{_WAKE}0"] = max(0.0, _low(_woken(end, least)) - found[f"{_TAKE}{least}"])
-    end.world.close()
+    woken = low(_woken(end, world, compute, least))
+    found[f"{_WAKE}0"] = max(0.0, woken - found[f"{_TAKE}{least}"])
+    world.close()
     dist.destroy_process_group()
     return found
 
 
-def _low(seconds: list[float]) -> float:
-    """Return the lower quartile: other processes only ever make a message slower."""
-    return statistics.quantiles(seconds)[0]
-
-
-def _idle(end: _End, size: int) -> float:
+def _idle(end: End, size: int) -> float:
     """Return the seconds of one message between idle ranks."""
-    mine, theirs = end.specs(size)
     buffer = torch.ones(size, dtype=torch.uint8)
-
-    def trip() -> float:
-        start = time.perf_counter()
-        for sender in range(2):
-            end.send(mine, buffer) if sender == end.rank else end.receive(theirs)
-        return time.perf_counter() - start
-
+    trip = functools.partial(end.trip, size, buffer, is_first=end.rank == 0)
     trip()
     trips = torch.tensor([max(MIN_TRIPS, min(MAX_TRIPS, int(SIZE_SECONDS / trip())))])
     dist.broadcast(trips, 0)  # each rank measured another time; both must agree
-    return _low([trip() for _ in range(int(trips))]) / 2
+    return low([trip() for _ in range(int(trips))]) / 2
 
 
-def _busy(end: _End, size: int) -> tuple[list[float], list[float], list[float]]:
+def _busy(end: End, compute: _Work, size: int) -> tuple[list[float], list[float], list[float]]:
     """Return a rank's own seconds of sends, of posts, and of receives that need not wait.
 
     Both ranks compute between the messages.
@@ -254,28 +218,28 @@ def _busy(end: _End, size: int) -> tuple[list[float], list[float], list[float]]:
     with undisturbed() as timed:
         for _ in range(ROUNDS):
             buffer = torch.ones(size, dtype=torch.uint8)
-            end.compute()
+            compute()
             sent.append(timed(functools.partial(end.send, mine, buffer)))
             for _ in range(_MEANWHILE):
-                end.compute()
+                compute()
             posted.append(timed(post))
             taken.append(timed(functools.partial(channel.wait, theirs)))
     return sent, posted, taken
 
 
-def _woken(end: _End, size: int) -> list[float]:
+def _woken(end: End, world: World, compute: _Work, size: int) -> list[float]:
     """Return the seconds from the end of a send to the end of the wait that slept for it."""
     mine, theirs = end.specs(size)
     buffer, marks = torch.ones(size, dtype=torch.uint8), []
     for turn in range(2 * ROUNDS):
         if turn % 2 == end.rank:
             for _ in range(10):
-                end.compute()
+                compute()
             end.send(mine, buffer)
         else:
             end.receive(theirs)
         marks.append(time.perf_counter())  # of one clock: both ranks are on one machine
-    both = end.world.all_gather("marks", marks)
+    both = world.all_gather("marks", marks)
     return [both[1 - turn % 2][turn] - both[turn % 2][turn] for turn in range(2 * ROUNDS)]
 
 

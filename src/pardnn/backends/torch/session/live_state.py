@@ -12,7 +12,7 @@ that keeps the layout none is.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
+from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.gather import gathered
 from pardnn.backends.torch.runtime.program import Program
@@ -79,6 +80,7 @@ class LiveState:
         self.is_limited = False
         self.stop: StopSignal | None = None
         self._world = world
+        self._cluster: ThisCluster | None = None
         self._known: Any = WeakTensorKeyDictionary()
         self._num_storages = self._num_graphs = 0
         _LIVE.add(self)
@@ -101,6 +103,18 @@ class LiveState:
             for user in self.users:
                 user.finish()
             self.stop.leave(done)
+
+    def tell_cluster(self, on_cluster: Callable[[ThisCluster], None] | None) -> None:
+        """Measure what the ranks are, once for all steps on this state, and tell it.
+
+        Args:
+            on_cluster: None, or with a single rank: nothing is measured.
+        """
+        if on_cluster is None or self._world.size == 1:
+            return
+        is_known = self._cluster is not None
+        self._cluster = self._cluster or this_cluster(self._world)
+        on_cluster(self._cluster._replace(pairs=0) if is_known else self._cluster)
 
     def next_number(self) -> int:
         """Return the number of a new graph, the same on all ranks."""

@@ -1,0 +1,107 @@
+"""Which ranks share a machine, and which network interface joins the machines.
+
+Gloo listens on the address of this host's name, which in containers and in network namespaces is
+often one that no other machine reaches. All ranks do reach the one at `MASTER_ADDR`, so where
+several nodes take part, gloo is told the interface that leads there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
+_SIOCGIFADDR = 0x8915
+#: Tells gloo its interface.
+VARIABLE = "GLOO_SOCKET_IFNAME"
+
+
+def machine_id() -> str:
+    """Return an identity that all processes of one running system share, if they share its network.
+
+    Two network namespaces of one system are two machines: long messages between them go over the
+    network, and so shall short ones.
+    """
+    try:
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+    with contextlib.suppress(OSError):
+        return f"{boot} {_NETWORK.stat().st_ino}"
+    return boot
+
+
+def node_numbers(machines: Sequence[str]) -> tuple[int, ...]:
+    """Return the number of each rank's node, counted in order of rank."""
+    numbers = {machine: number for number, machine in enumerate(dict.fromkeys(machines))}
+    return tuple(numbers[machine] for machine in machines)
+
+
+def may_be_several() -> bool:
+    """Return whether ranks may run on several nodes; torchrun says if not."""
+    local = os.environ.get("LOCAL_WORLD_SIZE")
+    return local is None or local != os.environ.get("WORLD_SIZE")
+
+
+def choose_interface() -> None:
+    """Tell gloo which interface to use, where there may be several nodes.
+
+    Leaves it to gloo where `GLOO_SOCKET_IFNAME` is set, or no interface but the loopback one leads
+    to `MASTER_ADDR`.
+    """
+    if VARIABLE in os.environ or not may_be_several():
+        return
+    name = interface_to(os.environ.get("MASTER_ADDR", ""))
+    if name is not None:
+        os.environ[VARIABLE] = name
+
+
+def interface_to(host: str) -> str | None:
+    """Return the interface whose address this machine has on the way to a host.
+
+    Returns:
+        Its name; None if that is the loopback one, or cannot be told.
+    """
+    try:
+        address = socket.gethostbyname(host)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))  # of a datagram socket: nothing is sent
+            own = probe.getsockname()[0]
+        names = [name for _, name in socket.if_nameindex()]
+    except OSError:
+        return None
+    found = next((name for name in names if _address(name) == own), None)
+    return None if own.startswith("127.") else found
+
+
+def _address(interface: str) -> str | None:
+    """Return the IPv4 address of an interface; None if it has none."""
+    if fcntl is None:
+        return None
+    request = struct.pack("256s", interface.encode()[:15])
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    return None
+
+
+def advice() -> str:
+    """Return what may be wrong with the way to the other nodes, and the remedy."""
+    used = os.environ.get(VARIABLE)
+    with contextlib.suppress(OSError):
+        names = ", ".join(name for _, name in socket.if_nameindex())
+        chosen = f"gloo uses {used}" if used else "gloo uses the address of this host's name"
+        return (
+            f"Between nodes {chosen}; there are {names}. If another one leads to the other nodes "
+            f"(`ip route get ADDRESS`), name it on each: {VARIABLE}=NAME."
+        )
+    return f"Name the interface that leads to the other nodes: {VARIABLE}=NAME."

@@ -1,0 +1,238 @@
+"""The cluster that the ranks of a run are: their memory, and the links between them as measured.
+
+Problem: what a message costs differs by a thousand between two GPUs of a node and two nodes, and a
+plan for the wrong number is slower than one device. Idea: before anything is planned the ranks play
+ping-pong. Links between the same two nodes are alike, and so are those of one node: one pair stands
+for all. Pairs of different nodes are measured at the same time, in the rounds of a tournament (the
+circle method), so that no two share a node's interface; 16 nodes take 16 rounds. Each round has its
+share of `BUDGET_S`, and every rank gets all numbers, so that all hold the same cluster.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pardnn.backends.torch.comm.world import World, join, leave, rank_device
+from pardnn.backends.torch.devices import rank_memory_bytes, this_device
+from pardnn.backends.torch.profile.op_times import machine_of
+from pardnn.backends.torch.profile.ping_pong import SIZES, End, follow, lead
+from pardnn.cluster import Cluster, Device, Link, Rate
+from pardnn.cost.links import fit_link
+from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
+from pardnn.errors import PardnnError, UsageError
+
+#: Of a measurement at the start of a run, seconds in all; longest share of one round.
+BUDGET_S, ROUND_S = 1.2, 0.6
+_SIGNATURE = "pardnn.message."
+Pair = tuple[int, int]
+
+
+class ThisCluster(NamedTuple):
+    """What the ranks of a run are.
+
+    Attributes:
+        cluster: A device per rank, in order of rank, and the links between them.
+        num_nodes: On which they run.
+        within: The link of two ranks of one node, the slowest; None if no node has two.
+        between: The link of two nodes, the slowest; None with a single one.
+        pairs: How many pairs of ranks were measured now; 0 if all was known before.
+        seconds: That measuring took.
+    """
+
+    cluster: Cluster
+    num_nodes: int
+    within: Rate | None
+    between: Rate | None
+    pairs: int
+    seconds: float
+
+
+def this_cluster(world: World, *, every: bool = False, folder: Path | None = None) -> ThisCluster:
+    """Measure the links between the ranks; all ranks call it once, and get the same.
+
+    On one node what was measured before counts, for the same machine, transport and number of
+    ranks.
+
+    Args:
+        world: This rank's connections, of at least two ranks.
+        every: Measure every pair, one after the other, whatever is known.
+        folder: Of the cost cache; the user's if absent.
+
+    Raises:
+        RankError: E602, if a rank was lost.
+        StuckError: E701, E702, if a rank does not come.
+    """
+    begin = time.perf_counter()
+    folder = folder or cache_folder()
+    is_one = len(set(world.nodes)) == 1
+    rounds = every_pair(world.size) if every else tournament(world.nodes)
+    known = _known(world, folder) if is_one and not every else None
+    if known is not None:
+        rounds = []
+    share = ROUND_S if every else min(ROUND_S, BUDGET_S / max(1, len(rounds)))
+    mine: list[Any] = []
+    for number, pairs in enumerate(rounds):
+        mine += [[*pair, _seconds(world, pair, share)] for pair in pairs if world.rank in pair]
+        if every:  # nothing else is on the way
+            world.all_gather(f"links {number}", None)
+    told = world.all_gather("links", [rank_memory_bytes(), mine])
+    found = {(a, b): _by_size(row) for _, rows in told for a, b, row in rows if row}
+    if known is not None:
+        found[0, 1] = known
+    elif is_one and world.rank == 0:
+        _keep(world, folder, found)
+    rates = _rates_of_all(world.nodes, {pair: _rate(row) for pair, row in found.items()})
+    return _made(
+        [memory for memory, _ in told], world.nodes, rates, 0 if known is not None else len(found),
+        time.perf_counter() - begin,
+    )  # fmt: skip
+
+
+def measure_rank_links(timeout_s: float = 60.0) -> ThisCluster:
+    """Measure every pair of the ranks that torchrun has started, of which this process is one.
+
+    Args:
+        timeout_s: Longest wait for one message, seconds.
+
+    Raises:
+        RankError: E602, E605, if the ranks do not find each other, or one is lost.
+        StuckError: E701, E702, if a rank does not come.
+    """
+    device = rank_device(this_device(), int(os.environ.get("LOCAL_RANK", "0")))
+    world = join(device, timeout_s=timeout_s)
+    world.detect_failures()
+    try:
+        return this_cluster(world, every=True)
+    except PardnnError as error:
+        raise world.report_failure(error) from error.__cause__
+    finally:
+        leave([world])
+
+
+def every_pair(size: int) -> list[list[Pair]]:
+    """Return rounds in which every pair of ranks is measured alone."""
+    return [[(a, b)] for a in range(size) for b in range(a + 1, size)]
+
+
+def tournament(nodes: Sequence[int]) -> list[list[Pair]]:
+    """Return rounds in which each two nodes, and two ranks of each node, are measured.
+
+    Args:
+        nodes: The number of each rank's node.
+
+    Returns:
+        Pairs of ranks; in a round no node is in two of them.
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks.setdefault(node, []).append(rank)
+    inside = [(each[0], each[1]) for each in ranks.values() if len(each) > 1]
+    ring = [each[0] for each in ranks.values()]
+    ring += [-1] * (len(ring) % 2)  # whoever meets -1 rests
+    rounds = [inside]
+    for _ in range(len(ring) - 1):
+        pairs = zip(ring[: len(ring) // 2], reversed(ring), strict=False)
+        rounds.append([(min(pair), max(pair)) for pair in pairs if -1 not in pair])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return [pairs for pairs in rounds if pairs]
+
+
+def _seconds(world: World, pair: Pair, share_s: float) -> dict[int, float] | None:
+    """Measure a pair as one of its ranks; return what the first of them has found."""
+    assert world.channel is not None
+    if world.rank == pair[0]:
+        return lead(End(world.channel, pair[1]), share_s)
+    follow(End(world.channel, pair[0]))
+    return None
+
+
+def _by_size(row: Mapping[str, float]) -> dict[int, float]:
+    return {int(size): seconds for size, seconds in row.items()}
+
+
+def _rate(seconds: Mapping[int, float]) -> Rate:
+    """Fit a link to messages, to three digits: no more are known."""
+    try:
+        fit = fit_link(list(seconds), list(seconds.values()))
+        latency, bandwidth = fit.latency, fit.bandwidth
+    except UsageError:  # disturbed: long messages were as fast as short ones
+        latency = min(seconds.values())
+        bandwidth = max(size / each for size, each in seconds.items())
+    return Rate(latency=float(f"{latency:.3g}"), bandwidth=float(f"{bandwidth:.3g}"))
+
+
+def _rates_of_all(nodes: Sequence[int], measured: Mapping[Pair, Rate]) -> dict[Pair, Rate]:
+    """Return the link of each pair of ranks: its own, or that of a pair on the same nodes."""
+    by_nodes = {frozenset((nodes[a], nodes[b])): rate for (a, b), rate in measured.items()}
+    size = len(nodes)
+    return {
+        (a, b): measured.get((a, b)) or by_nodes[frozenset((nodes[a], nodes[b]))]
+        for a in range(size)
+        for b in range(a + 1, size)
+    }
+
+
+def _made(
+    memory: Sequence[int],
+    nodes: Sequence[int],
+    rates: Mapping[Pair, Rate],
+    pairs: int,
+    seconds: float,
+) -> ThisCluster:
+    devices = tuple(Device(name=f"gpu:{i}", memory=size) for i, size in enumerate(memory))
+    default = Counter(rates.values()).most_common(1)[0][0]
+    links = tuple(
+        Link(source=devices[a].name, target=devices[b].name,
+             bandwidth=rate.bandwidth, latency=rate.latency)
+        for (a, b), rate in rates.items() if rate != default
+    )  # fmt: skip
+    cluster = Cluster(devices=devices, links=links, default_link=default)
+    within = [rate for (a, b), rate in rates.items() if nodes[a] == nodes[b]]
+    between = [rate for (a, b), rate in rates.items() if nodes[a] != nodes[b]]
+    return ThisCluster(
+        cluster, len(set(nodes)), _slowest(within), _slowest(between), pairs, seconds
+    )
+
+
+def _slowest(rates: Sequence[Rate]) -> Rate | None:
+    return min(rates, key=lambda rate: rate.bandwidth, default=None)
+
+
+# What was measured before on one node.
+
+
+def _machine(world: World) -> Machine:
+    assert world.channel is not None
+    transport = "sockets" if world.channel.local is not None else world.channel.backend
+    torch = importlib.metadata.version("torch")
+    device = machine_of(world.device)
+    library = f"torch {torch}, {transport}, {world.size} ranks of one node"
+    return Machine(device=device.device, library=library, threads=device.threads)
+
+
+def _known(world: World, folder: Path | None) -> dict[int, float] | None:
+    """Return what rank 0 knows of messages between these ranks, the same on all ranks."""
+    mine = None
+    if world.rank == 0:
+        entries = load_table(_machine(world), folder).entries
+        mine = {
+            size: entry.seconds
+            for size in SIZES
+            if (entry := entries.get(f"{_SIGNATURE}{size}")) is not None
+        }
+    (first, *_) = world.all_gather("links known", mine)
+    return _by_size(first) if len(first) > 1 else None
+
+
+def _keep(world: World, folder: Path | None, found: Mapping[Pair, Mapping[int, float]]) -> None:
+    """Keep what one pair took, in the middle of all."""
+    rows = sorted(found.values(), key=lambda row: row[max(row)])
+    middle = rows[len(rows) // 2]
+    entries = {f"{_SIGNATURE}{size}": Entry(seconds=each) for size, each in middle.items()}
+    save_table(CostTable(_machine(world), entries), folder)

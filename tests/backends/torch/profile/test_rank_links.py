@@ -1,0 +1,133 @@
+"""The links between the ranks of a run, measured before it is planned."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pardnn.backends.torch.comm.channel import Channel
+from pardnn.backends.torch.comm.wire_format import MessageSpec
+from pardnn.backends.torch.profile import rank_links
+from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster, tournament
+from pardnn.cluster import Cluster, cluster_to_dict
+from tests.backends.torch.ranks import connect, run_ranks
+
+LATENCY, BANDWIDTH = 5e-3, 50e6
+
+
+@pytest.mark.parametrize(
+    "nodes", [(0, 0), (0, 1), (0, 0, 1, 1), (0, 1, 2), (0, 0, 0, 1, 2, 2, 3), tuple(range(9))]
+)
+def test_each_two_nodes_meet_once_and_none_twice_in_a_round(nodes: tuple[int, ...]) -> None:
+    rounds = tournament(nodes)
+    for pairs in rounds:
+        busy = [node for a, b in pairs for node in {nodes[a], nodes[b]}]
+        assert len(busy) == len(set(busy))
+    met = [frozenset((nodes[a], nodes[b])) for pairs in rounds for a, b in pairs]
+    several = {node for node in nodes if nodes.count(node) > 1}
+    expected = {frozenset(two) for two in itertools.combinations(set(nodes), 2)}
+    assert len(met) == len(set(met))
+    assert set(met) == expected | {frozenset((node,)) for node in several}
+    assert len(rounds) <= len(set(nodes)) + 1
+
+
+def slow_between(nodes: tuple[int, ...], patch: pytest.MonkeyPatch) -> None:
+    """Make messages between nodes as slow as LATENCY and BANDWIDTH say."""
+    wait = Channel.wait
+
+    def slow(channel: Channel, spec: MessageSpec) -> Any:
+        value = wait(channel, spec)
+        if nodes[spec.source] != nodes[spec.target] and spec.target == channel.rank:
+            time.sleep(LATENCY + spec.bytes / BANDWIDTH)
+        return value
+
+    patch.setattr(Channel, "wait", slow)
+
+
+def measured(nodes: tuple[int, ...], folder: Path, **kwargs: Any) -> list[Any]:
+    """Return what each rank finds, as JSON types."""
+
+    def body(rank: int, store: str) -> Any:
+        world = connect(rank, len(nodes), store, 20.0)
+        world.nodes = nodes
+        with pytest.MonkeyPatch.context() as patch:
+            slow_between(nodes, patch)
+            found = this_cluster(world, folder=folder, **kwargs)
+        world.close()
+        return [cluster_to_dict(found.cluster), found.pairs, found.seconds, found.num_nodes]
+
+    outcomes = run_ranks(len(nodes), body)
+    assert all(each.status == 0 for each in outcomes), [each.error for each in outcomes]
+    return [each.value for each in outcomes]
+
+
+def rates(row: Any) -> dict[str, float]:
+    """Return bytes per second of each pair of devices."""
+    a = Cluster(
+        devices=tuple(rank_links.Device(name=each["name"]) for each in row["devices"]),
+        links=tuple(
+            rank_links.Link(source=each["from"], target=each["to"],
+                            bandwidth=each["bandwidth"], latency=each["latency"])
+            for each in row["links"]
+        ),
+        default_link=rank_links.Rate(**row["default_link"]),
+    ).arrays  # fmt: skip
+    pairs = itertools.combinations(range(len(row["devices"])), 2)
+    return {f"{i}{j}": a.bandwidth[i, j] for i, j in pairs} | {
+        f"latency {i}{j}": a.latency[i, j]
+        for i, j in itertools.combinations(range(len(row["devices"])), 2)
+    }
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_all_ranks_learn_which_links_are_slow(every: bool, tmp_path: Path) -> None:
+    found = measured((0, 0, 1), tmp_path, every=every)
+    assert [each[0] for each in found] == [found[0][0]] * 3
+    assert found[0][1] == (3 if every else 2)
+    assert all(seconds < 2.5 for _, _, seconds, _ in found)
+    assert found[0][3] == 2
+    rate = rates(found[0][0])
+    for pair in ("02", "12"):
+        assert 0.1 * BANDWIDTH < rate[pair] < 2 * BANDWIDTH
+        assert 0.8 * LATENCY < rate[f"latency {pair}"] < 10 * LATENCY
+    assert rate["01"] > 2 * BANDWIDTH
+    assert rate["latency 01"] < LATENCY
+    assert all(each["memory"] > 0 for each in found[0][0]["devices"])
+    assert not list(tmp_path.iterdir())  # of several nodes nothing is kept
+
+
+def test_on_one_node_what_was_measured_before_counts(tmp_path: Path) -> None:
+    first, *_ = measured((0, 0), tmp_path)
+    again, *_ = measured((0, 0), tmp_path)
+    assert first[1] == 1
+    assert again[1] == 0
+    assert again[0] == first[0]
+    anew, *_ = measured((0, 0), tmp_path, every=True)
+    assert anew[1] == 1
+    last, *_ = measured((0, 0), tmp_path)
+    assert last[0] == anew[0]  # measuring anew replaces what is kept
+    more, *_ = measured((0, 0, 0), tmp_path)
+    assert more[1] == 1  # of another number of ranks nothing is known
+
+
+def test_times_that_do_not_grow_still_make_a_link() -> None:
+    rate = rank_links._rate({64: 2e-3, 4096: 1.5e-3, 65536: 1e-3})
+    assert rate.latency == 1e-3
+    assert rate.bandwidth == pytest.approx(65.5e6)
+
+
+def test_what_was_measured_is_said_on_one_line() -> None:
+    from pardnn.api.parallelize import links_text
+
+    cluster = Cluster.uniform(4)
+    within = rank_links.Rate(bandwidth=3.1e9, latency=21e-6)
+    between = rank_links.Rate(bandwidth=118e6, latency=1.2e-3)
+    text = links_text(ThisCluster(cluster, 2, within, between, 2, 0.41))
+    assert text.startswith(
+        "links of 4 ranks on 2 nodes measured in 0.4 s: 3.1 GB/s + 21 us within a node and "
+        "118 MB/s + 1.2 ms between nodes;"
+    )
