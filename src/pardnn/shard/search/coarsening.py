@@ -15,7 +15,7 @@ Complexity: O(tensors log tensors + size of the arguments).
 Reference: Tofu (EuroSys 2019), section 5.1, "Grouping forward and backward operations" and
 "Coalescing operators".
 Deviations: from level 1 on a tensor and its gradient have one layout, where the paper tries all
-combinations inside of a group; ops need no groups, as each chooses its strategy by itself; repeated
+combinations inside of a group; `free_gradients` makes up for it in a last pass. Ops need no groups, as each chooses its strategy by itself; repeated
 layers are ours; time steps and layers are found from source lines, module paths and shapes, no
 annotation is needed.
 """
@@ -154,6 +154,8 @@ def coarsened(
     level: int,
     storage: Storage,
     fixed: FixedLayouts | None = None,
+    *,
+    tied: bool = True,
 ) -> Coarse:
     """Coarsen a graph: which tensors share a layout, and which ops are one factor.
 
@@ -163,6 +165,7 @@ def coarsened(
         level: `NEEDED`, `TRAINING` or `REPEATED`.
         storage: From `storage_of`.
         fixed: Layouts that tensors of different ones do not share a class for; None for none.
+        tied: Whether a gradient may share a class with what is none.
     """
     classes = TensorClasses({t.name: t.shape or () for op in graph.ops for t in op.outputs})
     if fixed is not None:
@@ -173,9 +176,11 @@ def coarsened(
         _merge_repeated(graph, calls, classes)
     groups = _groups(calls, classes, storage)
     if level >= TRAINING:
+        apart = frozenset[str]() if tied else gradient_names(calls)
         for group in groups:  # what is merged for one of a group is merged for all
-            _merge_aligned(group.first, alignment_of(group.first.number), classes)
-        _merge_gradients(calls, groups, classes)
+            _merge_aligned(group.first, alignment_of(group.first.number), classes, apart)
+        if tied:
+            _merge_gradients(calls, groups, classes)
     return Coarse(classes, groups)
 
 
@@ -264,10 +269,23 @@ def view_dims(op_call: OpCall, slot: Place, output: int, rank: int) -> Dims:
     return tuple(dims)
 
 
-def _merge_aligned(op_call: OpCall, alignment: Alignment, classes: TensorClasses) -> None:
+def gradient_names(calls: Sequence[OpCall]) -> frozenset[str]:
+    """Return what backward ops make, and what other ops make of that alone, such as its sums."""
+    found: set[str] = set()
+    for c in calls:
+        read = [name for place, name in c.places.items() if isinstance(place, str)]
+        if c.op.backward_of is not None or (read and found.issuperset(read)):
+            found.update(tensor.name for tensor in c.op.outputs)
+    return frozenset(found)
+
+
+def _merge_aligned(
+    op_call: OpCall, alignment: Alignment, classes: TensorClasses, apart: frozenset[str]
+) -> None:
     places = op_call.places
     for place, dims in alignment.pairs.items():
-        classes.merge(places[0], places[place], dims)
+        if (places[0] in apart) == (places[place] in apart):
+            classes.merge(places[0], places[place], dims)
 
 
 def _merge_gradients(

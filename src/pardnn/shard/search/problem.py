@@ -133,6 +133,8 @@ def make_problem(
     level: int,
     calls: Sequence[OpCall] | None = None,
     fixed: FixedLayouts | None = None,
+    *,
+    tied: bool = True,
 ) -> Problem:
     """Return the problem of a graph. O(tensors + arguments).
 
@@ -141,13 +143,14 @@ def make_problem(
         level: Of coarsening: `NEEDED`, `TRAINING` or `REPEATED`.
         calls: From `op_calls`, if they are known.
         fixed: Layouts of state that stays where it is; None for none.
+        tied: Whether a gradient may share a class with what is none.
 
     Raises:
         InfeasibleError: E301, if the step needs other layouts of what is fixed.
     """
     calls = op_calls(graph) if calls is None else calls
     storage = storage_of(graph)
-    classes, groups = coarsened(graph, calls, level, storage, fixed)
+    classes, groups = coarsened(graph, calls, level, storage, fixed, tied=tied)
     if fixed is not None:
         check_fixed(classes, fixed)
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}

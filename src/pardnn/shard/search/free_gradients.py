@@ -1,0 +1,84 @@
+"""The last pass of the search: gradients may be laid out unlike the tensors that they are of.
+
+Problem: coarsening gives a tensor and its gradient one layout, where the paper tries all
+combinations inside of a group. Recurrent steps and ops whose backward pass looks another way
+(cumulative sums, sorts, scatters) pay for it.
+Idea: the same coarse graph without the ties between gradients and other tensors. It starts from
+what the tied search found, which costs the same there, and chooses mesh axis by mesh axis once
+more; all axes together where that is little work.
+Complexity: one or two dynamic programs per mesh axis.
+Reference: Tofu (EuroSys 2019), section 5.1: "we use brute-force search" inside of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pardnn.graph.ir import Graph
+from pardnn.plan.mesh import Mesh
+from pardnn.shard.search.coarsening import NEEDED, OpCall
+from pardnn.shard.search.cost_tables import CostTables, State
+from pardnn.shard.search.dynamic_program import Solution, solve
+from pardnn.shard.search.objective import Objective
+from pardnn.shard.search.problem import Problem, make_problem
+from pardnn.shard.search.recursion import MANY_FACTORS, POLISHES, best_state, is_tractable, polished
+from pardnn.shard.sharding import Sharding
+
+#: Distinct ops without ties, above which gradients keep their layouts: seconds for a per cent.
+MOST_FACTORS = 400
+
+
+def free_gradients(
+    graph: Graph,
+    calls: Sequence[OpCall],
+    level: int,
+    sharding: Sharding,
+    objective_of: Callable[[Problem], Objective],
+) -> tuple[Problem, Solution] | None:
+    """Return the coarse graph without ties of gradients, and a choice for it that costs less.
+
+    Args:
+        graph: The graph.
+        calls: From `op_calls`.
+        level: Of coarsening.
+        sharding: What was found with ties.
+        objective_of: Makes the objective of a problem.
+
+    Returns:
+        None where nothing is tied, or nothing was gained.
+    """
+    if level == NEEDED:
+        return None
+    problem = make_problem(graph, level, calls, tied=False)
+    start = _start(problem, sharding) if len(problem.factors) <= MOST_FACTORS else None
+    if start is None:
+        return None
+    mesh: Mesh = sharding.mesh
+    tables = CostTables(problem, objective_of(problem), mesh.shape)
+    before = solve(tables, start, ())
+    is_many = len(problem.factors) > MANY_FACTORS
+    if is_tractable(tables, len(mesh.shape)):
+        found = best_state(tables)
+    elif len(mesh.shape) == 1:
+        found = solve(tables, start, [0])
+    else:
+        found = polished(tables, before, 1 if is_many else POLISHES)
+    return (problem, found) if found.cost < before.cost * (1 - 1e-12) else None
+
+
+def _start(problem: Problem, sharding: Sharding) -> State | None:
+    """Return the state that stands for a sharding; None if the coarse graph has none."""
+    layouts = tuple(
+        sharding.layouts.get(variable.root, (None,) * len(sharding.mesh.shape))
+        for variable in problem.variables
+    )
+    for root, members in problem.classes.members.items():
+        if problem.classes.shapes[root]:
+            for name in members:
+                if problem.layout(name, layouts) != sharding.layouts[name]:
+                    return None
+    axes = tuple(sharding.axes[factor.ops[0].op.name] for factor in problem.factors)
+    for factor, chosen in zip(problem.factors, axes, strict=True):
+        if any(sharding.axes[c.op.name] != chosen for c in factor.ops):
+            return None
+    return State(layouts, axes)

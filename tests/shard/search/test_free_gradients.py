@@ -1,0 +1,80 @@
+"""Gradients that are laid out unlike their tensors: by hand, and beside trying all by sets."""
+
+import pytest
+
+from pardnn.graph.ir import Graph
+from pardnn.plan.mesh import make_mesh
+from pardnn.shard.search import tofu
+from pardnn.shard.search.coarsening import TRAINING, gradient_names, op_calls
+from pardnn.shard.search.communication_bytes import total_bytes
+from pardnn.shard.search.cost_tables import CostTables
+from pardnn.shard.search.objective_bytes import BytesObjective
+from pardnn.shard.search.problem import make_problem
+from pardnn.shard.search.recursion import best_state
+from pardnn.shard.search.tofu import find_sharding
+from testbed.hand_graphs import Steps, mlp
+from testbed.naive_bytes import least_bytes, naive_bytes
+
+pytestmark = pytest.mark.jit
+
+
+def scan(rows: int, inner: int, columns: int) -> Graph:
+    """A softmax, whole along rows, whose gradient is a running sum, whole along columns."""
+    s = Steps()
+    s.source("x", (rows, inner), "input")
+    s.source("g", (rows, columns), "input")
+    s.source("w", (inner, columns))
+    s.mm("h", "x", "w")
+    s.call("p", "aten._softmax.default", ["h", 1, False], (rows, columns))
+    s.call("dh", "aten.cumsum.default", ["g", 0], (rows, columns), of="p")
+    s.mm("dw", s.t("x.t", "x", of="h"), "dh", of="h")
+    s.update("w", "dw")
+    return s.graph()
+
+
+def together(name: str) -> str:
+    """Classes of what must be cut alike: the weight that is updated, by its gradient."""
+    return {"dw": "w", "w.new": "w", "x.t": "x'"}.get(name, name)
+
+
+def tied_bytes(graph: Graph, shape: tuple[int, ...]) -> float:
+    return best_state(CostTables(make_problem(graph, TRAINING), BytesObjective(), shape)).cost
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape", "tied", "free"),
+    [((8, 8, 8), (2,), 160, 128), ((8, 4, 16), (2,), 128, 96), ((8, 8, 8), (2, 2), 304, 256)],
+)
+def test_a_gradient_is_cut_as_its_own_ops_want_it(monkeypatch, sizes, shape, tied, free) -> None:
+    """Elements. 8 x 8 on two: h in rows takes all of w or x, 64, and dh in columns likewise."""
+    graph, mesh = scan(*sizes), make_mesh(shape)
+    monkeypatch.setattr(tofu, "FEW_FACTORS", 0)  # else a graph this small is not coarsened
+    found = find_sharding(graph, mesh)
+    assert found.level == TRAINING
+    assert tied_bytes(graph, shape) == 4 * tied
+    assert found.cost == 4 * free == least_bytes(graph, mesh, together)
+    assert found.cost == naive_bytes(graph, found.sharding) == total_bytes(graph, found.sharding)
+    assert found.sharding.layouts["h"] != found.sharding.layouts["dh"]
+
+
+@pytest.mark.parametrize("sizes", [(6, 10, 7, 9), (32, 16, 24, 8), (8, 64, 4, 16)])
+@pytest.mark.parametrize("shape", [(2,), (2, 2), (3, 2)])
+def test_freeing_loses_nothing(monkeypatch, sizes, shape) -> None:
+    graph, mesh = mlp(*sizes), make_mesh(shape)
+    monkeypatch.setattr(tofu, "FEW_FACTORS", 0)
+    found = find_sharding(graph, mesh)
+    assert found.cost <= tied_bytes(graph, shape)
+    assert found.cost == total_bytes(graph, found.sharding)
+
+
+def test_sums_of_gradients_are_gradients_and_updates_are_not() -> None:
+    s = Steps()
+    s.source("x", (4, 4), "input")
+    s.source("w", (4, 4))
+    s.mm("y", "x", "w")
+    s.mm("one", s.t("x.t", "x", of="y"), "y", of="y")
+    s.mm("two", "x.t", "x", of="y")
+    s.call("sum", "aten.add.Tensor", ["one", "two"], (4, 4))
+    s.call("mixed", "aten.add.Tensor", ["sum", "w"], (4, 4))
+    s.update("w", "sum")
+    assert gradient_names(op_calls(s.graph())) == {"x.t", "one", "two", "sum"}
