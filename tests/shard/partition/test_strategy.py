@@ -14,7 +14,7 @@ from pardnn.shard.partition.strategy import Cut, Reduce, Strategy, Unread, Whole
 from pardnn.shard.partition.worker_ops import WorkerOp, partition
 from pardnn.shard.tdl import registry
 from pardnn.shard.tdl.interval import DescriptionError
-from pardnn.shard.tdl.language import Local, Opaque, Sum
+from pardnn.shard.tdl.language import Local, Max, Mean, Once, Opaque, Prod, Sum
 from pardnn.shard.tdl.registry import describe
 
 
@@ -208,6 +208,12 @@ def described(function: Any, *shapes: Any, outputs: tuple[Any, ...] = ((4, 4),))
         (lambda: lambda i, j: 0, "does not take the arguments"),
         (lambda x: lambda i, j: x[i:, j], "one end"),
         (lambda x: lambda i, j: x[::2, j], "step"),
+        (lambda x: lambda i, j: Sum(lambda i: x[i, j]), "index 'i' of a reduction is one of the"),
+        (lambda x: lambda i, j: Sum(lambda k: Max(lambda k: x[i, k])), "the index 'k'"),
+        (lambda x: lambda i, j: Max(lambda k: x[i, k]) + Once(x[i, j], {}), "stands beside max"),
+        (lambda x: lambda i, j: Mean(lambda k: x[i, k]) - Once(x[i, j], {}), "beside mean"),
+        (lambda x: lambda i, j: Once(x[i, j], {}) + 2 * Prod(lambda k: x[i, k]), "beside prod"),
+        (lambda x: lambda i, j: Sum(lambda k: x[i, k]) * Once(x[i, j], {}), "beside 'mul'"),
     ],
 )  # fmt: skip
 def test_errors_teach(function: Any, message: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from pardnn.errors import shown
 from pardnn.shard.cache import cached
 from pardnn.shard.partition.call import Bound, Call, bind_call
+from pardnn.shard.tdl.check_value import check_value
 from pardnn.shard.tdl.interval import (
     Affine,
     DescriptionError,
@@ -371,7 +372,7 @@ def trace(function: Callable[..., Any], ndim: int) -> Output:
     """Run the lambda of one output on symbolic indices.
 
     Raises:
-        DescriptionError: E220, if it is not affine, or its rank is not `ndim`.
+        DescriptionError: E220, if it is not affine, its rank is not `ndim`, or by `check_value`.
     """
     names, extents = parameters(function, ndim)
     value = result(function, names)
@@ -384,4 +385,5 @@ def trace(function: Callable[..., Any], ndim: int) -> Output:
         raise DescriptionError(
             f"an output has {ndim} dims and is described with {len(listed)} indices"
         )
+    check_value(value, frozenset(names))
     return Output(names, extents, listed, value, at is None)

@@ -18,8 +18,7 @@ from pardnn.plan.mesh import Layout
 from pardnn.shard.search.alignment import alignment_of, free_loop
 from pardnn.shard.search.coarsening import OpCall, Storage, coarsened, op_calls, op_key, storage_of
 from pardnn.shard.search.communication_bytes import element_bytes
-from pardnn.shard.search.fixed import check_fixed
-from pardnn.shard.search.tensor_classes import Dims, TensorClasses, composed
+from pardnn.shard.search.tensor_classes import Dims, TensorClasses, check_fixed, composed
 from pardnn.shard.sharding import FixedLayouts
 
 

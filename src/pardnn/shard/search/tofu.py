@@ -12,7 +12,7 @@ Reference: Tofu (EuroSys 2019), section 5. Deviations: see docs/algorithms/tofu.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import Cluster
@@ -165,23 +165,18 @@ def _found(
     calls = op_calls(graph)
     level, problem = coarse_problem(graph, calls, few, fixed)
 
-    def objective_of(problem: Problem) -> BytesObjective | SecondsObjective:
-        if isinstance(target, Cluster) and objective == "seconds":
-            return seconds_objective(graph, problem, target, costs or graph_costs(graph))
-        return _bytes_objective(graph, problem, mesh, memory_price)
-
     if objective == "bytes":
-        found = _fewest_bytes(graph, calls, level, problem, mesh, objective_of)
+        found = _fewest_bytes(graph, calls, level, problem, mesh, memory_price)
     elif isinstance(target, Cluster):
-        timed = objective_of(problem)
+        timed = seconds_objective(graph, problem, target, costs or graph_costs(graph))
         found = _Choice(problem, mesh, _within_memory(graph, calls, problem, timed, mesh, capacity))
     else:
         raise UsageError("the objective 'seconds' needs a cluster: it has the links", code="E212")
     problem, mesh, best = found
     sharding = expanded(problem, best.state, mesh, graph)
     untied = None
-    if fixed is None and capacity is None:
-        untied = free_gradients(graph, calls, level, sharding, objective_of)
+    if fixed is None and objective == "bytes" and not memory_price:
+        untied = free_gradients(graph, calls, level, sharding, BytesObjective())
     if untied is not None:
         problem, best = untied
         sharding = expanded(problem, best.state, mesh, graph)
@@ -209,7 +204,7 @@ def _fewest_bytes(
     level: int,
     problem: Problem,
     mesh: Mesh,
-    objective_of: Callable[[Problem], BytesObjective],
+    price: float,
 ) -> _Choice:
     """Return what moves the fewest bytes: the portfolio of the search and the baselines.
 
@@ -219,7 +214,7 @@ def _fewest_bytes(
     and moves nothing. Where many ops are distinct, baselines are dropped whose first cut moves far
     more than it has to.
     """
-    tables = CostTables(problem, objective_of(problem), mesh.shape)
+    tables = CostTables(problem, _bytes_objective(graph, problem, mesh, price), mesh.shape)
     best = _Choice(problem, mesh, best_state(tables))
     if len(mesh.shape) > 1 and problem.fixed is None:
         flat = one_axis_solution(tables)
@@ -231,7 +226,7 @@ def _fewest_bytes(
         return best
     tied = baseline_problem(graph, calls, level, problem)
     if tied is not problem:
-        tables = CostTables(tied, objective_of(tied), mesh.shape)
+        tables = CostTables(tied, _bytes_objective(graph, tied, mesh, price), mesh.shape)
     bound = math.inf
     if len(tied.factors) > MANY_FACTORS:
         bound = FAR * recursive_search(tables, count=1).cost
