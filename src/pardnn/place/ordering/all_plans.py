@@ -162,7 +162,9 @@ def _are_alike(machine: Machine, capacities: Sequence[int | None]) -> bool:
     apart = ~np.eye(machine.num_devices, dtype=bool)
     links = np.stack([machine.latency[apart], machine.bandwidth[apart]])
     return (
-        len(set(capacities)) == 1 and len(machine.seconds) == 1 and not np.ptp(links, axis=1).any()
+        len(set(capacities)) == 1
+        and len(machine.seconds) == 1
+        and bool((links == links[:, :1]).all())
     )
 
 
