@@ -33,6 +33,7 @@ NAMED = {
     "tofu": "bench.tofu.main",
     "tofu-equality": "bench.runtime.equality",
     "tofu-search": "bench.tofu.search",
+    "two-nodes": "bench.runtime.two_nodes",
 }
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from pardnn import backends
-from pardnn.cluster import write_cluster
+from pardnn.cluster import Rate, write_cluster
 from pardnn.graph.ir import Graph
-from pardnn.report.progress import progress_bar
+from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import LinksResult, ProfileResult, RankLinksResult
 
 
@@ -37,6 +37,22 @@ def profiled_links() -> LinksResult:
         seconds=time.perf_counter() - started,
         measured=1,
         cached=0,
+    )
+
+
+def local_rate() -> Rate | None:
+    """Return the link of two CPU ranks of this machine, measured once; None where ranks use GPUs.
+
+    What `parallelize` measures is another thing: the ranks of torchrun that are there.
+    """
+    if backends.this_device() != "cpu":
+        return None
+    known = backends.cached_links()
+    if known is None:
+        with status("measuring messages between two ranks of this machine, once"):
+            known = backends.measure_links()
+    return Rate(
+        bandwidth=float(f"{known.idle.bandwidth:.3g}"), latency=float(f"{known.idle.latency:.3g}")
     )
 
 

@@ -69,10 +69,16 @@ MaxMemory = Annotated[
     typer.Option("--max-memory", help="Hard limit per device, such as 16GiB; or one each: a,b."),
 ]
 Bandwidth = Annotated[
-    str | None, typer.Option("--bandwidth", help="Of every link, such as 300GB/s (the default).")
+    str | None,
+    typer.Option(
+        "--bandwidth", help="Of every link, such as 300GB/s (the default; run measures its ranks)."
+    ),
 ]
 Latency = Annotated[
-    str | None, typer.Option("--latency", help="Of every link, such as 25us (the default).")
+    str | None,
+    typer.Option(
+        "--latency", help="Of every link, such as 25us (the default; run measures its ranks)."
+    ),
 ]
 Links = Annotated[str | None, typer.Option("--links", help="independent (the default) or serial.")]
 ClusterChoice = Annotated[
@@ -136,6 +142,8 @@ def cluster_from_options(
     latency: str | None,
     links: str | None,
     cluster: str | None,
+    *,
+    of_this_machine: bool = False,
 ) -> Cluster:
     """Return the cluster that the options describe.
 
@@ -146,6 +154,7 @@ def cluster_from_options(
         latency: `--latency`.
         links: `--links`.
         cluster: `--cluster`; then none of the others.
+        of_this_machine: What is not given of links is measured here, instead of the default.
 
     Raises:
         UsageError: E205, if they contradict each other or name no cluster.
@@ -170,14 +179,19 @@ def cluster_from_options(
             "name the devices: --devices K [--max-memory SIZE], or --cluster FILE|PRESET[:K]",
             code="E205",
         )
-    from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster
+    from pardnn.cluster import DEFAULT_BANDWIDTH, DEFAULT_LATENCY, Cluster, Rate
 
+    rate = Rate(bandwidth=DEFAULT_BANDWIDTH, latency=DEFAULT_LATENCY)
+    if of_this_machine and devices > 1 and (bandwidth is None or latency is None):
+        from pardnn.api.profile import local_rate
+
+        rate = local_rate() or rate
     sizes = None if max_memory is None else max_memory.split(",")
     return Cluster.uniform(
         devices,
         memory=sizes[0] if sizes is not None and len(sizes) == 1 else sizes,
-        bandwidth=DEFAULT_BANDWIDTH if bandwidth is None else bandwidth,
-        latency=DEFAULT_LATENCY if latency is None else latency,
+        bandwidth=rate.bandwidth if bandwidth is None else bandwidth,
+        latency=rate.latency if latency is None else latency,
         links=links or "independent",  # pyright: ignore[reportArgumentType]
     )
 

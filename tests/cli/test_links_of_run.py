@@ -1,0 +1,71 @@
+"""`run` plans for the links of this machine; commands that plan for another one do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pardnn import backends
+from pardnn.cli.options import cluster_from_options
+from pardnn.cost.links import LinkCosts, LinkFit
+
+FIT = LinkFit(latency=12.34e-6, bandwidth=2.3456e9, error=0.0)
+COSTS = LinkCosts(idle=FIT, sending=FIT, taking=FIT, posting=0.0, waking=0.0)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts measurements, on a machine of which nothing is known."""
+    count: list[int] = []
+
+    def measure() -> LinkCosts:
+        count.append(1)
+        return COSTS
+
+    for name, value in (
+        ("this_device", lambda: "cpu"), ("cached_links", lambda: None), ("measure_links", measure),
+    ):  # fmt: skip
+        monkeypatch.setattr(backends, name, value, raising=False)
+    return count
+
+
+def rate(*given: Any, **kwargs: Any) -> tuple[float, float]:
+    found = cluster_from_options(*given, **kwargs).default_link
+    assert found is not None
+    return found.bandwidth, found.latency
+
+
+def test_what_is_not_given_is_measured_here(measured: list[int]) -> None:
+    assert rate(2, None, None, None, None, None, of_this_machine=True) == (2.35e9, 1.23e-5)
+    assert rate(2, None, "1GB/s", None, None, None, of_this_machine=True) == (1e9, 1.23e-5)
+    assert len(measured) == 2
+    assert rate(2, None, "1GB/s", "1ms", None, None, of_this_machine=True) == (1e9, 1e-3)
+    assert rate(1, None, None, None, None, None, of_this_machine=True) == (300e9, 25e-6)
+    assert rate(2, None, None, None, None, None) == (300e9, 25e-6)
+    assert len(measured) == 2
+
+
+def test_gpus_keep_the_default(measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "this_device", lambda: "cuda")
+    assert rate(2, None, None, None, None, None, of_this_machine=True) == (300e9, 25e-6)
+    assert not measured
+
+
+def test_run_asks_for_them(measured: list[int], run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        found.append(args[1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pardnn.api.run.run_target", stop)
+    run("run", "x.py:f", "--devices", 2)
+    assert found[0].default_link.bandwidth == 2.35e9
+    assert len(measured) == 1
+
+
+def test_a_cluster_file_is_written_by_ranks_of_torchrun_alone(run: Any) -> None:
+    status, _, err = run("profile", "--links", "-o", "cluster.json")
+    assert status == 2
+    assert "torchrun --nnodes 2" in err
