@@ -122,15 +122,16 @@ def page(found: dict[str, Any], head: str) -> str:
     """Return the page in Markdown."""
     bandwidth, latency = found["link"]
     base = statistics.median(found["seconds"]["one rank"])
-    lines = [
-        head,
+    measured = (
         f"Measured at the start, in {found['measured_s']:.1f} s: {bandwidth / 1e6:.0f} MB/s + "
         f"{1e3 * latency:.2f} ms. Losses of all ways in all steps equal in every bit: "
-        f"{'yes' if found['equal'] else 'NO'}.\n",
-        "| plan for | fastest step, ms | median, ms | times one rank | simulated, ms | messages | "
-        "MB sent | ops on the second rank |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+        f"{'yes' if found['equal'] else 'NO'}.\n"
+    )
+    columns = (
+        "plan for", "fastest step, ms", "median, ms", "times one rank", "simulated, ms",
+        "messages", "MB sent", "ops on the second rank",
+    )  # fmt: skip
+    lines = [head, measured, f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     for name, seconds in found["seconds"].items():
         middle = statistics.median(seconds)
         row = f"| {name} | {1e3 * min(seconds):.1f} | {1e3 * middle:.1f} | {middle / base:.2f} | "
