@@ -65,6 +65,7 @@ def test_tensors_without_a_long_dim_are_cut_along_several_axes(sizes: tuple[int,
     assert total_bytes(graph, even) >= found.cost
 
 
+@pytest.mark.jit
 def test_a_step_that_is_cut_takes_its_share_of_memory() -> None:
     graph = mlp(6, 7, 5, 6)
     whole = pardnn.plan(graph, Cluster.uniform(1), "single", costs="k80")
@@ -92,6 +93,7 @@ def test_uneven_cuts_are_given_up_where_memory_asks_for_it() -> None:
     assert plan.predicted.transfer_bytes > 0
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize("algorithm", ["tofu", "heft", "auto"])
 def test_what_an_error_advises_fits(algorithm: str) -> None:
     graph = experts(32, 64)
@@ -133,6 +135,7 @@ def test_whole_tensors_are_no_start_where_they_could_be_cut(monkeypatch) -> None
         assert all(None not in layout for layout in start.state.layouts[1:])
 
 
+@pytest.mark.jit
 def test_every_cut_algorithm_is_advised_by_itself() -> None:
     graph = experts(8, 16)
     for algorithm in SHARDED:

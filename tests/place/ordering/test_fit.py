@@ -1,5 +1,6 @@
 """Orders and message positions: valid plans, no more memory than their order asks for."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def test_the_simulator_finds_the_emulation_again(graph: Graph, cluster: Cluster,
         assert simulate(graph, machine, plan).makespan <= timeline.makespan * (1 + 1e-12)
 
 
+@pytest.mark.jit
 def test_a_placement_that_fits_in_some_order_is_not_refused() -> None:
     for seed in range(20):
         graph = random_graph(seed, 40, FAMILIES[seed % len(FAMILIES)])
