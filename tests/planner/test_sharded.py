@@ -8,7 +8,7 @@ from rich.console import Console
 
 import pardnn
 from pardnn.api.convert import ConvertOptions, convert
-from pardnn.cluster import Cluster
+from pardnn.cluster import Cluster, Device
 from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import write_graph
@@ -134,6 +134,41 @@ def test_compare_keeps_its_table_whatever_fails(monkeypatch) -> None:
     said = io.StringIO()
     Console(file=said, width=200).print(result_text(CompareResult(rows=rows)))
     assert "spartan: E410 two ops at one place" in said.getvalue()
+
+
+def unlike(*devices: tuple[float, int | None], bandwidth: float = 21e9) -> Cluster:
+    """Devices by speed and memory."""
+    return dataclasses.replace(
+        Cluster.uniform(len(devices), bandwidth=bandwidth),
+        devices=tuple(
+            Device(name=f"d{n}", speed=speed, memory=memory)
+            for n, (speed, memory) in enumerate(devices)
+        ),
+    )
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 0.25), (0.25, 1.0, 1.0), (1.0, 1.0, 0.9), (1.0, 0.1)])
+def test_a_cut_never_loses_to_one_device_that_fits(speeds: tuple[float, ...]) -> None:
+    graph, cluster = chain(batch=4096, width=1024), unlike(*[(speed, None) for speed in speeds])
+    plan, alone = (pardnn.plan(graph, cluster, name, costs="k80") for name in ("tofu", "single"))
+    assert plan.predicted is not None
+    assert alone.predicted is not None
+    assert plan.predicted.makespan_s <= alone.predicted.makespan_s
+    assert plan_problems(graph, plan, cluster) == []
+    slowest = min(speeds) * len(speeds)  # of the work that one device does in that time
+    assert (plan.partition is None) == (slowest < 1)
+    if plan.partition is None:
+        assert plan.algorithm == "single"
+        assert any("tofu leaves all on the fastest device" in note for note in plan.notes)
+
+
+def test_one_device_that_fits_is_taken_where_a_cut_does_not() -> None:
+    graph, cluster = chain(batch=256, width=256), unlike((1.0, None), (1.0, 4096))
+    plan = pardnn.plan(graph, cluster, "tofu", reserve=0.0, costs="k80")
+    assert set(plan.placement.values()) == {0}
+    assert any("no plan fits. With every op cut over 2 devices" in note for note in plan.notes)
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(graph, unlike((1.0, 4096), (0.5, 4096)), "tofu", costs="k80")
 
 
 def test_stated_seconds_are_shared_out() -> None:

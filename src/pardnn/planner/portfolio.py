@@ -69,9 +69,9 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
     options = problem.options
     if algorithm in SHARDED:
         is_beaten_at = best.makespan_s if best and options.objective == "seconds" else None
-        found = decide_sharded(problem, algorithm, unless_above=is_beaten_at)
-        simulated = (found.makespan_s, found.transfer_bytes, found.planning_s)
-        return Outcome(algorithm, found.arrays, 0, *simulated, sharded=found)
+        if algorithm == "tofu" and best is None and _is_uneven(problem):
+            return _cut_or_alone(problem)
+        return _cut(problem, algorithm, is_beaten_at)
     started = time.perf_counter()
     try:
         decision = _placed(problem, algorithm)
@@ -87,6 +87,41 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
         transfer_bytes=timeline.transfer_bytes(problem.graph),
         planning_s=planning,
     )
+
+
+def _cut(problem: Problem, algorithm: str, unless_above: float | None = None) -> Outcome:
+    """Run an algorithm that cuts every op."""
+    found = decide_sharded(problem, algorithm, unless_above=unless_above)
+    simulated = (found.makespan_s, found.transfer_bytes, found.planning_s)
+    return Outcome(algorithm, found.arrays, 0, *simulated, sharded=found)
+
+
+def _is_uneven(problem: Problem) -> bool:
+    """Whether devices are unlike, and seconds count: equal shares wait for the slowest."""
+    devices = problem.cluster.devices
+    unlike = len({(device.type, device.memory, device.speed) for device in devices}) > 1
+    return unlike and problem.options.objective == "seconds" and problem.state is None
+
+
+def _cut_or_alone(problem: Problem) -> Outcome:
+    """Return `tofu`'s plan, or one device's where that is faster, or the only one that fits.
+
+    Raises:
+        InfeasibleError: E301, if neither fits.
+    """
+    try:
+        alone = decide(problem, "single")
+    except InfeasibleError:
+        return _cut(problem, "tofu")
+    try:
+        cut = _cut(problem, "tofu")
+    except InfeasibleError as error:
+        why = error.message.splitlines()[0]
+    else:
+        if cut.makespan_s <= alone.makespan_s:
+            return cut
+        why = f"cut over all devices, which get equal shares, a step takes {cut.makespan_s:.4g} s"
+    return alone._replace(notes=(f"tofu leaves all on the fastest device that holds it: {why}",))
 
 
 def _placed(problem: Problem, algorithm: str) -> Decision:
@@ -152,7 +187,7 @@ def decide_best(
     if best is None:
         assert failure is not None
         raise failure
-    return best._replace(planning_s=time.perf_counter() - started, notes=tuple(notes))
+    return best._replace(planning_s=time.perf_counter() - started, notes=(*best.notes, *notes))
 
 
 def _tried(
