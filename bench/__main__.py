@@ -6,9 +6,9 @@
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
   search of shardings, `tofu-equality` compares sharded training with one device.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
-  `collectives` measures gloo's collectives and messages, `fidelity` compares predicted with
-  measured steps, `steps` our steps with those of DDP and FSDP2, `guards` measures what a call
-  costs beside its step.
+  `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
+  messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
+  and FSDP2, `guards` measures what a call costs beside its step.
 - `sweep` captures, places and cuts some 300 models and idioms, and changes values between calls.
 - `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
 """
@@ -19,6 +19,7 @@ import sys
 NAMED = {
     "capture": "bench.runtime.capture",
     "capture-zoo": "testbed.kept_graphs",
+    "checkpoint": "bench.runtime.checkpoint",
     "collectives": "bench.runtime.collectives",
     "fidelity": "bench.runtime.fidelity",
     "guards": "bench.runtime.guards",

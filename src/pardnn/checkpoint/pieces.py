@@ -6,20 +6,21 @@ manifest, so it is known before any tensor is, and nothing in it is believed whe
 
 Deviation from the package `safetensors`, which reads what is written here: its writer takes all
 tensors at once and syncs nothing, and its reader maps the file privately, which a rank's memory
-limit counts. Here at most `CHUNK_BYTES`, or one row, is in memory beside the tensors.
+limit counts. Here at most two times `CHUNK_BYTES`, or two rows, are in memory beside the tensors.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pardnn.checkpoint import disk
+from pardnn.checkpoint.checksum import Checksum
 from pardnn.checkpoint.directory import io_error, piece_path
 from pardnn.checkpoint.manifest import (
     DTYPES,
@@ -44,10 +45,12 @@ class Rows(NamedTuple):
     Attributes:
         box: Of the whole tensor.
         data: Its elements in C order.
+        is_placed: Whether they were read to where the reader wants them.
     """
 
     box: Box
     data: memoryview
+    is_placed: bool = False
 
 
 def header(tensors: Sequence[Named], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -98,59 +101,104 @@ def write_tensors(
     """
     sums: list[str] = []
 
-    def chunks() -> Iterator[memoryview | bytes]:
+    def chunks(checksum: Checksum) -> Iterator[memoryview | bytes]:
         yield first
         for content in contents:
-            digest = hashlib.sha256()
             for chunk in content:
-                digest.update(chunk)
-                yield chunk
-            sums.append(digest.hexdigest())
+                for start in range(0, len(chunk), CHUNK_BYTES):
+                    part = chunk[start : start + CHUNK_BYTES]
+                    checksum.add(part)
+                    yield part
+            sums.append(checksum.take())
 
     try:
-        disk.write_file(path, chunks(), tick)
+        with closing(Checksum()) as checksum:
+            disk.write_file(path, chunks(checksum), tick)
     except OSError as error:
         raise io_error("cannot write", path, error) from error
     return sums
 
 
-def read_rows(directory: Path, tensor: SavedTensor, piece: Piece) -> Iterator[Rows]:
-    """Yield a piece's data, some rows at a time, and compare its checksum at the end.
-
-    Each `data` is overwritten by the next one.
+class PieceReader:
+    """Reads pieces of a step and compares their checksums; `close` ends its thread.
 
     Args:
         directory: Of the step.
-        tensor: That the piece is of.
-        piece: To read.
-
-    Raises:
-        FileError: E432, if the data is damaged; E434, if it cannot be read.
     """
-    path = piece_path(directory, piece.file)
-    size = tensor.piece_bytes(piece)
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._checksum = Checksum()
+        # Two in turn: the checksum of one is taken while the next is read.
+        self._buffers = [bytearray(), bytearray()]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._checksum.close()
+
+    def rows(
+        self,
+        tensor: SavedTensor,
+        piece: Piece,
+        place: Callable[[Box], memoryview | None] = lambda _: None,
+    ) -> Iterator[Rows]:
+        """Yield a piece's data, some rows at a time, and compare its checksum at the end.
+
+        Each `data` that is not placed is overwritten by the next but one.
+
+        Args:
+            tensor: That the piece is of.
+            piece: To read.
+            place: Returns the memory of rows, given their box of the whole tensor; None where they
+                have none that is contiguous.
+
+        Raises:
+            FileError: E432, if the data is damaged; E434, if it cannot be read.
+        """
+        path = piece_path(self._directory, piece.file)
+        try:
+            with path.open("rb", buffering=0) as stream:
+                stream.seek(piece.start)
+                at = piece.start
+                for box, size in _steps(piece, tensor.piece_bytes(piece)):
+                    at += size
+                    disk.advise(stream.fileno(), at, CHUNK_BYTES, "WILLNEED")
+                    memory = place(box)
+                    data = self._buffer(size) if memory is None else memory
+                    read_exactly(stream, data)
+                    self._checksum.add(data)
+                    yield Rows(box, data, memory is not None)
+        except OSError as error:
+            raise io_error("cannot read", path, error, "E434") from error
+        finally:
+            found = self._checksum.take()
+        if found != piece.sha256:
+            raise damaged(path, tensor, piece)
+
+    def _buffer(self, size: int) -> memoryview:
+        self._buffers.reverse()
+        if len(self._buffers[0]) < size:
+            self._buffers[0] = bytearray(size)
+        return memoryview(self._buffers[0])[:size]
+
+
+def _steps(piece: Piece, size: int) -> Iterator[tuple[Box, int]]:
+    """Yield boxes of about `CHUNK_BYTES`, whole rows each, and their bytes.
+
+    Args:
+        piece: That they make up.
+        size: Of the piece, bytes.
+    """
     extent = piece.shape[0] if piece.shape else 1
     row_bytes = size // extent if extent else 0
     step = max(1, CHUNK_BYTES // row_bytes) if row_bytes else max(1, extent)
-    buffer = memoryview(bytearray(min(step, extent) * row_bytes))
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb", buffering=0) as stream:
-            stream.seek(piece.start)
-            for low in range(0, extent, step):
-                high = min(extent, low + step)
-                data = buffer[: (high - low) * row_bytes]
-                read_exactly(stream, data)
-                digest.update(data)
-                rows = piece.box
-                if rows:
-                    first = rows[0][0]
-                    rows = ((first + low, first + high), *rows[1:])
-                yield Rows(rows, data)
-    except OSError as error:
-        raise io_error("cannot read", path, error, "E434") from error
-    if digest.hexdigest() != piece.sha256:
-        raise damaged(path, tensor, piece)
+    for low in range(0, extent, step):
+        high = min(extent, low + step)
+        box = piece.box
+        if box:
+            first = box[0][0]
+            box = ((first + low, first + high), *box[1:])
+        yield box, (high - low) * row_bytes
 
 
 def read_exactly(stream: Any, data: memoryview) -> None:

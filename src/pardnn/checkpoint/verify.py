@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
 from pardnn.checkpoint.directory import io_error, piece_path
 from pardnn.checkpoint.manifest import Manifest, SavedTensor, pieces_by_file
-from pardnn.checkpoint.pieces import header, piece_header, read_rows, write_tensors
+from pardnn.checkpoint.pieces import PieceReader, header, piece_header, write_tensors
 from pardnn.errors import FileError, UsageError, shown
 from pardnn.plan.mesh import Box
 
@@ -39,9 +40,10 @@ def verify(directory: Path, manifest: Manifest) -> None:
                 code="E432",
                 details={"path": str(path)},
             )
-        for tensor, piece in pieces:
-            for _ in read_rows(directory, tensor, piece):
-                pass
+        with closing(PieceReader(directory)) as reader:
+            for tensor, piece in pieces:
+                for _ in reader.rows(tensor, piece):
+                    pass
 
 
 def models_of(manifest: Manifest) -> list[str]:
@@ -114,19 +116,20 @@ def export(
     first = header(
         [(name, tensor.dtype, tensor.shape) for name, tensor in found], {"format": "pt", **tied}
     )
-    write_tensors(path, first, (_whole(directory, tensor) for _, tensor in found))
+    with closing(PieceReader(directory)) as reader:
+        write_tensors(path, first, (_whole(reader, tensor) for _, tensor in found))
     return len(found)
 
 
-def _whole(directory: Path, tensor: SavedTensor) -> Iterator[memoryview]:
+def _whole(reader: PieceReader, tensor: SavedTensor) -> Iterator[memoryview]:
     """Yield a whole tensor's data; in one chunk where several pieces make it up."""
     if len(tensor.pieces) == 1:
-        for rows in read_rows(directory, tensor, tensor.pieces[0]):
+        for rows in reader.rows(tensor, tensor.pieces[0]):
             yield rows.data
         return
     whole = memoryview(bytearray(tensor.bytes))
     for piece in tensor.pieces:
-        for rows in read_rows(directory, tensor, piece):
+        for rows in reader.rows(tensor, piece):
             _place(whole, tensor, rows.box, rows.data)
     yield whole
 

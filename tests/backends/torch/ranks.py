@@ -54,7 +54,7 @@ def connect(rank: int, size: int, path: str, timeout_s: float, **kwargs: Any) ->
     """Join a forked rank to the others."""
     if size > 1:
         store = dist.FileStore(path, size)
-        wait = timedelta(seconds=20)
+        wait = timedelta(seconds=max(20, timeout_s))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
     return join(torch.device("cpu"), timeout_s=timeout_s, **kwargs)
 

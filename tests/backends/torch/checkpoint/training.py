@@ -95,7 +95,7 @@ class Rank:
         rank: int,
         *,
         other: bool = False,
-        timeout: float = 20,
+        timeout: float = 40,
         **kwargs: Any,
     ) -> None:
         self.rank = rank
@@ -141,14 +141,14 @@ def on_ranks(factory: Factory, plan: Plan, body: Body, **kwargs: Any) -> list[Ou
     size = plan.num_devices
 
     def run(rank: int, store: str) -> Any:
-        connect(rank, size, store, 20).close()
+        connect(rank, size, store, 40).close()
         one = Rank(factory, plan, rank, **kwargs)
         try:
             return body(one)
         finally:
             one.fast.close()
 
-    return run_ranks(size, run)
+    return run_ranks(size, run, limit_s=240)
 
 
 def values(outcomes: list[Outcome]) -> list[Any]:

@@ -181,12 +181,13 @@ def chunks(value: torch.Tensor) -> Iterator[memoryview]:
     if value.numel() == 0:
         return
     if value.device.type == "cpu" and value.is_contiguous():
-        yield _memory(value)
+        yield memory(value)
         return
     step = max(1, CHUNK_BYTES // max(1, value[0].numel() * value.element_size()))
     for low in range(0, len(value), step):
-        yield _memory(value[low : low + step].contiguous().cpu())
+        yield memory(value[low : low + step].contiguous().cpu())
 
 
-def _memory(value: torch.Tensor) -> memoryview:
+def memory(value: torch.Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the host."""
     return memoryview(value.reshape(-1).view(torch.uint8).numpy())

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pardnn.backends.torch.checkpoint.contents import memory
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.checkpoint.manifest import Manifest, SavedTensor, intersection, whole_box
-from pardnn.checkpoint.pieces import Rows, read_rows
+from pardnn.checkpoint.pieces import PieceReader, Rows
 from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
@@ -81,24 +83,38 @@ def fill(
         FileError: E432, if a piece is damaged; E434, if it cannot be read.
     """
     saved = {tensor.name: tensor for tensor in manifest.tensors}
-    with torch.no_grad():
+    with torch.no_grad(), closing(PieceReader(directory)) as reader:
         for op in program.residents(rank):
             of, box = shard_of(op, program.sources)
             tensor = saved[of]
-            value = live[op.outputs[0].name]
-            _fill_box(value, box or whole_box(tensor.shape), tensor, directory, tick)
+            value = live[op.outputs[0].name].detach()
+            _fill_box(value, box or whole_box(tensor.shape), tensor, reader, tick)
+            torch.autograd.graph.increment_version(value)  # memory was written, unknown to torch
 
 
 def _fill_box(
-    value: torch.Tensor, box: Box, tensor: SavedTensor, directory: Path, tick: Callable[[], None]
+    value: torch.Tensor,
+    box: Box,
+    tensor: SavedTensor,
+    reader: PieceReader,
+    tick: Callable[[], None],
 ) -> None:
     dtype = getattr(torch, tensor.dtype)
+
+    def place(rows: Box) -> memoryview | None:
+        if intersection(rows, box) != rows:
+            return None
+        part = box_view(value, _within(rows, box))
+        is_plain = part.device.type == "cpu" and not part.is_conj() and not part.is_neg()
+        return memory(part) if is_plain and part.is_contiguous() else None
+
     for piece in tensor.pieces:
         if intersection(piece.box, box) is None:
             continue
-        for rows in read_rows(directory, tensor, piece):
+        for rows in reader.rows(tensor, piece, place):
             tick()
-            copy_rows(value, box, rows, dtype)
+            if not rows.is_placed:
+                copy_rows(value, box, rows, dtype)
 
 
 def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> None:
