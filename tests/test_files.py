@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import time
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,6 +179,20 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
         files.read_bytes(tmp_path)
     with pytest.raises(FileError, match="E403 .*null byte"):
         files.read_bytes("a\0b")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_reading_takes_memory_for_what_is_there(name: str, tmp_path: Path) -> None:
+    """And not for the most that might be: a rank under a limit reads manifests too."""
+    path = tmp_path / name
+    content = bytes(range(256)) * 12_000
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    tracemalloc.start()
+    found = files.read_bytes(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == content
+    assert peak < 3 * len(content)
 
 
 def test_more_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import re
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -43,12 +43,22 @@ def read_bytes(path: str | Path) -> bytes:
         with path.open("rb") as raw:
             stream = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
             is_too_large = os.fstat(raw.fileno()).st_size > MAX_BYTES
-            content = b"" if is_too_large else stream.read(MAX_BYTES + 1)
+            content = b"" if is_too_large else _content(stream)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise FileError(f"cannot read {_reason(path, error)}", code="E403") from error
     if is_too_large or len(content) > MAX_BYTES:
         raise FileError(f"{shown(str(path))} holds more than {MAX_BYTES} bytes", code="E404")
     return content
+
+
+def _content(stream: IO[bytes]) -> bytes:
+    """Return what is left of a stream, and no more than one byte above `MAX_BYTES`."""
+    parts, left = [], MAX_BYTES + 1
+    # Not at once: `read(n)` takes memory for n bytes, which a rank's limit may not allow.
+    while left and (part := stream.read(min(left, 1 << 20))):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
 
 
 def _reason(path: Path, error: Exception) -> str:

@@ -144,6 +144,11 @@ def intersection(first: Box, second: Box) -> Box | None:
     return None if any(low >= high for low, high in found) else found
 
 
+def within(box: Box, outer: Box) -> Box:
+    """Return a box by indices into another one that holds it."""
+    return tuple((low - at, high - at) for (low, high), (at, _) in zip(box, outer, strict=True))
+
+
 def piece_name(tensor: SavedTensor, piece: Piece) -> str:
     """Return a piece's name in its file: the tensor's, and the box where it is not all of it."""
     if piece.box == whole_box(tensor.shape):

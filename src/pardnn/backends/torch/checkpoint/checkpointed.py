@@ -40,7 +40,7 @@ class Checkpointed(ABC):
     def export(self, path: str | Path, *, optimizer: bool = False) -> None:
         """Write the whole model into one safetensors file, for use elsewhere.
 
-        Every rank must call it; rank 0 writes, and holds one whole tensor at a time. Names are
+        Every rank must call it; rank 0 writes, and holds some rows at a time. Names are
         the keys of `model.state_dict()`, with the model's own name before them where there are
         several; tied tensors are written once, so that `safetensors.torch.load_model` reads it.
 

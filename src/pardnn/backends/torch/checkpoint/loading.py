@@ -12,7 +12,7 @@ import torch
 from pardnn.backends.torch.checkpoint.contents import memory
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.checkpoint.manifest import Manifest, SavedTensor, intersection, whole_box
+from pardnn.checkpoint.manifest import Manifest, SavedTensor, intersection, whole_box, within
 from pardnn.checkpoint.pieces import PieceReader, Rows
 from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
@@ -104,7 +104,7 @@ def _fill_box(
     def place(rows: Box) -> memoryview | None:
         if intersection(rows, box) != rows:
             return None
-        part = box_view(value, _within(rows, box))
+        part = box_view(value, within(rows, box))
         is_plain = part.device.type == "cpu" and not part.is_conj() and not part.is_neg()
         return memory(part) if is_plain and part.is_contiguous() else None
 
@@ -131,9 +131,4 @@ def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> 
         return
     shape = [high - low for low, high in rows.box]
     read = torch.frombuffer(rows.data, dtype=dtype).reshape(shape)
-    box_view(value, _within(common, box)).copy_(box_view(read, _within(common, rows.box)))
-
-
-def _within(box: Box, outer: Box) -> Box:
-    """Return a box by indices into another one that holds it."""
-    return tuple((low - at, high - at) for (low, high), (at, _) in zip(box, outer, strict=True))
+    box_view(value, within(common, box)).copy_(box_view(read, within(common, rows.box)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ from pardnn.errors import MismatchError, shown
 def export(
     path: Path, tensors: Sequence[SavedTensor], exchange: Exchange, phases: Phases, rank: int
 ) -> None:
-    """Write whole tensors into one file, a tensor at a time; all ranks take part.
+    """Write whole tensors into one file, some rows at a time; all ranks take part.
 
     Args:
         path: Of the file; an old one is replaced once the new one is complete.
@@ -40,34 +42,31 @@ def export(
     """
     found, tied = exported_names([t for t in tensors if t.keys] or tensors, optimizer=True)
     found += [(t.name, t) for t in tensors if not t.keys and t.name not in dict(found)]
-    left = iter([tensor.name for _, tensor in found])
+    # For all rows: glibc does not reuse freed aligned memory for the next of its size.
+    rooms = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
+    moved = ((t.name, rows) for _, t in found for rows in exchange.gather_rows(t.name, rooms))
+
+    def contents() -> Iterator[Iterator[memoryview]]:
+        for _, group in itertools.groupby(moved, key=operator.itemgetter(0)):
+            yield (chunk for _, rows in group for chunk in chunks(rows))
 
     def write() -> None:
-        if rank != 0:
-            for name in left:
-                exchange.gather(name)
-            return
         first = header([(name, t.dtype, t.shape) for name, t in found], {"format": "pt", **tied})
         temporary = path.with_name(f"{path.name}.tmp-{secrets.token_hex(6)}")
-        # One room for all: glibc does not reuse freed aligned memory for the next of its size.
-        room = torch.empty(max((t.bytes for _, t in found), default=0), dtype=torch.uint8)
         try:
-            write_tensors(temporary, first, (_chunks(exchange.gather(name, room)) for name in left))
-            temporary.replace(path)
-            disk.sync_directory(path.parent)
+            if rank == 0:
+                write_tensors(temporary, first, contents(), phases.tick)
+                temporary.replace(path)
+                disk.sync_directory(path.parent)
         except OSError as error:
             raise io_error("cannot write", path, error) from error
         finally:
-            temporary.unlink(missing_ok=True)
-            for name in left:  # after a failure the other ranks still send
-                exchange.gather(name)
+            if rank == 0:
+                temporary.unlink(missing_ok=True)
+            for _ in moved:  # after a failure the other ranks still send
+                phases.tick()
 
     phases.run(write)
-
-
-def _chunks(value: torch.Tensor | None) -> Iterator[memoryview]:
-    assert value is not None
-    return chunks(value)
 
 
 def gathered_state_dicts(

@@ -1,9 +1,9 @@
-"""Whole tensors on rank 0, one at a time: gathered from shards, or scattered to them."""
+"""Whole tensors on rank 0, one or some rows at a time: gathered from shards, or scattered."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
+from pardnn.checkpoint.manifest import intersection, whole_box, within
+from pardnn.checkpoint.pieces import CHUNK_BYTES
 from pardnn.errors import shown
+from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import Shard
 
 #: Between steps no message of a step is on its way, and no message has this tag.
@@ -35,18 +38,40 @@ class Exchange:
         self._program, self._world, self._live = program, world, live
         self._outputs = {op.name: op.outputs[0] for op in program.sources.values()}
 
-    def gather(self, name: str, room: torch.Tensor | None = None) -> torch.Tensor | None:
+    def gather(self, name: str) -> torch.Tensor | None:
         """Return a parameter, buffer or state whole, on the host of rank 0; None elsewhere.
 
         Args:
             name: Of its source.
-            room: Bytes that the result may lie in; overwritten.
         """
-        whole = self._empty(name, room) if self._world.rank == 0 else None
-        shards = {shard.box: shard for shard in reversed(self._program.state[name])}
-        for shard in sorted(shards.values(), key=lambda each: each.device):
-            self._move(shard, None if whole is None else _part(whole, shard), name, gather=True)
+        shape, dtype = self._kind(name)
+        whole = torch.empty(shape, dtype=dtype) if self._world.rank == 0 else None
+        self._move(name, whole_box(shape), whole, gather=True)
         return whole
+
+    def gather_rows(self, name: str, rooms: list[torch.Tensor]) -> Iterator[torch.Tensor | None]:
+        """Yield the same, `CHUNK_BYTES` at a time or one row; None elsewhere than on rank 0.
+
+        Args:
+            name: Of its source.
+            rooms: On rank 0 bytes that the rows lie in, in turn; made larger where that is needed.
+        """
+        shape, dtype = self._kind(name)
+        extent = shape[0] if shape else 1
+        row_bytes = math.prod(shape[1:]) * dtype.itemsize
+        step = max(1, CHUNK_BYTES // max(1, row_bytes))
+        for low in range(0, extent, step):
+            high = min(extent, low + step)
+            box = ((low, high), *whole_box(shape[1:])) if shape else ()
+            rows = None
+            if self._world.rank == 0:
+                rooms.reverse()
+                size = (high - low) * row_bytes
+                if rooms[0].numel() < size:
+                    rooms[0] = torch.empty(size, dtype=torch.uint8)
+                rows = rooms[0][:size].view(dtype).view([end - start for start, end in box])
+            self._move(name, box, rows, gather=True)
+            yield rows
 
     def scatter(self, name: str, whole: torch.Tensor | None) -> None:
         """Copy a whole tensor of rank 0 into every shard of it.
@@ -55,29 +80,43 @@ class Exchange:
             name: Of its source.
             whole: On rank 0; of its shape and type.
         """
-        for shard in self._program.state[name]:
-            self._move(shard, None if whole is None else _part(whole, shard), name, gather=False)
+        self._move(name, whole_box(self._kind(name)[0]), whole, gather=False)
 
-    def _empty(self, name: str, room: torch.Tensor | None) -> torch.Tensor:
+    def _kind(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         output = self._outputs[name]
-        shape, dtype = output.shape or (), getattr(torch, output.dtype or "float32")
-        if room is None:
-            return torch.empty(shape, dtype=dtype)
-        return room[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        return tuple(output.shape or ()), getattr(torch, output.dtype or "float32")
 
-    def _move(self, shard: Shard, part: torch.Tensor | None, name: str, *, gather: bool) -> None:
-        rank, op, _ = shard
-        mine = (
-            self._live[self._program.ops[op].outputs[0].name].detach()
-            if (rank == self._world.rank)
-            else None
-        )
-        if mine is not None and part is not None:
-            part.copy_(mine) if gather else mine.copy_(part)
+    def _move(self, name: str, box: Box, part: torch.Tensor | None, *, gather: bool) -> None:
+        """Move a box between rank 0, which has it in `part`, and the shards that share it.
+
+        Where several ranks hold a shard, one of them gives it and all are given it.
+        """
+        shards = self._program.state[name]
+        if gather:
+            found = {shard.box: shard for shard in reversed(shards)}
+            shards = sorted(found.values(), key=lambda each: each.device)
+        shape = self._kind(name)[0]
+        for shard in shards:
+            held = shard.box or whole_box(shape)
+            common = intersection(held, box)
+            if common is not None:
+                place = None if part is None else box_view(part, within(common, box))
+                self._move_shard(shard, within(common, held), place, name, gather=gather)
+
+    def _move_shard(
+        self, shard: Shard, box: Box, place: torch.Tensor | None, name: str, *, gather: bool
+    ) -> None:
+        """Move a box of a shard, by indices into the shard, between its rank and rank 0."""
+        mine = None
+        if shard.device == self._world.rank:
+            live = self._live[self._program.ops[shard.op].outputs[0].name]
+            mine = box_view(live.detach(), box)
+        if mine is not None and place is not None:
+            place.copy_(mine) if gather else mine.copy_(place)
         elif mine is not None:
             self._transfer(mine, 0, name, send=gather)
-        elif part is not None:
-            self._transfer(part, rank, name, send=not gather)
+        elif place is not None:
+            self._transfer(place, shard.device, name, send=not gather)
 
     def _transfer(self, value: torch.Tensor, peer: int, name: str, *, send: bool) -> None:
         """Send a tensor to a peer, or receive it in place."""
@@ -105,7 +144,3 @@ class Exchange:
             raise world.report_failure(lost) from error
         if not send and not is_direct:
             value.copy_(buffer)
-
-
-def _part(whole: torch.Tensor, shard: Shard) -> torch.Tensor:
-    return whole if shard.box is None else box_view(whole, shard.box)
