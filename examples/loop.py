@@ -68,6 +68,7 @@ def trained(directory, epochs=3):
 
 
 if __name__ == "__main__":
-    losses = trained(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/loop"))
+    epochs = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    losses = trained(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/loop"), epochs)
     if os.environ.get("RANK", "0") == "0":
         print("losses", " ".join(f"{loss:.6f}" for loss in losses))

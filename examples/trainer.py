@@ -1,66 +1,77 @@
-"""Hugging Face's `Trainer` on several ranks: its loop, schedule and callbacks; our step.
+"""Hugging Face's `Trainer` on several ranks: its loop, schedule and callbacks; our step and files.
 
-Run it with `torchrun --nproc-per-node 2 examples/trainer.py`.
+torchrun --nproc-per-node 2 examples/trainer.py runs/a     # started again, it goes on
 """
 
 import os
+import sys
 
 import torch
-import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 import pardnn
 
 
-def step(model, optimizer, inputs, count, max_norm):
-    """What `Trainer.training_step` and its loop do between two batches."""
-    optimizer.zero_grad()
-    loss = model(**inputs, num_items_in_batch=count).loss
-    loss.backward()
+def update(model, optimizer, batches, count, max_norm):
+    """What `Trainer` does from one update to the next."""
+    total = 0
+    for inputs in batches:
+        loss = model(**inputs, num_items_in_batch=count).loss
+        loss.backward()
+        total = total + loss.detach()
     torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     optimizer.step()
-    return loss
+    optimizer.zero_grad()
+    return total
 
 
 class DistributedTrainer(Trainer):
-    """A `Trainer` whose step runs on all ranks; `save` and `load` are those of the step."""
+    """A `Trainer` whose updates and checkpoints are those of all ranks."""
 
-    fast_step = None
+    fast_step, resumed, batches = None, None, ()
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        """Forward, backward, clipping and update; the loop's own update does nothing."""
-        batch = (dict(inputs), num_items_in_batch, self.args.max_grad_norm)
+        """Keep the batch, or update by all that were kept."""
+        self.batches += (dict(inputs),)
+        if len(self.batches) < self.current_gradient_accumulation_steps:
+            return torch.zeros(())
+        args, self.batches = (self.batches, num_items_in_batch, self.args.max_grad_norm), ()
         if self.fast_step is None:
-            model.train()
-            optimizer = self.optimizer.optimizer
-            self.fast_step = pardnn.parallelize(step, model, optimizer, *batch)
-            self.optimizer.step = lambda: None
-        return self.fast_step(*batch)
+            optimizer, self.optimizer.step = self.optimizer.optimizer, lambda: None
+            self.fast_step = pardnn.parallelize(update, model.train(), optimizer, *args)
+            if self.resumed is not None:
+                self.lr_scheduler.load_state_dict(self.fast_step.load(self.resumed))
+        return self.fast_step(*args)
+
+    def save_model(self, output_dir=None, _internal_call=False):
+        """Write model, optimizer and random state; any number of ranks can go on from it."""
+        self.fast_step.save(output_dir, extra=self.lr_scheduler.state_dict())
+
+    def _save_optimizer_and_scheduler(self, output_dir): ...
+
+    def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
+        self.resumed = resume_from_checkpoint
 
 
-def trained(kind):
+def trained(kind, directory="runs/trainer", checkpoint=None):
     """Return the losses that a `Trainer` of some kind logs."""
     set_seed(0)
-    config = GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=128, n_positions=16)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=128))
     args = TrainingArguments(
-        output_dir="runs", per_device_train_batch_size=8, num_train_epochs=1, learning_rate=1e-2,
-        warmup_steps=2, logging_steps=1, save_strategy="no", report_to=[], use_cpu=True,
-        disable_tqdm=True,
+        directory, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=6,
+        warmup_steps=2, logging_steps=1, save_steps=4, use_cpu=True, report_to=[],
     )  # fmt: skip
-    tokens = torch.randint(128, (64, 16))
-    data = [{"input_ids": row, "labels": row} for row in tokens]
-    trainer = kind(GPT2LMHeadModel(config), args, train_dataset=data)
-    trainer.train()
+    data = [{"input_ids": row, "labels": row} for row in torch.randint(128, (64, 16))]
+    trainer = kind(model, args, train_dataset=data)
+    trainer.train(resume_from_checkpoint=checkpoint)
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
 
 if __name__ == "__main__":
-    rank = int(os.environ.get("RANK", "0"))
     if "WORLD_SIZE" in os.environ:
-        # Ranks find each other here; the Trainer itself shall not spread the data.
-        dist.init_process_group("gloo")
+        torch.distributed.init_process_group("gloo")  # the Trainer shall not spread the data
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             del os.environ[name]
-    losses = trained(DistributedTrainer)
-    if rank == 0:
+    losses = trained(DistributedTrainer, *sys.argv[1:])
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         print("losses", " ".join(f"{loss:.6f}" for loss in losses))

@@ -17,7 +17,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Recipe -> what trains the same on one device, without pardnn.
 RECIPES = {
     "gan": "trained(lambda step, a, b, optimizer, *_: partial(step, a, b, optimizer))",
-    "trainer": "trained(Trainer)",
     "lightning_module": "trained(Classifier)",
 }
 
@@ -52,6 +51,81 @@ def test_a_recipe_has_the_losses_of_the_tool_on_one_device(name: str, tmp_path: 
     expected = losses(reference)
     assert losses(on_ranks) == expected
     assert len(expected) >= 6
+
+
+#: The loop as its users write it, of what examples/accelerate_loop.py trains.
+ACCELERATE = """
+from accelerate_loop import *
+torch.set_num_threads(1)
+def one_by_one(update, accelerator, model, optimizer, group):
+    def run(group):
+        losses = []
+        for x, y in group:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(x), y)
+                accelerator.backward(loss)
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.detach())
+        return None, losses
+    return run
+print("losses", *(f"{loss:.6f}" for loss in trained(one_by_one)))
+"""
+
+
+def test_an_accelerate_loop_has_the_losses_of_one_device() -> None:
+    run = torchrun("--standalone", "--nproc-per-node", "2", "accelerate_loop.py")
+    on_ranks, reference = started(*run), started("-c", ACCELERATE)
+    expected = losses(reference)
+    assert losses(on_ranks) == expected
+    assert len(expected) == 12
+
+
+def test_a_trainer_accumulates_saves_and_goes_on_as_on_one_device(tmp_path: Path) -> None:
+    alone = (
+        "from trainer import *; torch.set_num_threads(1)\n"
+        f"losses = trained(Trainer, {str(tmp_path / 'alone')!r})\n"
+        "print('losses', *(f'{loss:.6f}' for loss in losses))"
+    )
+    run = torchrun("--standalone", "--nproc-per-node", "2", "trainer.py", str(tmp_path / "ours"))
+    on_ranks, reference = started(*run), started("-c", alone)
+    expected = losses(reference)
+    assert losses(on_ranks) == expected
+    assert len(expected) == 6
+    checkpoint = tmp_path / "ours" / "checkpoint-4"
+    # The log of the first four comes from the checkpoint; two are trained again, on one rank.
+    again = started("trainer.py", str(tmp_path / "again"), str(checkpoint))
+    assert losses(again) == expected
+
+
+#: What examples/loop.py trains, on one device.
+LOOP = """
+from loop import *
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
+losses = []
+for epoch in range(3):
+    for batches in batches_of(epoch):
+        losses.append(step(model, optimizer, batches).item())
+        warm_up.step()
+print("losses", *(f"{loss:.6f}" for loss in losses))
+"""
+
+
+def test_the_whole_loop_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    run = torchrun("--standalone", "--nproc-per-node", "2", "loop.py", str(tmp_path))
+    stopped = started(*run, "1")  # one epoch of six updates; saved after four
+    expected = losses(started("-c", LOOP))
+    assert len(expected) == 18
+    assert losses(stopped) == expected[:6]
+    best = (tmp_path / "best.safetensors").read_bytes()
+    assert losses(started("loop.py", str(tmp_path))) == expected[4:]
+    assert (tmp_path / "best.safetensors").read_bytes() != best
 
 
 WEIGHTS = """

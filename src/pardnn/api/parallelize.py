@@ -33,11 +33,10 @@ def parallelize(
     shapes: Sequence[Sequence[Any]] = (),
     on_signal: Literal["save", "stop"] | None = None,
 ) -> Callable[..., Any]:
-    """Return the step as a function that runs on all ranks of `torchrun`.
+    """Return the step as an object that runs it on all ranks of `torchrun`.
 
-    Call it with the args that are neither model nor optimizer; it returns what the step returns,
-    the same on every rank. Learning rates and other hyperparameters are read from the optimizers
-    at every call.
+    Every rank builds the same models, and calls the object with the same whole batch. Learning
+    rates and other hyperparameters are read from the optimizers at every call.
 
     Args:
         step: The training step.
@@ -63,6 +62,21 @@ def parallelize(
             "save" writes a checkpoint at the script's next `save(directory, every=...)` and ends
             with status 130 there, "stop" ends so before the next step. None leaves signals to
             Python.
+
+    Returns:
+        `fast`, which every rank uses alike; `help(fast)` says more of each.
+
+        `fast(x, y)`, with the args that are neither model nor optimizer, runs one step and returns
+        what the step returns. `fast.evaluate(function, *args)` runs `function(model, *args)`,
+        forward alone.
+
+        `fast.save(directory)`, `fast.load(directory)` write and read checkpoints that any number of
+        ranks can go on from. `fast.export(file)` writes the whole model, `fast.load_weights(path)`
+        reads one. `fast.state_dict()`, `fast.load_state_dict(state)` are torch's, whole, on rank 0;
+        `fast.sync_model()` fills the user's model there until the next step.
+
+        `fast.plan`, `fast.rank`, `fast.steps`, `fast.step_s` (seconds of each step) and
+        `fast.peak_bytes` tell; `fast.close()` ends it.
 
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.

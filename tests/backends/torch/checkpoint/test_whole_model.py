@@ -244,3 +244,48 @@ def test_a_tied_model_is_exported_under_its_own_names(algorithm: str, tmp_path: 
     assert set(load_file(path)) < set(found)
     assert [each.name for each in tmp_path.iterdir()] != []
     assert not list(tmp_path.glob("*.tmp-*"))
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another one that has none of the base class's hooks, as accelerate's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+
+def wrapped() -> models.Entry:
+    step, (model, optimizer, *batch) = models.small()
+    return step, (model, Wrapped(optimizer), *batch)
+
+
+def test_an_optimizer_in_a_wrapper_trains_and_refuses_to_be_read() -> None:
+    def body(one: Rank) -> Any:
+        losses = [bits(one.fast(*batches(one.args, (2, 3), i))) for i in range(2)]
+        return [losses, message(one.args[1].state_dict)]
+
+    def eager(_rank: int, _store: str) -> Any:
+        step, args = wrapped()
+        return [bits(step(*args[:2], *batches(args, (2, 3), i))) for i in range(2)]
+
+    (expected,) = values(run_ranks(1, eager))
+    plan = plan_of(wrapped, 2)
+    for losses, text in values(on_ranks(wrapped, plan, body)):
+        assert losses == expected
+        assert "'optimizer.optimizer' is spread" in text

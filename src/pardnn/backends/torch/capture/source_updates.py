@@ -98,7 +98,8 @@ def check_trains(trace: StepTrace) -> None:
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"
             "It should call loss.backward() and optimizer.step() on parameters that require\n"
-            "gradients.",
+            "gradients. Gradients that several calls accumulate are added up in one call instead:\n"
+            "for x, y in batches: ...; loss.backward(), then optimizer.step().",
             details={"parameters": len(parameters)},
         )
 

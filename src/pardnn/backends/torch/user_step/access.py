@@ -82,6 +82,8 @@ class SpreadObjects:
         module.register_load_state_dict_pre_hook(_refusal_to_load(self, name))
 
     def _guard_optimizer(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        if not hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+            return  # a wrapper, as accelerate's: it reads the optimizer in it, which is guarded
         # An optimizer stays spread where a model is whole for a while.
         always = SpreadObjects()
         reading = _Refusal(
