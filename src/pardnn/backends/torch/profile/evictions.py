@@ -111,18 +111,12 @@ class _Held:
     def _evicted(self, room: int, used: set[str]) -> list[str]:
         """Drop storages, the one that is read last first, until what is live fits the room."""
         dropped: list[str] = []
-        aside: list[tuple[int, str]] = []
         while self._live > room and self._farthest:
-            entry = heapq.heappop(self._farthest)
-            following, storage = -entry[0], entry[1]
-            if storage not in self._names or self._next_use(storage) != following:
-                continue
-            if storage in used:
-                aside.append(entry)
-                continue
-            dropped += self._drop(storage)
-        for entry in aside:
-            heapq.heappush(self._farthest, entry)
+            negative, storage = heapq.heappop(self._farthest)
+            following = -negative
+            is_stale = storage not in self._names or self._next_use(storage) != following
+            if not is_stale and storage not in used:  # what is used now is noted again after it
+                dropped += self._drop(storage)
         return dropped
 
     def _ended(self, names: Sequence[str]) -> list[str]:
