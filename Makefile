@@ -10,7 +10,9 @@
 #   make kernels   both of these
 #   make torch     capture and ranks; `make ranks` and `make rest` are its halves
 #   make long      tests that take minutes: recipes, kills, all layouts
-#   make kills     200 kills while a checkpoint is written
+#   make kills     200 kills while a checkpoint is written, 200 of ranks and launcher in training
+#   make kill-matrix   each rank x phase x signal; prints what was seen
+#   make soak      1,000 steps with 100 saves: nothing grows
 #   make resume-matrix   stop and go on: four models, 1, 2 and 4 ranks, placed and cut
 #   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
 #   make coverage  as `shapes`, and the lines that no test runs
@@ -21,7 +23,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	resume-matrix two-nodes
+	kill-matrix soak resume-matrix two-nodes
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -79,9 +81,16 @@ torch ranks rest long: $(STAMP)
 	  echo "all passed, but a process that failed can be seen above"; status=1; \
 	fi; exit $$status
 
-# Long forms of two tests of checkpoints: 200 kills while saving; all models, ranks and cuts.
+# Long forms of tests of faults: 200 kills, each cell of a matrix, 1,000 steps; all models and cuts.
 kills: $(STAMP)
-	KILLS=200 $(BIN)/python -m pytest -q tests/checkpoint/test_commit.py -k kills
+	KILLS=200 $(BIN)/python -m pytest -q -s -k kills tests/checkpoint/test_commit.py \
+	  tests/backends/torch/launch/test_training_kills.py
+
+kill-matrix: $(STAMP)
+	KILL_MATRIX=1 $(BIN)/python -m pytest -q -s tests/backends/torch/test_kill_matrix.py
+
+soak: $(STAMP)
+	SOAK=1000 $(BIN)/python -m pytest -q -s tests/backends/torch/checkpoint/test_soak.py
 
 resume-matrix: $(STAMP)
 	MATRIX=1 $(BIN)/python -m pytest -q tests/backends/torch/checkpoint/test_resume.py

@@ -20,15 +20,16 @@ import pytest
 #: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
 RANKS = {
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py", "test_handshake.py",
-    "test_deferred.py", "test_evaluation.py", "test_generator.py", "test_launcher.py",
+    "test_deferred.py", "test_evaluation.py", "test_generator.py",
+    "test_kill_matrix.py", "test_launcher.py",
     "test_limits.py", "test_results.py", "test_returned.py", "test_state_in_place.py",
-    "test_resume.py", "test_stop_signal.py", "test_stream.py", "test_variants.py",
+    "test_resume.py", "test_soak.py", "test_stop_signal.py", "test_stream.py", "test_variants.py",
     "test_whole_model.py",
 }  # fmt: skip
 #: Whole tools and libraries, kills, all layouts by all operators.
 LONG = {
-    "test_counting_optimizers.py", "test_layouts.py", "test_recipes.py", "test_save_faults.py",
-    "test_saved_runs.py", "test_two_nodes.py",
+    "test_counting_optimizers.py", "test_elastic.py", "test_layouts.py", "test_recipes.py",
+    "test_save_faults.py", "test_saved_runs.py", "test_training_kills.py", "test_two_nodes.py",
 }  # fmt: skip
 TORCH_JOBS = ("torch", "ranks", "rest", "long")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}

@@ -101,3 +101,25 @@ class UnsupportedError(PardnnError):
     """The step or an op in it cannot be captured or run (exit 8)."""
 
     default_code = "E801"
+
+
+_BY_STATUS: dict[str, type[PardnnError]] = {
+    kind.default_code[1]: kind
+    for kind in (
+        UsageError, InfeasibleError, FileError, MismatchError, RankError, StuckError,
+        UnsupportedError,
+    )
+}  # fmt: skip
+
+
+def error_from(code: str, message: str, details: dict[str, Any]) -> PardnnError:
+    """Return the error that another process had, of the kind that its exit status tells.
+
+    Args:
+        code: Of the error.
+        message: Of the error.
+        details: Of the error.
+    """
+    is_users = code == UserCodeError.default_code
+    kind = UserCodeError if is_users else _BY_STATUS.get(code[1], PardnnError)
+    return kind(message, code=code, details=details)

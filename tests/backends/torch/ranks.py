@@ -60,11 +60,16 @@ def connect(rank: int, size: int, path: str, timeout_s: float, **kwargs: Any) ->
 
 
 def run_ranks(
-    size: int, body: Callable[[int, str], Any], *, limit_s: float = 60.0
+    size: int,
+    body: Callable[[int, str], Any],
+    *,
+    limit_s: float = 60.0,
+    victim: int | None = None,
 ) -> list[Outcome]:
     """Fork `size` ranks, run `body(rank, store_path)` in each, and return how each ended.
 
-    `body` returns JSON. A rank that has not ended after `limit_s` is killed: status None.
+    `body` returns JSON. A rank that has not ended after `limit_s` is killed: status None; so is
+    `victim` once all others have ended.
     """
     _load_planner()
     with tempfile.TemporaryDirectory() as directory:
@@ -74,7 +79,7 @@ def run_ranks(
         sys.stdout.flush()
         sys.stderr.flush()
         pids = [_fork(rank, body, store, paths[rank]) for rank in range(size)]
-        ends = _ended(pids, start + limit_s)
+        ends = _ended(pids, start + limit_s, None if victim is None else pids[victim])
         outcomes = []
         for rank, (status, end) in enumerate(ends):
             outcome = Outcome(rank, status, end - start)
@@ -125,7 +130,9 @@ def _fork(rank: int, body: Callable[[int, str], Any], store: str, path: Path) ->
         os._exit(status)
 
 
-def _ended(pids: list[int], deadline: float) -> list[tuple[int | None, float]]:
+def _ended(
+    pids: list[int], deadline: float, victim: int | None = None
+) -> list[tuple[int | None, float]]:
     ends: dict[int, tuple[int | None, float]] = {}
     while len(ends) < len(pids):
         for pid in pids:
@@ -134,7 +141,7 @@ def _ended(pids: list[int], deadline: float) -> list[tuple[int | None, float]]:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 ends[pid] = (os.waitstatus_to_exitcode(status), time.monotonic())
-            elif time.monotonic() > deadline:
+            elif time.monotonic() > deadline or (pid == victim and len(ends) == len(pids) - 1):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 ends[pid] = (None, time.monotonic())

@@ -136,7 +136,9 @@ class Rank:
         return [self.step(i) for i in itertools.islice(batch_numbers(self.order), steps)]
 
 
-def on_ranks(factory: Factory, plan: Plan, body: Body, **kwargs: Any) -> list[Outcome]:
+def on_ranks(
+    factory: Factory, plan: Plan, body: Body, *, limit_s: float = 240.0, **kwargs: Any
+) -> list[Outcome]:
     """Run `body` on forked ranks, each with its `Rank`."""
     size = plan.num_devices
 
@@ -148,7 +150,7 @@ def on_ranks(factory: Factory, plan: Plan, body: Body, **kwargs: Any) -> list[Ou
         finally:
             one.fast.close()
 
-    return run_ranks(size, run, limit_s=240)
+    return run_ranks(size, run, limit_s=limit_s)
 
 
 def values(outcomes: list[Outcome]) -> list[Any]:

@@ -3,24 +3,22 @@
 A failure that one rank has (its disk is full) is an error of the phase: all ranks raise it, and may
 go on training. A rank that is lost ends the run, as in a step.
 
-Deviation from `handshake.all_gather`: a phase may take long, so a rank is given up only when it has
-neither come nor made progress for the timeout.
+A phase may take long, so a rank is given up only when it has neither come nor made progress for the
+timeout.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.world import World
-from pardnn.errors import FileError, MismatchError, PardnnError, RankError, StuckError, UsageError
+from pardnn.errors import PardnnError, error_from
 
 #: Seconds between two signs of life of a rank that writes or reads.
 TICK_S = 1.0
-_KINDS = {2: UsageError, 4: FileError, 5: MismatchError, 6: RankError}
 T = TypeVar("T")
 
 
@@ -74,11 +72,8 @@ class Phases:
         return [each["value"] for each in rows]
 
     def _error(self, rank: int, row: dict[str, Any]) -> PardnnError:
-        kind = _KINDS.get(int(row["code"][1]), RankError)
         where = f"{self._doing}, rank {rank}: " if self._world.size > 1 else f"{self._doing}: "
-        return kind(
-            where + row["message"], code=row["code"], details={**row["details"], "rank": rank}
-        )
+        return error_from(row["code"], where + row["message"], {**row["details"], "rank": rank})
 
     def _gathered(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the rows of all ranks, in order of rank."""
@@ -87,10 +82,8 @@ class Phases:
             return [row]
         self._phase += 1
         try:
-            store.set(f"{self._key}/{self._phase}/{world.rank}", json.dumps(row))
-            keys = [f"{self._key}/{self._phase}/{rank}" for rank in range(world.size)]
-            self._wait(keys)
-            return [json.loads(store.get(key)) for key in keys]
+            key, doing = f"{self._key}/{self._phase}", f"while {self._doing}"
+            return world.all_gather(key, row, doing, self._progress)
         except PardnnError as error:
             raise world.report_failure(error) from error
         except RuntimeError as error:  # the store's host is gone
@@ -100,36 +93,7 @@ class Phases:
             )
             raise world.report_failure(lost) from error
 
-    def _wait(self, keys: list[str]) -> None:
-        world, store = self._world, self._world.store
-        assert store is not None
-        missing, progress = dict(enumerate(keys)), {}
-        end, pause = time.monotonic() + world.timeout_s, 0.001
-        while True:
-            missing = {rank: key for rank, key in missing.items() if not store.check([key])}
-            if not missing:
-                return
-            failure = world.first_failure()
-            if failure is not None:
-                raise LostError(
-                    f"rank {failure['rank']} failed while {self._doing}",
-                    details={"rank": world.rank, "first_failing_rank": failure["rank"]},
-                )
-            if time.monotonic() > end:
-                found = {rank: store.add(f"{self._key}/progress/{rank}", 0) for rank in missing}
-                if found == {rank: progress.get(rank, 0) for rank in found}:
-                    raise self._stuck(sorted(missing))
-                progress |= found
-                end = time.monotonic() + world.timeout_s
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-
-    def _stuck(self, missing: list[int]) -> StuckError:
-        world = self._world
-        ranks = ("rank " if len(missing) == 1 else "ranks ") + ", ".join(map(str, missing))
-        return StuckError(
-            f"rank {world.rank} waited {world.timeout_s:g} s for {ranks} while {self._doing}.\n"
-            "Every rank calls it, between the same two steps; look at what they printed last.",
-            code="E702",
-            details={"rank": world.rank, "missing": missing, "peer": missing[0]},
-        )
+    def _progress(self, rank: int) -> int:
+        """Return how often a rank has told that it makes progress."""
+        assert self._world.store is not None
+        return self._world.store.add(f"{self._key}/progress/{rank}", 0)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, UnsupportedError
+from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, error_from
 
 POLL_S = 0.25
 #: How long a rank whose connection closed looks for the record of the failure, seconds.
@@ -36,8 +36,6 @@ REPORT_S = 4.0
 _LOG = logging.getLogger("pardnn")
 
 State = dict[str, Any]
-#: By exit status: ranks that stop because of another one end with the same.
-_KINDS = {"5": MismatchError, "7": StuckError, "8": UnsupportedError}
 
 
 class LostError(RankError):
@@ -175,10 +173,9 @@ class FailureDetector:
     def _secondary(self, error: PardnnError, first: State) -> PardnnError:
         """Return the error of a rank that stops because another one failed first."""
         report = self._read("report", REPORT_S) or _bare_report(first)
-        kind = _KINDS.get(report["code"][1], RankError)
         message = f"rank {self._rank} stopped: {report['message'].splitlines()[0]}"
         details = {**report["details"], "report": report, "own": error.message}
-        return kind(message, code=report["code"], details=details)
+        return error_from(report["code"], message, details)
 
     def _states(self, occasion: str) -> dict[int, State]:
         """Return the state of each rank that answers within `STATES_S`."""

@@ -9,10 +9,9 @@ them. All ranks read the same entries, so all of them fail together, before anyt
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -72,84 +71,87 @@ def make_facts(
     }
 
 
-def all_gather(
-    store: dist.Store,
-    key: str,
-    rank: int,
-    size: int,
-    data: Any,
-    timeout_s: float,
-    failed: Callable[[], State | None],
-) -> list[Any]:
-    """All-gather through the store: every rank gets the data of each rank, in order of rank.
+class Watch(NamedTuple):
+    """How a rank that waits through the store learns that it waits in vain.
 
-    Args:
-        store: Shared by all ranks.
-        key: Used once.
+    Attributes:
         rank: This rank.
-        size: Number of ranks.
-        data: Of this rank, JSON types.
         timeout_s: Longest wait, seconds.
         failed: Returns the record of a rank that has failed meanwhile, or None.
-
-    Raises:
-        StuckError: E702, naming the ranks that wrote nothing within `timeout_s`.
-        LostError: If a rank has failed meanwhile.
+        closed: Returns the ranks whose connections have closed.
+        progress: Returns how far a rank has come; a wait begins anew where one comes on.
+        tell: Called with the ranks that are waited for.
     """
-    store.set(f"{key}/{rank}", json.dumps(data))
-    keys = [f"{key}/{other}" for other in range(size)]
-    wait_for(store, keys, rank, list(range(size)), timeout_s, failed)
-    return [json.loads(store.get(each)) for each in keys]
+
+    rank: int
+    timeout_s: float
+    failed: Callable[[], State | None]
+    closed: Callable[[], Collection[int]] = tuple
+    progress: Callable[[int], int] = lambda _rank: 0
+    tell: Callable[[Sequence[int]], None] = lambda _late: None
 
 
 def wait_for(
-    store: dist.Store,
-    keys: Sequence[str],
-    rank: int,
-    writers: Sequence[int],
-    timeout_s: float,
-    failed: Callable[[], State | None],
-    doing: str = "before the first step",
+    store: dist.Store, keys: Sequence[str], writers: Sequence[int], watch: Watch, doing: str
 ) -> None:
     """Wait until all keys are in the store.
 
     Args:
         store: Shared by all ranks.
         keys: To wait for.
-        rank: This rank.
         writers: For each key, the rank that writes it.
-        timeout_s: Longest wait, seconds.
-        failed: Returns the record of a rank that has failed meanwhile, or None.
-        doing: When that is, for people.
+        watch: Ends a wait that is in vain.
+        doing: What for, for people: "before the first step", "while saving step 12".
 
     Raises:
-        StuckError: E702, after `timeout_s`.
-        LostError: If a rank has failed meanwhile.
+        StuckError: E702, after the timeout, naming the ranks that wrote nothing.
+        LostError: E602, if a rank has failed meanwhile, or a writer has ended.
     """
-    end = time.monotonic() + timeout_s
-    missing = dict(zip(keys, writers, strict=True))
-    pause = 0.001
-    while missing:
+    missing, pause = dict(zip(keys, writers, strict=True)), 0.001
+    end, come = time.monotonic() + watch.timeout_s, dict.fromkeys(writers, 0)
+    while True:
+        failure, closed = watch.failed(), watch.closed()
+        # Looked at after those, as a rank may write, and then end.
         missing = {key: writer for key, writer in missing.items() if not store.check([key])}
         if not missing:
             return
-        failure = failed()
-        if failure is not None:
-            raise LostError(
-                f"rank {failure['rank']} failed {doing}",
-                details={"rank": rank, "first_failing_rank": failure["rank"]},
-            )
+        late = sorted(set(missing.values()))
+        watch.tell(late)
+        _check_alive(failure, [rank for rank in late if rank in closed], watch.rank, doing)
         if time.monotonic() > end:
-            late = sorted(missing.values())
-            raise StuckError(
-                f"rank {rank} waited {timeout_s:g} s for {_ranks(late)} {doing} "
-                f"({min(missing).split('/')[0]}).\n"
-                "Look at what they printed last; they may have ended, or still be loading.",
-                code="E702",
-                details={"rank": rank, "missing": late, "peer": late[0]},
-            )
+            now = {rank: watch.progress(rank) for rank in late}
+            if all(now[rank] <= come[rank] for rank in late):
+                raise _stuck(late, watch, doing)
+            come |= now
+            end = time.monotonic() + watch.timeout_s
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
+
+
+def _check_alive(failure: State | None, gone: Sequence[int], rank: int, doing: str) -> None:
+    """Raise E602 if a rank has failed, or one that is waited for has ended."""
+    if failure is not None:
+        raise LostError(
+            f"rank {failure['rank']} failed {doing}",
+            details={"rank": rank, "first_failing_rank": failure["rank"]},
+        )
+    if gone:
+        raise LostError(
+            f"rank {gone[0]} ended before its work was done: rank {rank} lost it {doing}.\n"
+            f"Look at what rank {gone[0]} printed last; a signal (out of memory, kill) leaves no "
+            "message of its own.",
+            details={"rank": rank, "peer": gone[0], "first_failing_rank": gone[0]},
+        )
+
+
+def _stuck(late: Sequence[int], watch: Watch, doing: str) -> StuckError:
+    return StuckError(
+        f"rank {watch.rank} waited {watch.timeout_s:g} s for {_ranks(late)} {doing}.\n"
+        "Every rank makes the same calls, between the same two steps. Look at what they printed "
+        "last; they may have ended, or still be loading.",
+        code="E702",
+        details={"rank": watch.rank, "missing": list(late), "peer": late[0]},
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -22,7 +22,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
-from pardnn.backends.torch.comm.handshake import wait_for
 from pardnn.backends.torch.comm.world import World
 from pardnn.errors import PardnnError, UsageError
 
@@ -129,11 +128,8 @@ class StopSignal:
     def _decided(self, store: Any) -> int:
         """Return the largest count of all ranks."""
         world, keys = self._world, [f"stop/{rank}" for rank in range(self._world.size)]
-        ranks = list(range(world.size))
         try:
-            wait_for(
-                store, keys, world.rank, ranks, world.timeout_s, world.first_failure, "to stop"
-            )
+            world.wait_for(keys, range(world.size), "to stop")
         except PardnnError as error:
             raise world.report_failure(error) from error
         self.name = store.get("stop/asked").decode()

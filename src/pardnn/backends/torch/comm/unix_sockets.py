@@ -22,15 +22,14 @@ import contextlib
 import select
 import socket
 import struct
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from pardnn.backends.torch.comm.nodes import machine_id
+from pardnn.backends.torch.comm.private_folder import private_folder
 from pardnn.errors import RankError
 
 #: Bytes asked for a socket's buffer; the system may give less (`net.core.wmem_max`).
@@ -198,6 +197,11 @@ class LocalLinks:
         if not transfer.left:
             self._in[peer].popleft()
 
+    def closed(self) -> set[int]:
+        """Return the ranks that have closed their connection, or whose process has ended."""
+        found = {peer for peer, each in list(self._sockets.items()) if _is_closed(each)}
+        return found | set(self._broken)
+
     def close(self) -> None:
         """Close all connections: peers that wait for this rank stop waiting."""
         for each in self._sockets.values():
@@ -205,6 +209,15 @@ class LocalLinks:
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         self._sockets, self._in, self._out = {}, {}, {}
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def connect_local(rank: int, all_gather: AllGather) -> LocalLinks | None:
@@ -234,8 +247,7 @@ def connect_local(rank: int, all_gather: AllGather) -> LocalLinks | None:
 
 def _listening(stack: contextlib.ExitStack) -> tuple[socket.socket | None, str | None]:
     try:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="pardnn-"))
-        path = str(Path(folder) / "s")
+        path = str(stack.enter_context(private_folder()) / "s")
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(path)
         listener.listen(4096)

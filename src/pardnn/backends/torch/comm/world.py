@@ -10,18 +10,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import json
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.failure_detector import FailureDetector, State
-from pardnn.backends.torch.comm.handshake import all_gather
+from pardnn.backends.torch.comm.handshake import Watch, wait_for
 from pardnn.backends.torch.comm.nodes import (
     advice,
     choose_interface,
@@ -30,7 +34,7 @@ from pardnn.backends.torch.comm.nodes import (
     node_numbers,
 )
 from pardnn.backends.torch.comm.unix_sockets import connect_local
-from pardnn.errors import MismatchError, PardnnError, RankError
+from pardnn.errors import MismatchError, PardnnError, RankError, StuckError
 
 _count = itertools.count()
 _NOT_STARTED: State = {"text": "not yet in its first step", "waits_for": None, "messages": []}
@@ -63,6 +67,7 @@ class World:
     detector: FailureDetector | None = None
     describe: Callable[[], State] = lambda: dict(_NOT_STARTED)
     reported: PardnnError | None = None
+    _waits: State = field(default_factory=dict)
 
     def detect_failures(self, on_failure: Callable[[State], None] | None = None) -> None:
         """Start this rank's failure detector; again, or with a single rank, does nothing.
@@ -73,7 +78,7 @@ class World:
         if self.store is not None and self.detector is None:
 
             def describe() -> State:
-                return {"rank": self.rank, **self.describe()}
+                return {"rank": self.rank, **self.describe(), **self._waits}
 
             self.detector = FailureDetector(
                 self.store, self.rank, self.size, describe, self.timeout_s, on_failure
@@ -81,12 +86,71 @@ class World:
             # A thread that is inside the store when the process ends would abort it.
             atexit.register(self.close)
 
-    def all_gather(self, key: str, data: Any) -> list[Any]:
-        """Return the data of each rank, in order of rank; see `handshake.all_gather`."""
+    def all_gather(
+        self,
+        key: str,
+        data: Any,
+        doing: str = "before the next step",
+        progress: Callable[[int], int] | None = None,
+    ) -> list[Any]:
+        """All-gather through the store: every rank gets the data of each rank, in order of rank.
+
+        Args:
+            key: Used once.
+            data: Of this rank, JSON types.
+            doing: See `handshake.wait_for`.
+            progress: See `handshake.Watch`.
+
+        Raises:
+            StuckError: E702, naming the ranks that wrote nothing within the timeout.
+            LostError: E602, if a rank has failed or ended meanwhile.
+        """
         assert self.store is not None
-        return all_gather(
-            self.store, key, self.rank, self.size, data, self.timeout_s, self.first_failure
-        )
+        self.store.set(f"{key}/{self.rank}", json.dumps(data))
+        ranks = range(self.size)
+        keys = [f"{key}/{rank}" for rank in ranks]
+        self.wait_for(keys, ranks, doing, progress=progress)
+        return [json.loads(self.store.get(each)) for each in keys]
+
+    def wait_for(
+        self,
+        keys: Sequence[str],
+        writers: Sequence[int],
+        doing: str,
+        timeout_s: float | None = None,
+        progress: Callable[[int], int] | None = None,
+    ) -> None:
+        """Wait until all keys are in the store; see `handshake.wait_for`.
+
+        Args:
+            keys: To wait for.
+            writers: For each key, the rank that writes it.
+            doing: What for, for people.
+            timeout_s: Longest wait, seconds; None takes this rank's.
+            progress: See `handshake.Watch`.
+        """
+        assert self.store is not None
+        begin, limit = time.monotonic(), timeout_s or self.timeout_s
+
+        def tell(late: Sequence[int]) -> None:
+            waited = time.monotonic() - begin
+            self._waits = {
+                "text": f"waiting for rank {late[0]} {doing} since {waited:.1f} s",
+                "waits_for": late[0], "waited_s": waited * self.timeout_s / limit,
+            }  # fmt: skip
+
+        watch = Watch(
+            self.rank, limit, self.first_failure, self._closed, progress or (lambda _rank: 0),
+            # What a thread waits for beside the steps is not what this rank is doing.
+            tell if threading.current_thread() is threading.main_thread() else lambda _late: None,
+        )  # fmt: skip
+        wait_for(self.store, keys, writers, watch, doing)
+        self._waits = {}  # a wait in vain is told until the end
+
+    def _closed(self) -> set[int]:
+        """Return the ranks of this machine whose connections have closed."""
+        local = self.channel.local if self.channel is not None else None
+        return local.closed() if local is not None else set()
 
     def first_failure(self) -> State | None:
         """Return the record of the first failure of any rank, None if none is known."""
@@ -165,7 +229,7 @@ def join(
         if backend == "gloo" and not (dist.is_initialized() and dist.get_backend() == "gloo"):
             choose_interface()
         if not dist.is_initialized():
-            dist.init_process_group(backend, timeout=wait)
+            _initialise(backend, wait)
         rank, size = dist.get_rank(), dist.get_world_size()
         if size == 1:
             return World(0, 1, device, timeout_s)
@@ -185,6 +249,36 @@ def join(
     # A barrier: no rank may fail, and so close connections, while another one still connects.
     world.nodes = node_numbers(world.all_gather("joined", machine_id()))
     return world
+
+
+def _initialise(backend: str, wait: timedelta) -> None:
+    """Make the process group from the environment, once all ranks have come to its store.
+
+    Raises:
+        RankError: E605, naming the ranks that have not.
+    """
+    store, rank, size = next(iter(rendezvous("env://", timeout=wait)))
+    store = dist.PrefixStore("default_pg", store)
+    store.set(f"pardnn/come/{rank}", "")
+    keys, watch = (
+        [f"pardnn/come/{i}" for i in range(size)],
+        Watch(rank, wait.total_seconds(), _none),
+    )
+    try:
+        wait_for(store, keys, range(size), watch, "to come")
+    except StuckError as error:
+        missing = error.details["missing"]
+        raise RankError(
+            f"{error.message.splitlines()[0]}\n"
+            "It has ended or was not started; look at what it printed last.",
+            code="E605",
+            details={**error.details, "first_failing_rank": missing[0]},
+        ) from error
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+
+
+def _none() -> None:
+    """Know of no failure: nobody can tell one yet."""
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from pardnn.backends.torch.comm.private_folder import private_folder
 from pardnn.backends.torch.comm.stop_signal import SIGNALS, OnSignal
 from pardnn.backends.torch.comm.world import rank_device
 from pardnn.backends.torch.devices import this_device
@@ -39,15 +39,7 @@ from pardnn.backends.torch.launch.job import (
 )
 from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
 from pardnn.checkpoint.options import SaveOptions
-from pardnn.errors import (
-    FileError,
-    MismatchError,
-    PardnnError,
-    RankError,
-    StuckError,
-    UnsupportedError,
-    UserCodeError,
-)
+from pardnn.errors import PardnnError, RankError, UserCodeError, error_from
 from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, write_plan
@@ -137,8 +129,7 @@ def run_plan(
         rank_device(device, local_rank)
     limits = tuple(limits) if limits is not None else (None,) * plan.num_devices
     tell = progress or _silent
-    with tempfile.TemporaryDirectory(prefix="pardnn-") as name:
-        directory = Path(name)
+    with private_folder() as directory:
         job = Job(
             target=target,
             steps=steps,
@@ -304,14 +295,6 @@ def _run_reference(directory: Path) -> dict[str, Any]:
 _TRACED_CODES = frozenset({"E101", "E110", "E601"})
 #: Timeouts of a rank that waits, before the first step, for one that is not there.
 _MISSED_CODES = frozenset({"E605", "E702"})
-_KINDS = {
-    1: UserCodeError,
-    4: FileError,
-    5: MismatchError,
-    6: RankError,
-    7: StuckError,
-    8: UnsupportedError,
-}
 
 
 def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> PardnnError:
@@ -340,10 +323,9 @@ def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> Pardnn
     for rank, each in errors.items():
         if rank != first and each["message"] != root["message"]:
             lines.append(each["message"].splitlines()[0])
-    kind = _KINDS.get(int(root["code"][1]), RankError)
     details = {key: value for key, value in root["details"].items() if key != "report"}
     details |= {"first_failing_rank": first}
-    return kind("\n".join(lines), code=root["code"], details=details)
+    return error_from(root["code"], "\n".join(lines), details)
 
 
 def _first(errors: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.access import SpreadObjects
+from pardnn.errors import PardnnError
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import read_plan
 
@@ -84,12 +85,22 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     losses, saved = _steps(job, executor, state, binding, example, stop)
     memory_limits.lift_limit()
     state.close()
+    _end_together(world)
     leave([world])
     return {
         "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
         "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
         "stopped_by": stop.name if stop is not None and stop.is_set else None,
     }  # fmt: skip
+
+
+def _end_together(world: World) -> None:
+    """Wait for the other ranks: one that does not end is named, as one that does not train."""
+    if world.store is not None:
+        try:
+            world.all_gather("end", None, "to end")
+        except PardnnError as error:
+            raise world.report_failure(error) from error
 
 
 def _stop_signal(directory: Path, job: Job, world: World) -> StopSignal | None:

@@ -16,9 +16,8 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pardnn import errors
 from pardnn.backends.torch.capture.capture import capture_step
-from pardnn.backends.torch.comm.handshake import check_world, wait_for
+from pardnn.backends.torch.comm.handshake import check_world
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
@@ -31,7 +30,7 @@ from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.variants import Variant
 from pardnn.backends.torch.user_step.item_guards import VALUES, Change
 from pardnn.backends.torch.user_step.sources import sources
-from pardnn.errors import MismatchError, PardnnError, StuckError
+from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, error_from
 from pardnn.graph.file import fingerprint, graph_from_json, graph_to_json
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import check_plan
@@ -144,7 +143,7 @@ class Maker:
             }  # fmt: skip
         try:
             yield
-        except (MismatchError, errors.RankError, StuckError):
+        except (MismatchError, RankError, StuckError):
             raise  # a rank that is stuck elsewhere may yet ask
         except PardnnError:
             world.describe = before
@@ -199,7 +198,7 @@ class Maker:
                     raise
                 header = {"error": record_of(error)}
             except Exception as error:
-                raise errors.RankError(
+                raise RankError(
                     f"capturing or planning failed: {type(error).__name__}: {error}"
                 ) from error
         elif self._is_first and self._plan is not None:
@@ -211,7 +210,7 @@ class Maker:
         text = None if header is None else json.dumps(header).encode()
         header = json.loads(broadcast(world, f"capture {number}", text))
         if "error" in header:
-            raise error_of(header["error"])
+            raise error_from(**header["error"])
         graph = broadcast(
             world, f"graph {number}", None if shared is None else graph_to_json(shared.graph)
         )
@@ -281,22 +280,13 @@ def together(world: World, key: str, work: Callable[[], Any]) -> Any:
         raise failure
     for record in records:
         if record is not None:
-            raise error_of(record)
+            raise error_from(**record)
     return result
 
 
 def record_of(error: PardnnError) -> dict[str, Any]:
     """Return an error as JSON types."""
-    return {
-        "kind": type(error).__name__, "code": error.code, "message": error.message,
-        "details": error.details,
-    }  # fmt: skip
-
-
-def error_of(record: dict[str, Any]) -> PardnnError:
-    """Return the error that `record_of` wrote."""
-    kind = getattr(errors, record["kind"], PardnnError)
-    return kind(record["message"], code=record["code"], details=record["details"])
+    return {"code": error.code, "message": error.message, "details": error.details}
 
 
 def broadcast(world: World, name: str, content: bytes | None) -> bytes:
@@ -322,6 +312,6 @@ def broadcast(world: World, name: str, content: bytes | None) -> bytes:
             store.set(f"{name}/{i}", chunk)
         store.set(f"{name}/count", str(len(chunks)))
         return content
-    wait_for(store, [f"{name}/count"], world.rank, [0], PLANNING_S, world.first_failure)
+    world.wait_for([f"{name}/count"], [0], "before the next step", PLANNING_S)
     count = int(store.get(f"{name}/count"))
     return gzip.decompress(b"".join(store.get(f"{name}/{i}") for i in range(count)))
