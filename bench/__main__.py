@@ -8,7 +8,8 @@
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
-  and FSDP2, `guards` measures what a call costs beside its step.
+  and FSDP2, `guards` measures what a call costs beside its step, `two-nodes` compares plans that
+  know a slow link with plans that do not.
 - `sweep` captures, places and cuts some 300 models and idioms, and changes values between calls.
 - `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
 """

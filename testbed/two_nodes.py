@@ -172,8 +172,9 @@ def two_nodes(
             stack.callback(subprocess.run, ["ip", "netns", "delete", name], check=False)
         command = [sys.executable, "-m", "testbed.slow_link", *names]
         command += ["--bandwidth", str(bandwidth), "--latency", str(latency)]
-        link = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        stack.callback(link.wait)
+        link = stack.enter_context(
+            subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        )
         stack.callback(link.kill)
         assert link.stdout is not None
         if link.stdout.readline().strip() != "up":

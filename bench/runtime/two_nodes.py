@@ -58,18 +58,28 @@ def made() -> Any:
     return classify_step, (model, optimizer, torch.randn(512, 512), torch.randint(16, (512,)))
 
 
-def planned(cluster: Cluster | None, share: float | None, found: list[Any]) -> Any:
-    """Return what plans on rank 0, for links as given or, if None, as measured."""
+def planned(
+    cluster: Cluster | None, share: float | None, found: list[Any], plans: dict[str, Any]
+) -> Any:
+    """Return what plans on rank 0, for links as given or, if None, as measured.
+
+    Args:
+        cluster: The devices; None: those that were measured.
+        share: Of the memory that one device needs: limit of each; None: no limit.
+        found: The measured cluster.
+        plans: Takes what a plan for one rank is simulated to take.
+    """
 
     def decide(graph: Graph, _: int, state: StateInPlace | None) -> Plan:
         from pardnn.planner.next_plan import next_plan
         from pardnn.planner.options import PlanOptions
 
-        options = PlanOptions(algorithm="auto-whole", costs="cpu", reserve=0.0)
+        options = PlanOptions(algorithm="auto-whole", reserve=0.0)
         target = cluster or found[0].cluster
+        alone = next_plan(graph, Cluster.uniform(1), options, None, state)
+        assert alone.predicted is not None
+        plans["one rank"] = [0, 0, alone.predicted.makespan_s, 0]
         if share is not None:
-            alone = next_plan(graph, Cluster.uniform(1), options, None, state)
-            assert alone.predicted is not None
             limit = int(share * max(alone.predicted.peak_bytes))
             devices = [dataclasses.replace(each, memory=limit) for each in target.devices]
             target = dataclasses.replace(target, devices=tuple(devices))
@@ -92,7 +102,7 @@ def rank_main(rounds: int) -> None:
     ):  # fmt: skip
         step, args = made()
         fast = parallelize(
-            step, *args, decide=planned(cluster, share, found), timeout=300, device="cpu",
+            step, *args, decide=planned(cluster, share, found, plans), timeout=300, device="cpu",
             on_cluster=found.append,
         )  # fmt: skip
         plan = fast.plan
@@ -135,11 +145,8 @@ def page(found: dict[str, Any], head: str) -> str:
     for name, seconds in found["seconds"].items():
         middle = statistics.median(seconds)
         row = f"| {name} | {1e3 * min(seconds):.1f} | {1e3 * middle:.1f} | {middle / base:.2f} | "
-        if name in found["plans"]:
-            messages, sent, makespan, ops = found["plans"][name]
-            row += f"{1e3 * makespan:.1f} | {messages} | {sent / 1e6:.2f} | {ops} |"
-        else:
-            row += "- | - | - | - |"
+        messages, sent, makespan, ops = found["plans"][name]
+        row += f"{1e3 * makespan:.1f} | {messages} | {sent / 1e6:.2f} | {ops} |"
         lines.append(row)
     return "\n".join(lines) + "\n"
 

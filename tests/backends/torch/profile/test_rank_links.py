@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+import pardnn
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.wire_format import MessageSpec
 from pardnn.backends.torch.profile import rank_links
 from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster, tournament
+from pardnn.backends.torch.session import live_state
 from pardnn.cluster import Cluster, cluster_to_dict
+from tests.backends.torch import models
 from tests.backends.torch.ranks import connect, run_ranks
 
 LATENCY, BANDWIDTH = 5e-3, 50e6
@@ -118,6 +121,40 @@ def test_times_that_do_not_grow_still_make_a_link() -> None:
     rate = rank_links._rate({64: 2e-3, 4096: 1.5e-3, 65536: 1e-3})
     assert rate.latency == 1e-3
     assert rate.bandwidth == pytest.approx(65.5e6)
+
+
+def test_without_a_cluster_a_step_is_planned_for_the_links_between_its_ranks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also a second step on the same models, without measuring again."""
+    step, args = models.small()
+
+    def body(rank: int, store: str) -> Any:
+        connect(rank, 2, store, 20.0).close()
+        monkeypatch.setenv("RANK", str(rank))
+        count: list[int] = []
+
+        def measure(world: Any) -> ThisCluster:
+            count.append(1)
+            rate = rank_links.Rate(bandwidth=1e6, latency=1.0)
+            cluster = Cluster.uniform(2, bandwidth=rate.bandwidth, latency=rate.latency)
+            return ThisCluster(cluster, 2, None, rate, 1, 0.1)
+
+        monkeypatch.setattr(live_state, "this_cluster", measure)
+        plans = []
+        for _ in range(2):
+            fast: Any = pardnn.parallelize(
+                step, *args, costs="v100", algorithm="round-robin", timeout=20.0
+            )
+            plans.append(fast.plan)
+        a = plans[0].cluster.arrays
+        told = [each.message for each in caplog.records if "measured" in each.message]
+        return [a.latency[0, 1], a.bandwidth[0, 1], plans[1].cluster == plans[0].cluster,
+                len(count), len(told)]  # fmt: skip
+
+    outcomes = run_ranks(2, body)
+    assert [each.error for each in outcomes] == [{}, {}]
+    assert [each.value for each in outcomes] == [[1.0, 1e6, True, 1, 1], [1.0, 1e6, True, 1, 0]]
 
 
 def test_what_was_measured_is_said_on_one_line() -> None:

@@ -23,6 +23,8 @@ _ALWAYS = 64 << 10
 MIN_TRIPS, MAX_TRIPS = 3, 30
 _SIZE_S = 0.04
 _ORDER_BYTES = 16
+#: For people, where a rank is lost or does not come.
+_WHAT, _OP = "a message to measure", "measuring links"
 
 
 class End:
@@ -41,7 +43,7 @@ class End:
         """Return the specs of a message of this many bytes from this rank, and of one to it."""
         ends = ((self.rank, self.peer), (self.peer, self.rank))
         mine, theirs = (
-            MessageSpec(source, "x", source, target, size, "uint8", (size,), (1,), "x", "x")
+            MessageSpec(source, _WHAT, source, target, size, "uint8", (size,), (1,), _OP, _OP)
             for source, target in ends
         )
         return mine, theirs
