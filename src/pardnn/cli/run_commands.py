@@ -69,15 +69,8 @@ def run(
     saving = save_options(save, every, keep, resume=resume, on_signal=on_signal)
     machine = None
     if plan_file is None or cluster is not None or devices is not None:
-        machine = opt.cluster_from_options(
-            devices,
-            max_memory,
-            bandwidth,
-            latency,
-            links,
-            cluster,
-            of_this_machine=plan_file is None,
-        )
+        given = (devices, max_memory, bandwidth, latency, links, cluster)
+        machine = opt.cluster_from_options(*given, of_this_machine=plan_file is None)
     options = opt.plan_options(
         algorithm=algorithm,
         objective=objective,
