@@ -80,3 +80,8 @@ def test_the_value_read_last_is_dropped_and_made_up_again() -> None:
 
 def test_an_op_that_never_fits_is_not_run() -> None:
     assert [v.is_run for v in visits([op("a", size=40), op("b", "a")], 45)] == [True, False]
+
+
+def test_a_value_that_such_an_op_reads_can_still_be_dropped() -> None:
+    ops = [op("a"), op("big", "a", size=40), op("b"), op("c", "b"), op("d", "a", "c")]
+    assert [v.evicted for v in visits(ops, 25)] == [(), (), (), ("a",), ()]

@@ -73,9 +73,7 @@ class _Held:
         used = {self._storage[name] for name in op.inputs if name in self._storage}
         is_run = new + sum(self._bytes[each] for each in used) <= self._budget
         if not is_run:
-            for name in op.inputs:
-                self._uses[name].pop()
-            return Visit(False, (), (), tuple(self._ended(op.inputs)))
+            return Visit(False, (), (), self._after(op, op.inputs))
         evicted = tuple(self._evicted(self._budget - new, used))
         for name in made:
             self._begin(name)
@@ -84,14 +82,18 @@ class _Held:
             if base is None and tensor.alias_of is not None and op.inputs:
                 base = self._storage[op.inputs[0]]
             self._begin(tensor.name, base)
+        outputs = [tensor.name for tensor in op.outputs]
+        return Visit(True, evicted, tuple(made), self._after(op, [*op.inputs, *outputs]))
+
+    def _after(self, op: Op, touched: Sequence[str]) -> tuple[str, ...]:
+        """Count the uses of an op as past; return what is dropped since nothing reads it."""
         for name in op.inputs:
             self._uses[name].pop()
-        touched = [*op.inputs, *(tensor.name for tensor in op.outputs)]
         ended = tuple(self._ended(touched))
         for name in touched:
             if name in self._storage:
                 self._note(self._storage[name])
-        return Visit(True, evicted, tuple(made), ended)
+        return ended
 
     def _begin(self, name: str, storage: str | None = None) -> None:
         if storage is None:
