@@ -28,8 +28,9 @@ RANKS = {
 }  # fmt: skip
 #: Whole tools and libraries, kills, all layouts by all operators.
 LONG = {
-    "test_counting_optimizers.py", "test_elastic.py", "test_layouts.py", "test_recipes.py",
-    "test_save_faults.py", "test_saved_runs.py", "test_training_kills.py", "test_two_nodes.py",
+    "test_counting_optimizers.py", "test_elastic.py", "test_layouts.py", "test_limited_gpt2.py",
+    "test_recipes.py", "test_save_faults.py", "test_saved_runs.py", "test_training_kills.py",
+    "test_two_nodes.py",
 }  # fmt: skip
 TORCH_JOBS = ("torch", "ranks", "rest", "long")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}
