@@ -178,7 +178,7 @@ def uninterrupted(factory: Factory, steps: int) -> list[str]:
                 schedule.step()
         return [*losses, bits(torch.get_rng_state())]
 
-    (value,) = values(run_ranks(1, run))
+    (value,) = values(run_ranks(1, run, limit_s=240))
     return value
 
 
