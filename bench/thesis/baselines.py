@@ -20,6 +20,7 @@ All run on the same simulated V100s. What is not modelled is left out in the bas
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ from pardnn.cost.costs import Costs
 from pardnn.cost.links import all_reduce_seconds
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
+from pardnn.place.decision import Decision
+from pardnn.place.pardnn import place_pardnn
+from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import capacities
 from pardnn.sim.machine import machine_of
 
@@ -51,6 +55,7 @@ def baselines_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any
     graph, costs = model(name, batch_size)
     row: dict[str, Any] = {"graph": name, "batch": batch_size, "devices": num_devices}
     row["pardnn"] = _planned(graph, costs, num_devices, batch_size)
+    row["pardnn-thesis"] = _planned(graph, costs, num_devices, batch_size, place_thesis)
     row["data-parallel"] = data_parallel(name, batch_size, num_devices)
     if all(path.is_file() for path in again_paths(name)):
         row["checkpointing"] = data_parallel(name, batch_size, num_devices, again=True)
@@ -81,10 +86,16 @@ def largest_tensor_parallel(name: str, batch_size: int, num_devices: int) -> dic
     return found
 
 
-def _planned(graph: Graph, costs: Costs, num_devices: int, batch_size: int) -> dict[str, Any]:
+def _planned(
+    graph: Graph,
+    costs: Costs,
+    num_devices: int,
+    batch_size: int,
+    place: Callable[..., Decision] = place_pardnn,
+) -> dict[str, Any]:
     cluster = cluster_of(num_devices)
     try:
-        made = timed_plan(graph, machine_of(costs, cluster), capacities(cluster, RESERVE))
+        made = timed_plan(graph, machine_of(costs, cluster), capacities(cluster, RESERVE), place)
     except InfeasibleError as error:
         return {"error": error.message.splitlines()[0]}
     return {

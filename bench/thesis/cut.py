@@ -12,6 +12,7 @@ from typing import Any
 from bench.thesis.batch import model
 from bench.thesis.search import RESERVE, cluster_of, timed_plan
 from pardnn.errors import InfeasibleError
+from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import capacities
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
@@ -31,9 +32,14 @@ def cut_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
     graph, costs = model(name, batch_size)
     cluster = cluster_of(num_devices)
     placed = timed_plan(graph, machine_of(costs, cluster), capacities(cluster, RESERVE))
+    try:
+        usable = capacities(cluster, RESERVE)
+        thesis = timed_plan(graph, machine_of(costs, cluster), usable, place_thesis).makespan
+    except InfeasibleError:
+        thesis = None
     row: dict[str, Any] = {
         "batch": batch_size, "ops": len(graph.ops), "placed": batch_size / placed.makespan,
-        "placed_peak": max(placed.peak),
+        "placed_peak": max(placed.peak), "thesis": thesis and batch_size / thesis,
     }  # fmt: skip
     begin = time.process_time()
     try:

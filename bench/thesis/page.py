@@ -14,6 +14,9 @@ from bench.thesis.published import DEVICES, MODELS
 
 Report = dict[str, Any]
 
+#: The column of the thesis's steps without what this implementation adds.
+ALONE = "`pardnn-thesis`"
+
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
@@ -22,6 +25,12 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 def _cell(row: dict[str, Any], k: int) -> dict[str, Any]:
     return row["cells"][str(k)]
+
+
+def _alone(row: dict[str, Any], figure: str, form: str) -> str:
+    """Return a figure of the thesis's steps alone, for each number of devices."""
+    cells = row.get("thesis_cells", {}).values()
+    return " ".join(form.format(cell[figure]) if figure in cell else "-" for cell in cells) or "-"
 
 
 def _ideal(row: dict[str, Any]) -> tuple[int, int] | None:
@@ -40,14 +49,17 @@ def _largest(report: Report) -> Iterator[str]:
     rows = []
     for name, row in report["search"].items():
         theirs, first = MODELS[name].batch, _ideal(row)
+        alone = [str(cell["batch"] or "none") for cell in row.get("thesis_cells", {}).values()]
         cells = [f"{_cell(row, k)['batch'] or 'none'} ({theirs.get(k, '-')})" for k in DEVICES]
         over = (
             "" if first is None else f"{_cell(row, 16)['batch'] / (first[1] * 16 / first[0]):.2g}"
         )
         least = min(theirs)
         theirs_over = theirs[16] / (theirs[least] * 16 / least)
-        rows.append([name, row["ops"], *cells, f"{over} ({theirs_over:.2g})"])
-    yield from _table(["model", "ops", *(f"K = {k}" for k in DEVICES), "over DP"], rows)
+        over = f"{over} ({theirs_over:.2g})"
+        rows.append([name, row["ops"], *cells, over, " ".join(alone) or "-"])
+    head = ["model", "ops", *(f"K = {k}" for k in DEVICES), "over DP", ALONE]
+    yield from _table(head, rows)
 
 
 def _speedups(row: dict[str, Any]) -> dict[int, float]:
@@ -75,8 +87,8 @@ def _throughput(report: Report) -> Iterator[str]:
             f"{_cell(row, k)['samples_per_s']:.1f} ({ups[k]:.2f})" if k in ups else "-"
             for k in DEVICES
         ]
-        rows.append([name, *rates])
-    yield from _table(["model", *(f"K = {k}" for k in DEVICES)], rows)
+        rows.append([name, *rates, _alone(row, "samples_per_s", "{:.1f}")])
+    yield from _table(["model", *(f"K = {k}" for k in DEVICES), ALONE], rows)
     yield f"![Speed-up]({CHARTS}/{report['date']}_thesis_speedup.svg)\n"
     yield f"![Largest batch]({CHARTS}/{report['date']}_thesis_batch.svg)\n"
 
@@ -99,8 +111,10 @@ def _given(report: Report) -> Iterator[str]:
         ]
         moved = [c["moved"] / row["ops"] for k, c in cells.items() if k > 1 and "moved" in c]
         shares += moved
-        rows.append([name, *ups, " ".join(f"{share:.0%}" for share in moved)])
-    yield from _table(["model", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2"], rows)
+        shown = " ".join(f"{share:.0%}" for share in moved)
+        rows.append([name, *ups, shown, _alone(row, "samples_per_s", "{:.1f}")])
+    head = ["model", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2", ALONE + ", samples/s"]
+    yield from _table(head, rows)
     mean = sum(shares) / max(len(shares), 1)
     yield f"At these batches the memory step moves {mean:.1%} of the ops on average.\n"
 
@@ -127,17 +141,21 @@ def _steps(report: Report) -> Iterator[str]:
     yield (
         "Without memory limits, at the thesis's batch for K. Makespans over the lower bound. "
         "*Mapped*: slicing and mapping; *refined*: with the thesis's swaps and switches; "
-        "*ParDNN*: with the list scheduling that this implementation adds.\n"
+        f"*{ALONE}*: the same, every swap and switch kept, ops run first come, first served, as in "
+        "TensorFlow; *ParDNN*: with the list scheduling that this implementation adds.\n"
     )
     table = [
         [
             key, f"{row['bound_s']:.3f}",
             *(f"{row[part] / row['bound_s']:.3f}" for part in
-              ("serial_s", "round_robin_s", "mapped_s", "refined_s", "pardnn_s")),
+              ("serial_s", "round_robin_s", "mapped_s", "refined_s")),
+            f"{row['thesis_s'] / row['bound_s']:.3f}" if "thesis_s" in row else "-",
+            f"{row['pardnn_s'] / row['bound_s']:.3f}",
         ]
         for key, row in report["steps"].items()
     ]  # fmt: skip
-    columns = ["model, K", "bound, s", "one device", "round robin", "mapped", "refined", "ParDNN"]
+    columns = ["model, K", "bound, s", "one device", "round robin", "mapped", "refined"]
+    columns += [ALONE, "ParDNN"]
     yield from _table(columns, table)
     over = geometric_mean(row["round_robin_s"] / row["pardnn_s"] for row in rows)
     thesis = geometric_mean(row["round_robin_s"] / row["refined_s"] for row in rows)
@@ -154,9 +172,10 @@ def _steps(report: Report) -> Iterator[str]:
 def _clustering(report: Report) -> Iterator[str]:
     yield "## Fig. 6.7: against linear clustering (simulated makespans, measured CPU seconds)\n"
     yield (
-        "Both without memory limits and with the order of largest bottom level first. Linear "
-        "clustering is this repository's, which repairs levels instead of computing them anew: "
-        "it is far faster than the published one. The thesis: "
+        "Both without memory limits; ParDNN's order is that of the largest bottom level, linear "
+        "clustering's that of the earliest estimated start. Linear clustering is this "
+        "repository's, which repairs levels instead of computing them anew: it is far faster than "
+        "the published one. The thesis: "
         + "; ".join(
             f"{name} {ours:g} s against {theirs:g} s"
             for name, (ours, theirs) in published.CLUSTERING_S.items()
@@ -167,12 +186,31 @@ def _clustering(report: Report) -> Iterator[str]:
         [
             key, row["ops"], f"{row['pardnn_s'] / row['clustering_s']:.4f}",
             f"{row['refined_s'] / row['clustering_s']:.4f}",
+            f"{row['thesis_s'] / row['clustering_s']:.4f}" if "thesis_s" in row else "-",
             f"{row['pardnn_cpu_s']:.2f}", f"{row['clustering_cpu_s']:.2f}",
         ]
         for key, row in report["steps"].items()
     ]  # fmt: skip
-    columns = ["model, K", "ops", "ParDNN / LC", "thesis's steps / LC", "ParDNN, s", "LC, s"]
-    yield from _table(columns, rows)
+    columns = ["model, K", "ops", "ParDNN / LC", "refined / LC", f"{ALONE} / LC"]
+    yield from _table([*columns, "ParDNN, s", "LC, s"], rows)
+    yield from _losses(report)
+
+
+def _losses(report: Report) -> Iterator[str]:
+    """Say where the thesis's steps alone are slower than linear clustering, from the figures."""
+    over = {
+        key: row["thesis_s"] / row["clustering_s"]
+        for key, row in report["steps"].items()
+        if "thesis_s" in row
+    }
+    slower = [f"{key} ({ratio:.3f})" for key, ratio in over.items() if ratio > 1]
+    if slower:
+        yield (
+            f"The thesis's steps alone are slower than linear clustering in {len(slower)} of "
+            f"{len(over)} rows: {'; '.join(slower)}.\n"
+        )
+    elif over:
+        yield f"The thesis's steps alone are slower in none of {len(over)} rows.\n"
 
 
 def _planning(report: Report) -> Iterator[str]:
@@ -189,8 +227,10 @@ def _planning(report: Report) -> Iterator[str]:
         moved = [c["moved"] / row["ops"] for c in cells[1:] if "moved" in c]
         shares += moved
         shown = " ".join(f"{share:.1%}" for share in moved)
-        rows.append([name, f"{row['ops']} ({MODELS[name].ops})", *times, shown])
+        alone = _alone(row, "cpu_s", "{:.1f}")
+        rows.append([name, f"{row['ops']} ({MODELS[name].ops})", *times, shown, alone])
     head = ["model", "ops (thesis)", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2"]
+    head += [ALONE + ", s"]
     yield from _table(head, rows)
     if shares:
         yield f"Moved by the memory step on average: {sum(shares) / len(shares):.1%} of the ops.\n"
@@ -204,14 +244,16 @@ def _unrolled(report: Report) -> Iterator[str]:
     )
     rows = []
     for key, row in report["unrolled"].items():
-        kinds = (row["free"], row["limited"], row["clustering"])
+        kinds = (row["free"], row["limited"], row["clustering"], row.get("thesis"))
         times = [
-            f"{kind['cpu_s']:.1f}" + (" (no plan)" if "error" in kind else "") for kind in kinds
+            f"{kind['cpu_s']:.1f}" + (" (no plan)" if "error" in kind else "") if kind else "-"
+            for kind in kinds
         ]
         rows.append(
             [key, row["batch"], row["steps"], f"{row['ops']} ({row['thesis_ops']})", *times]
         )
     head = ["model, K", "batch", "steps", "ops (thesis)", "free, s", "limited, s", "LC, s"]
+    head += [ALONE + ", limited, s"]
     yield from _table(head, rows)
 
 
@@ -224,10 +266,12 @@ def _baselines(report: Report) -> Iterator[str]:
     kinds = ("tensor-parallel", "checkpointing", "data-parallel", "unified-memory")
     rows = [
         [key, row["batch"], f"{row['pardnn'].get('samples_per_s', 0):.1f}",
+         f"{row.get('pardnn-thesis', {}).get('samples_per_s', 0):.1f}",
          *(_over(row, kind) for kind in kinds)]
         for key, row in report["baselines"].items()
     ]  # fmt: skip
-    head = ["model, K", "batch", "ParDNN, samples/s", "tensor parallel by hand"]
+    head = ["model, K", "batch", "ParDNN, samples/s", ALONE + ", samples/s"]
+    head += ["tensor parallel by hand"]
     head += ["checkpointing + DP", "DP alone", "unified memory"]
     yield from _table(head, rows)
 
@@ -259,8 +303,16 @@ def _cut(report: Report) -> Iterator[str]:
             cut = [f"{row['cut']:.1f}", f"{row['cut'] / row['placed']:.2f}"]
             cut += [f"{row[name] / 2**30:.1f}" for name in ("placed_peak", "cut_peak")]
             cut += [f"{row['planning_cpu_s']:.0f}"]
-        rows.append([key, row["batch"], f"{row['placed']:.1f}", *cut])
-    head = ["model, K", "batch", "placed, samples/s", "cut, samples/s", "cut / placed"]
+        alone = f"{row['thesis']:.1f}" if row.get("thesis") else "-"
+        rows.append([key, row["batch"], alone, f"{row['placed']:.1f}", *cut])
+    head = [
+        "model, K",
+        "batch",
+        ALONE + ", samples/s",
+        "placed, samples/s",
+        "cut, samples/s",
+        "cut / placed",
+    ]
     head += ["placed, GiB", "cut, GiB", "planning a cut, CPU s"]
     yield from _table(head, rows)
 

@@ -19,6 +19,7 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
 from pardnn.place.pardnn import place_pardnn
+from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import capacities
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, machine_of
@@ -68,9 +69,9 @@ def timed_plan(
 class Search:
     """The plans of one model, by number of devices and batch size; each is made once."""
 
-    def __init__(self, name: str) -> None:
-        """Take a graph of `testbed/graphs/` that has a rule."""
-        self.name = name
+    def __init__(self, name: str, place: Callable[..., Decision] = place_pardnn) -> None:
+        """Take a graph of `testbed/graphs/` that has a rule, and an algorithm."""
+        self.name, self.place = name, place
         self.made: dict[tuple[int, int], Planned | None] = {}
         self.refusals_s = 0.0
 
@@ -85,7 +86,8 @@ class Search:
             cluster = cluster_of(num_devices)
             begin = time.process_time()
             try:
-                found = timed_plan(graph, machine_of(costs, cluster), capacities(cluster, RESERVE))
+                usable = capacities(cluster, RESERVE)
+                found = timed_plan(graph, machine_of(costs, cluster), usable, self.place)
             except InfeasibleError:
                 found = None
                 self.refusals_s += time.process_time() - begin
@@ -112,15 +114,15 @@ class Search:
 
 def search_row(name: str, devices: tuple[int, ...]) -> dict[str, Any]:
     """Return the largest batch on each number of devices, with the figures of its plan."""
-    search, cells = Search(name), {}
-    for k in devices:
-        batch = search.largest(k)
-        planned = search.made.get((k, batch))
-        cells[str(k)] = _cell(batch, planned)
+    search, thesis = Search(name), Search(name, place_thesis)
+    cells, thesis_cells = ({
+        str(k): _cell(batch := each.largest(k), each.made.get((k, batch))) for k in devices
+    } for each in (search, thesis))  # fmt: skip
     graph = captured(name).graph
     refused = sum(1 for planned in search.made.values() if planned is None)
     return {
         "graph": name, "ops": len(graph.ops), "cells": cells, "plans": len(search.made),
+        "thesis_cells": thesis_cells,
         "refused": refused, "refusals_cpu_s": search.refusals_s,
     }  # fmt: skip
 
@@ -130,17 +132,20 @@ def given_row(name: str, batches: dict[int, int]) -> dict[str, Any]:
 
     One device is given all the memory it needs: it is what others are compared with.
     """
-    cells = {}
+    cells: dict[str, Any] = {}
+    thesis_cells: dict[str, Any] = {}
     for k, batch in batches.items():
         graph, costs = model(name, batch)
         cluster = cluster_of(k)
         limits: list[int | None] = capacities(cluster, RESERVE) if k > 1 else [None]
-        try:
-            planned = timed_plan(graph, machine_of(costs, cluster), limits)
-        except InfeasibleError:
-            planned = None
-        cells[str(k)] = _cell(batch, planned)
-    return {"graph": name, "ops": len(captured(name).graph.ops), "cells": cells}
+        for into, place in ((cells, place_pardnn), (thesis_cells, place_thesis)):
+            try:
+                planned = timed_plan(graph, machine_of(costs, cluster), limits, place)
+            except InfeasibleError:
+                planned = None
+            into[str(k)] = _cell(batch, planned)
+    ops = len(captured(name).graph.ops)
+    return {"graph": name, "ops": ops, "cells": cells, "thesis_cells": thesis_cells}
 
 
 def _cell(batch: int, planned: Planned | None) -> dict[str, Any]:

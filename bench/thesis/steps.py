@@ -23,6 +23,7 @@ from pardnn.place.pardnn.problem import Problem, problem_of
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.step1_makespan import emulated
 from pardnn.place.pardnn.swaps import swap_clusters
+from pardnn.place.thesis.steps import place_thesis
 from pardnn.planner.make_plan import communication_ratio
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.machine import Machine, machine_of
@@ -82,6 +83,7 @@ def steps_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
     thesis_cpu = time.process_time() - begin
     nowhere: list[int | None] = [None] * num_devices
     ours = timed_plan(graph, machine, nowhere)
+    thesis = timed_plan(graph, machine, nowhere, place_thesis)
     theirs = timed_plan(graph, machine, nowhere, place_linear_clustering)
     return {
         "graph": name,
@@ -96,6 +98,8 @@ def steps_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
         "refined_cpu_s": thesis_cpu,
         "pardnn_s": ours.makespan,
         "pardnn_cpu_s": ours.cpu_s,
+        "thesis_s": thesis.makespan,
+        "thesis_cpu_s": thesis.cpu_s,
         "clustering_s": theirs.makespan,
         "clustering_cpu_s": theirs.cpu_s,
     }

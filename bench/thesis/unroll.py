@@ -20,6 +20,7 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, storage_owners, writes
 from pardnn.place.baselines.linear_clustering import place_linear_clustering
+from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import capacities
 from pardnn.sim.machine import machine_of
 
@@ -152,6 +153,7 @@ def unrolled_row(name: str, batch_size: int, num_devices: int, num_ops: int) -> 
     plans = {
         "free": lambda: timed_plan(long, machine, nowhere),
         "limited": lambda: timed_plan(long, machine, capacities(cluster, RESERVE)),
+        "thesis": lambda: timed_plan(long, machine, capacities(cluster, RESERVE), place_thesis),
         "clustering": lambda: timed_plan(long, machine, nowhere, place_linear_clustering),
     }
     for kind, plan in plans.items():

@@ -12,6 +12,7 @@ from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import Objective, PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.report.results import EstimateResult
+from pardnn.sim.engine import Policy
 
 
 def plan(
@@ -25,6 +26,7 @@ def plan(
     costs: str | None = None,
     time_limit: float | None = None,
     state: StateInPlace | None = None,
+    policy: Policy = "order",
 ) -> Plan:
     """Decide where and in which order every op runs; the plan returned is checked.
 
@@ -40,6 +42,8 @@ def plan(
         time_limit: Seconds after which nothing more is tried; may break reproducibility.
         state: What lies on the devices already, from `pardnn.state_in_place`: the plan leaves each
             parameter, buffer and optimizer state of it where it is.
+        policy: "order", the plan's own; "fifo" or "priority" for an engine that takes only the
+            placement and schedules ready ops itself: its memory then fits, too, along its times.
 
     Raises:
         InfeasibleError: E301 with a witness, if no plan fits.
@@ -53,6 +57,7 @@ def plan(
         seed=seed,
         time_limit=time_limit,
         costs=costs,
+        policy=policy,
     )
     problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state)
     return make_plan(problem)[0]

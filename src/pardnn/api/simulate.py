@@ -12,6 +12,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays
 from pardnn.sim.machine import machine_of
+from pardnn.sim.policy_peak import policy_peaks
 
 
 def simulate(
@@ -22,7 +23,8 @@ def simulate(
     Args:
         graph: The graph that it is for.
         plan: A valid plan that names its cluster.
-        policy: "order" runs the plan's own lists; "fifo" and "priority" use only its placement.
+        policy: "order" runs the plan's own lists; "fifo" and "priority" use only its placement, as
+            an engine with its own scheduler does: time and peaks are then those of its run.
         costs: As for `plan`.
 
     Raises:
@@ -44,10 +46,14 @@ def simulate(
     arrays = plan_arrays(graph, plan)
     machine = machine_of(costs_for(graph, plan.cluster, costs), plan.cluster)
     timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
+    peaks = peak_bytes(graph, arrays)
+    if policy != "order":
+        peaks = policy_peaks(graph.arrays, arrays.place, plan.num_devices, timeline).tolist()
     return SimulateResult(
         policy=policy,  # pyright: ignore[reportArgumentType]
         makespan_s=timeline.makespan,
-        peak_bytes=tuple(peak_bytes(graph, arrays)),
+        peak_bytes=tuple(peaks),
+        peak_along="order" if policy == "order" else "time",
         busy_s=tuple(timeline.busy(arrays.place, plan.num_devices).tolist()),
         transfer_bytes=timeline.transfer_bytes(graph),
     )

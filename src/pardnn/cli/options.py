@@ -91,6 +91,13 @@ Objective = Annotated[str, typer.Option("--objective", help="seconds or bytes.")
 Reserve = Annotated[
     float, typer.Option("--reserve", help="Fraction of each device's memory left unused.")
 ]
+PolicyChoice = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="order (the plan's own), or fifo or priority: an engine that schedules ready ops.",
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
 TimeLimit = Annotated[
     float | None,

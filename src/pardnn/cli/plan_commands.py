@@ -45,6 +45,7 @@ def plan(
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
     keep_state: opt.KeepState = None,
+    policy: opt.PolicyChoice = "order",
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it."""
@@ -62,6 +63,7 @@ def plan(
         time_limit=time_limit,
         costs=costs,
         threads=threads,
+        policy=policy,
     )
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
@@ -98,7 +100,7 @@ def check(
 def simulate(
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
-    policy: Annotated[str, typer.Option("--policy", help="order, fifo or priority.")] = "order",
+    policy: opt.PolicyChoice = "order",
     devices: opt.Devices = None,
     max_memory: opt.MaxMemory = None,
     bandwidth: opt.Bandwidth = None,
@@ -108,7 +110,7 @@ def simulate(
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
 ) -> None:
-    """Simulate a plan: its time, and peak memory from the order alone."""
+    """Simulate a plan: its time, and peaks from its order or along a scheduler's times."""
     from pardnn.api.simulate import simulate as simulate_plan
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import read_plan

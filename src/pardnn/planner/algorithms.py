@@ -19,12 +19,14 @@ from pardnn.place.baselines.round_robin import place_round_robin
 from pardnn.place.baselines.single import place_single
 from pardnn.place.decision import Decision
 from pardnn.place.pardnn import place_pardnn
+from pardnn.place.thesis.steps import place_thesis
 from pardnn.shard.search import baselines, tofu
 from pardnn.shard.sharding import Sharding
 
 #: Those that give each op one device: called with a graph, a machine, capacities and a seed.
 ALGORITHMS: Mapping[str, Callable[..., Decision]] = {
     "pardnn": place_pardnn,
+    "pardnn-thesis": place_thesis,
     "single": place_single,
     "round-robin": place_round_robin,
     "heft": place_heft,

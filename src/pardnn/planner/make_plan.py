@@ -37,6 +37,7 @@ from pardnn.sim.engine import simulate
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
 from pardnn.sim.peak import peaks
+from pardnn.sim.policy_peak import policy_peaks
 from pardnn.version import __version__
 
 
@@ -54,6 +55,7 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
         check_state(problem.graph, cluster, options.reserve, problem.state)
     names = _names(problem)
     polish = options.objective == "seconds" and is_polished(options.algorithm, num_ops)
+    polish &= options.policy == "order"  # local search moves ops, and does not see that memory
     limited = any(device.memory is not None for device in cluster.devices)
     started = time.perf_counter()
     warm_up(names, limited=limited, polished=polish)
@@ -69,6 +71,11 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     return finished(problem, best, compile_s=compile_s)
 
 
+def _may_cut(problem: Problem) -> bool:
+    """Whether a plan may cut ops; an engine with its own scheduler runs whole ones."""
+    return problem.options.policy == "order" and may_shard(problem.graph, problem.cluster)
+
+
 def _names(problem: Problem) -> tuple[str, ...]:
     """Return the algorithms to run: those whose plans can leave state where it is.
 
@@ -80,7 +87,7 @@ def _names(problem: Problem) -> tuple[str, ...]:
     kind = None if state is None else kind_of_plan(graph, state)
     if kind == "cut":
         names = names if algorithm in SHARDED else ("tofu",)
-    elif algorithm == BEST and kind is None and may_shard(graph, problem.cluster):
+    elif algorithm == BEST and kind is None and _may_cut(problem):
         names = (*names, "tofu")
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
@@ -149,6 +156,7 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
     notes = [*outcome.notes, *(sharded.plan.notes if sharded else ())]
     notes += [f"devices without ops: {', '.join(map(str, idle))}"] if idle else []
     stays = 0 if problem.state is None else len(kept(problem.graph, problem.state))
+    notes += _policy_notes(problem, outcome)
     notes += [f"tensors of state that stay where they are: {stays}"] if stays else []
     return PlanResult(
         algorithm=outcome.algorithm,
@@ -169,6 +177,17 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
         costs=costs.source,
         notes=tuple(notes),
     )
+
+
+def _policy_notes(problem: Problem, outcome: Outcome) -> list[str]:
+    """Return what the plan does under a scheduler of its engine's own."""
+    policy, place = problem.options.policy, outcome.plan.place
+    if policy == "order":
+        return []
+    a, k = problem.graph.arrays, problem.cluster.num_devices
+    timeline = simulate(problem.graph, problem.machine, outcome.plan, policy)
+    peaks = ", ".join(map(str, policy_peaks(a, place, k, timeline).tolist()))
+    return [f"under {policy}: {timeline.makespan:.6g} s, peaks along its times {peaks} bytes"]
 
 
 def communication_ratio(arrays: GraphArrays, costs: Costs, cluster: Cluster) -> float:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pardnn.errors import UsageError
-from pardnn.planner.algorithms import check_algorithm
+from pardnn.planner.algorithms import SHARDED, check_algorithm
+from pardnn.sim.engine import Policy
 
 Objective = Literal["seconds", "bytes"]
 
@@ -18,6 +19,9 @@ class PlanOptions:
     Attributes:
         algorithm: A key of `ALGORITHMS` or `SHARDED`; "auto" for the best of `AUTO` and `tofu`;
             or "auto-whole" for the best of `AUTO` alone.
+        policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
+            "priority" mean an engine that schedules them itself: memory then also fits along the
+            times that its emulation gives, and no op is cut.
         objective: "seconds" minimises the makespan, "bytes" the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: Of the algorithm. The same input, options and seed give the same bytes of plan.
@@ -26,7 +30,7 @@ class PlanOptions:
         threads: That an op may use on a CPU.
 
     Raises:
-        UsageError: E210 (algorithm), E211 (reserve), E201 (objective).
+        UsageError: E210 (algorithm), E211 (reserve), E201 (objective, policy).
     """
 
     algorithm: str = "auto"
@@ -36,6 +40,7 @@ class PlanOptions:
     time_limit: float | None = None
     costs: str | None = None
     threads: int = 1
+    policy: Policy = "order"
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
@@ -45,3 +50,10 @@ class PlanOptions:
             )
         if self.objective not in get_args(Objective):
             raise UsageError(f"objective is {self.objective!r:.40}; it can be seconds or bytes")
+        if self.policy not in get_args(Policy):
+            raise UsageError(f"policy is {self.policy!r:.40}; it can be order, fifo or priority")
+        if self.policy != "order" and self.algorithm in SHARDED:
+            raise UsageError(
+                f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
+                "use auto, or a placement's algorithm."
+            )

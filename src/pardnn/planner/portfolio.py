@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pardnn.errors import InfeasibleError, PardnnError, shown
+from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
 from pardnn.graph.ir import Graph
 from pardnn.place.decision import Decision
 from pardnn.place.ordering.fit import fits
+from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.polish import polish_best
+from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import ALGORITHMS, BEFORE, SHARDED
 from pardnn.planner.kept_state import plan_before
@@ -24,6 +26,7 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import ShardedPlan, decide_sharded
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
+from pardnn.sim.policy_peak import policy_peaks
 
 #: A plan so near to the lower bound is optimal, up to rounding: no solver can be faster.
 AT_BOUND = 1e-9
@@ -64,17 +67,22 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
         best: What was found before: a sharded plan is given up where a quick estimate is worse.
 
     Raises:
-        InfeasibleError: E301, if it finds no plan that fits.
+        InfeasibleError: E301, if it finds no plan that fits; E302, if an op can run nowhere.
+        UsageError: E201, if it cuts ops, and an engine with its own scheduler is to run them.
     """
     options = problem.options
     if algorithm in SHARDED:
+        if options.policy != "order":
+            raise UsageError(
+                f"{algorithm} cuts ops; an engine under {options.policy} runs whole ones"
+            )
         is_beaten_at = best.makespan_s if best and options.objective == "seconds" else None
         if algorithm == "tofu" and best is None and _is_uneven(problem):
             return _cut_or_alone(problem)
         return _cut(problem, algorithm, is_beaten_at)
     started = time.perf_counter()
     try:
-        decision = _placed(problem, algorithm)
+        decision = _scheduled(problem, _placed(problem, algorithm))
     except InfeasibleError as error:
         raise _named(error, problem.graph) from None
     planning = time.perf_counter() - started
@@ -135,6 +143,30 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
     if problem.state is not None and algorithm == "pardnn":
         return place_pardnn(graph, machine, usable, known=problem.known)
     return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
+
+
+def _scheduled(problem: Problem, decision: Decision) -> Decision:
+    """Return a decision that fits under the scheduler that will run it, too.
+
+    Raises:
+        InfeasibleError: E301, if none was found near it.
+    """
+    policy, place = problem.options.policy, decision.plan.place
+    if policy == "order":
+        return decision
+    a, machine, usable = problem.graph.arrays, problem.machine, problem.capacities
+    peaks = policy_peaks(a, place, len(usable), scheduled(a, machine, place, policy))
+    if bool((peaks <= limits(usable)).all()):
+        return decision
+    pins = problem.known.pins
+    found = fit_scheduler(problem.graph, machine, place, usable, policy, pins=pins)
+    if found is None:
+        raise InfeasibleError(
+            f"no placement was found that fits under {policy}: of the one that fits in its own "
+            f"order, devices hold up to {max(peaks.tolist())} bytes under {policy}.\n"
+            "Give devices more memory, or run the plan in its own order."
+        )
+    return found._replace(moved_ops=decision.moved_ops + found.moved_ops)
 
 
 def _named(error: InfeasibleError, graph: Graph) -> InfeasibleError:

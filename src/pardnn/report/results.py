@@ -64,13 +64,18 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateResult:
-    """A simulated plan. `peak_bytes` comes from the order, without a clock."""
+    """A simulated plan.
+
+    `peak_bytes` comes from the plan's order, without a clock ("order"); of "fifo" and "priority" it
+    is what devices hold along the times of that scheduler's run ("time").
+    """
 
     __pydantic_config__ = STRICT
 
     policy: Literal["order", "fifo", "priority"]
     makespan_s: float
     peak_bytes: tuple[int, ...]
+    peak_along: Literal["order", "time"]
     busy_s: tuple[float, ...]
     transfer_bytes: int
 

@@ -244,7 +244,8 @@ def _simulate(result: results.SimulateResult) -> RenderableType:
         f"step {seconds_text(result.makespan_s)} simulated under {result.policy}, transfers "
         f"{bytes_text(result.transfer_bytes)}"
     )
-    return Group(head, table("", ("device", "peak (plan's order)", "busy"), rows))
+    along = "plan's order" if result.peak_along == "order" else f"times under {result.policy}"
+    return Group(head, table("", ("device", f"peak ({along})", "busy"), rows))
 
 
 def _estimate(result: results.EstimateResult) -> RenderableType:

@@ -5,7 +5,8 @@ the last consumer there, and n's own output while n runs. It is the weight of an
 (`overflow_knapsack`).
 
 Deviations: the potential is that of a *unit*, a co-location group, and its own outputs count for as
-long as they would leave with it, not only while it runs.
+long as they would leave with it, not only while it runs. With messages in their latest slots an
+input that is made on the device leaves it only just before the op runs elsewhere.
 
 Each unit's potential is a sum of terms: a storage or a received copy that the unit alone keeps on a
 device, from one leaf of the order to another (`memory_tracking`), but for a hole in which ops of
@@ -69,7 +70,9 @@ def memory_potential_of(
     ranges = live_ranges or live_ranges_of(profile)
     made, made_on = _made_storages(profile, unit, ranges, over)
     read, read_on = _received_copies(profile, unit, ranges, over)
-    term, device = np.concatenate([made, read]), np.concatenate([made_on, read_on])
+    kept, kept_on = _local_inputs(profile, unit, ranges, over)
+    term = np.concatenate([made, read, kept])
+    device = np.concatenate([made_on, read_on, kept_on])
     leaves = profile.top.shape[1] >> 1
     order = stable_order((device * leaves + term[:, 0]).astype(np.float64))
     counts = np.bincount(device, minlength=len(profile.capacity))
@@ -98,9 +101,42 @@ def _made_storages(
         np.maximum.at(last, p.owner, last.copy())
     owns = p.owner == np.arange(len(p.owner))
     t = np.flatnonzero(owns & (p.size > 0) & over[home])
+    if p.eager:  # the others would hold a copy from the start
+        first = np.minimum(first, np.where(first < n, ranges.begin + 1, n))
     positions = (ranges.begin[t], ranges.end[t], first[t], last[t])
     leaf = [position >> p.shift for position in positions]
     return np.stack([*leaf, unit[p.producer[t]], p.size[t]], axis=1), home[t]
+
+
+def _local_inputs(
+    p: MemoryProfile, unit: Int64[ndarray, " n"], ranges: LiveRanges, over: Bool[ndarray, " k"]
+) -> tuple[Int64[ndarray, "x 6"], Int64[ndarray, " x"]]:
+    """Return the terms of units that are the last on a device to read what another makes there."""
+    producer = p.producer[p.owner]
+    made_by = np.repeat(producer, np.diff(p.consumer_ptr))
+    t = np.repeat(p.owner, np.diff(p.consumer_ptr))
+    here = p.place[p.consumer_op] == p.place[made_by]
+    t, consumer = t[here], p.consumer_op[here]
+    at, last = p.position[consumer], np.full(len(p.owner), -1)
+    np.maximum.at(last, t, at)
+    reader = np.full(len(p.owner), -1)
+    reader[t[at == last[t]]] = unit[consumer[at == last[t]]]
+    # Until when others keep it: those that read it here, make views of it, or wait for a message.
+    other = p.position[producer]
+    np.maximum.at(other, t, np.where(unit[consumer] != reader[t], at, -1))
+    np.maximum.at(other, p.owner, p.position[p.producer])
+    if not p.eager:
+        slots = np.full(len(p.owner), len(p.position))
+        np.minimum.at(slots, t, np.where(unit[consumer] == reader[t], at - 1, len(p.position)))
+        other = np.where(reader >= 0, np.maximum(other, slots), other)
+        np.maximum.at(other, p.owner[ranges.sent.tensor], ranges.first - 1)
+    begin, end = (other >> p.shift) + 1, ranges.end >> p.shift
+    s = (p.owner == np.arange(len(p.owner))) & (reader >= 0) & (reader != unit[producer])
+    s &= (begin <= end) & (p.size > 0) & over[p.place[producer]] & ~p.residual[producer]
+    found = np.flatnonzero(s)
+    hole = np.full(len(found), p.top.shape[1])
+    term = [begin[found], end[found], hole, hole - 1, reader[found], p.size[found]]
+    return np.stack(term, axis=1), p.place[producer[found]]
 
 
 def _received_copies(

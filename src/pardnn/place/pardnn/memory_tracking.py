@@ -12,9 +12,10 @@ O(ops + edges + leaves devices) to build, O(consumers log leaves) per storage th
 
 Deviations: the thesis counts over emulated time, which depends on the clock; an order does not, and
 the peak of a plan that keeps to it is exact. Messages take their latest slot (see
-`ordering.memory_bounded`). Workspaces are counted while their op runs; a view counts nothing and
-extends the live range of what it views. Above `MAX_LEAVES` ops, neighbours in the order share a
-leaf and are counted as if they ran at once: an upper bound, and a close one.
+`ordering.memory_bounded`), or leave at once, as in Eq. 4.3 (`eager`). Workspaces are counted while
+their op runs; a view counts nothing and extends the live range of what it views. Above `MAX_LEAVES`
+ops, neighbours in the order share a leaf and are counted as if they ran at once: an upper bound,
+and a close one.
 """
 
 # Kernels: an element of an array is a number, which pyright cannot see.
@@ -59,6 +60,7 @@ class MemoryProfile(NamedTuple):
         residual: Whether an op's outputs stay from step to step.
         workspace: Bytes of each op.
         read: First and last position at which each device reads a tensor: scratch.
+        eager: 1: a message is sent as soon as its tensor is made; 0: in its latest slot.
     """
 
     position: Int64[ndarray, " n"]
@@ -78,6 +80,7 @@ class MemoryProfile(NamedTuple):
     residual: Bool[ndarray, " n"]
     workspace: Int64[ndarray, " n"]
     read: Int64[ndarray, "k 2"]
+    eager: int = 0
 
 
 class LiveRanges(NamedTuple):
@@ -87,7 +90,7 @@ class LiveRanges(NamedTuple):
         begin: Of each tensor's storage where it is made.
         end: Its last position; tensors that own no storage extend the range of their owner's.
         sent: The messages.
-        first: First position at which a message is read.
+        first: First position at which a message's copy is held.
         last: Last position at which it is read.
     """
 
@@ -135,6 +138,8 @@ def track_memory(
     place: Int64[ndarray, " n"],
     position: Int64[ndarray, " n"],
     capacity: Int64[ndarray, " k"],
+    *,
+    eager: bool = False,
 ) -> TrackedMemory:
     """Return what a placement holds along an order. O(ops + edges + leaves devices).
 
@@ -143,6 +148,8 @@ def track_memory(
         place: Device of each op; groups are together.
         position: Of each op in a topological order of all ops.
         capacity: Usable bytes per device.
+        eager: Messages leave as soon as their tensors are made, as Eq. 4.3 has it: a device holds
+            what has been made, anywhere, and is yet to be read there.
     """
     a, k = arrays, len(capacity)
     bits = max(1, int(a.num_ops - 1).bit_length())
@@ -169,6 +176,7 @@ def track_memory(
         residual=a.memory == RESIDUAL,
         workspace=a.workspace,
         read=np.empty((k, 2), dtype=np.int64),
+        eager=int(eager),
     )
     live_ranges = live_ranges_of(profile)
     return TrackedMemory(profile, live_ranges, _fill(profile, live_ranges))
@@ -185,7 +193,10 @@ def live_ranges_of(p: MemoryProfile) -> LiveRanges:
     nothing = np.full(len(sent.tensor), len(position))
     first = reduce_rows(np.minimum, read, sent.consumer_ptr, nothing)
     last = reduce_rows(np.maximum, read, sent.consumer_ptr, -nothing)
-    end = reduce_rows(np.maximum, first - 1, sent.of_tensor, end)
+    if p.eager:
+        first = position[p.producer[sent.tensor]] + 1
+    else:
+        end = reduce_rows(np.maximum, first - 1, sent.of_tensor, end)
     if has_views(p):
         np.maximum.at(end, p.owner, end.copy())
     stays = p.residual[p.producer]
@@ -272,7 +283,10 @@ def count_storage(p: MemoryProfile, owner: int, sign: int) -> None:
             if q == home or last < 0:
                 end = max(end, last)
                 continue
-            end = max(end, first - 1)
+            if p.eager:
+                first = p.position[p.producer[t]] + 1
+            else:
+                end = max(end, first - 1)
             tree = RangeMax(p.top[q], p.add[q])
             add_range(tree, first >> p.shift, (last >> p.shift) + 1, sign * p.size[t])
     if p.residual[p.producer[owner]]:
