@@ -63,6 +63,50 @@ def _collecting(tell) -> Entry:
     return step, (model, adam(model), x, y)
 
 
+def update_if_finite() -> Entry:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        if not (torch.isnan(loss) or torch.isinf(loss)):
+            optimizer.step()
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
+def update_if_small() -> Entry:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if norm < 0.5:
+            optimizer.step()
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
+def returned_if_not_finite() -> Entry:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        if not math.isfinite(loss.item()):
+            return loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, adam(model), x, y)
+
+
 def loss_list() -> Entry:
     losses = []
     return _collecting(lambda loss: losses.append(loss.item()))
@@ -101,4 +145,5 @@ def average_meter() -> Entry:
 
 CASES: dict[str, Factory] = {each.__name__: each for each in (
     checked, counted_rate, loss_list, history_of_lists, history_by_name, average_meter,
+    update_if_finite, update_if_small, returned_if_not_finite,
 )}  # fmt: skip

@@ -122,6 +122,8 @@ def test_a_branch_that_does_more_than_raise_is_refused(way: bool) -> None:
     def tell(loss, model):
         if (loss > 1.0) == way:
             model[0].weight.grad.mul_(0.5)
+        else:
+            model[0].weight.grad.mul_(0.25)
 
     def quiet(loss, model):
         try:

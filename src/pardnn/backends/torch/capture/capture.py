@@ -304,6 +304,7 @@ class _Session:
         outputs = [*updated, *copies, *trace.effects.calls]
         if self.must_train:
             check_trains(trace)
+        trace.choices.check([loss])
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules)

@@ -59,6 +59,32 @@ def _same(now: Any, then: Any) -> bool:
     return now is then
 
 
+def first_change(contents: Sequence[tuple[str, Any, Any]]) -> str | None:
+    """Return the name of something that holds other objects than before; None if nothing does.
+
+    One tensor for another does not count.
+
+    Args:
+        contents: `ObjectGraph.contents` of an earlier walk.
+    """
+    for name, holder, then in contents:
+        now = _content(holder)
+        if isinstance(holder, types.CellType | GlobalName):
+            now, then = [now], [then]
+        if len(now) != len(then):
+            return name
+        new, old = (x if isinstance(x, dict) else dict(enumerate(x)) for x in (now, then))
+        if any(not _stands_for(new.get(key), item) for key, item in old.items()):
+            return name
+    return None
+
+
+def _stands_for(now: Any, then: Any) -> bool:
+    if now is then or (isinstance(now, torch.Tensor) and isinstance(then, torch.Tensor)):
+        return True
+    return type(now) is type(then) and isinstance(then, PLAIN) and now == then
+
+
 class Changed(NamedTuple):
     """A plain value that has changed.
 

@@ -44,6 +44,7 @@ class StepTrace:
         result: What the step returned.
         schedules: Names of the learning rate schedules that it stepped.
         effects: What the step tells: `numbers.effects.Effects`.
+        choices: Code of it that runs by data: `numbers.choices.Choices`.
         length: Number of calls of the step itself, before copies back were added.
         made_anew: Sources that the trace makes of constants, with their storage and its number of
             writes before the step; see `first_use`.
@@ -57,6 +58,7 @@ class StepTrace:
     result: Any
     schedules: Sequence[str] = ()
     effects: Any = None
+    choices: Any = None
     length: int = 0
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
@@ -260,7 +262,8 @@ def check_shared_storage(
 def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None:
     """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
 
-    A number that no tensor is computed from, as one that is only returned, holds up nobody.
+    A number that no tensor is computed from, as one that is only returned, holds up nobody. A
+    count that an optimizer keeps in a tensor is as late as the optimizer itself.
     """
     feeding: set[Value] = set()
     for call in reversed(calls):
@@ -273,6 +276,8 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
         if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
             touched = True
         is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
+        storage = call.inputs[0].storage if is_read else None
+        is_read = is_read and (storage is None or storage.owner.call.kind != "state")
         if touched and is_read and not feeding.isdisjoint(call.outputs):
             kind = call.outputs[0].kind
             raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")

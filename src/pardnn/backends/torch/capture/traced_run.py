@@ -19,6 +19,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.choices import Choices
 from pardnn.backends.torch.capture.numbers.containers import Filled, recorders_inserted
 from pardnn.backends.torch.capture.numbers.effects import effects_noted
 from pardnn.backends.torch.capture.numbers.python_calls import python_calls
@@ -111,6 +112,11 @@ def run_noted(
         trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
         trace.effects = effects = stack.enter_context(effects_noted(tracer))
         stack.enter_context(recorders_inserted(objects, filled, effects.filled))
+        choices = Choices(
+            tracer, lambda: walk_objects(step, args),
+            lambda: len(effects.noted) + len(trace.schedules), is_first=is_first,
+        )  # fmt: skip
+        trace.choices = stack.enter_context(choices)
         trace.result = run_traced(step, args, tracer, mode)
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()

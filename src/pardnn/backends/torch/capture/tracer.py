@@ -55,10 +55,12 @@ class Tracer(TorchDispatchMode):
         fake_cache: Fake results of earlier traces under the same mode.
 
     Attributes:
+        fake_mode: Mode of the fake tensors that the step computes with.
         calls: In the order of execution, sources first.
         scalars: Its host scalars.
         aliases: Which value each tensor is.
         rng_replays: Finds the random calls that replay the numbers of an earlier one.
+        before_call: Called before each call; None for nothing.
         before_write: Called with each tensor before a call that writes it; None for nothing.
         may_read_numbers: Whether `.item()` of activations is allowed now.
         permitted_reads: The `.item()` calls made while it was.
@@ -72,10 +74,11 @@ class Tracer(TorchDispatchMode):
         self.locator = locator
         self.scalars = ScalarTrace(self.calls, locator)
         self.aliases = AliasTracker(self.calls, locator)
-        self._fake_mode = fake_mode
+        self.fake_mode = fake_mode
         self._fake_cache = fake_cache or FakeCache(fake_mode)
         self._constants: dict[tuple[Any, ...], tuple[torch.Tensor, FakeTensor]] = {}
         self.rng_replays = RngReplays()
+        self.before_call: Callable[[], None] | None = None
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.may_read_numbers = False
         self.permitted_reads: set[Call] = set()
@@ -108,7 +111,9 @@ class Tracer(TorchDispatchMode):
             self.permitted_reads.add(call)
         dtype = tensor.dtype
         kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
-        return symbol(HostNode(self.scalars, self.scalars.finish(call, kind), kind))
+        node = HostNode(self.scalars, self.scalars.finish(call, kind), kind)
+        node.tensor = tensor
+        return symbol(node)
 
     # Calls.
 
@@ -119,6 +124,8 @@ class Tracer(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE:  # autograd makes it as often as all other calls together
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        if self.before_call is not None:
+            self.before_call()
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._item(args[0])
         if self.scalars.questions.is_trying:
@@ -166,7 +173,7 @@ class Tracer(TorchDispatchMode):
             result = self._fake_cache.result(func, fake_args, fake_kwargs, arguments.tensors, key)
         except constant_folding.DEPENDS_ON_DATA:
             result = constant_folding.folded_result(
-                func, traced_args, arguments.values, self.calls, self._fake_mode
+                func, traced_args, arguments.values, self.calls, self.fake_mode
             )
             if result is None:
                 raise
@@ -274,9 +281,9 @@ class Tracer(TorchDispatchMode):
         call.returns = [self.aliases.new_value(call, args[0])]
         return result
 
-    def recorded(self, func: torch._ops.OpOverload, *args: Any) -> Any:
+    def recorded(self, func: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Record a call and return its fake result, also while another is being recorded."""
-        return self._call(func, signature(func), args, {})
+        return self._call(func, signature(func), args, kwargs)
 
     # Recording.
 
@@ -345,7 +352,7 @@ class Tracer(TorchDispatchMode):
                 raise unsupported.zero_tangent(self.locator.line())
             if isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
                 raise unsupported.unreachable_parameter(tuple(tensor.shape), self.locator.line())
-            fake = self._fake_mode.from_tensor(tensor)
+            fake = self.fake_mode.from_tensor(tensor)
             self.aliases.constant(tensor, fake)
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]

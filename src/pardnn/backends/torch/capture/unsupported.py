@@ -36,6 +36,24 @@ def data_dependent_branch(where: str | None, wanted: str = "bool") -> Unsupporte
     )
 
 
+def choice(where: str | None, what: str) -> UnsupportedError:
+    """Return E802: code that runs by data, of which not all can be undone.
+
+    Args:
+        where: "file.py:line" of the condition; None if unknown.
+        what: What the code does besides.
+    """
+    return _error(
+        f"the step runs code by a condition on data{_at(where)}, and that code\n"
+        f"{what}. One graph must hold for every step: such code is always\n"
+        "run, and what it writes in place into tensors is undone where the condition says no.\n"
+        "Keep `optimizer.step()` alone under the condition, zero_grad() at the begin of the step,\n"
+        "and count and print after the step, by what it returns.",
+        where,
+        "E802",
+    )
+
+
 def data_dependent_size(where: str | None) -> UnsupportedError:
     """Return E803: a number that only a run knows becomes a size or an index."""
     return _error(

@@ -36,6 +36,9 @@ SCALAR_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ge": operator.ge,
     "gt": operator.gt,
     "is_integer": float.is_integer,
+    "isfinite": math.isfinite,
+    "isinf": math.isinf,
+    "isnan": math.isnan,
     "le": operator.le,
     "log": math.log,
     "log10": math.log10,
@@ -76,11 +79,17 @@ _FUNCTION_OF_METHOD = {
     "sym_max": "max", "sym_min": "min", "sym_not": "not", "sym_or": "or", "sym_sqrt": "sqrt",
     "truediv": "truediv", "trunc": "trunc",
 }  # fmt: skip
-_BOOLEAN = frozenset({"and", "eq", "ge", "gt", "is_integer", "le", "lt", "ne", "not", "or", "bool"})
+_BOOLEAN = frozenset({
+    "and", "bool", "eq", "ge", "gt", "is_integer", "isfinite", "isinf", "isnan", "le", "lt", "ne",
+    "not", "or",
+})  # fmt: skip
 _INTEGRAL = frozenset({"ceil", "floor", "trunc"})
 _BITWISE = frozenset({"and", "or", "xor"})
 #: Functions of the `math` module that are recorded where their argument is a symbol.
-MATH_FUNCTIONS = ("ceil", "cos", "exp", "floor", "log", "log10", "log2", "sin", "sqrt", "tanh")
+MATH_FUNCTIONS = (
+    "ceil", "cos", "exp", "floor", "isfinite", "isinf", "isnan", "log", "log10", "log2", "sin",
+    "sqrt", "tanh",
+)  # fmt: skip
 _ALWAYS_FLOAT = frozenset({"float", "truediv", *MATH_FUNCTIONS}) - _INTEGRAL
 _SYMBOLS = {float: torch.SymFloat, int: torch.SymInt, bool: torch.SymBool}
 
@@ -125,6 +134,7 @@ class HostNode:
         parents: The nodes that it was computed from.
         function: The key of `SCALAR_FUNCTIONS` that computed it; None for literals, inputs and
             `.item()`.
+        tensor: What `.item()` was called of.
     """
 
     def __init__(
@@ -143,6 +153,7 @@ class HostNode:
         self.hint = hint
         self.function = function
         self.parents = parents
+        self.tensor: torch.Tensor | None = None
         if value is not None and hint is not None:
             recorder.hints[value] = hint
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pardnn.backends.torch.capture import unsupported
@@ -27,6 +28,7 @@ class ScalarTrace:
         conditions: Computed host scalars that a branch depended on, what they were, and the line.
         hints: The number in the traced step of each host scalar that does not depend on data.
         forced_decisions: Outcomes of the next branches on data.
+        choices: Returns how a branch comes out whose code is undone where it does not run.
         questions: How all others come out, which are errors unless they are checks.
     """
 
@@ -35,6 +37,7 @@ class ScalarTrace:
         self.conditions: dict[Value, tuple[Any, str | None]] = {}
         self.hints: dict[Value, Any] = {}
         self.forced_decisions: list[bool] = []
+        self.choices: Callable[[HostNode], bool | None] | None = None
         self.questions = Questions()
         self._calls, self._locator = calls, locator
         self._sentinels: dict[float, HostNode] = {}
@@ -85,6 +88,9 @@ class ScalarTrace:
         """
         if node.hint is None and self.forced_decisions:
             return self.forced_decisions.pop(0)
+        chosen = self.choices(node) if node.hint is None and is_truth and self.choices else None
+        if chosen is not None:
+            return chosen
         if node.hint is None and is_truth:
             return self.questions.outcome(node, self._locator.line())
         if node.hint is None:

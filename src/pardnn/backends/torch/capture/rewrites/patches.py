@@ -8,9 +8,7 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - RAdam leaves out its rectification in the first steps, ASGD its average: `radam`, `asgd`.
 - SGD dampens all gradients but the first: `sgd`.
 - `GradScaler` leaves out the optimizer's step where a gradient is not finite: the step is taken,
-  and undone by a selection between the old and the new content of each tensor it wrote
-  (`undone_where`). Each selection is moved up to where its tensor was last used, so that only one
-  old copy is alive at a time.
+  and undone by a selection between the old and the new content of each tensor it wrote: `undoing`.
 - `AveragedModel` copies the model the first time and averages from then on: it does both.
 - A distribution raises where its arguments or values are wrong: it does not check.
 - Adafactor clips numbers by Python's `min` and `max`, and reads norms of parameters as numbers.
@@ -38,7 +36,7 @@ from torch.optim import swa_utils
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.constant_folding import folded_list
 from pardnn.backends.torch.capture.rewrites import asgd, packed_sequences, radam, sgd
-from pardnn.backends.torch.capture.trace_ir import Call, Storage
+from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import choose
 
@@ -223,48 +221,10 @@ def undone_where(
     Raises:
         UnsupportedError: E802, if one of them gets another storage meanwhile.
     """
-    start = len(tracer.calls)
     by_storage = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
-    kept: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> None:
-        key = tensor.untyped_storage()._cdata
-        if key in by_storage and key not in kept:
-            kept[key] = tracer.recorded(torch.ops.aten.clone.default, by_storage[key])
-
-    tracer.before_write = keep
+    undoing = Undoing(tracer, lambda tensor: by_storage.get(tensor.untyped_storage()._cdata))
     try:
         yield
     finally:
-        tracer.before_write = None
-    blocks: list[tuple[Storage, int]] = []
-    for key, old in kept.items():
-        tensor = by_storage[key]
-        storage = tracer.aliases.value(tensor).storage
-        if storage is None or tensor.untyped_storage()._cdata != key:
-            raise unsupported.data_dependent_branch(tracer.locator.line())
-        blocks.append((storage, len(tracer.calls)))
-        with torch.no_grad():
-            tensor.copy_(torch.where(is_skipped.to(tensor.device), old, tensor))
-    if blocks:
-        _move_up_selections(tracer.calls, start, blocks)
-
-
-def _move_up_selections(calls: list[Call], start: int, blocks: list[tuple[Storage, int]]) -> None:
-    """Move each block of calls to just after the last use of its storage.
-
-    Args:
-        calls: The trace, reordered in place.
-        start: Index of the first call of the context.
-        blocks: For each storage, the index of its first call; the blocks are the end of the trace.
-    """
-    first = blocks[0][1]
-    last: dict[Storage, int] = {}
-    for i in range(start, first):
-        values = [*calls[i].inputs, *calls[i].outputs]
-        last.update((value.storage, i) for value in values if value.storage is not None)
-    keys = [(i, 0, i) for i in range(start, first)]
-    ends = [begin for _, begin in blocks[1:]] + [len(calls)]
-    for (storage, begin), end in zip(blocks, ends, strict=True):
-        keys += [(last[storage], 1, i) for i in range(begin, end)]
-    calls[start:] = [calls[i] for _, _, i in sorted(keys)]
+        undoing.end()
+    undoing.undo(is_skipped)

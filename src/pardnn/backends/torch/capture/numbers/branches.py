@@ -1,0 +1,202 @@
+"""Where an `if` of the user's code leads: the lines that its condition decides over.
+
+Problem: Python asks for the truth of a tensor, and nothing tells which code depends on the answer.
+
+Idea: the instruction that asks has a position in the source, and so has the `if` statement around
+it. One of its two ways must do nothing:
+
+    if torch.isfinite(loss):          the body is what the condition decides over
+        optimizer.step()
+    if loss.isnan() or loss.isinf():  all that follows in the function, or in the loop
+        return loss
+
+Complexity: one parse of the file for each `if` that is asked.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import linecache
+import types
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+Position = tuple[int, int]
+_JUMPS = (ast.Return, ast.Break, ast.Continue, ast.Raise, ast.Yield, ast.YieldFrom, ast.Await)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+class Region(NamedTuple):
+    """The code that a condition decides over.
+
+    Attributes:
+        test: Begin and end of the condition.
+        begin: Line and column of the first statement.
+        end: Of the end of the last one.
+        outcomes: How each part of the condition comes out where the code runs, by its position.
+    """
+
+    test: tuple[Position, Position]
+    begin: Position
+    end: Position
+    outcomes: dict[Position, bool]
+
+    def holds(self, position: Position | None) -> bool:
+        """Whether code at a position belongs to it; None is that of the instruction before."""
+        return position is None or self.begin <= position < self.end
+
+
+def position_of(frame: types.FrameType) -> Position | None:
+    """Return line and column of what a frame executes; None where there is none."""
+    return _positions(frame.f_code)[frame.f_lasti // 2]
+
+
+def tested_position(frame: types.FrameType) -> Position | None:
+    """Return line and column of the part of a condition by which a frame is about to jump."""
+    code = frame.f_code.co_code
+    if "JUMP" not in dis.opname[code[frame.f_lasti]]:
+        return None
+    # The jump has the position of the statement; the instruction before it that of the part.
+    at = frame.f_lasti - 2
+    while at > 0 and dis.opname[code[at]] == "CACHE":
+        at -= 2
+    return _positions(frame.f_code)[at // 2]
+
+
+@functools.lru_cache(64)
+def _positions(code: types.CodeType) -> list[Position | None]:
+    found = ((line, column) for line, _, column, _ in code.co_positions())
+    return [None if line is None or column is None else (line, column) for line, column in found]
+
+
+def region_of(frame: types.FrameType) -> Region | None:
+    """Return what the `if` decides over by which a frame is about to jump; None if it is unclear.
+
+    That is where the two ways both do something, jump, or leave other local variables behind.
+    """
+    function, at = _function(frame.f_code), tested_position(frame)
+    if function is None or at is None:
+        return None
+    for block, index, inside in _blocks(function):
+        statement = block[index]
+        if isinstance(statement, ast.If) and _span(statement.test)[0] <= at < _end(statement.test):
+            return _region(function, block, index, inside)
+    return None
+
+
+def _function(code: types.CodeType) -> ast.FunctionDef | None:
+    lines = linecache.getlines(code.co_filename)
+    try:
+        tree = ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    return None
+
+
+def _blocks(
+    function: ast.FunctionDef,
+) -> Iterator[tuple[list[ast.stmt], int, ast.AST]]:
+    """Yield each statement of a function as block, index, and the statement that has the block."""
+    stack: list[ast.AST] = [function]
+    while stack:
+        owner = stack.pop()
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(owner, name, None)
+            for i, statement in enumerate(block if isinstance(block, list) else ()):
+                yield block, i, owner
+                if not isinstance(statement, _SCOPES):
+                    stack.append(statement)
+        stack.extend(getattr(owner, "handlers", ()))
+
+
+def _region(
+    function: ast.FunctionDef, block: list[ast.stmt], index: int, owner: ast.AST
+) -> Region | None:
+    statement = block[index]
+    assert isinstance(statement, ast.If)
+    rest = block[index + 1 :]
+    if not statement.orelse and not _jumps(statement.body):
+        return _checked(function, statement, statement.body, is_body=True)
+    if _is_nothing(statement.body) and statement.orelse:
+        return _checked(function, statement, statement.orelse, is_body=False)
+    if statement.orelse or not rest or len(statement.body) != 1:
+        return None
+    (jump,) = statement.body
+    if isinstance(jump, ast.Continue) and isinstance(owner, ast.For) and block is owner.body:
+        return _checked(function, statement, rest, is_body=False)
+    last = rest[-1]
+    if isinstance(jump, ast.Return) and owner is function and isinstance(last, ast.Return):
+        is_same = ast.dump(jump) == ast.dump(last)
+        names = {node.id for node in ast.walk(last) if isinstance(node, ast.Name)}
+        if is_same and len(rest) > 1 and not names & _stored(rest[:-1]):
+            return _checked(function, statement, rest[:-1], is_body=False)
+    return None
+
+
+def _checked(
+    function: ast.FunctionDef, statement: ast.If, code: Sequence[ast.stmt], *, is_body: bool
+) -> Region | None:
+    """Return the region of some statements, if the two ways differ in nothing else."""
+    outcomes: dict[Position, bool] = {}
+    if _jumps(code) or not _conjunction(statement.test, is_body, outcomes):
+        return None
+    begin, end = _span(code[0])[0], _end(code[-1])
+    elsewhere = {
+        node.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and not begin <= _span(node)[0] < end
+    }
+    if _stored(code) & elsewhere:
+        return None
+    return Region(_span(statement.test), begin, end, outcomes)
+
+
+def _conjunction(test: ast.expr, wanted: bool, outcomes: dict[Position, bool]) -> bool:
+    """Note how each part of a condition comes out where the whole is `wanted`.
+
+    Returns:
+        False, if there is more than one way for it to come out so.
+    """
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return _conjunction(test.operand, not wanted, outcomes)
+    if isinstance(test, ast.BoolOp):
+        is_and = isinstance(test.op, ast.And)
+        return is_and == wanted and all(_conjunction(x, wanted, outcomes) for x in test.values)
+    is_nested = any(isinstance(x, ast.BoolOp | ast.IfExp | ast.NamedExpr) for x in ast.walk(test))
+    is_chain = isinstance(test, ast.Compare) and len(test.ops) > 1
+    outcomes[_span(test)[0]] = wanted
+    return not is_nested and not is_chain
+
+
+def _stored(code: Sequence[ast.stmt]) -> set[str]:
+    """Return the local names that statements bind."""
+    nodes = [node for statement in code for node in ast.walk(statement)]
+    found = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    found |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    names = [name for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) for name in n.names]
+    return found | {(name.asname or name.name).partition(".")[0] for name in names}
+
+
+def _jumps(code: Sequence[ast.stmt]) -> bool:
+    """Whether statements leave the block, as far as one can see."""
+    return any(isinstance(node, _JUMPS) for each in code for node in ast.walk(each))
+
+
+def _is_nothing(code: Sequence[ast.stmt]) -> bool:
+    return all(isinstance(each, ast.Pass) for each in code)
+
+
+def _span(node: ast.stmt | ast.expr) -> tuple[Position, Position]:
+    # The tree counts bytes, as positions of code do.
+    return (node.lineno, node.col_offset), _end(node)
+
+
+def _end(node: ast.stmt | ast.expr) -> Position:
+    return (node.end_lineno or node.lineno, node.end_col_offset or node.col_offset)

@@ -1,0 +1,227 @@
+"""Code that runs or not by data, and leaves nothing else behind: as eager, whichever way."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.stepping import (
+    Entry,
+    assert_as_eager,
+    cut_plan,
+    eager,
+    on_ranks,
+    small,
+)
+
+
+def finite_loss(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    if torch.isfinite(loss):
+        optimizer.step()
+    return loss
+
+
+def neither_nan_nor_inf(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    if not (torch.isnan(loss) or torch.isinf(loss)):
+        loss.backward()
+        optimizer.step()
+    return loss
+
+
+def small_norm(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if norm < 10 and loss.item() < 100.0: optimizer.step()  # fmt: skip # noqa: E701
+    return loss
+
+
+def returned_before(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    if not math.isfinite(loss.item()):
+        return loss
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def skipped_parts(model, optimizer, x, y):
+    total = torch.zeros(())
+    for part in (x, x * 0.5):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(part), y)
+        total += loss.detach()
+        if loss.isnan():
+            continue
+        loss.backward()
+        optimizer.step()
+    return total
+
+
+def scaled_gradients(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    if loss.isnan():
+        pass
+    else:
+        optimizer.step()
+    if loss > 1.5:
+        for parameter in model.parameters():
+            parameter.grad.mul_(0.25)
+    return loss + model[0].weight.grad.sum().detach()
+
+
+def nan_at_two(i: int) -> dict[int, Any]:
+    torch.manual_seed(i)
+    x = torch.randn(4, 5)
+    x[0, 0] = {1: math.nan, 3: 1e9}.get(i, 0.5)
+    return {2: x}
+
+
+def in_a_function(model, optimizer, x, y):
+    def update(loss):
+        if loss.isfinite():
+            optimizer.step()
+
+    optimizer.zero_grad()
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    update(loss)
+    with torch.no_grad():
+        model[0].bias.mul_(0.5)
+    return loss
+
+
+def made(step: Callable[..., Any], **options: Any) -> Entry:
+    model, x, y = small()
+    return step, (model, torch.optim.Adam(model.parameters(), lr=0.05, **options), x, y)
+
+
+STEPS = [
+    finite_loss, neither_nan_nor_inf, small_norm, returned_before, skipped_parts,
+    scaled_gradients, in_a_function,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+def test_either_way_is_as_eager(step: Callable[..., Any]) -> None:
+    sizes = (1, 2) if step is finite_loss else (2,)
+    assert_as_eager(lambda: made(step), nan_at_two, steps=6, sizes=sizes)
+
+
+def test_other_optimizers() -> None:
+    def momentum() -> Entry:
+        model, x, y = small()
+        options = {"lr": 0.05, "momentum": 0.9, "dampening": 0.5}
+        return finite_loss, (model, torch.optim.SGD(model.parameters(), **options), x, y)
+
+    # The first step is skipped: the momentum is that of the first one that is taken.
+    assert_as_eager(momentum, lambda i: nan_at_two(i + 1), sizes=(2,), steps=4)
+    assert_as_eager(lambda: made(finite_loss, foreach=True), nan_at_two, sizes=(2,), steps=4)
+
+
+def test_a_cut_step_is_undone_too() -> None:
+    expected = eager(lambda: made(finite_loss), nan_at_two)
+    for found in on_ranks(lambda: made(finite_loss), 2, nan_at_two, plan_of=cut_plan):
+        for ours, theirs in zip(found, expected, strict=True):
+            one, other = float.fromhex(ours[0]), float.fromhex(theirs[0])
+            assert one == pytest.approx(other, rel=1e-4, nan_ok=True)
+
+
+def refused(tell: Callable[..., Any]) -> str:
+    """Return why a step is refused that calls `tell(loss, model, optimizer)` before its update."""
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        made = tell(loss, model, optimizer)
+        optimizer.step()
+        return loss if made is None else made
+
+    with pytest.raises(UnsupportedError) as caught:
+        capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+    assert caught.value.code == "E802"
+    assert "test_choices.py:" in caught.value.message
+    return caught.value.message
+
+
+class Counter:
+    """Holds a number."""
+
+    skipped = 0
+
+
+def test_code_that_does_more_is_refused() -> None:
+    counter = Counter()
+    counter.steps = 0
+
+    def both_ways(loss, model, optimizer):
+        if loss > 1:
+            optimizer.step()
+        else:
+            model[0].weight.grad.mul_(2)
+
+    def counts(loss, model, optimizer):
+        if loss > 1:
+            optimizer.step()
+            counter.steps += 1
+
+    def prints(loss, model, optimizer):
+        if loss > 1:
+            optimizer.step()
+            print("stepped")
+
+    def drops(loss, model, optimizer):
+        if loss > 1:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def draws(loss, model, optimizer):
+        if loss > 1:
+            model[0].weight.grad.add_(torch.randn(6, 5))
+
+    def makes(loss, model, optimizer):
+        if loss > 1:
+            model[0].bias.grad.mul_(2)
+            model.extra = loss * 2
+        return model.extra
+
+    def names(loss, model, optimizer):
+        scale = 1.0
+        if loss > 1:
+            scale = 2.0
+        model[0].weight.grad.mul_(scale)
+
+    def any_of(loss, model, optimizer):
+        if loss > 1 or loss < 0:
+            optimizer.step()
+
+    def warns(loss, model, optimizer):
+        if loss > 1:
+            counter.name = "large"
+
+    assert "branches on a tensor" in refused(both_ways)
+    assert "changes 'counter'" in refused(counts)
+    assert "prints, logs" in refused(prints)
+    assert "drops or replaces a gradient" in refused(drops)
+    assert "draws random numbers" in refused(draws)
+    assert "used outside of it" in refused(makes)
+    for each in (names, any_of):
+        assert "branches on a tensor" in refused(each)
+    assert "writes no tensor" in refused(warns)
