@@ -140,6 +140,16 @@ def test_evaluation_of_a_cut_model(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert one == pytest.approx(other, rel=1e-10)
 
 
+def test_what_is_told_of_an_evaluation_calls_it_so(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = made()
+    fast = parallelize(step, model, optimizer, *batch(5, 0), decide=decide, device="cpu")
+    for rows in (5, 3):
+        fast.evaluate(validate, *batch(rows, 0))
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "pardnn"]
+    assert "evaluation 1 is captured anew" in line
+    fast.close()
+
+
 def test_an_evaluation_that_cannot_be_captured_leaves_the_step_usable() -> None:
     def broken(model: Any, x: Any) -> Any:
         return model(x)[model(x) > 0]

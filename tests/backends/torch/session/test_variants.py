@@ -437,7 +437,7 @@ def test_one_line_tells_what_changed(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_value_that_changes_at_every_call_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    tell = Notices(is_silent=False)
+    tell = Notices("step", is_silent=False)
     for step in range(2 * MANY_IN_A_ROW):
         tell.captured(notices.Made(0.1, 0.1), [Change("epoch", step, step + 1)], step, [])
     advice = [r.getMessage() for r in caplog.records if "again and again" in r.getMessage()]

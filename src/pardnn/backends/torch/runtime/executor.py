@@ -47,15 +47,14 @@ Call = Callable[[Environment], None]
 
 
 class History(NamedTuple):
-    """The steps of a rank so far, whatever executor ran them.
+    """The steps of a rank so far, whatever executor ran them; `what` they are, for people.
 
-    Attributes:
-        step_s: Seconds of each.
-        waits_s: Seconds that the rank waited for each other rank, per step.
+    `step_s`: Seconds of each. `waits_s`: Seconds that it waited for each other rank, per step.
     """
 
     step_s: list[float]
     waits_s: list[list[float]]
+    what: str = "step"
 
 
 class Executor:
@@ -95,7 +94,7 @@ class Executor:
         self.rank = world.rank
         self.limit_bytes: int | None = None
         self.peak_bytes = 0
-        self.step_s, self.waits_s = history or History([], [])
+        self.step_s, self.waits_s, self._what = history or History([], [])
         self.agreement: Agreement | None = None
         self._is_measured = False
         self._at, self._is_running = 0, False
@@ -343,7 +342,8 @@ class Executor:
     def describe(self) -> dict[str, Any]:
         """Return what this rank is doing now, as JSON; the failure detector's thread calls it."""
         channel = self.world.channel
-        text, waits_for, waited_s = f"at {self._where()[0]} in step {len(self.step_s)}", None, 0.0
+        now, waits_for, waited_s = f"{self._what} {len(self.step_s)}", None, 0.0
+        text = f"at {self._where()[0]} in {now}"
         if not self._is_running:
             text = f"in your script{users_line()}, {self._between()}"
         waiting = channel.waiting if channel is not None else None
@@ -355,7 +355,7 @@ class Executor:
             text = (
                 f"waiting {verb} {spec_text(spec)} since {waited_s:.1f} s, "
                 f"at op {shown(spec.consumer if spec.target == self.rank else spec.producer)} "
-                f"in step {len(self.step_s)}"
+                f"in {now}"
             )
         notes = list(channel.notes) if channel is not None else []
         messages = [f"step {note.step}: {note.event}: {spec_text(note.spec)}" for note in notes]
@@ -365,8 +365,8 @@ class Executor:
         }  # fmt: skip
 
     def _between(self) -> str:
-        done = len(self.step_s)
-        return f"between steps {done - 1} and {done}" if done else "before its first step"
+        done, what = len(self.step_s), self._what
+        return f"between {what}s {done - 1} and {done}" if done else f"before its first {what}"
 
 
 def _nothing(env: Environment) -> None:

@@ -33,11 +33,12 @@ class Notices:
     """Tells of captures, and once of too many.
 
     Args:
+        what: Is captured, for people: "step".
         is_silent: On all ranks but one.
     """
 
-    def __init__(self, *, is_silent: bool) -> None:
-        self._is_silent = is_silent
+    def __init__(self, what: str, *, is_silent: bool) -> None:
+        self._what, self._is_silent = what, is_silent
         self._last: deque[tuple[int, frozenset[str]]] = deque(maxlen=MANY_IN_A_ROW)
         self._count = 0
         self._is_told = False
@@ -59,8 +60,8 @@ class Notices:
             return
         where = f"; {len(moved)} tensors of state moved" if moved else ""
         _LOGGER.warning(
-            "pardnn: step %d is captured anew (%.1f s) and planned (%.1f s), since %s%s",
-            step, made.capture_s, made.plan_s, told(changes), where,
+            "pardnn: %s %d is captured anew (%.1f s) and planned (%.1f s), since %s%s",
+            self._what, step, made.capture_s, made.plan_s, told(changes), where,
         )  # fmt: skip
         if not self._is_told and (self._count >= MANY or self._is_in_a_row()):
             self._is_told = True

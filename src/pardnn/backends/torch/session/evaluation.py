@@ -33,7 +33,7 @@ class Evaluation:
     def __init__(
         self, function: Callable[..., Any], state: LiveState, decide: Decide | None
     ) -> None:
-        self._history = History([], [])
+        self._history = History([], [], "evaluation")
         self._state = state
         self._make = Maker(
             state, _without_gradients(function), self._history, None, decide, trains=False

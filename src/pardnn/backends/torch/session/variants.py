@@ -94,7 +94,7 @@ class Variants:
         self._version = -1
         state.holds_for[first.number] = first.holds_for
         self.num_made, self.num_moved = 1, 0
-        self._notices = Notices(is_silent=state.world.rank != 0)
+        self._notices = Notices(history.what, is_silent=state.world.rank != 0)
         self.enter(first, recording)
 
     def __iter__(self) -> Iterator[Variant]:
