@@ -12,13 +12,12 @@ are CPU seconds after the kernels are compiled.
 DISAGREEMENTS = """## Where this differs from the thesis, and why
 
 - **One device takes much larger batches here** (Table 6.1), so the batch grows less with the
-  devices, and ParDNN's lead over ideal data parallelism shrinks. The thesis's graphs are
-  TensorFlow 1.14's, which, as far as we can tell, keep one gradient of a weight per use until all
-  are added: for Word-RNN 28 steps x 8 layers x 134 MB = 30 GB, whatever the batch (section 6.2.1
-  of the thesis says that the results of products take most memory and do not grow with the
-  batch). PyTorch adds each to the sum as it comes, and the planner orders ops by what they free.
-  The fixed share that made the thesis's batch grow from 16 to 512 on a second device is not there
-  to be distributed.
+  devices, and ParDNN's lead over ideal data parallelism shrinks. Why is open. One gradient of a
+  weight per use until all are added (TensorFlow 1.14, as far as we can tell) would explain the
+  recurrent models: for Word-RNN 28 steps x 8 layers x 134 MB = 30 GB, whatever the batch. It does
+  not explain WRN and TRN, which use each weight once. What the engine keeps for itself, what its
+  FIFO order holds at once (`simulate --policy fifo` shows that share) and the workspaces of its
+  kernels could; none of them was measured on the thesis's machine.
 - **The batch of Word-RNN stops growing**: its softmax over all steps is one op, and from some
   batch on no device holds what this op reads and writes. No placement of whole ops can pass that.
 - **TRN on one device** needs each update to run as soon as its gradient is there: parameters,
