@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
+import pardnn
+from pardnn.checkpoint.directory import committed
 from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import Rank, on_ranks, plan_of, values
+from tests.backends.torch.executors import captured, perceptron
 
 WIDTH, LAYERS = 2048, 4
 LAYER_BYTES = 4 * WIDTH * WIDTH
@@ -62,3 +68,26 @@ def test_saving_loading_and_exporting_take_a_chunk_or_a_tensor(tmp_path: Path) -
         assert loaded < 8 * 2**20 + LAYER_BYTES
         assert exported < 1.5 * LAYER_BYTES
         assert staged < LAYERS * LAYER_BYTES
+
+
+@pytest.mark.parametrize("spare", [1 << 10, 1 << 30])
+def test_a_copy_that_would_exceed_the_limit_is_not_made(spare: int, tmp_path: Path) -> None:
+    """`save(wait=False)` is durable on return then, and says so."""
+    cluster = pardnn.Cluster.uniform(2)
+    plan = pardnn.plan(captured(perceptron), cluster, "round-robin", reserve=0.0, costs="v100")
+    assert plan.predicted is not None
+    memory = max(plan.predicted.peak_bytes) + spare
+    plan = dataclasses.replace(plan, cluster=pardnn.Cluster.uniform(2, memory=memory))
+
+    def body(one: Rank) -> tuple[list[str], int]:
+        one.step(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            one.fast.save(tmp_path, wait=False)
+        return [str(each.message) for each in caught], len(committed(tmp_path))
+
+    found = values(on_ranks(perceptron, plan, body))
+    told = [text for texts, _ in found for text in texts]
+    assert bool(told) == (spare < 1 << 20)
+    assert all("before it goes on: with a copy of what it writes" in text for text in told)
+    assert all(steps == 1 for texts, steps in found if texts)
