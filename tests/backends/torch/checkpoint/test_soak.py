@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,14 @@ from typing import Any
 import torch
 
 from pardnn.checkpoint.directory import committed
-from tests.backends.torch.checkpoint.training import Rank, on_ranks, plan_of, uninterrupted, values
+from tests.backends.torch.checkpoint.training import (
+    Rank,
+    batch_numbers,
+    on_ranks,
+    plan_of,
+    uninterrupted,
+    values,
+)
 from tests.backends.torch.executors import bits, perceptron
 
 STEPS, EVERY, KEEP, SIZE = int(os.environ.get("SOAK", "60")), 10, 3, 3
@@ -38,10 +46,10 @@ def held(root: Path) -> dict[str, int]:
 def test_nothing_grows_and_no_bit_is_lost(tmp_path: Path) -> None:
     def body(one: Rank) -> Any:
         losses, first = [], {}
-        for i in range(STEPS):
+        for number, i in enumerate(itertools.islice(batch_numbers(one.order), STEPS), 1):
             losses.append(one.step(i))
             one.fast.save(tmp_path, extra=one.extra, keep=KEEP, every=EVERY)
-            if i + 1 == max(KEEP + 1, STEPS // EVERY // 5) * EVERY:
+            if number == max(KEEP + 1, STEPS // EVERY // 5) * EVERY:
                 first = held(tmp_path)
         return [losses, bits(torch.get_rng_state()), first, held(tmp_path)]
 
@@ -52,7 +60,7 @@ def test_nothing_grows_and_no_bit_is_lost(tmp_path: Path) -> None:
         assert (losses, state) == (expected, generator)
         grown = last.pop("resident") - first.pop("resident")
         assert grown <= SLACK_BYTES
-        assert last == first
+        assert all(last[name] <= first[name] for name in first)
     assert [each.step for each in committed(tmp_path)] == list(
         range(STEPS - EVERY * (KEEP - 1), STEPS + 1, EVERY)
     )

@@ -17,11 +17,16 @@ from pardnn.backends.torch.comm.world import World
 from pardnn.checkpoint.directory import committed, read_manifest, resolve
 from pardnn.checkpoint.verify import verify
 from pardnn.errors import UsageError
-from tests.backends.torch.checkpoint.training import Rank, on_ranks, plan_of, uninterrupted, values
+from tests.backends.torch.checkpoint.training import (
+    Rank,
+    batch_numbers,
+    on_ranks,
+    plan_of,
+    uninterrupted,
+    values,
+)
 from tests.backends.torch.executors import perceptron
 from tests.backends.torch.ranks import Outcome
-
-STEPS = 10_000
 
 
 def signalled(number: int, after_s: float) -> None:
@@ -32,7 +37,7 @@ def signalled(number: int, after_s: float) -> None:
 def trained(one: Rank, path: Path, signals: dict[int, Any], told: Path | None = None) -> None:
     if one.rank in signals:
         signalled(*signals[one.rank])
-    for i in range(one.fast.steps, STEPS):
+    for i in batch_numbers(one.order):
         one.step(i)
         if told is not None:
             (told / str(one.rank)).write_text(str(one.fast.steps))
@@ -65,7 +70,7 @@ def test_a_signal_on_some_ranks_saves_on_all_and_ends_them(
 
     def goes_on(one: Rank) -> list[str]:
         one.load(tmp_path)
-        return [one.step(i) for i in range(step, step + 3)]
+        return one.train(3)
 
     for losses in values(on_ranks(perceptron, plan_of(perceptron, 2), goes_on, other=True)):
         assert losses == uninterrupted(perceptron, step + 3)[step:-1]
