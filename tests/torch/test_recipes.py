@@ -57,21 +57,27 @@ def test_a_recipe_has_the_losses_of_the_tool_on_one_device(name: str, tmp_path: 
 ACCELERATE = """
 from accelerate_loop import *
 torch.set_num_threads(1)
-def one_by_one(update, accelerator, model, optimizer, group):
-    def run(group):
-        losses = []
-        for x, y in group:
-            with accelerator.accumulate(model):
-                loss = nn.functional.cross_entropy(model(x), y)
-                accelerator.backward(loss)
-                if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.detach())
-        return None, losses
-    return run
-print("losses", *(f"{loss:.6f}" for loss in trained(one_by_one)))
+set_seed(0)
+model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+data = torch.utils.data.TensorDataset(torch.randn(96, 16), torch.randint(4, (96,)))
+loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+losses = []
+for _ in range(2):
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+print("losses", *(f"{loss:.6f}" for loss in losses))
 """
 
 
