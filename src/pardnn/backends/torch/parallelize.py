@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.checkpoint.checkpointed import Checkpointed
-from pardnn.backends.torch.checkpoint.contents import guard_spread_objects, root_modules
+from pardnn.backends.torch.checkpoint.contents import root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
@@ -90,7 +90,7 @@ class Parallel(Checkpointed):
     def _begin(self) -> None:
         """Take models back that a step on this state has gathered."""
         try:
-            self._training_state()
+            self._followed()
             for training in self._state.users:
                 training.begin_step()
         except PardnnError as error:
@@ -124,6 +124,10 @@ class Parallel(Checkpointed):
         return self._evaluations[key](given)
 
     def _training_state(self) -> TrainingState:
+        self._variants.settle()
+        return self._followed()
+
+    def _followed(self) -> TrainingState:
         self._variants.refresh()
         variant = self._variants.current
         executor = variant.executor
@@ -179,6 +183,7 @@ class Parallel(Checkpointed):
         Raises:
             UsageError: E215, if there is no such name.
         """
+        self._training_state()
         executor = self._executor
         return whole_source(self._world, executor.program, executor.live_values, name)
 
@@ -312,8 +317,6 @@ def parallelize(
         recording = recording_of(step, args)
         make = Maker(state, step, history, plan, decide, recording is not None)
         first = make(state.next_number(), args, ())
-        # Before the guards look at the models' hooks.
-        guard_spread_objects(state.spread, first.executor.program, first.binding)
         if is_limited and not state.is_limited:
             memory_limits.pin_allocator()
         variants = Variants(state, history, make, first, recording)

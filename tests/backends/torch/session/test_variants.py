@@ -226,6 +226,31 @@ def test_ranks_follow_alike_and_state_moves_where_a_plan_wants_it(name: str) -> 
     assert_followed(name, 2)
 
 
+def test_a_replaced_layer_refuses_to_be_read() -> None:
+    """As the layers do that were there from the beginning."""
+
+    def body(rank: int, path: str) -> Any:
+        connect(rank, 2, path, 20).close()
+        m = made()
+        args = (m.model, m.criterion, m.optimizer, *m.batch)
+        fast = parallelize(m.step, *args, decide=scattered, timeout=20, device="cpu")
+        replace_linear(m, 2)
+        fast(*m.batch)
+        codes = []
+        for read in (m.model.last.state_dict, lambda: m.model.last(torch.ones(1, 8))):
+            with pytest.raises(MismatchError) as caught:
+                read()
+            codes.append(caught.value.code)
+        fast(*m.batch)
+        captures = fast.captures
+        fast.close()
+        return [codes, captures]
+
+    for outcome in run_ranks(2, body):
+        assert outcome.status == 0, outcome.error
+        assert outcome.value == [["E523", "E523"], 2]
+
+
 # Plans that leave the state where it is.
 
 

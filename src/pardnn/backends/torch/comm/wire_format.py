@@ -154,7 +154,7 @@ def payload_of(spec: MessageSpec, value: Any, device: torch.device) -> torch.Ten
     if value.shape != spec.shape or value.dtype != spec.torch_dtype:
         made = f"{value.dtype} {list(value.shape)}; captured was {spec.dtype} {list(spec.shape)}"
         raise _made_otherwise(spec, made, "The op depends on more than the shapes of its inputs")
-    if not _has_strides(value, spec.strides):
+    if not has_strides(value, spec.strides):
         made = f"strides {list(value.stride())}; captured were {list(spec.strides)}"
         raise _made_otherwise(spec, made, "Its readers elsewhere would compute other last bits")
     return _resolved(value) if value.is_conj() or value.is_neg() else value
@@ -169,7 +169,7 @@ def _made_otherwise(spec: MessageSpec, made: str, why: str) -> RankError:
     )
 
 
-def _has_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
+def has_strides(value: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether a tensor has these strides; those of a dim of size 1 mean nothing."""
     return value.stride() == strides or all(
         n == 1 or one == other
@@ -186,7 +186,7 @@ def laid_out(value: Any, strides: Sequence[int]) -> Any:
     """
     if not isinstance(value, torch.Tensor) or value.dim() != len(strides):
         return value
-    if _has_strides(value, strides):
+    if has_strides(value, strides):
         return value
     made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     place = made

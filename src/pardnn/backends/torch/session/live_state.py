@@ -131,6 +131,15 @@ class LiveState:
         known = self._known.get(tensor) if isinstance(tensor, torch.Tensor) else None
         return None if known is None else known.held
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Take a tensor for a new one from here on, whole on every rank."""
+        self._known.pop(tensor, None)
+
+    def shares_storage(self, tensor: torch.Tensor) -> bool:
+        """Whether another tensor that is kept shared its storage with this one at first."""
+        storage = self._known[tensor].storage
+        return sum(known.storage == storage for known in self._known.values()) > 1
+
     def whole_of(self, tensor: torch.Tensor) -> WholeTensor | None:
         """Return what a tensor is a shard of; None if it is whole on every rank."""
         known = self._known.get(tensor)

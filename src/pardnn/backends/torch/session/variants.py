@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pardnn.backends.torch.checkpoint.contents import guard_spread_objects
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.runtime.agreement import Agreement
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.input_checks import Batch
-from pardnn.backends.torch.runtime.notices import Made, Notices
+from pardnn.backends.torch.runtime.notices import Made, Notices, told
 from pardnn.backends.torch.runtime.same_values import check_same_batch
 from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.session.rebound import KeptData
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.errors import MismatchError, RankError, StuckError, UnsupportedError, shown
 
@@ -77,6 +79,7 @@ class Variants:
         current: The variant that ran last.
         num_made: How often the step was captured.
         num_moved: How many tensors of state have moved from rank to rank.
+        replaced: Tensors whose new data no graph so far can take.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Variants:
         self._version = -1
         state.holds_for[first.number] = first.holds_for
         self.num_made, self.num_moved = 1, 0
+        self.replaced: list[Change] = []
         self._notices = Notices(history.what, is_silent=state.world.rank != 0)
         self.enter(first, recording)
 
@@ -113,9 +117,10 @@ class Variants:
             PardnnError: As `Parallel.__call__` does.
         """
         try:
+            self.refresh()
+            self.follow_data()
             batch = self.current.binding.read(values)
             variant = self._choose(batch)
-            self.refresh()
             self._agree(variant)
             self._world.describe = variant.executor.describe
         except (MismatchError, RankError, StuckError) as error:
@@ -129,6 +134,34 @@ class Variants:
         if self._version != self._state.version:
             self.enter(self.current)
 
+    def follow_data(self) -> None:
+        """Take over what was given to tensors of the state since the last call: `p.data = x`.
+
+        Raises:
+            MismatchError: E527, if it cannot be.
+        """
+        if self._state.spread.is_whole:
+            return
+        try:
+            self.replaced += self._kept.follow()
+        except MismatchError as error:
+            raise self._world.report_failure(error) from error.__cause__
+
+    def settle(self) -> None:
+        """Take over what was given, between two steps.
+
+        Raises:
+            MismatchError: E527, if only a step can.
+        """
+        self.refresh()
+        self.follow_data()
+        if self.replaced:
+            raise MismatchError(
+                f"{told(self.replaced)}: the next step captures that, and until then the ranks "
+                "hold the old data.\nCall the step before this.",
+                code="E527",
+            )
+
     def _inputs(self, variant: Variant, batch: Batch) -> dict[str, Any]:
         inputs = variant.binding.batch_inputs(batch)
         key = f" {variant.number}" if variant.number else ""
@@ -136,14 +169,15 @@ class Variants:
         return inputs
 
     def _choose(self, batch: Batch) -> Variant:
-        changes = list(self.current.binding.changes(batch))
+        changes = [*self.replaced, *self.current.binding.changes(batch)]
         if not changes:
             return self.current
-        for variant in self._known:
+        for variant in () if self.replaced else self._known:
             if variant is not self.current and next(variant.binding.changes(batch), None) is None:
                 self.enter(variant)
                 return variant
         variant = self._add(batch.values, changes)
+        self.replaced = []
         moved = self.enter(variant)
         self._notices.captured(variant.made, changes, len(self._history.step_s), moved)
         return variant
@@ -198,7 +232,9 @@ class Variants:
         if not binding.is_watching:
             # From here on: what was put in place above is no change of the user's.
             binding.mark_stepped()
+            guard_spread_objects(self._state.spread, executor.program, binding)
             binding.watch()
+        self._kept = KeptData(self._state, executor, binding)
         self._world.describe = executor.describe
         self.current, self.num_moved = variant, self.num_moved + len(moved)
         rest = [each for each in self._known if each is not variant]

@@ -265,6 +265,9 @@ class Guards:
         self._hooks(path, optimizer.__dict__)
         state = optimizer.state
         self._guards.append(ItemGuard(f"{path}.state", state, list(state), _no_key))
+        for each in (each for each in state.values() if isinstance(each, dict)):
+            tensors = [key for key, value in each.items() if isinstance(value, torch.Tensor)]
+            self._guards.append(ItemGuard(f"{path}.state", each, tensors))
         groups = optimizer.param_groups
         self._guards.append(ItemGuard(f"{path}.param_groups", groups, [], _any_key))
         for i, group in enumerate(groups):

@@ -1,0 +1,123 @@
+"""Tensors of the state that are given other data between two calls: `p.data = x`, `p.set_(x)`.
+
+Problem: the executor works on the memory that a parameter had when the graph took it over, and an
+assignment to `data` leaves that memory for other. Nothing of the parameter's own tells: its object,
+its version and its hooks stay. Idea: each rank compares the addresses of what it keeps at every
+call. Data of the same shape, type and strides takes the place of the old; where a parameter is cut,
+so does the whole, of which the rank copies its shard. Else the tensor is taken as at the start, and
+the step captured anew; a rank that holds only a share refuses that.
+
+Complexity: O(tensors that a rank keeps) a call, one loop in C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.comm.wire_format import has_strides
+from pardnn.backends.torch.devices import strides_of
+from pardnn.backends.torch.ops.partition_ops import box_copy
+from pardnn.backends.torch.runtime.binding import Binding
+from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.input_checks import kind_of
+from pardnn.backends.torch.session.live_state import LiveState
+from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import Op
+from pardnn.plan.state_layout import shard_of
+
+
+class KeptData:
+    """Where the data lies that this rank keeps for one graph.
+
+    Args:
+        state: What the ranks hold.
+        executor: Of the graph; has its residents.
+        binding: Of its sources.
+    """
+
+    def __init__(self, state: LiveState, executor: Executor, binding: Binding) -> None:
+        self._state, self._executor, self._binding = state, executor, binding
+        program = executor.program
+        kept: list[tuple[Op, str, torch.Tensor]] = []
+        for op in program.residents(executor.rank):
+            of, _ = shard_of(op, program.sources)
+            tensor = binding.sources[of].get()
+            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+                kept.append((op, of, tensor))
+        self._kept, self._tensors = kept, [tensor for _, _, tensor in kept]
+        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+
+    def follow(self) -> list[Change]:
+        """Take over what was given; return what needs another graph, of which nothing is held now.
+
+        Raises:
+            MismatchError: E527, if a rank that holds a share was given what it cannot take.
+        """
+        addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+        if addresses == self._addresses:
+            return []
+        changes: list[Change] = []
+        taken: dict[str, torch.Tensor] = {}
+        for (op, of, tensor), then, now in zip(self._kept, self._addresses, addresses, strict=True):
+            if then == now:
+                continue
+            value = self._taken(op, of, tensor)
+            if value is None:
+                changes.append(self._change(op, of, tensor))
+                self._state.forget(tensor)
+            else:
+                taken[op.name] = value
+        if taken and not changes:
+            self._executor.attach(self._residents() | taken)
+        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+        return changes
+
+    def _residents(self) -> dict[str, Any]:
+        live: Mapping[str, Any] = self._executor.live_values
+        ops = self._executor.program.residents(self._executor.rank)
+        return {op.name: live[op.outputs[0].name] for op in ops}
+
+    def _taken(self, op: Op, of: str, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return what this rank computes with from now on; None if no graph so far can."""
+        held = self._state.held(tensor)
+        old = self._executor.live_values[op.outputs[0].name]
+        if self._is_shared_out(tensor) and bool((tensor != tensor).any()):
+            raise self._error(of, "NaN, which is how state of other ranks reads")
+        if held is None or self._state.shares_storage(tensor):
+            return None
+        if tensor.dtype != old.dtype or tensor.device != old.device:
+            return None
+        value, (_, box) = tensor, shard_of(op, self._executor.program.sources)
+        if box is not None and tuple(tensor.shape) == held.tensor.shape != tuple(old.shape):
+            value = box_copy(tensor, box, op.outputs[0].strides)
+            self._binding.sources[of].set(value)
+        strides = strides_of(op.outputs[0])
+        if value.shape != old.shape or not has_strides(value, strides):
+            return None
+        return value
+
+    def _is_shared_out(self, tensor: torch.Tensor) -> bool:
+        """Whether some rank holds less than the whole of a tensor."""
+        held = self._state.held(tensor)
+        shards = () if held is None else held.shards
+        whole = {shard.device for shard in shards if shard.box is None}
+        return held is not None and len(whole) < self._state.world.size
+
+    def _change(self, op: Op, of: str, tensor: torch.Tensor) -> Change:
+        old, now = self._executor.live_values[op.outputs[0].name], kind_of(tensor)
+        if self._is_shared_out(tensor):
+            raise self._error(of, f"{now!r}, strides {list(tensor.stride())}")
+        return Change(f"{of}.data", kind_of(old), now)
+
+    def _error(self, of: str, given: str) -> MismatchError:
+        return MismatchError(
+            f"the data of {shown(of)} was replaced, by {given}: this rank holds its share, and "
+            "cannot take that over.\nGive every rank the whole tensor in the captured type and "
+            "strides, or call fast.load_state_dict(...), or parallelize again.",
+            code="E527",
+            details={"name": of},
+        )
