@@ -19,6 +19,7 @@ import pytest
 
 #: Of equal time as all others below `torch`. Only one of them may look at all of `run`'s processes.
 RANKS = {
+    "test_rebound.py",
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py", "test_handshake.py",
     "test_deferred.py", "test_evaluation.py", "test_generator.py",
     "test_kill_matrix.py", "test_launcher.py",
@@ -28,6 +29,7 @@ RANKS = {
 }  # fmt: skip
 #: Whole tools and libraries, kills, all layouts by all operators.
 LONG = {
+    "test_lengths.py",
     "test_counting_optimizers.py", "test_elastic.py", "test_layouts.py", "test_limited_gpt2.py",
     "test_recipes.py", "test_save_faults.py", "test_saved_runs.py", "test_training_kills.py",
     "test_two_nodes.py",
