@@ -1,10 +1,10 @@
 """A sweep of models, optimizers, layers and idioms, and of values that change between calls.
 
-    python -m bench sweep [--only NAME,...] [--jobs N] [--add] [--out PAGE.md]
+    python -m bench sweep [--only NAME,...] [--jobs N] [--fresh] [--out PAGE.md]
 
-Each case runs in a process of its own, so that a crash or a hang is a row. The page and its JSON
-are written anew after every few cases: a run that is stopped leaves those that it did, and `--add`
-measures those that the JSON has not.
+Each case runs in a process of its own, so that a crash or a hang is a row. A row is kept as soon as
+it ends (`journal.py`): the same command, given again on the same commit, measures what is missing.
+The page and its JSON are written anew after every few cases.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import pardnn
 from bench.common import RESULTS
 from bench.sweep import changes, idioms, layers, measure, optimizers, transformers_models
 from bench.sweep.between import measure_change
+from bench.sweep.journal import ROOT, Journal, commit
 from bench.sweep.page import page
 from pardnn.cluster import Cluster
 
@@ -125,38 +126,58 @@ def warm_up() -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Run what has no row yet, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench sweep")
     parser.add_argument("--only", default="", help="groups or cases, with commas")
     parser.add_argument("--jobs", type=int, default=1, help="cases side by side")
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     parser.add_argument("--out", type=Path, default=RESULTS / f"{date}_sweep.md")
-    parser.add_argument("--add", action="store_true", help="keep the rows that are there")
+    parser.add_argument("--fresh", action="store_true", help="measure again what has a row")
+    parser.add_argument("--journal", type=Path, default=ROOT / ".sweep", help="folder of the rows")
     options = parser.parse_args(arguments)
-    everything = jobs_of(set())
-    report = begin(date, arguments, len(everything))
-    if options.add:
-        before = json.loads(options.out.with_suffix(".json").read_text(encoding="utf-8"))
-        report["rows"] = before["rows"]
-        report["commands"] = [*before["commands"], *report["commands"]]
+    jobs = jobs_of(set(filter(None, options.only.split(","))))
+    report = begin(date, arguments, len(jobs_of(set())))
+    journal = Journal(options.journal, [report["commit"], *report["versions"].values()])
+    if options.fresh:
+        journal.clear()
+    report["rows"] = journal.rows(job[:2] for job in jobs)
+    report["kept"] = len(report["rows"])
+    measure_rest(report, jobs, journal, options)
+    write(report, options.out)
+
+
+def measure_rest(
+    report: Row, jobs: list[Job], journal: Journal, options: argparse.Namespace
+) -> None:
+    """Add the rows that a report lacks, in the order of the jobs.
+
+    Args:
+        report: With the rows that are known.
+        jobs: All that belong to it.
+        journal: Gets each row.
+        options: `jobs` side by side; `out` is written now and then.
+    """
     done = {(row["group"], row["name"]) for row in report["rows"]}
-    only = set(filter(None, options.only.split(",")))
-    warm_up()
-    place = {job[:2]: i for i, job in enumerate(everything)}
-    for row in run([job for job in jobs_of(only) if job[:2] not in done], options.jobs):
+    rest = [job for job in jobs if job[:2] not in done]
+    if rest:
+        warm_up()
+    place = {job[:2]: i for i, job in enumerate(jobs)}
+    for row in run(rest, options.jobs):
+        journal.add(row)
         report["rows"].append(row)
         report["rows"].sort(key=lambda each: place[each["group"], each["name"]])
-        sys.stdout.write(f"{len(report['rows'])}/{len(everything)} {line(row)}\n")
+        sys.stdout.write(f"{len(report['rows'])}/{len(jobs)} {line(row)}\n")
         sys.stdout.flush()
         if len(report["rows"]) % 5 == 0:
             write(report, options.out)
-    write(report, options.out)
 
 
 def begin(date: str, arguments: list[str], chosen: int) -> Row:
     """Return a report without rows."""
     return {
         "date": date,
-        "commands": [" ".join(["python -m bench sweep", *arguments])],
+        "command": " ".join(["python -m bench sweep", *arguments]),
+        "commit": commit(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "versions": {
             "pardnn": pardnn.__version__,
@@ -168,6 +189,7 @@ def begin(date: str, arguments: list[str], chosen: int) -> Row:
         "steps": measure.STEPS,
         "seed": 0,
         "chosen": chosen,
+        "kept": 0,
         "rows": [],
     }
 

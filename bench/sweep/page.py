@@ -35,13 +35,14 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 def _heading(report: Row) -> Iterator[str]:
     done, chosen = len(report["rows"]), report["chosen"]
-    for command in report["commands"]:
-        yield f"- `{command}`"
-    yield ""
+    yield f"`{report['command']}`, commit {report['commit'] or 'unknown'}."
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     yield f"{report['machine']}; {versions}."
     yield f"Every factory seeds itself; plans have seed {report['seed']}."
-    yield f"**{done} of {chosen} cases and changes were run.**"
+    again = (
+        f"; {report['kept']} of them by an earlier call of the command" if report["kept"] else ""
+    )
+    yield f"**{done} of {chosen} cases and changes were run{again}.**"
     yield ""
     yield f"Each case is captured, placed on {report['ranks']} gloo ranks (`round-robin`) and cut"
     yield f"over them (`tofu`, objective bytes), {report['steps']} steps each, another batch at"
@@ -109,13 +110,17 @@ def _first(text: str) -> str:
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         for stage, each in _stages(row):
             if each["status"] == "refused":
-                found.setdefault((stage, each["code"]), []).append(row["name"])
-    body = [[stage, code, len(names), ", ".join(names)] for (stage, code), names in found.items()]
-    return table(["stage", "code", "cases", "which"], sorted(body, key=lambda each: each[:2]))
+                key = stage, each["code"], _first(each["text"])
+                found.setdefault(key, []).append(row["name"])
+    body = [
+        [stage, code, len(names), ", ".join(names), text]
+        for (stage, code, text), names in sorted(found.items())
+    ]
+    return table(["stage", "code", "cases", "which", "its text begins"], body)
 
 
 def _wanting(rows: Sequence[Row]) -> list[str]:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +95,42 @@ def test_names_choose() -> None:
         MODELS
     )
     assert sum(group != "changes" for group, *_ in main.jobs_of(set())) >= 150
+
+
+def test_a_sweep_that_was_cut_short_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    cuts = [KeyboardInterrupt()]
+
+    def run(jobs: list[main.Job], at_once: int) -> Iterator[main.Row]:
+        for group, name, _ in jobs:
+            if len(ran) == 2 and cuts:
+                raise cuts.pop()
+            ran.append(name)
+            refused = {"status": "refused", "code": "E802", "text": f"no {name}\nRewrite."}
+            yield {"group": group, "name": name, "seconds": 0.0, "change": refused}
+
+    monkeypatch.setattr(main, "run", run)
+    monkeypatch.setattr(main, "warm_up", lambda: None)
+    names = ["lr", "hook added", "parameter hook added", "class attribute"]
+    out, journal = tmp_path / "page.md", tmp_path / "rows"
+    command = ["--only", ",".join(names), "--out", str(out), "--journal", str(journal)]
+    monkeypatch.setattr(main, "commit", lambda: "one")
+    with pytest.raises(KeyboardInterrupt):
+        main.main(command)
+    (kept,) = journal.iterdir()
+    with kept.open("a") as file:
+        file.write('{"group": "changes", "na')  # cut short while it was written
+    main.main(command)
+    assert sorted(ran) == sorted(names)
+    text = out.read_text()
+    assert "commit one" in text
+    for name in names:  # the beginning in the table, the whole below
+        assert f"| 1 | {name} | no {name} |" in text
+        assert f"no {name}\nRewrite." in text
+    monkeypatch.setattr(main, "commit", lambda: "another")
+    main.main(command)
+    assert len(ran) == 2 * len(names)
+    main.main([*command, "--fresh"])
+    assert len(ran) == 3 * len(names)
