@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.checkpoint.checkpointed import Checkpointed
-from pardnn.backends.torch.checkpoint.contents import root_modules
+from pardnn.backends.torch.checkpoint.contents import guard_spread_objects, root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
@@ -319,7 +320,8 @@ def parallelize(
         first = make(state.next_number(), args, ())
         if is_limited and not state.is_limited:
             memory_limits.pin_allocator()
-        variants = Variants(state, history, make, first, recording)
+        announce = functools.partial(guard_spread_objects, state.spread)
+        variants = Variants(state, history, make, first, recording, announce)
         if is_limited and not state.is_limited:
             held = live_bytes(variants.current.executor.live_values)
             limit = variants.current.executor.limit_bytes

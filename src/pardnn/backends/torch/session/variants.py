@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pardnn.backends.torch.checkpoint.contents import guard_spread_objects
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.runtime.agreement import Agreement
 from pardnn.backends.torch.runtime.binding import Binding
@@ -24,6 +23,7 @@ from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor, History
 from pardnn.backends.torch.runtime.input_checks import Batch
 from pardnn.backends.torch.runtime.notices import Made, Notices, told
+from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.same_values import check_same_batch
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.session.rebound import KeptData
@@ -74,6 +74,7 @@ class Variants:
             step, and what has changed.
         first: What runs first.
         recording: Of models without data.
+        announce: Told of each new program and its binding, before the user's objects are guarded.
 
     Attributes:
         current: The variant that ran last.
@@ -89,7 +90,9 @@ class Variants:
         make: Make,
         first: Variant,
         recording: Recording | None = None,
+        announce: Callable[[Program, Binding], None] = lambda _program, _binding: None,
     ) -> None:
+        self._announce = announce
         self._world, self._state, self._history, self._make = state.world, state, history, make
         self.current = first
         self._known: list[Variant] = [first]
@@ -232,7 +235,7 @@ class Variants:
         if not binding.is_watching:
             # From here on: what was put in place above is no change of the user's.
             binding.mark_stepped()
-            guard_spread_objects(self._state.spread, executor.program, binding)
+            self._announce(executor.program, binding)
             binding.watch()
         self._kept = KeptData(self._state, executor, binding)
         self._world.describe = executor.describe
