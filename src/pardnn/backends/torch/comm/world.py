@@ -258,7 +258,7 @@ def _initialise(backend: str, wait: timedelta) -> None:
         RankError: E605, naming the ranks that have not.
     """
     store, rank, size = next(iter(rendezvous("env://", timeout=wait)))
-    store = dist.PrefixStore("default_pg", store)
+    store = dist.PrefixStore(f"default_pg/{_attempt()}", store)
     store.set(f"pardnn/come/{rank}", "")
     keys, watch = (
         [f"pardnn/come/{i}" for i in range(size)],
@@ -288,7 +288,12 @@ def _first_line(error: BaseException) -> str:
 def _own_store() -> dist.Store:
     # `join` is collective, so the count is the same on every rank.
     default = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(f"pardnn/{next(_count)}", default)
+    return dist.PrefixStore(f"pardnn/{_attempt()}/{next(_count)}", default)
+
+
+def _attempt() -> str:
+    """Return how often torchrun has started the ranks anew: their store outlives them."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def leave(worlds: Sequence[World]) -> None:
