@@ -17,7 +17,7 @@ import re
 import tempfile
 import zlib
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -51,7 +51,7 @@ def read_bytes(path: str | Path) -> bytes:
     return content
 
 
-def _content(stream: IO[bytes]) -> bytes:
+def _content(stream: io.BufferedIOBase) -> bytes:
     """Return what is left of a stream, and no more than one byte above `MAX_BYTES`."""
     parts, left = [], MAX_BYTES + 1
     # Not at once: `read(n)` takes memory for n bytes, which a rank's limit may not allow.
