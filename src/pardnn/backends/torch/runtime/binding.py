@@ -23,6 +23,7 @@ from pardnn.backends.torch.runtime.input_checks import (
     without_data,
 )
 from pardnn.backends.torch.runtime.notices import changed_values
+from pardnn.backends.torch.runtime.starting_numbers import StartingNumbers
 from pardnn.backends.torch.user_step.guards import Guards
 from pardnn.backends.torch.user_step.item_guards import Change
 from pardnn.backends.torch.user_step.object_graph import (
@@ -90,6 +91,7 @@ class Binding:
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
         ]
         self._ints = {entry.name for entry in objects.numbers if type(entry.value) is int}
+        self._starting = StartingNumbers(graph, self.sources, objects)
         entries = setting_entries(objects, self._batch)
         granted = list(granted_settings(graph, entries))
         self._ints -= {name for name, *_ in granted}
@@ -303,7 +305,7 @@ class Binding:
         """Return a batch with its tensors and numbers by name.
 
         Raises:
-            MismatchError: E505, if it has another number of arguments than the example.
+            MismatchError: E505, if its number of arguments differs; E528 of `StartingNumbers`.
         """
         if len(batch) != len(self._batch):
             names = ", ".join(self._names[i] for i in self._batch) or "none"
@@ -312,12 +314,10 @@ class Binding:
                 f"({names}); {len(batch)} were given",
                 code="E505",
             )
-        tensors: dict[str, Any] = {}
-        numbers: dict[str, Any] = {}
-        for index, arg in zip(self._batch, batch, strict=True):
-            objects = walk_value(arg, self._names[index])
-            tensors |= {entry.name: entry.value for entry in objects.tensors}
-            numbers |= {entry.name: entry.value for entry in objects.numbers}
+        found = [walk_value(arg, self._names[i]) for i, arg in zip(self._batch, batch, strict=True)]
+        tensors = {entry.name: entry.value for objects in found for entry in objects.tensors}
+        numbers = {entry.name: entry.value for objects in found for entry in objects.numbers}
+        self._starting.check()
         return Batch(tuple(batch), tensors, numbers)
 
     def arguments(self, batch: Sequence[Any]) -> tuple[Any, ...]:
@@ -394,6 +394,7 @@ class Binding:
         rebind(effects, objects)
         self._host.write(effects, objects)
         self._given = ()
+        self._starting.end()
 
     def _is_of_batch(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{self._names[i]}.") for i in self._batch)

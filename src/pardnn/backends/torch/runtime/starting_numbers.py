@@ -1,0 +1,64 @@
+"""Numbers that a state starts from, `torch.full_like(p, group["lr"])`: frozen in the graph.
+
+A graph holds the number that fills a state, not where it came from. So a setting of an optimizer
+that had this number at capture must still have it at the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sources import Source
+from pardnn.errors import MismatchError, shown
+from pardnn.graph.ir import Graph
+
+
+class StartingNumbers:
+    """The settings that a state may start from.
+
+    Args:
+        graph: Of the step.
+        sources: Of the step, by name, before any state is created.
+        objects: That the step reaches, as it was captured.
+    """
+
+    def __init__(self, graph: Graph, sources: Mapping[str, Source], objects: ObjectGraph) -> None:
+        initial = {op.name: (op.arguments or {}).get("initial") for op in graph.ops if op.is_source}
+        states = {
+            number: name
+            for name, number in initial.items()
+            if isinstance(number, float) and number and sources[name].get() is None
+        }
+        settings = [e for e in objects.numbers if isinstance(e.owner, torch.optim.Optimizer)]
+        self._found = [
+            (entry, states[entry.value])
+            for entry in settings
+            if entry.slot is not None and type(entry.value) is float and entry.value in states
+        ]
+
+    def check(self) -> None:
+        """Compare them, before the first step.
+
+        Raises:
+            MismatchError: E528, if one is another than at capture.
+        """
+        for entry, state in self._found:
+            assert entry.slot is not None
+            now = entry.slot.get()
+            if now != entry.value:
+                raise MismatchError(
+                    f"{shown(entry.name)} was {entry.value} when the step was captured and is "
+                    f"{now} at its first call.\n{shown(state)} was filled with {entry.value} too, "
+                    "and may start from it.\nSet it before `parallelize`; a schedule of the "
+                    "learning rate is made before it as well.",
+                    code="E528",
+                    details={"name": entry.name, "captured": entry.value, "now": now,
+                             "state": state},
+                )  # fmt: skip
+
+    def end(self) -> None:
+        """Let them change: the first step is done."""
+        self._found = []
