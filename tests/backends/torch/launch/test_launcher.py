@@ -192,14 +192,15 @@ def test_no_rank_outlives_an_interrupted_run(number: int, tmp_path: Path) -> Non
     script = tmp_path / "runner.py"
     script.write_text(text)
     before = workers()
-    process = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while len(workers() - before) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert len(workers() - before) == 2
-    time.sleep(1.0)
-    process.send_signal(number)
-    status = process.wait(timeout=20)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 30
+        while len(workers() - before) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        num_started = len(workers() - before)
+        time.sleep(1.0)
+        process.send_signal(number)
+        status = process.wait(timeout=20)
+    assert num_started >= 2  # a rank that starts may be seen as itself and as its fork
     assert status == (130 if number != signal.SIGKILL else -9)
     deadline = time.monotonic() + 5
     while workers() - before and time.monotonic() < deadline:
