@@ -106,6 +106,16 @@ def test_a_signal_saves_on_all_ranks_and_ends_the_run(whom: str, tmp_path: Path)
     assert read_manifest(resolve(tmp_path)).step == len(result["losses"])
 
 
+def test_a_stopped_rank_is_named_and_the_run_ends_in_time(tmp_path: Path) -> None:
+    process = started(tmp_path, "--timeout", "5", "--json")
+    begin = time.monotonic()
+    os.kill(ranks_of(process.pid)[1], signal.SIGSTOP)
+    output, errors = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 5 + 10
+    assert process.returncode == 7, errors[-3000:]
+    assert json.loads(output)["error"]["details"]["first_failing_rank"] == 1
+
+
 def test_saving_at_a_signal_needs_a_directory() -> None:
     with pytest.raises(UsageError, match="go with --save DIR"):
         save_options(None, None, None, resume=False, on_signal="save")

@@ -6,6 +6,7 @@ All files lie in one private directory: the job, the graph, the plan, the result
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +61,17 @@ def read_job(directory: Path) -> Job:
     data = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
     saving = None if data["saving"] is None else SaveOptions(**data["saving"])
     return Job(**data | {"limits": tuple(data["limits"]), "saving": saving})
+
+
+def write_pid(directory: Path, rank: int | str) -> None:
+    """Let the launcher know this process."""
+    (directory / f"pid-{rank}").write_text(str(os.getpid()), encoding="ascii")
+
+
+def read_pid(directory: Path, rank: int) -> int | None:
+    """Return the process id of a rank; None if it has not come so far."""
+    path = directory / f"pid-{rank}"
+    return int(path.read_text(encoding="ascii")) if path.exists() else None
 
 
 def signal_of(directory: Path) -> str | None:

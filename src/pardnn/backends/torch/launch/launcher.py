@@ -7,11 +7,13 @@ they could write nothing. No rank outlives this process.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +36,7 @@ from pardnn.backends.torch.launch.job import (
     REFERENCE,
     SIGNAL_FILE,
     Job,
+    read_pid,
     read_result,
     write_job,
 )
@@ -47,8 +50,9 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 
 WORKER = "pardnn.backends.torch.launch.worker"
-#: How long ranks that are told to end may take before they are killed (they report), seconds.
-SHUTDOWN_S = 8
+#: How long ranks may take to end, once one has failed or they are told to, before they are killed.
+#: torchrun's launcher gives 30 s to one that is stopped and cannot heed SIGTERM.
+SHUTDOWN_S = 4
 #: A wait this much longer than twice the median one is worth a note, seconds.
 STRAGGLER_S = 0.5
 Progress = Callable[[str], None]
@@ -249,6 +253,36 @@ def _quiet_launcher() -> Iterator[None]:
                 break
 
 
+@contextmanager
+def _none_left(directory: Path, num_ranks: int) -> Iterator[None]:
+    """Kill what still runs `SHUTDOWN_S` after the first rank has written an error."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not any("error" in (read_result(directory, r) or {}) for r in range(num_ranks)):
+            if done.wait(0.25):
+                return
+        if not done.wait(SHUTDOWN_S):
+            for rank in range(num_ranks):
+                _kill_child(read_pid(directory, rank))
+
+    watcher = threading.Thread(target=watch, name="pardnn-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _kill_child(pid: int | None) -> None:
+    """Kill a process if it is a child of this one: the number may be another's by now."""
+    with contextlib.suppress(OSError, ValueError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        if pid is not None and int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+            os.kill(pid, signal.SIGKILL)
+
+
 def _run_ranks(directory: Path, job: Job) -> list[dict[str, Any]]:
     """Run all ranks to their end; return their results in order of rank.
 
@@ -268,7 +302,8 @@ def _run_ranks(directory: Path, job: Job) -> list[dict[str, Any]]:
         if job.on_signal is not None:
             _heeded(directory)
         try:
-            elastic_launch(config, sys.executable)("-m", WORKER, str(directory))
+            with _none_left(directory, num_ranks):
+                elastic_launch(config, sys.executable)("-m", WORKER, str(directory))
         except ChildFailedError as error:
             failed = error
         except SignalException as error:

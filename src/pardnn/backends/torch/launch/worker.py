@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from pardnn.backends.torch.launch.job import REFERENCE, Job, read_job, write_result
+from pardnn.backends.torch.launch.job import REFERENCE, Job, read_job, write_pid, write_result
 from pardnn.errors import PardnnError
 
 #: How long a process that is told to end may take to notice a failure and report it, seconds.
@@ -93,6 +93,7 @@ def main(directory: Path, rank: int | str) -> int:
         rank: This rank, or `REFERENCE`.
     """
     job = read_job(directory)
+    write_pid(directory, rank)
     _end_with_parent(job.parent)
     _delay_sigterm()
     # Standard output belongs to the command's own result.
