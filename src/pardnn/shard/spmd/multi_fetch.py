@@ -48,7 +48,7 @@ from pardnn.shard.spmd.emitter import (
     local_tensor,
     number,
 )
-from pardnn.shard.spmd.relays import relays_of, served_by
+from pardnn.shard.spmd.relays import relays_of
 
 
 def reshard(
@@ -248,42 +248,6 @@ def fetch(
         InvalidPlanError: E410, if no device has all that one requests.
     """
     tensor, shape = sharded.tensor, sharded.tensor.shape or ()
-    sources = _sources(emitter, sharded, requests, anchor)
-    relays = relays_of(emitter.mesh, emitter.relay_axes, tensor, sources)
-    taken, direct = sources, sources
-    if relays:
-        taken = {d: [relays.get((d, key), key) for key in keys] for d, keys in sources.items()}
-        direct = {d: [key for key in keys if (d, key) not in relays] for d, keys in sources.items()}
-    assemblies = {
-        device: _assembly(emitter, sharded, device, requests[device], needed, ops, outs)
-        for device, needed in taken.items()
-    }
-    posts = {
-        (device, key): op for device, each in assemblies.items() for key, op in each.posts.items()
-    }
-    buffers = {
-        (device, key): each.buffer for device, each in assemblies.items() for key in each.in_place
-    }
-    slices = send_slices(emitter, sharded, direct, anchor, ops, posts, buffers)
-    boxes = [request and request.box for request in requests]
-    collective = collective_of(emitter.mesh, sharded.boxes, boxes, shape)
-    regions = ShardedTensor(tensor, tuple(outs), tuple(boxes))
-    passed_on = Anchor(anchor.op, (None,) * emitter.mesh.size)
-    for device, each in sorted(assemblies.items()):  # a relay is numbered below those it serves
-        _emit_assembly(emitter, tensor, device, each, slices, collective, anchor)
-        if relays:
-            served = served_by(relays, device)
-            slices |= send_slices(emitter, regions, served, passed_on, ops, posts, buffers)
-
-
-def _sources(
-    emitter: Emitter,
-    sharded: ShardedTensor,
-    requests: Sequence[FetchRequest | None],
-    anchor: Anchor,
-) -> dict[int, Sequence[Slice]]:
-    """Return the slices that make up the region of each device that requests one."""
-    tensor, shape = sharded.tensor, sharded.tensor.shape or ()
     sources: dict[int, Sequence[Slice]] = {}
     for device, request in enumerate(requests):
         if request is None:
@@ -297,7 +261,37 @@ def _sources(
             raise InvalidPlanError(
                 f"no device holds all that op {shown(anchor.op.name)} needs of {shown(tensor.name)}"
             )
-    return sources
+    relays = relays_of(emitter.mesh, emitter.relay_axes, tensor, sources)
+    taken = {
+        device: [relays.get((device, key), key) for key in needed]
+        for device, needed in sources.items()
+    }
+    assemblies = {
+        device: _assembly(emitter, sharded, device, requests[device], needed, ops, outs)
+        for device, needed in taken.items()
+    }
+    posts = {
+        (device, key): op for device, each in assemblies.items() for key, op in each.posts.items()
+    }
+    buffers = {
+        (device, key): each.buffer for device, each in assemblies.items() for key in each.in_place
+    }
+    direct = {
+        device: [key for key in needed if (device, key) not in relays]
+        for device, needed in sources.items()
+    }
+    slices = send_slices(emitter, sharded, direct, anchor, ops, posts, buffers)
+    boxes = [request and request.box for request in requests]
+    collective = collective_of(emitter.mesh, sharded.boxes, boxes, shape)
+    regions = ShardedTensor(tensor, tuple(outs), tuple(boxes))
+    passed_on = Anchor(anchor.op, (None,) * emitter.mesh.size)
+    for device, each in sorted(assemblies.items()):  # a relay is numbered below those it serves
+        _emit_assembly(emitter, tensor, device, each, slices, collective, anchor)
+        served: dict[int, list[Slice]] = {}
+        for (receiver, _), key in relays.items():
+            if key[0] == device:
+                served.setdefault(receiver, []).append(key)
+        slices |= send_slices(emitter, regions, served, passed_on, ops, posts, buffers)
 
 
 class _Assembly(NamedTuple):

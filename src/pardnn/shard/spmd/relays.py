@@ -77,17 +77,3 @@ def relays_of(
                     found[device, (owner, box)] = (first, box)
                     break
     return found
-
-
-def served_by(relays: Mapping[tuple[int, Slice], Slice], device: int) -> dict[int, Sequence[Slice]]:
-    """Return the slices that a device passes on, by receiver.
-
-    Args:
-        relays: From `relays_of`.
-        device: The relay.
-    """
-    found: dict[int, list[Slice]] = {}
-    for (receiver, _), key in relays.items():
-        if key[0] == device:
-            found.setdefault(receiver, []).append(key)
-    return dict(found)
