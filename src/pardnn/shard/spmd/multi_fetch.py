@@ -9,9 +9,6 @@ place. Others are received into buffers of their own and copied together at once
 is received just before it is copied, so that one slice at a time is held beside the buffer: less
 memory, and less transfer at a time. Slices are sent, and regions assembled, directly before the op
 that reads them (delayed until needed; `comm_overlap` moves them where that costs no time).
-Where links are slow between groups of devices (`relays`), a slice that several devices of a group
-need of another group crosses once: the first of them passes it on, out of the region that it has
-assembled.
 Complexity: O(devices x slices) per region.
 Reference: Tofu (EuroSys 2019), section 6, "Fusing operators for remote data fetch".
 Deviations: their kernel reads remote memory through CUDA UVA; ours are messages, so slices that are
@@ -48,7 +45,6 @@ from pardnn.shard.spmd.emitter import (
     local_tensor,
     number,
 )
-from pardnn.shard.spmd.relays import relays_of
 
 
 def reshard(
@@ -261,14 +257,9 @@ def fetch(
             raise InvalidPlanError(
                 f"no device holds all that op {shown(anchor.op.name)} needs of {shown(tensor.name)}"
             )
-    relays = relays_of(emitter.mesh, emitter.relay_axes, tensor, sources)
-    taken = {
-        device: [relays.get((device, key), key) for key in needed]
-        for device, needed in sources.items()
-    }
     assemblies = {
         device: _assembly(emitter, sharded, device, requests[device], needed, ops, outs)
-        for device, needed in taken.items()
+        for device, needed in sources.items()
     }
     posts = {
         (device, key): op for device, each in assemblies.items() for key, op in each.posts.items()
@@ -276,22 +267,11 @@ def fetch(
     buffers = {
         (device, key): each.buffer for device, each in assemblies.items() for key in each.in_place
     }
-    direct = {
-        device: [key for key in needed if (device, key) not in relays]
-        for device, needed in sources.items()
-    }
-    slices = send_slices(emitter, sharded, direct, anchor, ops, posts, buffers)
+    slices = send_slices(emitter, sharded, sources, anchor, ops, posts, buffers)
     boxes = [request and request.box for request in requests]
     collective = collective_of(emitter.mesh, sharded.boxes, boxes, shape)
-    regions = ShardedTensor(tensor, tuple(outs), tuple(boxes))
-    passed_on = Anchor(anchor.op, (None,) * emitter.mesh.size)
-    for device, each in sorted(assemblies.items()):  # a relay is numbered below those it serves
+    for device, each in assemblies.items():
         _emit_assembly(emitter, tensor, device, each, slices, collective, anchor)
-        served: dict[int, list[Slice]] = {}
-        for (receiver, _), key in relays.items():
-            if key[0] == device:
-                served.setdefault(receiver, []).append(key)
-        slices |= send_slices(emitter, regions, served, passed_on, ops, posts, buffers)
 
 
 class _Assembly(NamedTuple):

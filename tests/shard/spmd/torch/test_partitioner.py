@@ -32,7 +32,7 @@ from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models, spmd
 
-MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)]
+MESHES = [(2,), (3,), (4,), (2, 2), (2, 3)]
 #: Model and how many shardings of it are tried: a model of 1,000 ops takes a second or two each.
 TRIED = {"small": 4, "resnet": 2, "inception": 1, "lstm": 1, "gpt2": 1}
 
@@ -86,9 +86,8 @@ def certified_run(
     graph: Graph, values: Any, expected: Any, sharding: Sharding, rng: random.Random
 ) -> Plan:
     """Partition, overlap transfers with computation of any length, check both, run the latter."""
-    in_turn, axes = rng.random() < 0.5, rng.randrange(len(sharding.mesh.shape))
     plan = spmd_partition(
-        graph, sharding, in_turn=in_turn, reuse=rng.choice([0, 9, 10_000]), relay_axes=axes
+        graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000])
     )
     assert plan_problems(graph, plan) == []
     seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
