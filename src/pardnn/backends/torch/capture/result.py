@@ -128,7 +128,8 @@ def _scalars(result: Any, depth: int) -> Iterator[torch.Tensor]:
         if result.numel() == 1 and result.dtype.is_floating_point:
             yield result
         return
-    if depth > 4 or isinstance(result, str | bytes | int | float | type(None)):
+    leaf = str | bytes | int | float | torch.SymInt | torch.SymFloat | torch.SymBool | None
+    if depth > 4 or isinstance(result, leaf):
         return
     named = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if named is not None:
