@@ -15,7 +15,7 @@ from pardnn.backends.entry_point import load_entry_point
 from pardnn.checkpoint.options import SaveOptions
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
-from pardnn.graph.ir import LOSS_KIND, Graph
+from pardnn.graph.ir import Graph
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint, read_plan
 from pardnn.plan.plan import Plan, planned_graph
@@ -228,8 +228,8 @@ def _compared(
 
 def _tolerance(graph: Graph) -> float:
     dtypes = {tensor.name: tensor.dtype or "" for op in graph.ops for tensor in op.outputs}
-    loss = next((op.inputs[0] for op in graph.ops if op.kind == LOSS_KIND), None)
-    return TOLERANCES.get(dtypes[loss] if loss else "", LOW_TOLERANCE)
+    loss = graph.loss_op
+    return TOLERANCES.get(dtypes[loss.inputs[0]] if loss else "", LOW_TOLERANCE)
 
 
 def _difference(found: float, expected: float) -> float | None:

@@ -131,6 +131,17 @@ class Graph:
         """Hash by name and size: hashing the ops would cost as much as reading them."""
         return hash((self.name, len(self.ops)))
 
+    @property
+    def loss_op(self) -> Op | None:
+        """What marks the loss; None in a graph that no step was captured for. O(ops)."""
+        return next((op for op in self.ops if op.kind == LOSS_KIND), None)
+
+    @property
+    def step_notes(self) -> dict[str, Any]:
+        """What capture noted of the whole step, such as "settings" and "effects", on its mark."""
+        loss = self.loss_op
+        return (loss.arguments or {}) if loss else {}
+
 
 def alias_of(op: Op, tensor: Tensor) -> str | None:
     """Name of the tensor whose storage an output of `op` shares; None if it owns its storage.

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
@@ -31,6 +32,21 @@ def small() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
     return model, torch.randn(4, 5), torch.randn(4, 3)
+
+
+def telling(tell: Any, *more: Any) -> Entry:
+    """Return a step that calls `tell(loss, model, *more)` before the update."""
+    model, x, y = small()
+
+    def step(model, optimizer, x, y, *more):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        tell(loss, model, *more)
+        optimizer.step()
+        return loss
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.3), x, y, *more)
 
 
 def cut_plan(graph: Graph, size: int) -> Plan:

@@ -11,22 +11,7 @@ from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
-from tests.backends.torch.stepping import Entry, assert_as_eager, on_ranks, small
-
-
-def entry(tell: Any, *more: Any) -> Entry:
-    """Return a step that calls `tell(loss, model, *more)` before the update."""
-    model, x, y = small()
-
-    def step(model, optimizer, x, y, *more):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        tell(loss, model, *more)
-        optimizer.step()
-        return loss
-
-    return step, (model, torch.optim.SGD(model.parameters(), lr=0.3), x, y, *more)
+from tests.backends.torch.stepping import Entry, assert_as_eager, on_ranks, small, telling
 
 
 def test_prints_are_those_of_the_eager_step() -> None:
@@ -35,7 +20,7 @@ def test_prints_are_those_of_the_eager_step() -> None:
         print(f"twice {loss.item() * 2:>12.3e} of {i:03d} {model[0].weight.grad.norm().item()}")
         print("done", end=".\n")
 
-    assert_as_eager(lambda: entry(tell, 0), lambda i: {4: i})
+    assert_as_eager(lambda: telling(tell, 0), lambda i: {4: i})
 
 
 def test_log_records_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,7 +31,7 @@ def test_log_records_go_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
     handler.emit = lambda record: print(record.levelname, record.getMessage(), record.funcName)
     logging.getLogger("mine").addHandler(handler)
     try:
-        assert_as_eager(lambda: entry(tell, 0), lambda i: {4: i}, sizes=(2,))
+        assert_as_eager(lambda: telling(tell, 0), lambda i: {4: i}, sizes=(2,))
     finally:
         logging.getLogger("mine").removeHandler(handler)
 
@@ -61,7 +46,7 @@ def test_numbers_of_the_step_are_added_up_in_objects() -> None:
 
     def make() -> Entry:
         trainer.total, trainer.last, trainer.calls = 0.0, -1.0, 0
-        return entry(tell)
+        return telling(tell)
 
     assert_as_eager(make, state=lambda args: (trainer.total, trainer.last, trainer.calls))
 
@@ -74,7 +59,7 @@ def test_a_number_of_the_step_that_changes_its_type_is_noticed() -> None:
 
     def make() -> Entry:
         trainer.total = 0
-        return entry(tell)
+        return telling(tell)
 
     (found,) = on_ranks(make, 1)
     assert found.startswith("E509")
@@ -87,7 +72,7 @@ def test_a_text_that_goes_elsewhere_is_refused() -> None:
     def tell(loss, model):
         texts[:] = [f"{loss.item():.3f}"]
 
-    step, args = entry(tell)
+    step, args = telling(tell)
     with pytest.raises(UnsupportedError) as caught:
         capture(step, *args)
     assert caught.value.code in ("E802", "E804")
@@ -104,8 +89,8 @@ def test_a_check_of_the_loss_raises_on_every_rank() -> None:
             raise ValueError("the loss is not a number")
         assert torch.isfinite(loss), "not finite"
 
-    assert_as_eager(lambda: entry(tell), nan_at(3))
-    assert_as_eager(lambda: entry(tell), sizes=(2,), steps=3)
+    assert_as_eager(lambda: telling(tell), nan_at(3))
+    assert_as_eager(lambda: telling(tell), sizes=(2,), steps=3)
 
 
 def test_checks_in_torchs_own_code() -> None:
@@ -114,7 +99,7 @@ def test_checks_in_torchs_own_code() -> None:
         variance = model[0].weight.detach().square()
         F.gaussian_nll_loss(model[0].weight, torch.zeros_like(variance), variance)
 
-    assert_as_eager(lambda: entry(tell), steps=3)
+    assert_as_eager(lambda: telling(tell), steps=3)
 
 
 @pytest.mark.parametrize("way", [True, False])
@@ -133,7 +118,7 @@ def test_a_branch_that_does_more_than_raise_is_refused(way: bool) -> None:
             model[0].weight.grad.mul_(0.5)
 
     for each in (tell, quiet):
-        step, args = entry(each)
+        step, args = telling(each)
         with pytest.raises(UnsupportedError) as caught:
             capture(step, *args)
         assert caught.value.code == "E802"

@@ -24,7 +24,7 @@ import torch
 from pardnn.backends.torch.ops.codec import Reference, decode
 from pardnn.backends.torch.ops.host_scalars import SCALAR_FUNCTIONS
 from pardnn.errors import FileError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph
+from pardnn.graph.ir import Graph
 
 _OPERATORS = {
     "add": "+", "and": "&", "eq": "==", "floordiv": "//", "ge": ">=", "gt": ">", "le": "<=",
@@ -132,8 +132,7 @@ def host_program(graph: Graph) -> HostProgram:
     Raises:
         FileError: E402, if it is no program.
     """
-    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-    return read_program(((loss.arguments or {}) if loss else {}).get("host"))
+    return read_program(graph.step_notes.get("host"))
 
 
 def read_program(data: Mapping[str, Any] | None) -> HostProgram:

@@ -15,7 +15,7 @@ from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.runtime.effects import text_of
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import FileError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph
+from pardnn.graph.ir import Graph
 
 #: By the type of a container, what a step may do to it.
 _METHODS: dict[type, frozenset[str]] = {
@@ -28,8 +28,7 @@ CONTAINERS = tuple(_METHODS)
 
 def filled_names(graph: Graph) -> list[str]:
     """Return the names of the containers that a graph's step fills."""
-    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-    effects = ((loss.arguments or {}) if loss else {}).get("effects", [])
+    effects = graph.step_notes.get("effects", [])
     return list(dict.fromkeys(each["call"][0] for each in effects if "call" in each))
 
 

@@ -27,7 +27,7 @@ from pardnn.backends.torch.user_step.object_graph import (
 )
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
 from pardnn.errors import MismatchError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph
+from pardnn.graph.ir import Graph
 
 #: Longest text of a condition in a message.
 _SHORT = 60
@@ -62,7 +62,7 @@ class HostNumbers:
         self._sources = sources
         # Lists and dictionaries that hold numbers: the name of one, their place, themselves.
         self._containers: dict[int, tuple[str, Slot, Any]] = {}
-        told = [each["set"][0] for each in _marked(graph).get("effects", []) if "set" in each]
+        told = [each["set"][0] for each in graph.step_notes.get("effects", []) if "set" in each]
         written = dict.fromkeys([*dict(self.program.writes), *told])
         self.filled: dict[str, Any] = {}
         self._filled: dict[str, Slot] = {}
@@ -184,7 +184,7 @@ def _check_known(missing: Sequence[str], what: str) -> None:
 
 def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> list[LRScheduler]:
     """Return the schedules that the step steps, which each rank does after it."""
-    names = _marked(graph).get("schedules", [])
+    names = graph.step_notes.get("schedules", [])
     if not names:
         return []
     stateful = {entry.name: entry.value for entry in walk_objects(step, list(args)).stateful}
@@ -197,12 +197,6 @@ def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> l
             code="E505",
         )
     return [each for each in found if isinstance(each, LRScheduler)]
-
-
-def _marked(graph: Graph) -> Mapping[str, Any]:
-    """Return the arguments of the graph's loss op."""
-    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-    return (loss.arguments or {}) if loss else {}
 
 
 def _text(condition: str, source: str | None) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from pardnn.backends.torch.user_step.object_graph import Entry
 from pardnn.errors import MismatchError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.graph.ir import Graph, Op
 
 
 def shape_and_dtype(op: Op) -> tuple[tuple[int, ...] | None, torch.dtype | None]:
@@ -107,9 +107,7 @@ def is_number(op: Op) -> bool:
 
 def granted_settings(graph: Graph, found: Mapping[str, Entry]) -> Iterator[tuple[str, Entry, Any]]:
     """Yield name, place and captured value of each setting that the graph takes for granted."""
-    loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
-    expected = ((loss.arguments or {}) if loss else {}).get("settings", {})
-    for name, value in expected.items():
+    for name, value in graph.step_notes.get("settings", {}).items():
         if name in found:
             yield name, found[name], value
 

@@ -8,7 +8,7 @@ from typing import Any
 from pardnn.backends.torch.comm.wire_format import MessageSpec, message_specs
 from pardnn.backends.torch.devices import strides_of
 from pardnn.errors import InvalidPlanError, shown
-from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor, span_bytes
+from pardnn.graph.ir import Graph, Op, Tensor, span_bytes
 from pardnn.plan.lower import Lowered, first_uses, lower
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import check_batch_is_read_only, written_inputs
@@ -52,7 +52,7 @@ class Program:
         self.ops = {op.name: op for op in graph.ops}
         self.producers = {t.name: op.name for op in graph.ops for t in op.outputs}
         self.sources = {op.outputs[0].name: op for op in self.whole.ops if op.is_source}
-        self.loss = next((op for op in graph.ops if op.kind == LOSS_KIND), None)
+        self.loss = graph.loss_op
         self.peaks = peak_bytes(graph, arrays)
         consumers = _first_consumers(graph, plan, arrays, self.lowered)
         self.specs = message_specs(graph, self.lowered.messages, consumers)

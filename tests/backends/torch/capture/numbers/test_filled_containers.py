@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
@@ -21,23 +20,8 @@ from tests.backends.torch.stepping import (
     cut_plan,
     eager,
     on_ranks,
-    small,
+    telling,
 )
-
-
-def entry(tell: Any, *more: Any) -> Entry:
-    """Return a step that calls `tell(loss, model, *more)` before the update."""
-    model, x, y = small()
-
-    def step(model, optimizer, x, y, *more):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        tell(loss, model, *more)
-        optimizer.step()
-        return loss
-
-    return step, (model, torch.optim.SGD(model.parameters(), lr=0.3), x, y, *more)
 
 
 def each_call(i: int) -> dict[int, Any]:
@@ -57,7 +41,7 @@ def test_a_list_gets_the_numbers_of_each_step() -> None:
 
     def make() -> Entry:
         trainer.log = ["first"]
-        return entry(tell, 0)
+        return telling(tell, 0)
 
     assert_as_eager(make, each_call, state=lambda args: trainer.log)
 
@@ -77,7 +61,7 @@ def test_histories_get_a_number_more() -> None:
         trainer.history, trainer.of = {"loss": [], "other": []}, defaultdict(list)
         trainer.by_step, trainer.last, trainer.lists = {}, {}, {}
         trainer.recent = deque([0.5], maxlen=3)
-        return entry(tell, 0)
+        return telling(tell, 0)
 
     assert_as_eager(make, each_call, state=lambda args: vars(trainer))
 
@@ -91,7 +75,7 @@ def test_tensors_are_kept_as_copies() -> None:
 
     def make() -> Entry:
         kept[:] = [torch.ones(2)]
-        return entry(tell)
+        return telling(tell)
 
     assert_as_eager(make, state=lambda args: [tensor.tolist() for tensor in kept])
 
@@ -101,7 +85,7 @@ def test_a_list_among_the_arguments() -> None:
         log.append(loss.item())
         log.append("text")
 
-    assert_as_eager(lambda: entry(tell, []), state=lambda args: args[4])
+    assert_as_eager(lambda: telling(tell, []), state=lambda args: args[4])
 
 
 LOG: list[Any] = []
@@ -113,7 +97,7 @@ def test_a_global_list() -> None:
 
     def make() -> Entry:
         LOG.clear()
-        return entry(tell)
+        return telling(tell)
 
     assert_as_eager(make, state=lambda args: LOG)
 
@@ -140,7 +124,7 @@ def test_a_meter() -> None:
 
     def make() -> Entry:
         meters[0].__init__()
-        return entry(tell)
+        return telling(tell)
 
     assert_as_eager(make, state=lambda args: vars(meters[0]))
 
@@ -169,7 +153,7 @@ def test_between_steps_the_containers_are_the_users() -> None:
 
     def made() -> Entry:
         trainer.log, trainer.history = [], {"loss": [torch.tensor(9.0)]}
-        return entry(tell)
+        return telling(tell)
 
     step, (model, optimizer, x, y) = made()
     expected = run(lambda *batch: step(model, optimizer, *batch), x, y)
@@ -197,7 +181,7 @@ def test_a_cut_step_fills_too() -> None:
 
     def make() -> Entry:
         log.clear()
-        return entry(lambda loss, model: log.append((loss.item(), model[0].bias.grad)))
+        return telling(lambda loss, model: log.append((loss.item(), model[0].bias.grad)))
 
     def flat(args: Any) -> Any:
         return [x for number, grad in log for x in (number, *grad.tolist())]
@@ -209,7 +193,7 @@ def test_a_cut_step_fills_too() -> None:
 
 
 def refused(tell: Any, *more: Any) -> UnsupportedError:
-    step, args = entry(tell, *more)
+    step, args = telling(tell, *more)
     with pytest.raises(UnsupportedError) as caught:
         capture(step, *args)
     return caught.value

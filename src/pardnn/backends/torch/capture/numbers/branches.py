@@ -10,7 +10,7 @@ it. One of its two ways must do nothing:
     if loss.isnan() or loss.isinf():  all that follows in the function, or in the loop
         return loss
 
-Complexity: one parse of the file for each `if` that is asked.
+Complexity: one parse of the file for each function with an `if` that is asked.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def region_of(frame: types.FrameType) -> Region | None:
     return None
 
 
+@functools.lru_cache(64)
 def _function(code: types.CodeType) -> ast.FunctionDef | None:
     lines = linecache.getlines(code.co_filename)
     try:
