@@ -76,6 +76,17 @@ def test_a_signal_on_some_ranks_saves_on_all_and_ends_them(
         assert losses == uninterrupted(perceptron, step + 3)[step:-1]
 
 
+def test_a_signal_that_is_passed_on_late_changes_nothing(tmp_path: Path) -> None:
+    def body(one: Rank) -> None:
+        try:
+            trained(one, tmp_path, {0: (signal.SIGTERM, 0.2)})
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    outcomes = on_ranks(perceptron, plan_of(perceptron, 2), body, on_signal="save")
+    assert [outcome.status for outcome in outcomes] == [130] * 2, outcomes
+
+
 def test_without_saving_all_stop_before_the_same_step(tmp_path: Path) -> None:
     (tmp_path / "at").mkdir()
 

@@ -76,9 +76,13 @@ class StopSignal:
             world.detector.also.append(self._poll)
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Give the signals back, unless they have asked to stop.
+
+        A launcher may pass one on to a rank that is leaving already: it must not end it by another
+        status.
+        """
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._heed:
+            if not self.is_set and signal.getsignal(number) == self._heed:
                 signal.signal(number, handler)
         if self._world.detector is not None and self._poll in self._world.detector.also:
             self._world.detector.also.remove(self._poll)
