@@ -10,21 +10,27 @@ _MIN_BYTES = 256 << 10
 
 
 class Checksum:
-    """Checksums of one stream after the other; `close` ends the thread."""
+    """Checksums of one stream after the other; `close` ends the thread.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="pardnn-checksum")
+    Args:
+        is_beside: Use a thread; else the caller's own time.
+    """
+
+    def __init__(self, *, is_beside: bool = True) -> None:
+        pool = ThreadPoolExecutor(1, thread_name_prefix="pardnn-checksum") if is_beside else None
+        self._pool = pool
         self._digest = hashlib.sha256()
         self._pending: Future[None] | None = None
 
     def close(self) -> None:
         """End the thread."""
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def add(self, data: memoryview) -> None:
         """Add bytes, which must stay as they are until the next call has returned."""
         self._wait()
-        if len(data) < _MIN_BYTES:
+        if self._pool is None or len(data) < _MIN_BYTES:
             self._digest.update(data)
         else:
             self._pending = self._pool.submit(self._digest.update, data)

@@ -9,8 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from pardnn.checkpoint.directory import io_error, piece_path
-from pardnn.checkpoint.manifest import Manifest, SavedTensor, pieces_by_file
-from pardnn.checkpoint.pieces import PieceReader, header, piece_header, write_tensors
+from pardnn.checkpoint.manifest import Manifest, Piece, SavedTensor, pieces_by_file
+from pardnn.checkpoint.pieces import (
+    PieceReader,
+    header,
+    piece_header,
+    read_side_by_side,
+    write_tensors,
+)
 from pardnn.errors import FileError, UsageError, shown
 from pardnn.plan.mesh import Box
 
@@ -40,10 +46,12 @@ def verify(directory: Path, manifest: Manifest) -> None:
                 code="E432",
                 details={"path": str(path)},
             )
-        with closing(PieceReader(directory)) as reader:
-            for tensor, piece in pieces:
-                for _ in reader.rows(tensor, piece):
-                    pass
+        read_side_by_side(directory, pieces, _read_through)
+
+
+def _read_through(reader: PieceReader, piece: tuple[SavedTensor, Piece]) -> None:
+    for _ in reader.rows(*piece):
+        pass
 
 
 def models_of(manifest: Manifest) -> list[str]:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 
 from pardnn.backends.torch.checkpoint.contents import memory
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.checkpoint.manifest import Manifest, SavedTensor, intersection, whole_box, within
-from pardnn.checkpoint.pieces import PieceReader, Rows
+from pardnn.checkpoint.manifest import (
+    Manifest,
+    Piece,
+    SavedTensor,
+    intersection,
+    whole_box,
+    within,
+)
+from pardnn.checkpoint.pieces import PieceReader, Rows, read_side_by_side
 from pardnn.errors import MismatchError, shown
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
@@ -83,22 +90,50 @@ def fill(
         FileError: E432, if a piece is damaged; E434, if it cannot be read.
     """
     saved = {tensor.name: tensor for tensor in manifest.tensors}
-    with torch.no_grad(), closing(PieceReader(directory)) as reader:
-        for op in program.residents(rank):
-            of, box = shard_of(op, program.sources)
-            tensor = saved[of]
-            value = live[op.outputs[0].name].detach()
-            _fill_box(value, box or whole_box(tensor.shape), tensor, reader, tick)
-            torch.autograd.graph.increment_version(value)  # memory was written, unknown to torch
+    values: list[torch.Tensor] = []
+    pieces: list[_Wanted] = []
+    for op in program.residents(rank):
+        of, box = shard_of(op, program.sources)
+        tensor = saved[of]
+        box = box or whole_box(tensor.shape)
+        values.append(live[op.outputs[0].name].detach())
+        common = (each for each in tensor.pieces if intersection(each.box, box) is not None)
+        pieces += [_Wanted(tensor, each, values[-1], box) for each in common]
+    one_at_a_time = Lock()
+
+    def alive() -> None:
+        with one_at_a_time:
+            tick()
+
+    def read(reader: PieceReader, wanted: _Wanted) -> None:
+        with torch.no_grad():  # of each thread's own
+            _read(reader, wanted, alive)
+
+    try:
+        read_side_by_side(directory, pieces, read)
+    finally:
+        for value in values:  # memory was written, unknown to torch
+            torch.autograd.graph.increment_version(value)
 
 
-def _fill_box(
-    value: torch.Tensor,
-    box: Box,
-    tensor: SavedTensor,
-    reader: PieceReader,
-    tick: Callable[[], None],
-) -> None:
+class _Wanted(NamedTuple):
+    """A piece that a resident needs.
+
+    Attributes:
+        tensor: Saved, whole.
+        piece: Of it.
+        value: The resident.
+        box: Of the whole tensor: what the resident holds.
+    """
+
+    tensor: SavedTensor
+    piece: Piece
+    value: torch.Tensor
+    box: Box
+
+
+def _read(reader: PieceReader, wanted: _Wanted, tick: Callable[[], None]) -> None:
+    tensor, piece, value, box = wanted
     dtype = getattr(torch, tensor.dtype)
 
     def place(rows: Box) -> memoryview | None:
@@ -108,13 +143,10 @@ def _fill_box(
         is_plain = part.device.type == "cpu" and not part.is_conj() and not part.is_neg()
         return memory(part) if is_plain and part.is_contiguous() else None
 
-    for piece in tensor.pieces:
-        if intersection(piece.box, box) is None:
-            continue
-        for rows in reader.rows(tensor, piece, place):
-            tick()
-            if not rows.is_placed:
-                copy_rows(value, box, rows, dtype)
+    for rows in reader.rows(tensor, piece, place):
+        tick()
+        if not rows.is_placed:
+            copy_rows(value, box, rows, dtype)
 
 
 def copy_rows(value: torch.Tensor, box: Box, rows: Rows, dtype: torch.dtype) -> None:
