@@ -4,7 +4,8 @@
   `scale` times planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
   `state-in-place` says what leaving state where it is costs.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
-  search of shardings, `tofu-equality` compares sharded training with one device.
+  search of shardings, `tofu-equality` compares sharded training with one device, `coverage` cuts
+  what torch's own samples of its operators call.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
@@ -22,6 +23,7 @@ NAMED = {
     "capture-zoo": "testbed.kept_graphs",
     "checkpoint": "bench.runtime.checkpoint",
     "collectives": "bench.runtime.collectives",
+    "coverage": "bench.tofu.opinfo",
     "fidelity": "bench.runtime.fidelity",
     "guards": "bench.runtime.guards",
     "msr-fiddle": "bench.placement.msr_fiddle",

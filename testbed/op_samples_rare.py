@@ -200,3 +200,62 @@ def _sampled(d: Draw, space: int) -> tuple[Any, ...]:
 
 sample("aten.grid_sampler_2d_backward.default")(lambda d: _sampled(d, 2))
 sample("aten.grid_sampler_3d_backward.default")(lambda d: _sampled(d, 3))
+
+sample("aten._pdist_backward.default")(
+    lambda d: (lambda rows: (d.f(15), rows, 2.0, torch.pdist(rows)))(d.f(6, 5))
+)
+sample("aten._trilinear.default")(
+    lambda d: (d.f(6, 5), d.f(7, 5, 8), d.f(6, 8), [1, 3], [0], [1, 2], [2, 3], d.one(0, 1))
+)
+sample("aten._histogramdd_from_bin_cts.default")(
+    lambda d: (d.f(9, 2), [4, 5], {"range": [-2.0, 2.0, -1.0, 1.0], "weight": d.one(None, d.p(9))})
+)
+EDGES = torch.linspace(-2, 2, 6, dtype=torch.float64)
+sample("aten._histogramdd_from_bin_tensors.default")(
+    lambda d: (d.f(9, 2), [EDGES, EDGES], {"weight": d.one(None, d.p(9))})
+)
+sample("aten.histogram.bins_tensor")(
+    lambda d: (d.f(6, 7), EDGES, {"weight": d.one(None, d.p(6, 7))})
+)
+sample("aten.histogram.bin_ct")(lambda d: (d.f(6, 7), 5, {"range": [-2.0, 2.0]}))
+
+
+def _table(d: Draw) -> tuple[torch.Tensor, ...]:
+    """Rows of a table, positions in it and where bags begin."""
+    return d.f(9, 6), d.i(9, 12), torch.tensor([0, 3, 4, 9])
+
+
+@sample("aten._embedding_bag_backward.default")
+def bag_backward(d: Draw) -> tuple[Any, ...]:
+    table, places, offsets = _table(d)
+    mode = d.one(0, 1, 2)
+    weights = d.p(12) if mode == 0 else None
+    forward = torch.ops.aten._embedding_bag(
+        table, places, offsets, False, mode, False, weights, False
+    )
+    return (d.f(4, 6), places, offsets, *forward[1:], 9, False, mode, False, weights)
+
+
+@sample("aten._embedding_bag_dense_backward.default")
+def bag_dense_backward(d: Draw) -> tuple[Any, ...]:
+    grad, places, _, *rest, mode, _, weights = bag_backward(d)
+    bags = torch.repeat_interleave(torch.arange(4), torch.tensor([3, 1, 5, 3]))
+    return grad, places, bags, *rest[1:], mode, weights
+
+
+@sample("aten._embedding_bag_per_sample_weights_backward.default")
+def bag_weights_backward(d: Draw) -> tuple[Any, ...]:
+    table, places, offsets = _table(d)
+    forward = torch.ops.aten._embedding_bag(table, places, offsets, False, 0, False, d.p(12), False)
+    return d.f(4, 6), table, places, offsets, forward[1], 0
+
+
+sample("aten._unsafe_masked_index.default")(
+    lambda d: (d.f(6, 7, 5), d.b(8, 5), [d.i(6, 8), d.i(7, 8)], 0.5)
+)
+sample("aten._unsafe_masked_index.default")(
+    lambda d: (d.f(6, 7, 5), d.b(6, 8, 5), [None, d.i(7, 8)], 0.5)
+)
+sample("aten._unsafe_masked_index_put_accumulate.default")(
+    lambda d: (d.f(6, 7, 5), d.b(8, 5), [d.i(6, 8), d.i(7, 8)], d.f(8, 5))
+)

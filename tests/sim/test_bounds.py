@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.baselines import exact
 from pardnn.place.baselines.exact import optimum
 from pardnn.place.colocation import closed_arrays
 from pardnn.sim.bounds import (
     critical_path_seconds,
     cut_seconds,
+    degree_of_parallelism,
     heads_and_tails,
     interval_seconds,
     lower_bound_seconds,
@@ -144,3 +145,17 @@ def test_bound_is_below_the_optimum() -> None:
         machine = machine_for(graph, cluster_of(2, speeds=(1.0, 2.0)))
         best = least_makespan(graph, machine, range(len(graph.ops)))
         assert lower_bound_seconds(graph.arrays, machine) <= best * (1 + 1e-12)
+
+
+def test_degree_of_parallelism_by_hand() -> None:
+    """All work over that of the longest path (thesis, 6.2.2): 2 + 3 + 4 + 1 over 2 + 4 + 1."""
+    rows: list[tuple[str, str, float]] = [
+        ("a", "", 2.0), ("b", "a", 3.0), ("c", "a", 4.0), ("d", "bc", 1.0),
+    ]  # fmt: skip
+    graph = build_graph("fork", [
+        Op(name=name, kind="op", inputs=tuple(inputs), seconds={"accelerator": seconds},
+           outputs=(Tensor(name=name, bytes=8),))
+        for name, inputs, seconds in rows
+    ])  # fmt: skip
+    found = degree_of_parallelism(graph.arrays, machine_for(graph, cluster_of(2)))
+    assert found == pytest.approx(10 / 7)

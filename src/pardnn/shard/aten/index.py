@@ -49,6 +49,48 @@ def embedding_bag(
     return result, whole, whole, result if mode == 2 else whole
 
 
+@describe_aten("aten._embedding_bag_backward")
+def embedding_bag_backward(
+    grad: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, bag_size: Tensor,
+    maximum_indices: Tensor, num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
+    per_sample_weights: Tensor | None, padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """Gradients of bags added up by row of the table, whose columns can be cut."""
+    whole = [indices, offsets, offset2bag, bag_size, *_weights(per_sample_weights)]
+    return _of_columns(grad, maximum_indices, whole, mode)
+
+
+@describe_aten("aten._embedding_bag_dense_backward")
+def embedding_bag_dense_backward(
+    grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, maximum_indices: Tensor,
+    num_weights: int, scale_grad_by_freq: bool, mode: int, per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """The same, where each index knows its bag."""
+    whole = [indices, offset2bag, bag_size, *_weights(per_sample_weights)]
+    return _of_columns(grad, maximum_indices, whole, mode)
+
+
+def _of_columns(grad: Tensor, positions: Tensor, whole: list[Any], mode: int) -> Any:
+    """Describe a gradient of a table; maxima (mode 2) were taken column by column."""
+
+    def value(v: Any, h: Any) -> Node:
+        taken = positions[:, h] if mode == 2 else positions
+        return put(grad[:, h], taken, *whole)[v]
+
+    return value
+
+
+@describe_aten("aten._embedding_bag_per_sample_weights_backward")
+def embedding_bag_weights_backward(
+    grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor,
+    mode: int, padding_idx: int = -1,
+) -> Any:  # fmt: skip
+    """Gradient by the weight of each index: its row times its bag's gradient."""
+    at = [indices, offsets, offset2bag]
+    return lambda i: Sum(lambda h: put(grad[:, h], weight[:, h], *at)[i])
+
+
 @describe_aten("aten.gather")
 def gather(self: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Any:
     """`out[.., j, ..] = self[.., index[.., j, ..], ..]`."""
@@ -171,6 +213,12 @@ class Indexed:
         rest = iter((*i[: self.start], *i[self.start + self.rank :]))
         return tuple(ALL if d in self.dims else next(rest) for d in range(self.ndim))
 
+    def target(self, i: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Return which elements of `self`, and which values, element `i` of a sum depends on."""
+        row = tuple(ALL if d in self.dims else e for d, e in enumerate(i))
+        free = [i[d] for d in self.free]
+        return row, (*free[: self.start], *[ALL] * self.rank, *free[self.start :])
+
 
 @describe_aten("aten.index")
 def index(self: Tensor, indices: list[Tensor | None]) -> Any:
@@ -199,11 +247,37 @@ def index_put(
         return lambda *i: put(self[(ALL,) * self.ndim])[i]
 
     def value(*i: Any) -> Node:
-        row = tuple(ALL if d in at.dims else e for d, e in enumerate(i))
-        free = [i[d] for d in at.free]
-        placed = (*free[: at.start], *[ALL] * at.rank, *free[at.start :])
+        row, placed = at.target(i)
         wholes = (t[(ALL,) * t.ndim] for t in at.tensors)
         return put(self[row], values.broadcast(placed), *wholes)[tuple(i[d] for d in at.dims)]
+
+    return value
+
+
+@describe_aten("aten._unsafe_masked_index")
+def masked_index(self: Tensor, mask: Tensor, indices: list[Tensor | None], fill: Any) -> Any:
+    """Elements named by index tensors where a mask is set, one number elsewhere."""
+    at = Indexed(self, indices)
+
+    def value(*i: Any) -> Node:
+        named = (t.broadcast(at.places(i)) for t in at.tensors)
+        return pick(self[at.rows(i)], mask.broadcast(i), *named)
+
+    return value
+
+
+@describe_aten("aten._unsafe_masked_index_put_accumulate")
+def masked_index_put(
+    self: Tensor, mask: Tensor, indices: list[Tensor | None], values: Tensor
+) -> Any:
+    """Values added at the places that index tensors name, where a mask is set."""
+    at = Indexed(self, indices)
+
+    def value(*i: Any) -> Node:
+        row, placed = at.target(i)
+        wholes = (t[(ALL,) * t.ndim] for t in at.tensors)
+        parts = (values.broadcast(placed), mask.broadcast(placed))
+        return put(self[row], *parts, *wholes)[tuple(i[d] for d in at.dims)]
 
     return value
 

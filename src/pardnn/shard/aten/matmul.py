@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from pardnn.shard.tdl.language import At, Loops, Once, Opaque, Sum, Tensor
+from pardnn.shard.tdl.language import At, Loops, Node, Once, Opaque, Sum, Tensor
 from pardnn.shard.tdl.registry import describe_aten, describe_strided
 
 distance = Opaque("distance")
@@ -83,6 +84,42 @@ def cdist_backward(grad: Tensor, x1: Tensor, x2: Tensor, p: float, cdist: Tensor
         )  # fmt: skip
 
     return value
+
+
+@describe_strided("aten._pdist_backward")
+def pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> Any:
+    """Gradient by rows whose distances from each other were taken: a column needs its own alone."""
+    return lambda i, d: distance(grad[:], self[:, d], pdist[:])[i]
+
+
+@describe_aten("aten._trilinear")
+def trilinear(
+    i1: Tensor, i2: Tensor, i3: Tensor, expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Any:  # fmt: skip
+    """Products of three tensors, each broadcast along some dims, summed over some (bilinear)."""
+    ndim = i1.ndim + len(expand1)
+    names = tuple(f"d{n}" for n in range(ndim))
+    summed = tuple(name for n, name in enumerate(names) if n in {d % ndim for d in sumdim})
+    kept = tuple(name for name in names if name not in summed)
+
+    def product(index: dict[str, Any]) -> Node:
+        read = []
+        for tensor, expand in ((i1, expand1), (i2, expand2), (i3, expand3)):
+            missing = {d % ndim for d in expand}
+            read.append(tensor.broadcast(tuple(
+                index[name] for n, name in enumerate(names) if n not in missing
+            )))  # fmt: skip
+        return read[0] * read[1] * read[2]
+
+    def value(*o: Any) -> Node:
+        at = dict(zip(kept, o, strict=True))
+        if not summed:
+            return product(at)
+        inner = lambda *r: product(at | dict(zip(summed, r, strict=True)))  # noqa: E731
+        return Sum(Loops(summed, inner))
+
+    return Loops(kept, value)
 
 
 @describe_strided("aten.addbmm")

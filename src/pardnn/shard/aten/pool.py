@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from pardnn.shard.aten.conv import per_dim
-from pardnn.shard.tdl.language import KEEP, Local, Loops, Node, Opaque, Sum, Tensor
+from pardnn.shard.tdl.language import KEEP, At, Local, Loops, Node, Opaque, Sum, Tensor
 from pardnn.shard.tdl.registry import describe_aten
 
 pool = Opaque("pool")
@@ -254,20 +255,33 @@ def grid_sampler_backward(
     return tuple(f if m else None for f, m in zip((of_input, of_grid), output_mask, strict=True))
 
 
+def _blocks(c: Any, kernel_size: Sequence[int]) -> slice:
+    """Return where the windows' elements of channel `c` lie among rows."""
+    size = math.prod(kernel_size)
+    return slice(c * size, c * size + size)
+
+
 @describe_aten("aten.col2im")
 def col2im(self: Tensor, output_size: list[int], kernel_size: list[int], *windows: Any) -> Any:
-    """Windows are added up into planes; channels and window positions share a dim."""
-    if self.ndim == 2:
-        return lambda *i: pool(self[:, :])[i]
-    return lambda b, *i: pool(self[b, :, :])[i]
+    """Windows are added up into planes, those of a channel into its own."""
+    lead = self.ndim - 2
+
+    def value(*i: Any) -> Node:
+        read = (*i[:lead], _blocks(i[lead], kernel_size), ALL)
+        return pool(self[read])[i[lead + 1 :]]
+
+    return value
 
 
 @describe_aten("aten.im2col")
-def im2col(self: Tensor, *windows: Any) -> Any:
-    """Windows of planes are laid side by side."""
-    if self.ndim == 3:
-        return lambda *i: pool(self[:, :, :])[i]
-    return lambda b, *i: pool(self[b, :, :, :])[i]
+def im2col(self: Tensor, kernel_size: list[int], *windows: Any) -> Any:
+    """Windows of planes are laid side by side, those of a channel in rows of their own."""
+    names = ("b", "c")[4 - self.ndim :]
+
+    def place(*i: Any) -> At:
+        return At((*i[:-1], _blocks(i[-1], kernel_size), ALL), pool(self[(*i, ALL, ALL)]))
+
+    return Loops(names, place)
 
 
 @describe_aten("aten.constant_pad_nd")

@@ -185,6 +185,64 @@ def histc(self: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
     return lambda b: Sum(lambda *r: along(self[r])[b], self.ndim)
 
 
+def _counted(
+    self: Tensor, weight: Tensor | None, within: int, edges: Sequence[Tensor], *, can_add: bool
+) -> Any:
+    """Describe counts of points, or of their weights, in ranges: those of shards add up.
+
+    Args:
+        self: Points; the last `within` dims are their coordinates.
+        weight: Of each point.
+        within: 1 for points, 0 for numbers.
+        edges: Of the ranges.
+        can_add: Whether ranges are given, and counts are not divided by their total.
+    """
+    weights = [] if weight is None else [weight]
+    if not can_add:
+        return lambda *b: along(self, *weights, *edges)[b]
+
+    def one(*r: Affine) -> Node:
+        return along(self[(*r, *[slice(None)] * within)], *(w[r] for w in weights), *edges)
+
+    return lambda *b: Sum(lambda *r: one(*r)[b], self.ndim - within)
+
+
+@describe_aten("aten._histogramdd_from_bin_cts")
+def histogramdd(
+    self: Tensor, bins: Sequence[int], *, range: Any = None, weight: Tensor | None = None,
+    density: bool = False,
+) -> Any:  # fmt: skip
+    """How many points lie in each box; by default the boxes are made of the points themselves."""
+    return _counted(self, weight, 1, [], can_add=range is not None and not density)
+
+
+@describe_aten("aten._histogramdd_from_bin_tensors")
+def histogramdd_of_edges(
+    self: Tensor, bins: list[Tensor], *, weight: Tensor | None = None, density: bool = False
+) -> Any:
+    """How many points lie in each box of given edges."""
+    return _counted(self, weight, 1, bins, can_add=not density)
+
+
+@describe_aten("aten.histogram.bin_ct")
+def histogram(
+    self: Tensor, bins: int = 100, *, range: Any = None, weight: Tensor | None = None,
+    density: bool = False,
+) -> Any:  # fmt: skip
+    """How many numbers lie in each range, and the ranges' edges."""
+    given = range is not None
+    edges = lambda e: along(*([] if given else [self]))[e]  # noqa: E731
+    return _counted(self, weight, 0, [], can_add=given and not density), edges
+
+
+@describe_aten("aten.histogram.bins_tensor")
+def histogram_of_edges(
+    self: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
+) -> Any:
+    """How many numbers lie in each range of given edges, and the edges once more."""
+    return _counted(self, weight, 0, [bins], can_add=not density), lambda e: along(bins)[e]
+
+
 @describe_aten(
     "aten.cumsum", "aten.cumprod", "aten.logcumsumexp", "aten._softmax", "aten._log_softmax"
 )
