@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from pardnn.shard.tdl.interval import Affine
-from pardnn.shard.tdl.language import Max, Mean, Min, Node, Opaque, Prod, Reducer, Sum, Tensor
+from pardnn.shard.tdl.language import (
+    Apply,
+    Max,
+    Mean,
+    Min,
+    Node,
+    Opaque,
+    Prod,
+    Reducer,
+    Sum,
+    Tensor,
+)
 from pardnn.shard.tdl.registry import describe_aten
 
 along = Opaque("along a dim")
@@ -201,7 +212,7 @@ def _counted(
     if not can_add:
         return lambda *b: along(self, *weights, *edges)[b]
 
-    def one(*r: Affine) -> Node:
+    def one(*r: Affine) -> Apply:
         return along(self[(*r, *[slice(None)] * within)], *(w[r] for w in weights), *edges)
 
     return lambda *b: Sum(lambda *r: one(*r)[b], self.ndim - within)
