@@ -12,6 +12,7 @@
   and FSDP2, `guards` measures what a call costs beside its step, `two-nodes` compares plans that
   know a slow link with plans that do not.
 - `sweep` captures, places and cuts some 300 models and idioms, and changes values between calls.
+- `mutants` plants small faults in the algorithms and counts those that tests find (`make mutants`).
 - `plan-bytes` prints fingerprints of graphs and plans: a refactoring changes none.
 """
 
@@ -26,6 +27,7 @@ NAMED = {
     "coverage": "bench.tofu.opinfo",
     "fidelity": "bench.runtime.fidelity",
     "guards": "bench.runtime.guards",
+    "mutants": "bench.mutants.main",
     "msr-fiddle": "bench.placement.msr_fiddle",
     "placement": "bench.placement.main",
     "plan-bytes": "bench.common.plan_bytes",

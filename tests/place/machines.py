@@ -88,3 +88,13 @@ def schedule(
     a = graph.arrays
     timeline = timeline or emulate(a, machine, place, -bottom_levels(a, machine, place))
     return ordered_plan(a, machine.num_devices, place, timeline, first_overwrites(graph))
+
+
+def uneven_machine(graph: Graph, num_devices: int, seed: int) -> Machine:
+    """Devices of two speeds whose links all differ, in powers of two: sums are exact."""
+    machine = machine_for(graph, cluster_of(num_devices, speeds=(1.0, 2.0)))
+    rng, k = np.random.default_rng(seed), num_devices
+    return machine._replace(
+        latency=np.where(np.eye(k), 0.0, rng.integers(0, 4, (k, k)) / 4),
+        bandwidth=np.where(np.eye(k), np.inf, 2.0 ** rng.integers(3, 12, (k, k))),
+    )

@@ -1,15 +1,19 @@
-"""Mapping and swaps: every group whole, on a device."""
+"""Mapping: every group whole, on a device, and the devices are those of Algorithm 2 and Eq. 4.2."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.graph.ir import Graph
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.pardnn.mapping import map_clusters, placement
+from pardnn.place.pardnn.problem import Clusters, Problem, problem_of
 from pardnn.place.pardnn.slicing import slice_graph
 from pardnn.place.pardnn.swaps import swap_clusters
-from tests.place.machines import problem_for
-from tests.strategies import graphs
+from pardnn.sim.levels import slowest_link
+from tests.place.machines import cluster_of, machine_for, problem_for, uneven_machine
+from tests.reference.mapping import Paths, mapped
+from tests.strategies import FAMILIES, graphs, random_graph
 
 
 @given(graph=graphs(min_ops=2, max_ops=14), num_devices=st.integers(1, 4))
@@ -25,3 +29,69 @@ def test_mapping_and_swaps_place_every_group_whole(graph: Graph, num_devices: in
         assert place.max() < num_devices
         for number in range(len(problem.runs)):
             assert len(set(place[problem.arrays.group == number].tolist())) == 1
+
+
+def test_devices_are_those_of_algorithm_2() -> None:
+    """Both halves of it decide: of the clusters some are merged, others balanced by level."""
+    merged = balanced = 0
+    for seed in range(60):
+        graph = random_graph(seed, 8 + seed % 9, FAMILIES[seed % 6], memory=seed % 3 == 0)
+        num_devices = 2 + seed % 3
+        arrays = problem_for(graph, num_devices).arrays
+        problem = problem_of(arrays, uneven_machine(graph, num_devices, seed))
+        clusters = slice_graph(problem, num_devices)
+        paths = Paths(*(each.tolist() for each in clusters))
+        expected, count = mapped(graph, problem.machine, slowest_link(problem.machine), paths)
+        assert map_clusters(problem, clusters)[0].tolist() == expected
+        merged, balanced = merged + count, balanced + len(expected) - num_devices - count
+    assert min(merged, balanced) > 50
+
+
+def _op(name: str, seconds: float, size: int, *reads: str) -> Op:
+    return Op(
+        name=name,
+        kind="aten.mm.default" if reads else "input",
+        inputs=tuple(f"{read}.out" for read in reads),
+        outputs=(Tensor(name=f"{name}.out", bytes=size),),
+        seconds={"accelerator": seconds},
+    )
+
+
+def _of(
+    ops: list[Op], of: list[int], heads: list[str], tails: list[str]
+) -> tuple[Problem, Clusters]:
+    """A problem on two devices with links of 1 byte/s, and its clusters."""
+    graph = build_graph("by hand", ops)
+    machine = machine_for(graph, cluster_of(2, bandwidth=1.0, latency=0.0))
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    ends = ([number[name] for name in names] for names in (heads, tails))
+    return problem_of(graph.arrays, machine), Clusters(np.array(of), *map(np.array, ends))
+
+
+def test_a_cluster_joins_the_primary_it_cannot_wait_for() -> None:
+    """`s` of 1 s reads 9 bytes of `a0` and sends 2 to `a2`: 11 s, with 9 s of others meanwhile.
+
+    With 12 s of others to hide behind it is not merged, and goes where there is less to do.
+    """
+    for others, device in ((9.0, 0), (12.0, 1)):
+        ops = [
+            _op("a0", 1.0, 9), _op("b0", 0.5, 0), _op("a1", others, 0, "a0"),
+            _op("s", 1.0, 2, "a0"), _op("a2", 1.0, 0, "a1", "s"),
+        ]  # fmt: skip
+        problem, clusters = _of(ops, [0, 1, 0, 2, 0], ["a0", "b0", "s"], ["a2", "b0", "s"])
+        found, graph = map_clusters(problem, clusters)
+        assert graph.potential[2] == others
+        assert found.tolist() == [0, 1, device]
+
+
+def test_balancing_counts_the_messages_with_other_devices() -> None:
+    """`s` runs beside 6 s of `a1` and 5 s of `b1`, and reads 4 bytes of device 0: 6 or 5 + 4 s."""
+    for size, device in ((4, 0), (0, 1)):
+        ops = [
+            _op("a0", 1.0, size), _op("b0", 1.0, 0), _op("a1", 6.0, 0, "a0"),
+            _op("b1", 5.0, 0, "b0"), _op("s", 1.0, 0, "a0"),
+        ]  # fmt: skip
+        problem, clusters = _of(ops, [0, 1, 0, 1, 2], ["a0", "b0", "s"], ["a1", "b1", "s"])
+        found, graph = map_clusters(problem, clusters)
+        assert graph.potential[2] > 4.0, "else it is merged"
+        assert found.tolist() == [0, 1, device]

@@ -1,0 +1,1 @@
+"""Mutation testing: small faults planted one by one, and whether a test fails."""

@@ -1,0 +1,76 @@
+"""The page of mutants: shares by package, and each survivor with its reason."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench.common import RESULTS
+from bench.mutants.mutations import Mutant
+
+#: Why mutants survive, by what they are called.
+REASONS = Path(__file__).with_name("survivors.toml")
+CAUGHT = ("caught", "timed out", "crashed")
+
+
+def write(found: list[tuple[Mutant, str, Any]], root: Path, options: argparse.Namespace) -> Path:
+    """Write the page; return where.
+
+    Args:
+        found: Mutants, how they ended, and the tests that failed.
+        root: Of the repository.
+        options: Of the command line.
+    """
+    today = datetime.datetime.now(tz=datetime.UTC).date()
+    path = Path(options.page) if options.page else RESULTS / f"{today}_mutants.md"
+    path.write_text(text_of(found, options, str(today)), encoding="utf-8")
+    return path
+
+
+def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, today: str) -> str:
+    """Return the page.
+
+    Args:
+        found: Mutants, how they ended, and the tests that failed.
+        options: Of the command line.
+        today: The date.
+    """
+    reasons = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    counts: dict[str, Counter[str]] = {}
+    for mutant, verdict, _ in found:
+        package = mutant.path.removeprefix("src/pardnn/").rpartition("/")[0]
+        counts.setdefault(package, Counter())[verdict] += 1
+    total = sum(counts.values(), Counter[str]())
+    left = [(m, v) for m, v, _ in found if v not in CAUGHT]
+    equivalent = sum(reasons.get(m.key, "").startswith("equivalent") for m, _ in left)
+    share = sum(total[each] for each in CAUGHT) / max(1, total.total())
+    lines = [
+        f"# Mutants, {today}",
+        "",
+        f"`make mutants`: {total.total()} small faults, sampled by seed {options.seed}, planted",
+        "one by one in functions; kernels run as plain Python. The tests that run its line are",
+        f"asked, the nearest and quickest first, up to {options.budget:g} s of processor time.",
+        f"**{share:.1%} are caught**: a test fails, or does not end in 6 times its time.",
+        f"Of {len(left)} survivors {equivalent} are equivalent: no input tells them apart.",
+        "",
+        "| package | mutants | caught | timed out | survived | no test | share caught |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for package, count in [*sorted(counts.items()), ("all", total)]:
+        caught = sum(count[each] for each in CAUGHT)
+        lines.append(
+            f"| {package} | {count.total()} | {count['caught'] + count['crashed']} | "
+            f"{count['timed out']} | {count['survived']} | {count['no test']} | "
+            f"{caught / count.total():.1%} |"
+        )
+    lines += ["", "## Survivors", "", "| where | change | why it survives |", "| --- | --- | --- |"]
+    for mutant, verdict in sorted(left, key=lambda each: each[0][:1] + each[0][3:]):
+        where = f"{mutant.path.removeprefix('src/pardnn/')}:{mutant.line} `{mutant.function}`"
+        change = mutant.change.replace("|", "\\|")
+        reason = reasons.get(mutant.key, "no test runs it" if verdict == "no test" else "not known")
+        lines.append(f"| {where} | `{change}` | {reason} |")
+    return "\n".join(lines) + "\n"

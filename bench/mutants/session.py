@@ -1,0 +1,194 @@
+"""A pytest session that never runs a test itself: forked children do, each with one change.
+
+The parent imports everything and collects all tests once. A child puts the changed function's code
+in place, runs the tests that it is asked for until the first failure, and ends. So a mutant costs
+its tests' time and some milliseconds. It works because kernels are plain functions here
+(`NUMBA_DISABLE_JIT=1`), and because all that changes is the code of functions.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import coverage
+import pytest
+from _pytest.runner import runtestprotocol
+
+from bench.mutants.mutations import Mutant, mutated
+
+#: Processor time that a test may take, times that of the unchanged code, and at least.
+SLOWER, LEAST_S = 6, 4
+#: Wall time of a child: what waits for something that never comes uses no processor time.
+WALL_S = 900
+#: Bytes that a child may allocate.
+MEMORY = 6 << 30
+
+
+def forked(body: Callable[[], Any], limit_s: float = WALL_S) -> tuple[int, Any]:
+    """Return the signal that ended a forked child, 0 if none, and what it returned, as JSON."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            null = os.open(os.devnull, os.O_RDWR)
+            for standard in (0, 1, 2):
+                os.dup2(null, standard)
+            gc.freeze()
+            with os.fdopen(writer, "w") as pipe:
+                try:
+                    json.dump([True, body()], pipe)
+                except BaseException:
+                    json.dump([False, traceback.format_exc()], pipe)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.set_blocking(reader, False)
+    text, end = b"", time.monotonic() + limit_s
+    while not (done := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+        text += _read(reader)
+        time.sleep(0.005)
+    text += _read(reader)
+    os.close(reader)
+    if os.WIFSIGNALED(done[1]):
+        return os.WTERMSIG(done[1]), None
+    ok, found = json.loads(text)
+    if not ok:
+        raise RuntimeError(found)
+    return 0, found
+
+
+def _read(descriptor: int) -> bytes:
+    text = b""
+    try:
+        while part := os.read(descriptor, 1 << 16):
+            text += part
+    except BlockingIOError:
+        pass
+    return text
+
+
+def failed(items: Sequence[pytest.Item], limits: Sequence[float] | None = None) -> str | None:
+    """Run tests; return the first that fails, or None. Ends the process at a test's limit."""
+    for number, item in enumerate(items):
+        if limits is not None:
+            signal.setitimer(signal.ITIMER_PROF, limits[number])
+        after = items[number + 1] if number + 1 < len(items) else None
+        reports = runtestprotocol(item, log=False, nextitem=after)
+        if any(report.failed for report in reports):
+            return item.nodeid
+    return None
+
+
+def measured(items: Sequence[pytest.Item], root: Path, limit_s: float) -> list[list[Any]]:
+    """Run each test; return its name, its processor time and its lines by file.
+
+    Args:
+        items: Tests.
+        root: Of the repository.
+        limit_s: Processor time after which a test is left out.
+    """
+    found: list[list[Any]] = []
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGPROF, stop)
+    for number, item in enumerate(items):
+        cover = coverage.Coverage(
+            data_file=None, include=[f"{root}/src/pardnn/*"], config_file=False
+        )
+        cover.set_option("run:disable_warnings", ["no-data-collected"])
+        start, ok = time.process_time(), True
+        cover.start()
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        try:
+            after = items[number + 1] if number + 1 < len(items) else None
+            ok = not any(r.failed for r in runtestprotocol(item, log=False, nextitem=after))
+        except BaseException:
+            ok = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        cover.stop()
+        data = cover.get_data()
+        lines = {
+            str(Path(path).relative_to(root)): sorted(data.lines(path) or [])
+            for path in data.measured_files()
+        }
+        if ok:
+            found.append([item.nodeid, time.process_time() - start, lines])
+    return found
+
+
+def ended(mutant: Mutant, items: Sequence[pytest.Item], seconds: Sequence[float]) -> list[Any]:
+    """Return how a mutant ended: `caught`, `survived`, `timed out` or `crashed`, and the test.
+
+    Args:
+        mutant: A change.
+        items: Tests of its line.
+        seconds: Their processor time with the code unchanged.
+    """
+    limits = [max(LEAST_S, SLOWER * each) for each in seconds]
+
+    def body() -> list[Any]:
+        here = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, here + MEMORY))
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        put_in_place(mutant)
+        test = failed(items, limits)
+        return ["caught" if test else "survived", test]
+
+    ended_by, found = forked(body)
+    if ended_by in (signal.SIGPROF, signal.SIGKILL):
+        return ["timed out", None]
+    return found or ["crashed", None]
+
+
+def put_in_place(mutant: Mutant) -> None:
+    """Give the function of a mutant the changed code, and empty all caches."""
+    path = Path(mutant.path)
+    name = ".".join(path.with_suffix("").parts[1:]).removesuffix(".__init__")
+    module = importlib.import_module(name)
+    file = str(module.__file__)
+    tree = mutated(Path(file).read_text(encoding="utf-8"), mutant.number)
+    code = compile(tree, file, "exec", dont_inherit=True)
+    owner, value = module, None
+    for part in mutant.function.split("."):
+        code = next(
+            each
+            for each in code.co_consts
+            if isinstance(each, types.CodeType) and each.co_name == part
+        )
+        owner, value = value if value is not None else owner, None
+        value = vars(owner)[part]
+    _function(value).__code__ = code
+    for each in list(sys.modules.values()):
+        if getattr(each, "__name__", "").startswith("pardnn"):
+            for cached in list(vars(each).values()):
+                if isinstance(cached, functools._lru_cache_wrapper):
+                    cached.cache_clear()
+
+
+def _function(value: Any) -> types.FunctionType:
+    """Return the function below decorators."""
+    for name in ("fget", "func", "__func__", "__wrapped__"):
+        if (inner := getattr(value, name, None)) is not None and not isinstance(
+            value, types.FunctionType
+        ):
+            return _function(inner)
+    assert isinstance(value, types.FunctionType), value
+    return _function(value.__wrapped__) if hasattr(value, "__wrapped__") else value
