@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
 
 from pardnn.errors import InvalidPlanError
 from pardnn.graph.ir import Graph
@@ -116,11 +118,29 @@ def message_order(graph: Graph, plan: PlanArrays) -> list[int]:
             chained.missing[2 * n + number + 1] += 1
         if len(_sorted_events(chained, 2 * n)) == 2 * n + m:
             return list(range(m))
+    return [node - 2 * n for node in _complete_order(graph, plan, events) if node >= 2 * n]
+
+
+def op_times(graph: Graph, plan: PlanArrays) -> Int64[ndarray, " n"]:
+    """Return the place of each op in an order of all ops that the events of a plan can come in.
+
+    Raises:
+        InvalidPlanError: E411, if the events have a cycle: the plan would deadlock.
+    """
+    n, m = graph.arrays.num_ops, len(plan.message_tensor)
+    order = np.array(_complete_order(graph, plan, _events(graph, plan)), dtype=np.int64)
+    times = np.empty(2 * n + m, dtype=np.int64)
+    times[order] = np.arange(2 * n + m)
+    return times[:n].argsort().argsort()
+
+
+def _complete_order(graph: Graph, plan: PlanArrays, events: _Events) -> list[int]:
+    n, m = graph.arrays.num_ops, len(plan.message_tensor)
     order = _sorted_events(events, 2 * n)
     if len(order) < 2 * n + m:
         stuck = sorted(set(range(2 * n + m)) - set(order))
         raise InvalidPlanError(_cycle_text(graph, plan, events, stuck), code="E411")
-    return [node - 2 * n for node in order if node >= 2 * n]
+    return order
 
 
 def _is_simple(graph: Graph, plan: PlanArrays) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError, shown
+from pardnn.errors import InfeasibleError, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
@@ -309,10 +309,7 @@ def _overlapped(
         overlapped = scheduler.schedule(lead)
         if not fits(local.arrays, overlapped.arrays, limits):
             continue
-        try:
-            found = simulate(local, machine, overlapped.arrays).makespan
-        except InvalidPlanError:  # shards that are received in turn may come to wait in a circle
-            continue
+        found = simulate(local, machine, overlapped.arrays).makespan
         if found < makespan:
             best, makespan = overlapped, found
     sent = timeline.transfer_bytes(local)

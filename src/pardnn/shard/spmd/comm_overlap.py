@@ -7,6 +7,11 @@ earlier than the tensor exists, or the buffer that they are received into, which
 partial results are reduced later by as much (and no later than the sum is read). No transfer starts
 earlier than it needs to, for what it holds takes memory; that memory is in the plan, and so proven
 like any other.
+No deadlock: the plain plan gives every op of every device one time, in an order of all events that
+cannot deadlock (`plan.lower`). Ops are moved along that one time, and each message gets a slot in
+the new order of all ops, behind its producer and its buffer and before its first reader; what the
+sender waits for is moved behind that slot where needed. So the new order of all events is without a
+cycle too.
 Complexity: O(ops + messages), and a logarithm for sorting.
 Reference: Tofu (EuroSys 2019), section 6, delays "the execution of the remote fetch operator";
 this is the other half: a fetch still starts in time.
@@ -17,6 +22,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, final
 
@@ -27,19 +33,8 @@ from numpy import ndarray
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.partitioned_graph import FETCH, JOIN, REDUCE, SLICE
-from pardnn.plan.plan import Message, Plan, PlanArrays, positions
-
-
-class Overlapped(NamedTuple):
-    """A plan by numbers whose transfers overlap computation.
-
-    Attributes:
-        arrays: The plan.
-        messages: Number that each message had before.
-    """
-
-    arrays: PlanArrays
-    messages: list[int]
+from pardnn.plan.plan import Message, Plan, PlanArrays, order_rows, positions
+from pardnn.shard.spmd.message_slots import MessageSlots, Overlapped
 
 
 def overlapped_plan(partitioned: Graph, plan: Plan, schedule: Overlapped) -> Plan:
@@ -48,43 +43,42 @@ def overlapped_plan(partitioned: Graph, plan: Plan, schedule: Overlapped) -> Pla
     Args:
         partitioned: The partitioned graph.
         plan: Of that graph, before.
-        schedule: From `OverlapScheduler.schedule`.
+        schedule: Of `OverlapScheduler.schedule`.
     """
     names = [op.name for op in partitioned.ops]
-    rows = np.split(schedule.arrays.order_op, schedule.arrays.order_ptr[1:-1])
-    posts: list[int] = schedule.arrays.message_post.tolist()
+    columns = schedule.arrays.message_post.tolist(), schedule.arrays.message_hold.tolist()
     messages = [
-        _with_post(plan.messages[number], names[post])
-        for number, post in zip(schedule.messages, posts, strict=True)
+        _moved(plan.messages[number], names[post], names[hold] if hold >= 0 else None)
+        for number, post, hold in zip(schedule.messages, *columns, strict=True)
     ]
-    order = tuple(tuple(names[op] for op in row.tolist()) for row in rows)
+    order = tuple(tuple(names[op] for op in row) for row in order_rows(schedule.arrays))
     return dataclasses.replace(plan, order=order, messages=tuple(messages))
 
 
-def _with_post(m: Message, before: str) -> Message:
-    if m.post_before == before:
+def _moved(m: Message, post: str, hold: str | None) -> Message:
+    if (m.post_before, m.hold_until) == (post, hold):
         return m
     return Message(
         tensor=m.tensor,
         source=m.source,
         target=m.target,
-        post_before=before,
-        hold_until=m.hold_until,
+        post_before=post,
+        hold_until=hold,
         into=m.into,
     )
 
 
 class _Schedule(NamedTuple):
-    """New positions under construction, as fractions of the old ones.
+    """New times under construction; the unit is an op of any device.
 
     Attributes:
         lead: By op, seconds that the messages take which it waits for.
-        new_position: By op.
+        time: By op.
         is_moved: By op.
     """
 
     lead: dict[int, float]
-    new_position: list[float]
+    time: list[float]
     is_moved: list[bool]
 
 
@@ -105,6 +99,9 @@ class OverlapScheduler:
         arrays: The plan, as `spmd_partition` makes it.
         seconds: Per device, of each op in its order.
         cluster: Tells how long transfers take.
+
+    Raises:
+        InvalidPlanError: E411, if the plan would deadlock as it is.
     """
 
     def __init__(
@@ -115,9 +112,7 @@ class OverlapScheduler:
         cluster: Cluster,
     ) -> None:
         self.plan = arrays
-        self.rows: list[list[int]] = [
-            row.tolist() for row in np.split(arrays.order_op, arrays.order_ptr[1:-1])
-        ]
+        self.rows = order_rows(arrays)
         self.position: list[int] = positions(arrays).tolist()
         self.device_of: list[int] = arrays.place.tolist()
         self.clock = [np.concatenate([[0.0], np.cumsum(row)]).tolist() for row in seconds]
@@ -137,6 +132,8 @@ class OverlapScheduler:
             self.sent.setdefault(tensor, []).append(number)
             if into >= 0:
                 self.sent.setdefault(into, []).append(number)
+        self.slots = MessageSlots(partitioned, arrays)
+        self.time: list[int] = self.slots.time.tolist()
         self.movable = [list(self._find_movable(row)) for row in self.rows]
         ends = arrays.message_source, arrays.message_target
         latency, bandwidth = cluster.arrays.latency[ends], cluster.arrays.bandwidth[ends]
@@ -154,29 +151,12 @@ class OverlapScheduler:
                 leads[op] = takes
             else:
                 leads.setdefault(op, 0.0)
-        old = self.position
-        schedule = _Schedule(leads, list(map(float, old)), [False] * len(old))
+        schedule = _Schedule(leads, list(map(float, self.time)), [False] * len(self.time))
         for row in self.movable:
             self.advance(row, schedule)
         for device, row in enumerate(self.rows):
             self.delay(device, row, schedule)
-        new_position = schedule.new_position
-        rows = [sorted(row, key=new_position.__getitem__) for row in self.rows]
-        keys = [[new_position[op] for op in row] for row in rows]
-        order_op = np.array([op for row in rows for op in row], dtype=np.int64)
-        plan = self.plan._replace(order_op=order_op)
-        now: list[int] = positions(plan).tolist()
-        targets: list[int] = plan.message_target.tolist()
-        slots: list[float] = []
-        posts: list[int] = []
-        for number, device in enumerate(targets):
-            slot, position = self.posted(number, schedule, keys[device], now)
-            slots.append(max(slot, new_position[self.producer[self.tensors[number]]]))
-            posts.append(rows[device][position])
-        order = sorted(range(len(slots)), key=slots.__getitem__)
-        plan = plan._replace(message_post=np.array(posts, dtype=np.int64))
-        columns = (column[order] if len(column) else column for column in plan[3:])
-        return Overlapped(PlanArrays(*plan[:3], *columns), order)
+        return self.slots.placed(np.array(schedule.time))
 
     def before(self, device: int, position: int, seconds: float) -> int:
         """Return the last position that lies some seconds of computation before another one.
@@ -193,7 +173,7 @@ class OverlapScheduler:
         """Yield slices that are cut out for others, and the buffers that receive in place."""
         for op in row:
             kind = self.kinds[op]
-            if kind not in (SLICE, FETCH):
+            if kind not in (SLICE, FETCH) or self.is_receiver(op):
                 continue
             numbers = [n for t in self.outputs[op] for n in self.sent.get(t, ())]
             if kind == SLICE and not numbers:  # it is copied to be contiguous first
@@ -205,18 +185,24 @@ class OverlapScheduler:
                 yield _Movable(op, [self.posts[n] for n in numbers], self.predecessors(op))
 
     def advance(self, row: Sequence[_Movable], schedule: _Schedule) -> None:
-        """Move slices that are cut out for others, and their receives, to an earlier position."""
-        new_position, leads = schedule.new_position, schedule.lead
+        """Move slices that are cut out for others, and buffers, to an earlier time."""
+        time, leads = schedule.time, schedule.lead
         for op, posts, predecessors in row:
             lead = max([leads[post] for post in posts])
-            wanted = self.before(self.device_of[op], self.position[op], lead)
-            earliest = max([new_position[other] for other in predecessors], default=-1.0)
-            new_position[op] = min(max(wanted - 0.5, earliest), float(self.position[op]))
+            device = self.device_of[op]
+            wanted = self.rows[device][self.before(device, self.position[op], lead)]
+            earliest = max([time[other] for other in predecessors], default=-1.0)
+            time[op] = min(max(self.time[wanted] - 0.5, earliest), float(self.time[op]))
             schedule.is_moved[op] = True
 
     def carried(self, tensor: int) -> list[int]:
         """Return the messages that carry a tensor."""
         return [n for n in self.sent.get(tensor, ()) if self.tensors[n] == tensor]
+
+    def is_receiver(self, op: int) -> bool:
+        """Whether an op reads what another device sends: it cannot run earlier."""
+        device = self.device_of[op]
+        return any(self.device_of[self.producer[t]] != device for t in self.inputs[op])
 
     def predecessors(self, op: int) -> list[int]:
         """Return the ops on the same device that must come before."""
@@ -231,9 +217,10 @@ class OverlapScheduler:
             row: Its ops in order.
             schedule: Changed in place.
         """
-        clock, new_position, leads = self.clock[device], schedule.new_position, schedule.lead
+        clock, time, leads = self.clock[device], schedule.time, schedule.lead
+        times = [*(self.time[op] for op in row), math.inf, math.inf]
         for op in reversed(row):
-            kind = self.kinds[op]
+            kind, position = self.kinds[op], self.position[op]
             if kind not in (FETCH, JOIN, REDUCE) or schedule.is_moved[op]:
                 continue
             lead = leads.get(op, 0.0)
@@ -242,46 +229,14 @@ class OverlapScheduler:
                 if made in leads and self.kinds[made] == FETCH:
                     lead = max(lead, leads[made])
             used = [r for t in self.outputs[op] for r in self.consumers[t]]
-            last = min(
-                (new_position[r] for r in (*used, *self.before_of[op])), default=float(len(row))
-            )
-            wanted = bisect.bisect_left(clock, clock[self.position[op]] + lead)
-            if lead and min(wanted, last) > self.position[op] + 1:
-                new_position[op] = min(wanted - 0.5, last)
+            last = min((time[r] for r in (*used, *self.before_of[op])), default=times[-3] + 1.0)
+            wanted = times[bisect.bisect_left(clock, clock[position] + lead)]
+            if lead and min(wanted, last) > times[position + 1]:
+                time[op] = min(wanted - 0.5, last)
                 schedule.is_moved[op] = True
                 if kind == JOIN:  # its buffer need not be there earlier, too
                     buffer = self.producer[self.inputs[op][0]]
-                    new_position[buffer], schedule.is_moved[buffer] = (
-                        float(self.position[buffer]),
-                        False,
-                    )
-
-    def posted(
-        self, number: int, schedule: _Schedule, keys: Sequence[float], now: Sequence[int]
-    ) -> tuple[float, int]:
-        """Return where a receive is posted so that its transfer can begin.
-
-        Args:
-            number: Of the message.
-            schedule: The new positions.
-            keys: Those of the receiver's ops, in their new order.
-            now: New position of each op in the order of its device.
-
-        Returns:
-            The position, as a fraction of the old ones, and the new position of the op behind it.
-        """
-        consumer, new_position = self.posts[number], schedule.new_position
-        old = float(self.position[consumer])
-        sent_by = self.producer[self.tensors[number]]
-        # Devices do the same at the same position, so the receiver moves as far as the sender.
-        early = old - (self.position[sent_by] - new_position[sent_by])
-        slot = old - 0.5 if new_position[consumer] > old else early
-        first = 0
-        if self.into[number] >= 0:
-            first = now[self.producer[self.into[number]]] + 1
-            slot = max(slot, keys[first - 1])
-        # Not before its buffer is there, even where all wait for another region that moved up.
-        return slot, max(min(bisect.bisect_left(keys, slot), now[consumer]), first)
+                    time[buffer], schedule.is_moved[buffer] = float(self.time[buffer]), False
 
 
 def _rows(ptr: Int64[ndarray, " r"], index: Int64[ndarray, " e"]) -> list[list[int]]:

@@ -137,15 +137,21 @@ def _reduce_scatter(
             _assembled_addend(emitter, tensor, device, block, addend, slices, reducer, anchor)
             for addend in addends
         ]
-        total = sum(addend.weight for addend in addends)
-        weights = [addend.weight / total for addend in addends] if reducer == "mean" else None
-        args = [reducer, [{"tensor": name} for name in names], weights]
         out = local_tensor(tensor, ops[device] if is_split else str(own.names[device]), block)
         more: dict[str, Any] = {"collective": collective}
-        emitter.helper(device, ops[device], REDUCE, args, names, out, anchor, more=more)
+        kind, args = REDUCE, _reduction(reducer, names, [addend.weight for addend in addends])
+        if not addends:  # as of a strided convolution, whose gradient does not reach this block
+            kind, args = FETCH, [list(lengths(block)), number(IDENTITY[reducer]), []]
+        emitter.helper(device, ops[device], kind, args, names, out, anchor, more=more)
     if is_split:
         requests = [FetchRequest(box) for box in own.boxes if box is not None]
         _fetch_all(emitter, ShardedTensor(tensor, ops, blocks), requests, anchor)
+
+
+def _reduction(reducer: str, names: Sequence[str], weights: Sequence[float]) -> list[Any]:
+    """Return the arguments of a reduction of local tensors."""
+    shares = [weight / sum(weights) for weight in weights] if reducer == "mean" else None
+    return [reducer, [{"tensor": name} for name in names], shares]
 
 
 def _scattered_blocks(tensor: Tensor, boxes: Sequence[Box | None]) -> tuple[Box | None, ...]:

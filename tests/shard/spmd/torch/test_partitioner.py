@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
-from pardnn.errors import UnsupportedError
+from pardnn.errors import InvalidPlanError, UnsupportedError
 from pardnn.graph.ir import Graph, storage_owners
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
+from pardnn.plan.lower import message_order
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import DRAW, FETCH, REDUCE
-from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
 from pardnn.shard.sharding import Sharding
@@ -32,7 +33,7 @@ from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models, spmd
 
-MESHES = [(2,), (3,), (4,), (2, 2), (2, 3)]
+MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)]
 #: Model and how many shardings of it are tried: a model of 1,000 ops takes a second or two each.
 TRIED = {"small": 4, "resnet": 2, "inception": 1, "lstm": 1, "gpt2": 1}
 
@@ -179,6 +180,52 @@ def test_a_convolution_cut_in_space_fetches_a_halo() -> None:
         assert fill == 0.0  # one row of padding outside, one row of the neighbour
         assert shape[2] == 8 // 2 + 2
         assert sorted(box[2][1] - box[2][0] for _, box in parts) == [1, 4]
+
+
+@pytest.mark.parametrize(("shape", "seed"), [((2, 2, 2), 0), ((2, 2, 2), 1)])
+def test_transfers_beside_computation_never_wait_in_a_circle(shape: Any, seed: int) -> None:
+    graph, rng = captured("resnet")[0], random.Random(seed)
+    plan = spmd_partition(graph, random_sharding("resnet", shape, rng))
+    parts = planned_graph(graph, plan)
+    seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
+    cluster = Cluster.uniform(plan.num_devices)
+    scheduler = OverlapScheduler(parts, plan_arrays(parts, plan), seconds, cluster)
+    for lead in (1 / 9, 9.0, 81.0):
+        overlapped = scheduler.schedule(lead)
+        assert dry_problems(parts, overlapped.arrays) == []
+    assert overlapped.arrays.order_op.tolist() != plan_arrays(parts, plan).order_op.tolist()
+
+
+def dry_problems(parts: Graph, plan: PlanArrays) -> list[str]:
+    try:
+        message_order(parts, plan)
+    except InvalidPlanError as error:
+        return [error.message]
+    return []
+
+
+def test_a_block_that_no_partial_result_reaches_is_neutral() -> None:
+    """The gradient of a convolution of one pixel with stride 2 does not reach odd rows."""
+    graph = captured("resnet")[0]
+    backward = next(
+        op for op in graph.ops
+        if op.kind == "aten.convolution_backward.default"
+        and (op.arguments or {})["args"][4] == [2, 2] and "x0" in loops("resnet")[op.name]
+        and graph_shapes(graph)[op.inputs[2]][2:] == (1, 1)
+    )  # fmt: skip
+    gradient = backward.outputs[0].name
+    sharding = legalize(
+        graph, Sharding(make_mesh((2, 2)), {gradient: (2, 2)}, {backward.name: ("x0", None)})
+    )
+    assert sharding.layouts[gradient] == (2, 2)
+    plan = certified("resnet", sharding, random.Random(0))
+    assert plan.partition is not None
+    empty = [op for op in plan.partition.ops if op.kind == FETCH and not op.inputs]
+    assert [op.outputs[0].name for op in empty] == [f"{gradient}@1", f"{gradient}@3"]
+
+
+def graph_shapes(graph: Graph) -> dict[str, Any]:
+    return {tensor.name: tensor.shape for op in graph.ops for tensor in op.outputs}
 
 
 def test_an_op_that_draws_a_result_and_an_argument_is_refused_by_name() -> None:
