@@ -18,6 +18,7 @@ import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.utils._pytree as pytree
@@ -31,8 +32,9 @@ from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, held_gradients, sources_of
 
-#: Of what a cache holds, mostly texts and numbers: they need not be searched.
-_HOLD_NO_TENSORS = frozenset((str, bytes, int, float, bool, type, type(None)))
+#: Counts and contents, hashed, of each cache that held no fake: most never change, and torch's own
+#: hold ten thousand leaves.
+_WITHOUT_FAKES: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -145,16 +147,19 @@ def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]
     kind = functools._lru_cache_wrapper
     # Half the time of a look at all objects, and a forked process copies none of their pages.
     for cache in gc.get_referrers(kind):
-        if type(cache) is not kind or not cache.cache_info().currsize:
+        if type(cache) is not kind:
             continue
         # Those of a bounded cache are its own referents, others are in a dictionary.
         held = gc.get_referents(cache)
         held += [item for each in held if type(each) is dict for item in each.values()]
-        held = [each for each in held if type(each) not in _HOLD_NO_TENSORS]
+        seen = hash((cache.cache_info(), *map(id, held)))
+        if _WITHOUT_FAKES.get(cache) == seen:
+            continue
         fakes = [t for t in pytree.tree_leaves(held) if isinstance(t, FakeTensor)]
-        fakes = [fake for fake in fakes if fake.fake_mode is mode]
-        if fakes:
-            found.append((cache, fakes))
+        if not fakes:
+            _WITHOUT_FAKES[cache] = seen
+        elif own := [fake for fake in fakes if fake.fake_mode is mode]:
+            found.append((cache, own))
     return found
 
 
