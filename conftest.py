@@ -4,7 +4,7 @@
 `--job jit`:    the packages that have kernels, compiled; tests marked `jit`, too large for Python.
 `--job torch`:  the tests below a directory named `torch`, and no others.
 `--job ranks`:  the half of `torch` that mostly waits for processes; `--job rest`: the other half.
-`--job long`:   tests that take minutes, in none of the above: run before an issue is closed.
+`--job long`:   tests that take minutes or are marked `long`: run before an issue is closed.
 Without `--job` everything that is named runs, as it is.
 """
 
@@ -98,11 +98,11 @@ def _parts_below(path: Path, config: pytest.Config) -> tuple[str, ...]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     job = config.getoption("--job")
-    if job is None or collection_path.is_dir():
+    if job in (None, "long") or collection_path.is_dir():
         return None
     # Here and not below: the module is not even imported in another job.
     is_torch = "torch" in _parts_below(collection_path, config)
-    if (collection_path.name in LONG) != (job == "long") and job in TORCH_JOBS:
+    if collection_path.name in LONG:
         return True
     if job in ("ranks", "rest") and (collection_path.name in RANKS) != (job == "ranks"):
         return True
@@ -111,10 +111,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     job = config.getoption("--job")
-    if job is None or job in TORCH_JOBS:
+    if job is None:
         return
 
     def belongs(item: pytest.Item) -> bool:
+        is_long = item.path.name in LONG or item.get_closest_marker("long") is not None
+        if job in TORCH_JOBS or is_long:
+            return is_long == (job == "long")
         is_large = item.get_closest_marker("jit") is not None
         if job == "shapes":
             return not is_large

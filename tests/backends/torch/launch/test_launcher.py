@@ -68,7 +68,9 @@ def test_two_ranks_train_as_the_users_own_step() -> None:
     ("function", "kind", "says"),
     [
         ("killed_while_building", RankError, "SIGKILL"),
-        ("leaving_while_building", (RankError, StuckError), "rank 1"),
+        pytest.param(
+            "leaving_while_building", (RankError, StuckError), "rank 1", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_rank_that_ends_is_named(function: str, kind: type[PardnnError], says: str) -> None:
@@ -181,7 +183,9 @@ RUNNER = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
 def test_no_rank_outlives_an_interrupted_run(number: int, tmp_path: Path) -> None:
     """Ctrl-C gives 130 (SIGTERM takes the same way); after SIGKILL the system ends the ranks."""
     graph = graph_of("training")
