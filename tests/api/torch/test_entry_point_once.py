@@ -43,9 +43,36 @@ TIGHT = ["--devices", "2", "--max-memory", "400B"]
         (["plan", *TIGHT, "--costs", "v100"], 3),  # and looks for a batch that fits
         (["estimate", "--devices", "2", "--costs", "v100"], 0),
         (["compare", "--devices", "2", "--costs", "v100", "--algorithms", "heft,single"], 0),
-        (["max-batch", "--algorithm", "heft", "--devices", "2", "--max-memory", "8KiB", "--costs", "v100"], 0),
+        (
+            [
+                "max-batch",
+                "--algorithm",
+                "heft",
+                "--devices",
+                "2",
+                "--max-memory",
+                "8KiB",
+                "--costs",
+                "v100",
+            ],
+            0,
+        ),
         (["profile"], 0),
-        (["run", "--algorithm", "heft", "--devices", "2", "--costs", "v100", "--steps", "1", "--verify"], 0),
+        (
+            [
+                "run",
+                "--algorithm",
+                "heft",
+                "--devices",
+                "2",
+                "--costs",
+                "v100",
+                "--steps",
+                "1",
+                "--verify",
+            ],
+            0,
+        ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

@@ -35,7 +35,7 @@ from tests.backends.torch.checkpoint.training import (
     uninterrupted,
     values,
 )
-from tests.backends.torch.executors import batches, bits, loss_of
+from tests.backends.torch.executors import batches, bits, loss_of, perceptron
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
 
@@ -75,7 +75,11 @@ def double(text: str) -> float:
     return torch.frombuffer(bytearray.fromhex(text), dtype=torch.float64).item()
 
 
-MODELS = [models.gpt2, models.gan, *([models.lstm, models.resnet] if LONG else [])]
+MODELS = [
+    perceptron,
+    models.gan,
+    *([models.gpt2, models.lstm, models.resnet] if LONG else []),
+]
 DOUBLES = [double_lstm, *([double_gpt2, double_gan, double_resnet] if LONG else [])]
 
 

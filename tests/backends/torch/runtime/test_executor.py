@@ -81,10 +81,11 @@ def test_random_ops_out_of_the_order_of_the_step_draw_the_same_numbers() -> None
     assert_equal(branches, plan)
 
 
-def test_a_thousand_steps_with_buffers_in_use() -> None:
+@pytest.mark.parametrize("steps", [300, pytest.param(1000, marks=pytest.mark.long)])
+def test_many_steps_with_buffers_in_use(steps: int) -> None:
     """In-place updates of parameters that are being sent, a thousand times (case 63)."""
-    outcomes = assert_equal(tiny, random_plan(captured(tiny), 2, seed=2, num_clumps=5), steps=1000)
-    assert len(outcomes[0].value[0]) == 1000
+    outcomes = assert_equal(tiny, random_plan(captured(tiny), 2, seed=2, num_clumps=5), steps=steps)
+    assert len(outcomes[0].value[0]) == steps
 
 
 def tiny() -> models.Entry:
