@@ -68,15 +68,24 @@ class Emitter:
         sharding: The decision.
         in_turn: Receive the slices of a region one after the other.
         reuse: Number of ops of the graph for which a fetched region is kept for another consumer.
+        relay_axes: How many of the first mesh axes slices cross once per group; 0 if `in_turn`.
 
     Raises:
         InvalidPlanError: E410, if a layout cannot be.
     """
 
     def __init__(
-        self, graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: int = 0
+        self,
+        graph: Graph,
+        sharding: Sharding,
+        *,
+        in_turn: bool = False,
+        reuse: int = 0,
+        relay_axes: int = 0,
     ) -> None:
         self.in_turn = in_turn
+        # A relay that receives in turn may wait for a device that waits for it.
+        self.relay_axes = 0 if in_turn else relay_axes
         self.reuse = reuse
         self.now = 0
         # What was fetched last of a tensor: when, and under which name by device.

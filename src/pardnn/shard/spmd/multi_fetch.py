@@ -9,6 +9,9 @@ place. Others are received into buffers of their own and copied together at once
 is received just before it is copied, so that one slice at a time is held beside the buffer: less
 memory, and less transfer at a time. Slices are sent, and regions assembled, directly before the op
 that reads them (delayed until needed; `comm_overlap` moves them where that costs no time).
+Where links are slow between groups of devices (`relays`), a slice that several devices of a group
+need of another group crosses once: the first of them passes it on, out of the region that it has
+assembled.
 Complexity: O(devices x slices) per region.
 Reference: Tofu (EuroSys 2019), section 6, "Fusing operators for remote data fetch".
 Deviations: their kernel reads remote memory through CUDA UVA; ours are messages, so slices that are
@@ -45,6 +48,7 @@ from pardnn.shard.spmd.emitter import (
     local_tensor,
     number,
 )
+from pardnn.shard.spmd.relays import relays_of, served_by
 
 
 def reshard(
@@ -244,6 +248,42 @@ def fetch(
         InvalidPlanError: E410, if no device has all that one requests.
     """
     tensor, shape = sharded.tensor, sharded.tensor.shape or ()
+    sources = _sources(emitter, sharded, requests, anchor)
+    relays = relays_of(emitter.mesh, emitter.relay_axes, tensor, sources)
+    taken, direct = sources, sources
+    if relays:
+        taken = {d: [relays.get((d, key), key) for key in keys] for d, keys in sources.items()}
+        direct = {d: [key for key in keys if (d, key) not in relays] for d, keys in sources.items()}
+    assemblies = {
+        device: _assembly(emitter, sharded, device, requests[device], needed, ops, outs)
+        for device, needed in taken.items()
+    }
+    posts = {
+        (device, key): op for device, each in assemblies.items() for key, op in each.posts.items()
+    }
+    buffers = {
+        (device, key): each.buffer for device, each in assemblies.items() for key in each.in_place
+    }
+    slices = send_slices(emitter, sharded, direct, anchor, ops, posts, buffers)
+    boxes = [request and request.box for request in requests]
+    collective = collective_of(emitter.mesh, sharded.boxes, boxes, shape)
+    regions = ShardedTensor(tensor, tuple(outs), tuple(boxes))
+    passed_on = Anchor(anchor.op, (None,) * emitter.mesh.size)
+    for device, each in sorted(assemblies.items()):  # a relay is numbered below those it serves
+        _emit_assembly(emitter, tensor, device, each, slices, collective, anchor)
+        if relays:
+            served = served_by(relays, device)
+            slices |= send_slices(emitter, regions, served, passed_on, ops, posts, buffers)
+
+
+def _sources(
+    emitter: Emitter,
+    sharded: ShardedTensor,
+    requests: Sequence[FetchRequest | None],
+    anchor: Anchor,
+) -> dict[int, Sequence[Slice]]:
+    """Return the slices that make up the region of each device that requests one."""
+    tensor, shape = sharded.tensor, sharded.tensor.shape or ()
     sources: dict[int, Sequence[Slice]] = {}
     for device, request in enumerate(requests):
         if request is None:
@@ -257,21 +297,7 @@ def fetch(
             raise InvalidPlanError(
                 f"no device holds all that op {shown(anchor.op.name)} needs of {shown(tensor.name)}"
             )
-    assemblies = {
-        device: _assembly(emitter, sharded, device, requests[device], needed, ops, outs)
-        for device, needed in sources.items()
-    }
-    posts = {
-        (device, key): op for device, each in assemblies.items() for key, op in each.posts.items()
-    }
-    buffers = {
-        (device, key): each.buffer for device, each in assemblies.items() for key in each.in_place
-    }
-    slices = send_slices(emitter, sharded, sources, anchor, ops, posts, buffers)
-    boxes = [request and request.box for request in requests]
-    collective = collective_of(emitter.mesh, sharded.boxes, boxes, shape)
-    for device, each in assemblies.items():
-        _emit_assembly(emitter, tensor, device, each, slices, collective, anchor)
+    return sources
 
 
 class _Assembly(NamedTuple):

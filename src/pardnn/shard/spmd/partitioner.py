@@ -38,7 +38,12 @@ from pardnn.shard.spmd.whole_state import whole_state_notes
 
 
 def spmd_partition(
-    graph: Graph, sharding: Sharding, *, in_turn: bool = False, reuse: int = 0
+    graph: Graph,
+    sharding: Sharding,
+    *,
+    in_turn: bool = False,
+    reuse: int = 0,
+    relay_axes: int = 0,
 ) -> Plan:
     """Return the plan that carries out a sharding, without metadata.
 
@@ -49,6 +54,8 @@ def spmd_partition(
             and a region takes longer.
         reuse: Two ops that need the same region of a tensor share one fetch if at most so many
             ops of the graph lie between them; the region is held so long.
+        relay_axes: How many of the first mesh axes are slow: what several devices of a group need
+            crosses them once (`relays`).
 
     Raises:
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
@@ -57,7 +64,7 @@ def spmd_partition(
     """
     check_batch_is_read_only(graph)
     begin_graph()
-    emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse)
+    emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse, relay_axes=relay_axes)
     undescribed: Counter[str] = Counter()
     for emitter.now, number in enumerate(graph.arrays.topological.tolist()):
         op = graph.ops[number]

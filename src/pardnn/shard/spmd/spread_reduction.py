@@ -5,9 +5,12 @@ Idea: reduce-scatter. The owner of each block fetches its slices of the partial 
 them in the order of the devices, so that all replicas agree in every bit. Where three or more
 devices own the same large block, each adds up a part of it, and the parts are all-gathered: an
 all-reduce. Results that are not partial but lie elsewhere are resharded.
-Complexity: O(devices x slices) per result.
+Where links are slow between groups of devices (`relays`), the partial results of a group are added
+inside of it before they cross, by the device that lies in the group as the owner in its own; all
+replicas of a block add in this one order.
+Complexity: O(devices x slices) per result, times the levels.
 Reference: Tofu (EuroSys 2019), section 6: "we also spread out the reduction workload to all GPUs
-(all-reduce)".
+(all-reduce)"; section 5.2 for the groups.
 """
 
 from __future__ import annotations
@@ -120,29 +123,16 @@ def _reduce_scatter(
     is_split = blocks != own.boxes
     base = emitter.fresh(f"{tensor.name}:sum")
     ops = tuple(f"{base}@{device}" for device in emitter.devices)
-    by_device = _addends(emitter, computed, results, axes, blocks)
-    anchor = Anchor(anchor.op, ops)
-    sources = {
-        device: [source for addend in addends for source in addend.sources]
-        for device, addends in by_device.items()
-    }
-    first = [next((r.name for r in by_device[d] if r.name), ops[d]) for d in emitter.devices]
-    slices = send_slices(emitter, computed, sources, anchor, first)
     collective = collective_of(emitter.mesh, computed.boxes, blocks, tensor.shape or (), axes)
-    reducer = _reducer(tensor, results)
-    for device, addends in by_device.items():
-        block = blocks[device]
-        assert block is not None
-        names = [
-            _assembled_addend(emitter, tensor, device, block, addend, slices, reducer, anchor)
-            for addend in addends
-        ]
-        out = local_tensor(tensor, ops[device] if is_split else str(own.names[device]), block)
-        more: dict[str, Any] = {"collective": collective}
-        kind, args = REDUCE, _reduction(reducer, names, [addend.weight for addend in addends])
-        if not addends:  # as of a strided convolution, whose gradient does not reach this block
-            kind, args = FETCH, [list(lengths(block)), number(IDENTITY[reducer]), []]
-        emitter.helper(device, ops[device], kind, args, names, out, anchor, more=more)
+    job = _Job(
+        emitter, computed, results, axes, _reducer(tensor, results), collective,
+        Anchor(anchor.op, ops),
+    )  # fmt: skip
+    by_device = _grouped_addends(job, blocks)
+    outs = ops if is_split else own.names
+    _emit_sums(
+        job, [_Sum(d, blocks[d], ops[d], str(outs[d]), found) for d, found in by_device.items()]
+    )
     if is_split:
         requests = [FetchRequest(box) for box in own.boxes if box is not None]
         _fetch_all(emitter, ShardedTensor(tensor, ops, blocks), requests, anchor)
@@ -174,6 +164,28 @@ def _scattered_blocks(tensor: Tensor, boxes: Sequence[Box | None]) -> tuple[Box 
     return tuple(found)
 
 
+class _Job(NamedTuple):
+    """A reduction that is being written.
+
+    Attributes:
+        emitter: Where to write.
+        computed: The partial results.
+        results: What they are of the whole, by device.
+        axes: Mesh axes along which they are partial, in their order.
+        reducer: A key of `IDENTITY`.
+        collective: What the ops are part of.
+        anchor: Where in the step; senders wait after the op that makes their own block.
+    """
+
+    emitter: Emitter
+    computed: ShardedTensor
+    results: Sequence[LocalResult]
+    axes: Sequence[int]
+    reducer: str
+    collective: Mapping[str, Any]
+    anchor: Anchor
+
+
 class _Addend(NamedTuple):
     """One of the partial results that make up a block.
 
@@ -181,41 +193,128 @@ class _Addend(NamedTuple):
         weight: For "mean".
         sources: The slices that it is made of.
         name: Of the op that assembles it; None if it is one slice.
+        made: Device and name of the sum of a group, which has no slices.
     """
 
     weight: float
     sources: Sequence[Slice]
     name: str | None
+    made: tuple[int, str] | None = None
+
+
+class _Sum(NamedTuple):
+    """A block that a device adds up: its op, what that makes, and of what."""
+
+    device: int
+    block: Box | None
+    op: str
+    out: str
+    addends: Sequence[_Addend]
+
+
+def _grouped_addends(job: _Job, blocks: Sequence[Box | None]) -> dict[int, list[_Addend]]:
+    """Return the addends of each device's block, after those of a group were added inside of it.
+
+    From the innermost groups out: coordinates along the slow axes tell which group partial results
+    are of, and the owner's other ones who adds them there. Means have weights, and are not grouped.
+    """
+    emitter = job.emitter
+    slow = [axis for axis in job.axes if axis < emitter.relay_axes and job.reducer != "mean"]
+    keys = _partial_boxes(job)
+    terms: dict[tuple[int, tuple[int, ...]], list[_Addend]] = {}
+    for device, block in enumerate(blocks):
+        for key in sorted(keys):
+            group = key[: len(slow)]
+            where = _member(job, device, group)
+            found = terms.setdefault((device, group), [])
+            found += _addends(job, keys[key], block, where)
+    for level in range(len(slow), 0, -1):
+        sums: dict[tuple[int, Box | None], _Sum] = {}
+        outer: dict[tuple[int, tuple[int, ...]], list[_Addend]] = {}
+        for (device, group), found in terms.items():
+            row = outer.setdefault((device, group[: level - 1]), [])
+            if len(found) < 2:
+                row += found
+                continue
+            key = _member(job, device, group), blocks[device]
+            if key not in sums:
+                name = emitter.fresh(f"{job.computed.tensor.name}:group") + f"@{key[0]}"
+                sums[key] = _Sum(*key, name, name, found)
+            row.append(_Addend(0.0, (), None, (key[0], sums[key].out)))
+        _emit_sums(job, list(sums.values()))
+        terms = outer
+    return {device: found for (device, _), found in terms.items()}
+
+
+def _member(job: _Job, device: int, group: Sequence[int]) -> int:
+    """Return the device of a group that lies in it as another one does in its own."""
+    mesh = job.emitter.mesh
+    at = list(mesh.coordinates(device))
+    for axis, coordinate in zip(job.axes, group, strict=False):
+        at[axis] = coordinate
+    found = 0
+    for coordinate, size in zip(at, mesh.shape, strict=True):
+        found = found * size + coordinate
+    return found
+
+
+def _partial_boxes(job: _Job) -> dict[tuple[int, ...], tuple[Box | None, ...]]:
+    """Return who holds what of each partial result, by its coordinates along the axes."""
+    shape, mesh = job.computed.tensor.shape or (), job.emitter.mesh
+    groups: dict[tuple[int, ...], list[Box | None]] = {}
+    for device, result in enumerate(job.results):
+        coordinates = mesh.coordinates(device)
+        group = groups.setdefault(tuple(coordinates[a] for a in job.axes), [None] * mesh.size)
+        group[device] = clipped(result.box, shape)
+    return {key: tuple(boxes) for key, boxes in groups.items()}
 
 
 def _addends(
-    emitter: Emitter,
-    computed: ShardedTensor,
-    results: Sequence[LocalResult],
-    axes: Sequence[int],
-    blocks: Sequence[Box | None],
-) -> dict[int, list[_Addend]]:
-    """Return the addends of each device's block, in the order of the devices."""
-    shape = computed.tensor.shape or ()
-    groups: dict[tuple[int, ...], list[Box | None]] = {}
-    for device, result in enumerate(results):
-        coordinates = emitter.mesh.coordinates(device)
-        group = groups.setdefault(tuple(coordinates[a] for a in axes), [None] * emitter.mesh.size)
-        group[device] = clipped(result.box, shape)
-    found: dict[int, list[_Addend]] = {}
-    for device, block in enumerate(blocks):
+    job: _Job, boxes: tuple[Box | None, ...], block: Box | None, device: int
+) -> list[_Addend]:
+    """Return one partial result of a block as a device adds it up; nothing if it has none of it."""
+    assert block is not None
+    sources, _ = cover(block, boxes, nearest(job.emitter.mesh.shape, device))
+    if not sources:
+        return []
+    is_one = len(sources) == 1 and sources[0][1] == block
+    name = None if is_one else job.emitter.fresh(f"{job.computed.tensor.name}:addend")
+    return [_Addend(job.results[sources[0][0]].weight, sources, name)]
+
+
+def _emit_sums(job: _Job, sums: Sequence[_Sum]) -> None:
+    """Send what sums need, and write them."""
+    emitter, tensor, anchor = job.emitter, job.computed.tensor, job.anchor
+    sources: dict[int, Sequence[Slice]] = {}
+    first: dict[int, str] = {}
+    for each in sums:
+        mine = [source for addend in each.addends for source in addend.sources]
+        sources[each.device] = tuple(dict.fromkeys([*sources.get(each.device, ()), *mine]))
+        begins = next((f"{a.name}@{each.device}" for a in each.addends if a.name), each.op)
+        first.setdefault(each.device, begins)
+    consumers = [first.get(device, "") for device in emitter.devices]
+    slices = send_slices(emitter, job.computed, sources, anchor, consumers)
+    for device, owner, name in dict.fromkeys(
+        (each.device, *addend.made) for each in sums for addend in each.addends if addend.made
+    ):
+        if owner != device:
+            emitter.send(name, owner, device, first[device], str(anchor.hold[owner]))
+    for device, block, op, out, addends in sums:
         assert block is not None
-        addends = found.setdefault(device, [])
-        for key in sorted(groups):
-            sources, _ = cover(block, tuple(groups[key]), nearest(emitter.mesh.shape, device))
-            if not sources:
-                continue
-            is_one = len(sources) == 1 and sources[0][1] == block
-            name = (
-                None if is_one else emitter.fresh(f"{computed.tensor.name}:addend") + f"@{device}"
+        names = [
+            addend.made[1]
+            if addend.made
+            else _assembled_addend(
+                emitter, tensor, device, block, addend, slices, job.reducer, anchor
             )
-            addends.append(_Addend(results[sources[0][0]].weight, sources, name))
-    return found
+            for addend in addends
+        ]
+        more: dict[str, Any] = {"collective": job.collective}
+        kind, args = REDUCE, _reduction(job.reducer, names, [addend.weight for addend in addends])
+        if not addends:  # as of a strided convolution, whose gradient does not reach this block
+            kind, args = FETCH, [list(lengths(block)), number(IDENTITY[job.reducer]), []]
+        made = local_tensor(tensor, out, block)
+        emitter.helper(device, op, kind, args, names, made, anchor, more=more)
 
 
 def _assembled_addend(
@@ -237,5 +336,6 @@ def _assembled_addend(
         for name, (_, box) in zip(names, addend.sources, strict=True)
     ]
     args = [list(lengths(block)), number(IDENTITY[reducer]), addends_of]
-    output = local_tensor(tensor, addend.name, block)
-    return emitter.helper(device, addend.name, FETCH, args, names, output, anchor)
+    name = f"{addend.name}@{device}"
+    output = local_tensor(tensor, name, block)
+    return emitter.helper(device, name, FETCH, args, names, output, anchor)

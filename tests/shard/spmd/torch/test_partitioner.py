@@ -87,8 +87,9 @@ def certified_run(
     graph: Graph, values: Any, expected: Any, sharding: Sharding, rng: random.Random
 ) -> Plan:
     """Partition, overlap transfers with computation of any length, check both, run the latter."""
+    in_turn, axes = rng.random() < 0.5, rng.randrange(len(sharding.mesh.shape))
     plan = spmd_partition(
-        graph, sharding, in_turn=rng.random() < 0.5, reuse=rng.choice([0, 9, 10_000])
+        graph, sharding, in_turn=in_turn, reuse=rng.choice([0, 9, 10_000]), relay_axes=axes
     )
     assert plan_problems(graph, plan) == []
     seconds = [[rng.choice([0.0, 1e-6, 1e-4]) for _ in row] for row in plan.order]
@@ -202,6 +203,16 @@ def dry_problems(parts: Graph, plan: PlanArrays) -> list[str]:
     except InvalidPlanError as error:
         return [error.message]
     return []
+
+
+def test_sums_that_are_added_inside_of_groups_first_are_the_same() -> None:
+    graph, values, expected = captured("resnet")
+    sharding = random_sharding("resnet", (2, 2), random.Random(0))
+    plan = spmd_partition(graph, sharding, relay_axes=1)
+    assert plan.partition is not None
+    assert sum(":group" in op.name for op in plan.partition.ops) == 8
+    assert plan_problems(graph, plan) == []
+    assert spmd.run_partitioned(graph, plan, values, expected) == []  # replicas in every bit
 
 
 def test_a_block_that_no_partial_result_reaches_is_neutral() -> None:
