@@ -41,6 +41,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--sample", type=int, default=400, help="mutants; 0 for all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", default=[], help="a file or folder")
+    parser.add_argument("--tests", action="append", default=[], help="ask tests below it alone")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of tests per mutant")
     parser.add_argument("--limit", type=float, default=3.0, help="seconds of a test that is asked")
     parser.add_argument("--again", action="store_true", help="ask survivors again")
@@ -60,8 +61,8 @@ def main(argv: list[str]) -> None:
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
     files = [
         str(path.relative_to(ROOT))
-        for each in TESTS
-        for path in sorted((ROOT / each).rglob("test_*.py"))
+        for each in options.tests or TESTS
+        for path in _test_files(ROOT / each)
         if LEFT_OUT not in path.parts
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -69,6 +70,10 @@ def main(argv: list[str]) -> None:
         # hypothesis was imported before.
         arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
         sys.exit(pytest.main([*arguments, "--rootdir", str(ROOT)], plugins=[_Plugin(options)]))
+
+
+def _test_files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("test_*.py"))
 
 
 class _Plugin:

@@ -31,6 +31,8 @@ from bench.mutants.mutations import Mutant, mutated
 
 #: Processor time that a test may take, times that of the unchanged code, and at least.
 SLOWER, LEAST_S = 6, 4
+#: Tests in a row over the limit after which the rest of a file is left out.
+PATIENCE = 3
 #: Wall time of a child: what waits for something that never comes uses no processor time.
 WALL_S = 900
 #: Bytes that a child may allocate.
@@ -109,7 +111,10 @@ def measured(items: Sequence[pytest.Item], root: Path, limit_s: float) -> list[l
         raise TimeoutError
 
     signal.signal(signal.SIGPROF, stop)
+    slow = 0
     for number, item in enumerate(items):
+        if slow == PATIENCE:
+            break
         cover = coverage.Coverage(
             data_file=None, include=[f"{root}/src/pardnn/*"], config_file=False
         )
@@ -129,6 +134,7 @@ def measured(items: Sequence[pytest.Item], root: Path, limit_s: float) -> list[l
             str(Path(path).relative_to(root)): sorted(data.lines(path) or [])
             for path in data.measured_files()
         }
+        slow = 0 if ok else slow + 1
         if ok:
             found.append([item.nodeid, time.process_time() - start, lines])
     return found

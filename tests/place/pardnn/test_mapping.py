@@ -34,7 +34,7 @@ def test_mapping_and_swaps_place_every_group_whole(graph: Graph, num_devices: in
 def test_devices_are_those_of_algorithm_2() -> None:
     """Both halves of it decide: of the clusters some are merged, others balanced by level."""
     merged = balanced = 0
-    for seed in range(60):
+    for seed in range(36):
         graph = random_graph(seed, 8 + seed % 9, FAMILIES[seed % 6], memory=seed % 3 == 0)
         num_devices = 2 + seed % 3
         arrays = problem_for(graph, num_devices).arrays
@@ -44,7 +44,7 @@ def test_devices_are_those_of_algorithm_2() -> None:
         expected, count = mapped(graph, problem.machine, slowest_link(problem.machine), paths)
         assert map_clusters(problem, clusters)[0].tolist() == expected
         merged, balanced = merged + count, balanced + len(expected) - num_devices - count
-    assert min(merged, balanced) > 50
+    assert min(merged, balanced) > 25
 
 
 def _op(name: str, seconds: float, size: int, *reads: str) -> Op:
