@@ -40,6 +40,7 @@ RANKS = 2
 #: Part of the table -> (object, method).
 PARTS: dict[str, tuple[Any, str]] = {
     "whole models taken back": (Parallel, "_begin"),
+    "new data looked for": (Variants, "follow_data"),
     "batch read": (Binding, "read"),
     "values compared": (Variants, "_choose"),
     "graph agreed on": (Variants, "_agree"),

@@ -1,12 +1,15 @@
 """A snapshot of containers tells whatever changed, and holds again once it was looked at."""
 
+import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pardnn.backends.torch.user_step.item_guards import ItemGuard, Snapshot
+from pardnn.backends.torch.user_step import item_guards
+from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS
+from pardnn.backends.torch.user_step.item_guards import AttributeGuards, ItemGuard, Snapshot
 
 
 def _any(_key: Any) -> bool:
@@ -40,6 +43,13 @@ CHANGES: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
+@pytest.fixture(params=[True, False], ids=["by tags", "compared"])
+def _tags(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With version tags of dictionaries, where Python has them, and without."""
+    monkeypatch.setattr(item_guards, "HAS_TAGS", request.param and HAS_TAGS)
+
+
+@pytest.mark.usefixtures("_tags")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_is_seen(name: str) -> None:
     holders, guards = made()
@@ -61,9 +71,22 @@ NO_CHANGES: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("_tags")
 @pytest.mark.parametrize("name", NO_CHANGES)
 def test_what_is_no_change_is_looked_at_once(name: str) -> None:
     holders, guards = made()
     NO_CHANGES[name](holders)
     assert not [change for guard in guards for change in guard.changes()]
     assert Snapshot(guards).holds()
+
+
+def test_an_attribute_is_guarded_by_value_or_by_which_object_it_is() -> None:
+    holder = types.SimpleNamespace(sizes=[1, 2], groups=[1, 2])
+    guards = AttributeGuards()
+    guards.add("sizes", lambda: holder.sizes)
+    guards.add("groups", lambda: holder.groups, is_same=True)
+    assert guards.changes() == []
+    holder.sizes, holder.groups = [1, 2], [1, 2]
+    assert [change.name for change in guards.changes()] == ["groups"]
+    holder.sizes = [1, 3]
+    assert [change.name for change in guards.changes()] == ["sizes", "groups"]

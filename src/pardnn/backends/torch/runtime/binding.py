@@ -13,6 +13,7 @@ from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng.generator import generators_restored
 from pardnn.backends.torch.runtime.filled_containers import filled_names, rebind
+from pardnn.backends.torch.runtime.granted_values import GrantedValues
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.runtime.input_checks import (
     Batch,
@@ -68,7 +69,6 @@ class Binding:
         self._step, self._args = step, list(args)
         self._guards: Guards | None = None
         self._kinds: dict[str, TensorKind] = {}
-        self._is_checked = False
         self._given: tuple[Any, ...] = ()
         self._device = device
         self._batch = batch_indices(args)
@@ -82,10 +82,9 @@ class Binding:
         self._passed = [name for name in self.sources if self._is_of_batch(name)]
         self._host = HostNumbers(step, args, graph, self.sources)
         self._check(graph)
-        self._numbers = [op for op in graph.ops if op.kind == "input" and is_number(op)]
+        numbers = [op for op in graph.ops if op.kind == "input" and is_number(op)]
         self._tensors = [op for op in graph.ops if op.kind == "input" and not is_number(op)]
         self._of_batch = [op.name for op in self._tensors if self._is_of_batch(op.name)]
-        self._given_numbers: list[str] = []
         objects = walk_objects(step, list(args))
         self._optimizers = [
             e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)
@@ -96,7 +95,8 @@ class Binding:
         granted = list(granted_settings(graph, entries))
         self._ints -= {name for name, *_ in granted}
         # Those of the batch are guarded with it.
-        self._settings = [each for each in granted if each[1].argument not in self._batch]
+        settings = [each for each in granted if each[1].argument not in self._batch]
+        self._granted = GrantedValues(numbers, self._host, settings)
 
     def _check(self, graph: Graph) -> None:
         wanted = [op for op in graph.ops if op.is_source and op.kind != "constant"]
@@ -261,8 +261,7 @@ class Binding:
             self._args[index] = None
         for name in self._passed:
             del self.sources[name]
-        numbers = {*self._host.program.inputs, *(op.name for op in self._numbers)}
-        self._given_numbers = sorted(numbers - self.sources.keys())
+        self._granted.expect(self.sources)
 
     # Inputs: the batch and hyperparameters.
 
@@ -293,13 +292,12 @@ class Binding:
                 values[op.name] = tensors[op.name]
             else:
                 values[op.name] = self.sources[op.name].get()  # a tensor in param_groups
-        for op in self._numbers:
-            here = op.name in numbers
-            values[op.name] = numbers[op.name] if here else self._host.value(op.name)
-        if not self._is_checked and (broken := list(self._value_changes(numbers))):
-            raise changed_values(broken)
-        self._is_checked = False
-        return values
+        read = self._granted.take()
+        if read is None:  # `changes` has not looked before
+            if broken := list(self._granted.changes(numbers)):
+                raise changed_values(broken)
+            read = self._granted.take() or {}
+        return values | read
 
     def read(self, batch: Sequence[Any]) -> Batch:
         """Return a batch with its tensors and numbers by name.
@@ -314,9 +312,15 @@ class Binding:
                 f"({names}); {len(batch)} were given",
                 code="E505",
             )
-        found = [walk_value(arg, self._names[i]) for i, arg in zip(self._batch, batch, strict=True)]
-        tensors = {entry.name: entry.value for objects in found for entry in objects.tensors}
-        numbers = {entry.name: entry.value for objects in found for entry in objects.numbers}
+        tensors: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
+        for i, arg in zip(self._batch, batch, strict=True):
+            if type(arg) is torch.Tensor:  # as the walk would find it
+                tensors[self._names[i]] = arg
+                continue
+            objects = walk_value(arg, self._names[i])
+            tensors |= {entry.name: entry.value for entry in objects.tensors}
+            numbers |= {entry.name: entry.value for entry in objects.numbers}
         self._starting.check()
         return Batch(tuple(batch), tensors, numbers)
 
@@ -339,34 +343,9 @@ class Binding:
                 if then != now and not self._guards.ignores(name):
                     yield Change(name, then, now)
         yield from self._guards.changes(dict(zip(self._batch, batch.values, strict=True)))
-        for change in self._value_changes(batch.numbers):
+        for change in self._granted.changes(batch.numbers):
             yield change
             return
-        self._is_checked = True
-
-    def _value_changes(self, numbers: Mapping[str, Any]) -> Iterator[Change]:
-        """Yield the numbers, conditions and settings that differ from what the graph holds for."""
-        for name in self._given_numbers:
-            if name not in numbers:
-                yield Change(name, "a number", None)
-                return
-        for op in self._numbers:
-            value = numbers[op.name] if op.name in numbers else self._host.value(op.name)
-            captured, guard = (op.arguments or {}).get("value"), (op.arguments or {}).get("guard")
-            is_other = (guard == "exact" and value != captured) or (
-                guard == "nonzero" and not value
-            )
-            if op.outputs[0].dtype == "host.int" and type(value) is not int:
-                yield Change(f"the type of {op.name}", int, type(value))
-                return
-            if is_other or not isinstance(value, int | float):
-                yield Change(op.name, captured, value)
-                return
-        yield from self._host.read(numbers)
-        for name, entry, expected in self._settings:
-            found = entry.slot.get() if entry.slot is not None else expected
-            if type(found) is not type(expected) or found != expected:
-                yield Change(name, expected, found)
 
     def batch_inputs(self, batch: Sequence[Any] | Batch) -> dict[str, Any]:
         """Return the value of every input op for a call; E505 if the batch lacks a tensor."""

@@ -30,11 +30,11 @@ import torch
 from pardnn.backends.torch.user_step.item_guards import (
     ABSENT,
     VALUES,
+    AttributeGuards,
     Change,
     ItemGuard,
     Snapshot,
     differ,
-    held_by,
     holding,
     items_by_key,
 )
@@ -99,8 +99,7 @@ class Guards:
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
         self._guards: list[ItemGuard] = []
-        # Closure cells and slots, which no container holds: (name, getter, what it returned).
-        self._attributes: list[tuple[str, Callable[[], Any], Any]] = []
+        self._attributes = AttributeGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
         names = argument_names(step, len(arguments))
@@ -134,30 +133,23 @@ class Guards:
         if not self._snapshot.holds():
             found = [change for guard in self._guards for change in guard.changes()]
             self._snapshot = Snapshot(self._guards)
-        found += self._attribute_changes()
+        found += self._attributes.changes()
         for key, held in self._held_by_parameters.items():
-            found += self._rebound(key, held)
+            if not all(map(operator.is_, map(_OF_PARAMETERS[key], self._tensors), held)):
+                found += self._rebound(key, held)
         for i, value in batch.items():
-            found += self._batch_changes(i, value)
+            if not isinstance(value, torch.Tensor):
+                found += self._batch_changes(i, value)
         return found
 
-    def _attribute_changes(self) -> Iterator[Change]:
-        values = [get() for _, get, _ in self._attributes]
-        for now, (name, _, then) in zip(values, self._attributes, strict=True):
-            if now is not then and differ(now, then):
-                yield Change(name, then, now)
-
     def _rebound(self, key: str, held: list[Any]) -> Iterator[Change]:
-        get = _OF_PARAMETERS[key]
-        if all(map(operator.is_, map(get, self._tensors), held)):
-            return
-        values = map(get, self._tensors)
+        values = map(_OF_PARAMETERS[key], self._tensors)
         for (name, _), then, now in zip(self._parameters, held, values, strict=True):
             if then is not now:
                 yield Change(f"{name}.{key}", _short_text(then), _short_text(now))
 
     def _batch_changes(self, index: int, value: Any) -> Iterator[Change]:
-        if self._names[index] in self._ignored or isinstance(value, torch.Tensor):
+        if self._names[index] in self._ignored:
             return
         then, now = self._batch_then[index], self._batch_values(self._names[index], value)
         for name in dict.fromkeys([*then, *now]):
@@ -207,8 +199,6 @@ class Guards:
             found[path] = holding(holder)
         return [(dotted(path, key), item, is_live) for key, item in rest]
 
-        return found
-
     def _walk(self, name: str, start: Any) -> None:
         stack = [(name, start)]
         while stack:
@@ -254,14 +244,14 @@ class Guards:
             if key in self._used and hasattr(value, key):
                 item = getattr(value, key)
                 get = functools.partial(getattr, value, key, None)
-                self._attributes.append((dotted(path, key), get, item))
+                self._attributes.add(dotted(path, key), get)
                 yield dotted(path, key), item
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
         """Guard the numbers of groups and parameters; settings are sources, or compared there."""
         for key in ("param_groups", "state"):
-            get = functools.partial(held_by, optimizer, key)
-            self._attributes.append((dotted(path, key), get, get()))
+            get = functools.partial(getattr, optimizer, key)
+            self._attributes.add(dotted(path, key), get, is_same=True)
         self._hooks(path, optimizer.__dict__)
         state = optimizer.state
         self._guards.append(ItemGuard(f"{path}.state", state, list(state), _no_key))
@@ -288,7 +278,7 @@ class Guards:
         """Guard which objects some attributes hold."""
         for key in keys:
             get = functools.partial(getattr, value, key, None)
-            self._attributes.append((dotted(path, key), get, get()))
+            self._attributes.add(dotted(path, key), get)
 
     def _hooks(self, path: str, attributes: Mapping[str, Any]) -> None:
         for key, table in attributes.items():
@@ -321,7 +311,7 @@ class Guards:
                 continue
             get = functools.partial(getattr, cell, "cell_contents")
             if (id(cell), None) not in self._written:
-                self._attributes.append((key, get, value))
+                self._attributes.add(key, get)
                 yield key, value
         if is_library_file(function.__code__.co_filename):
             return

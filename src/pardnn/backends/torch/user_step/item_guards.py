@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
 from pardnn.backends.torch.user_step.object_graph import PLAIN, dotted
 
 #: Compared by value; all other types are compared by identity, or walked.
@@ -110,11 +111,6 @@ class _Held:
         return f"a {type(self.value).__name__} of its own"
 
 
-def held_by(owner: Any, key: str) -> _Held:
-    """Return which object an attribute holds, to be compared by identity alone."""
-    return _Held(getattr(owner, key))
-
-
 def holding(value: Any) -> _Held:
     """Return an object, to be compared by identity alone."""
     return _Held(value)
@@ -150,8 +146,76 @@ def differ(now: Any, then: Any) -> bool:
     return now is not then
 
 
+class AttributeGuards:
+    """Guards on closure cells, slots and attributes, which no container holds."""
+
+    def __init__(self) -> None:
+        self._names: list[tuple[str, bool]] = []
+        self._getters: list[Callable[[], Any]] = []
+        self._then: list[Any] = []
+
+    def add(self, name: str, get: Callable[[], Any], *, is_same: bool = False) -> None:
+        """Guard what `get` returns.
+
+        Args:
+            name: Dotted path to it.
+            get: Reads it.
+            is_same: Whether an equal object in its place is a change, too.
+        """
+        self._names.append((name, is_same))
+        self._getters.append(get)
+        self._then.append(get())
+
+    def changes(self) -> list[Change]:
+        """Return what has changed."""
+        values = list(map(operator.call, self._getters))
+        if all(map(operator.is_, values, self._then)):
+            return []
+        found: list[Change] = []
+        for (name, is_same), then, now in zip(self._names, self._then, values, strict=True):
+            if then is not now and is_same:
+                found.append(Change(name, _Held(then), _Held(now)))
+            elif differ(now, then):
+                found.append(Change(name, then, now))
+        return found
+
+
 class Snapshot:
-    """All guards as flat lists: that nothing has changed is found by a few loops in C.
+    """All guards on containers: that nothing has changed is found by version tags, or few loops.
+
+    A dictionary whose tag is that of the last look is not looked into. The others are compared,
+    and so is all where there are no tags.
+
+    Args:
+        guards: The first look compares them all.
+    """
+
+    def __init__(self, guards: Sequence[ItemGuard]) -> None:
+        tagged = [guard for guard in guards if HAS_TAGS and isinstance(guard.holder, dict)]
+        is_tagged = set(map(id, tagged))
+        self._untagged = _Items([guard for guard in guards if id(guard) not in is_tagged])
+        self._tagged, self._versions = tagged, DictVersions([guard.holder for guard in tagged])
+        # Often the same few change at each call, such as the globals of the user's loop.
+        self._changed: tuple[int, ...] = ()
+        self._of_changed = _Items(())
+
+    def holds(self) -> bool:
+        """Whether every guarded item is the object that it was, and no container grew."""
+        # Read before anything is compared, so that no change is taken for known.
+        tags = self._versions.read()
+        if self._versions.differ(tags):
+            changed = self._versions.changed(tags)
+            if changed != self._changed:
+                self._changed = changed
+                self._of_changed = _Items([self._tagged[index] for index in changed])
+            if not self._of_changed.hold():
+                return False
+            self._versions.accept(tags)
+        return self._untagged.hold()
+
+
+class _Items:
+    """The items of some guards as flat lists, to be compared by a few loops in C.
 
     Most containers of a model are empty tables of hooks, and most others are compared whole.
     """
@@ -175,8 +239,8 @@ class Snapshot:
         self._getters, self._holders = [g.get for g in kept], [g.holder for g in kept]
         self._then = [item for guard in kept for item in (*guard.then, guard.then[0])]
 
-    def holds(self) -> bool:
-        """Whether every guarded item is the object that it was, and no container grew."""
+    def hold(self) -> bool:
+        """Whether every item is the object that it was, and no container grew."""
         if any(self._empty) or list(map(len, self._sized)) != self._sizes:
             return False
         flat, same = itertools.chain.from_iterable, operator.is_

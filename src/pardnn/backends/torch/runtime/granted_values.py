@@ -1,0 +1,103 @@
+"""The numbers, conditions and settings that a graph takes for granted, compared at every call."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from pardnn.backends.torch.runtime.host_numbers import HostNumbers
+from pardnn.backends.torch.user_step.item_guards import ABSENT, Change
+from pardnn.backends.torch.user_step.object_graph import Entry, Slot
+from pardnn.graph.ir import Op
+
+
+class GrantedValues:
+    """What a graph says of numbers, and what the user's objects hold.
+
+    Args:
+        numbers: Inputs of the graph that are numbers.
+        host: Reads those that objects hold.
+        settings: Name, place and captured value of each setting.
+    """
+
+    def __init__(
+        self,
+        numbers: Sequence[Op],
+        host: HostNumbers,
+        settings: Sequence[tuple[str, Entry, Any]],
+    ) -> None:
+        self._host = host
+        self._numbers = [_of_number(op) for op in numbers]
+        self._of_batch: list[str] = []
+        held = [(name, entry.slot, value) for name, entry, value in settings if entry.slot]
+        self._settings = [(name, value) for name, _, value in held]
+        self._getters = [_getter(slot) for _, slot, _ in held]
+        self._equal = [ABSENT] * len(held)
+        self._read: dict[str, Any] | None = None
+
+    def expect(self, sources: Collection[str]) -> None:
+        """Take for granted that the batch gives each number that is none of `sources`."""
+        names = {*self._host.program.inputs, *(name for name, *_ in self._numbers)}
+        self._of_batch = sorted(names.difference(sources))
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the numbers that `changes` read, once; None if it was not asked or saw any."""
+        read, self._read = self._read, None
+        return read
+
+    def changes(self, numbers: Mapping[str, Any]) -> Iterator[Change]:
+        """Yield what differs from what the graph holds for.
+
+        Args:
+            numbers: Of the batch, by name; all others are read where they are held.
+        """
+        self._read = None
+        for name in self._of_batch:
+            if name not in numbers:
+                yield Change(name, "a number", None)
+                return
+        read: dict[str, Any] = {}
+        for name, captured, guard, is_int in self._numbers:
+            value = read[name] = numbers[name] if name in numbers else self._host.value(name)
+            is_other = (guard == "exact" and value != captured) or (
+                guard == "nonzero" and not value
+            )
+            if is_int and type(value) is not int:
+                yield Change(f"the type of {name}", int, type(value))
+                return
+            if is_other or not isinstance(value, int | float):
+                yield Change(name, captured, value)
+                return
+        found = [*self._host.read(numbers), *self._setting_changes()]
+        yield from found
+        if not found:
+            self._read = read
+
+    def _setting_changes(self) -> list[Change]:
+        values = list(map(operator.call, self._getters))
+        # A setting is a plain value: the object that was equal at the last call is so now.
+        if all(map(operator.is_, values, self._equal)):
+            return []
+        found = [
+            Change(name, captured, value)
+            for (name, captured), value in zip(self._settings, values, strict=True)
+            if type(value) is not type(captured) or value != captured
+        ]
+        if not found:
+            self._equal = values
+        return found
+
+
+def _of_number(op: Op) -> tuple[str, Any, Any, bool]:
+    """Return name, captured value, guard and whether it is an int."""
+    arguments = op.arguments or {}
+    is_int = op.outputs[0].dtype == "host.int"
+    return op.name, arguments.get("value"), arguments.get("guard"), is_int
+
+
+def _getter(slot: Slot) -> Callable[[], Any]:
+    if isinstance(slot.holder, dict) and not slot.path:
+        return functools.partial(operator.getitem, slot.holder, slot.key)
+    return slot.get

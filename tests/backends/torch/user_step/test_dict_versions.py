@@ -1,0 +1,104 @@
+"""A version tag tells each change of a dictionary, and no other; without tags all is compared."""
+
+import sys
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pardnn.backends.torch.user_step import item_guards
+from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
+from pardnn.backends.torch.user_step.item_guards import ItemGuard, Snapshot
+
+has_tags = pytest.mark.skipif(not HAS_TAGS, reason="this Python has no version tags")
+
+
+def test_python_3_11_has_tags() -> None:
+    assert (sys.version_info[:2] == (3, 11)) == HAS_TAGS
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "set": lambda d: d.__setitem__("a", 3),
+    "set to an equal object": lambda d: d.__setitem__("b", float("2.5")),
+    "new": lambda d: d.__setitem__("c", 3),
+    "deleted": lambda d: d.__delitem__("a"),
+    "updated": lambda d: d.update(a=5),
+    "popped": lambda d: d.pop("a"),
+    "an item popped": lambda d: d.popitem(),
+    "default set": lambda d: d.setdefault("z", 1),
+    "merged": lambda d: d.__ior__({"q": 1}),
+    "cleared": lambda d: d.clear(),
+    "updated by another": lambda d: d.update({"r": 1}),
+}
+
+
+@has_tags
+@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda given: defaultdict(int, given)])
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_change_is_told(kind: Any, name: str) -> None:
+    still, holder = {"x": 1}, kind({"a": 1, "b": 2.5})
+    versions = DictVersions([still, holder])
+    assert versions.changed(versions.read()) == (0, 1)
+    versions.accept(versions.read())
+    assert (holder["a"], len(holder), list(holder)) == (1, 2, ["a", "b"])
+    assert not versions.differ(versions.read())
+    CHANGES[name](holder)
+    tags = versions.read()
+    assert versions.differ(tags)
+    assert versions.changed(tags) == (1,)
+
+
+@has_tags
+def test_an_empty_dictionary_that_is_filled_by_another_is_told() -> None:
+    holders: list[dict[Any, Any]] = [{}, {}, OrderedDict()]
+    versions = DictVersions(holders)
+    versions.accept(versions.read())
+    holders[0].update({"a": 1})
+    holders[1] |= dict.fromkeys(range(9))
+    holders[2].update(OrderedDict(a=1))
+    assert versions.changed(versions.read()) == (0, 1, 2)
+
+
+@has_tags
+def test_an_attribute_that_is_set_is_told() -> None:
+    holder = types.SimpleNamespace(a=1)
+    versions = DictVersions([holder.__dict__])
+    for value in range(40):  # the interpreter takes a shorter way after some
+        versions.accept(versions.read())
+        holder.a = value + 1000
+        assert versions.differ(versions.read())
+
+
+def test_none_at_all() -> None:
+    versions = DictVersions([])
+    assert not versions.differ(versions.read())
+
+
+@pytest.mark.parametrize("has", [False, True])
+def test_a_change_between_guard_and_first_look_is_seen(
+    has: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(item_guards, "HAS_TAGS", has and HAS_TAGS)
+    holder = {"a": 1}
+    guard = ItemGuard("it", holder, ["a"], lambda _key: True)
+    holder["a"] = 2
+    snapshot = Snapshot([guard])
+    assert not snapshot.holds()
+    assert not snapshot.holds()  # it was not taken for known
+    holder["a"] = 1
+    assert snapshot.holds()
+
+
+def test_what_changes_beside_the_guarded_items_is_compared_again() -> None:
+    holders = [{"kept": 1, "free": 0}, {"kept": 1}]
+    guards = [ItemGuard("it", holder, ["kept"]) for holder in holders]
+    snapshot = Snapshot(guards)
+    for call in range(5):
+        holders[0]["free"] = call
+        assert snapshot.holds()
+    holders[1]["kept"] = 2
+    assert not snapshot.holds()
+    holders[1]["kept"], holders[0]["kept"] = 1, 2
+    assert not snapshot.holds()
