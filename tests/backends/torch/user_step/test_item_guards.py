@@ -22,7 +22,9 @@ def made() -> tuple[list[Any], list[ItemGuard]]:
         {"a": 1, "b": 2.5}, OrderedDict(x=None, y="text"), {}, [1, 2], deque([3]),
         {"kept": 1, "free": 2}, {"one": 1}, {"last": True},
     ]  # fmt: skip
-    used: list[Callable[[Any], bool] | None] = [_any] * 5 + [lambda key: key == "kept", None, _any]
+    used: list[Callable[[Any], bool] | None] = [
+        _any, _any, _any, _any, _any, lambda key: key == "kept", None, _any,
+    ]  # fmt: skip
     keys = [["a", "b"], ["x", "y"], [], [0, 1], [], ["kept"], ["one"], ["last"]]
     guards = [ItemGuard(str(i), *each) for i, each in enumerate(zip(holders, keys, used))]  # noqa: B905
     return holders, guards
