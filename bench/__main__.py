@@ -1,6 +1,7 @@
 """The quick part of `placement`, a few minutes on one core; the others by their names.
 
-- Placement: `placement` compares algorithms, `msr-fiddle` plans published placement problems,
+- Placement: `placement` compares algorithms, `pipelines` plans pipelines beside schedules that
+  experts draw by hand, `msr-fiddle` plans published placement problems,
   `scale` times planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
   `state-in-place` says what leaving state where it is costs.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
@@ -29,6 +30,7 @@ NAMED = {
     "guards": "bench.runtime.guards",
     "mutants": "bench.mutants.main",
     "msr-fiddle": "bench.placement.msr_fiddle",
+    "pipelines": "bench.placement.pipelines",
     "placement": "bench.placement.main",
     "plan-bytes": "bench.common.plan_bytes",
     "scale": "bench.placement.scale",

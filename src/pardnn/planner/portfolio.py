@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
 from pardnn.graph.ir import Graph
+from pardnn.place.baselines.modulo import has_pieces
 from pardnn.place.decision import Decision
 from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.memory_bounded import limits
@@ -205,6 +206,9 @@ def decide_best(
     """
     started = time.perf_counter()
     objective, time_limit = problem.options.objective, problem.options.time_limit
+    names = tuple(names)
+    if len(names) > 1 and not has_pieces(problem.graph, problem.machine):
+        names = tuple(name for name in names if name != "modulo")
     best, placed, notes, failure = _tried(problem, names)
     left = None if time_limit is None else time_limit - (time.perf_counter() - started)
     bound = _bound(problem) if polish or solvers else 0.0

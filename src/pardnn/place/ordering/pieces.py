@@ -1,0 +1,108 @@
+"""Pieces of a step that are alike: microbatches, found from the graph alone.
+
+Two ops are alike if they are the same call of one group on inputs that come from ops that are
+alike, all the way up; state that outlives the step is like nothing but itself. So the forward of a
+layer on one microbatch is like that on another, and unlike that of any other layer. The number of
+pieces is the one of most of the work; what is there once (sums of gradients, the update) belongs to
+no piece. O(edges log edges).
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from pardnn.graph.csr import RESIDUAL, op_edges
+from pardnn.graph.ir import Graph
+
+#: Pieces count if they make at least this part of the work.
+LEAST_WORK = 0.5
+
+
+class Pieces(NamedTuple):
+    """Which ops are alike.
+
+    Attributes:
+        count: Number of pieces.
+        piece: Of each op; -1 for an op of no piece.
+        model: The op of the first piece that each op is like; itself for an op of no piece.
+    """
+
+    count: int
+    piece: Int64[ndarray, " n"]
+    model: Int64[ndarray, " n"]
+
+
+def pieces_of(graph: Graph, seconds: Float64[ndarray, " n"]) -> Pieces | None:
+    """Return the pieces of a step; None if most of it is there once.
+
+    Args:
+        graph: The graph.
+        seconds: Of each op, on any device.
+    """
+    kinds = _kinds(graph)
+    times = np.bincount(kinds)
+    work = np.bincount(times[kinds], weights=seconds)
+    work[1] = 0.0
+    count = int(work.argmax())
+    is_piece = times[kinds] % max(count, 1) == 0
+    if count < 2 or seconds[is_piece].sum() < LEAST_WORK * seconds.sum():
+        return None
+    n = len(kinds)
+    piece, model = np.full(n, -1, dtype=np.int64), np.arange(n)
+    seen = np.zeros(len(times), dtype=np.int64)
+    members: dict[tuple[int, int], int] = {}
+    for op in graph.arrays.topological.tolist():
+        if is_piece[op]:
+            kind, each = int(kinds[op]), int(times[kinds[op]]) // count
+            piece[op], within = divmod(int(seen[kind]), each)
+            model[op] = members.setdefault((kind, within), op)
+            seen[kind] += 1
+    return Pieces(count, piece, model)
+
+
+def _kinds(graph: Graph) -> Int64[ndarray, " n"]:
+    """Return a number per op, equal for ops that are alike."""
+    a, number = graph.arrays, dict[tuple[object, ...], int]()
+    kinds = np.zeros(a.num_ops, dtype=np.int64)
+    for i in a.topological.tolist():
+        op = graph.ops[i]
+        reads = a.tensor_op[a.input_tensor[a.input_ptr[i] : a.input_ptr[i + 1]]]
+        own = i if a.memory[i] == RESIDUAL and len(reads) == 0 else -1
+        key = (op.kind, op.group, own, *sorted(kinds[reads].tolist()))
+        kinds[i] = number.setdefault(key, len(number))
+    return kinds
+
+
+def piece_by_piece(graph: Graph, pieces: Pieces) -> Int64[ndarray, " n"]:
+    """Return each op's position in the order of one piece after the other: it needs least memory.
+
+    An op of no piece comes as soon as what it reads is there.
+
+    Args:
+        graph: The graph.
+        pieces: Its pieces.
+    """
+    n, pairs = graph.arrays.num_ops, op_edges(graph.arrays)
+    missing = np.bincount(pairs[:, 1], minlength=n).tolist()
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 0], minlength=n))]).tolist()
+    after, file = pairs[:, 1].tolist(), np.empty(n, dtype=np.int64)
+    file[graph.arrays.topological] = np.arange(n)
+    turn = pieces.piece.tolist()
+    ready = [(turn[op], int(file[op]), op) for op in range(n) if missing[op] == 0]
+    heapq.heapify(ready)
+    position = np.empty(n, dtype=np.int64)
+    for count in range(n):
+        now, _, op = heapq.heappop(ready)
+        position[op] = count
+        for x in after[ptr[op] : ptr[op + 1]]:
+            missing[x] -= 1
+            if missing[x] == 0:
+                begins = turn[x] if pieces.piece[x] >= 0 else now
+                turn[x] = begins
+                heapq.heappush(ready, (begins, int(file[x]), x))
+    return position

@@ -1,0 +1,86 @@
+"""Memory-safe list schedules: whatever the keys, the plan in the order found fits."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardnn.graph.ir import Graph
+from pardnn.place.ordering.edges import Edges, edges_of, placed_bound
+from pardnn.place.ordering.low_memory_orders import file_positions
+from pardnn.place.ordering.memory_bounded import latest_slot_plan
+from pardnn.place.ordering.memory_safe import safe_schedule
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.ordering.storages import reserve_of, storages_of
+from pardnn.plan.check import plan_problems
+from pardnn.plan.plan import plan_from_arrays
+from pardnn.sim.bounds import lower_bound_seconds
+from pardnn.sim.peak import peaks
+from tests.place.machines import cluster_of, limited, machine_for, random_place
+from tests.strategies import graphs, random_graph
+
+SLACKS = [0.0, 1.0, np.inf]
+
+
+def safe_order(
+    graph: Graph, place: np.ndarray, limit: np.ndarray, key: np.ndarray, slack: float
+) -> tuple[float, np.ndarray]:
+    """Return the makespan and positions of a schedule along the file's order as the reserve."""
+    a, machine = graph.arrays, machine_for(graph, cluster_of(len(limit)))
+    storages, reference = storages_of(a, place, len(limit)), file_positions(a)
+    reserve = reserve_of(a, storages, place, reference, limit)
+    start, order = np.empty(a.num_ops), np.empty(a.num_ops, dtype=np.int64)
+    edges = edges_of(a, machine, place)
+    makespan = safe_schedule(edges, storages, reserve, a.workspace, key, slack, start, order)
+    assert sorted(order) == list(range(a.num_ops))
+    assert makespan >= placed_bound(edges, a.topological) * (1 - 1e-9)
+    assert makespan >= lower_bound_seconds(a, machine) * (1 - 1e-9)
+    position = np.empty(a.num_ops, dtype=np.int64)
+    position[order] = np.arange(a.num_ops)
+    return makespan, position
+
+
+@settings(max_examples=25)
+@given(graph=graphs(max_ops=16), seed=st.integers(0, 99), slack=st.sampled_from(SLACKS))
+def test_any_keys_fit_where_the_reference_order_fits(graph: Graph, seed: int, slack: float) -> None:
+    a, overwrites = graph.arrays, first_overwrites(graph)
+    place = random_place(graph, 2, seed)
+    reference = latest_slot_plan(a, 2, place, file_positions(a), overwrites)
+    limit = peaks(a, reference)
+    key = np.random.default_rng(seed).random(a.num_ops)
+    _, position = safe_order(graph, place, limit, key, slack)
+    plan = latest_slot_plan(a, 2, place, position, overwrites)
+    assert (peaks(a, plan) <= limit).all()
+    cluster = limited(cluster_of(2), max(int(limit.max()), 1))
+    assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_without_limits_it_is_a_list_schedule(seed: int) -> None:
+    """Of all that is ready the smallest key starts: no device is idle that could start an op."""
+    graph = random_graph(seed, 12, "layered", memory=False)
+    place, unlimited = random_place(graph, 2, seed), np.full(2, 2**61)
+    key = np.random.default_rng(seed).random(graph.arrays.num_ops)
+    makespan, _ = safe_order(graph, place, unlimited, key, np.inf)
+    machine = machine_for(graph, cluster_of(2))
+    edges = edges_of(graph.arrays, machine, place)
+    assert makespan == pytest.approx(naive_list_schedule(edges, key))
+
+
+def naive_list_schedule(edges: Edges, key: np.ndarray) -> float:
+    """Return the makespan of starting the op that can start first, the smallest key first."""
+    n = len(key)
+    ready, missing, start = np.zeros(n), edges.missing.copy(), np.full(n, np.inf)
+    free = np.zeros(int(edges.place.max()) + 1)
+    left = set(range(n))
+    while left:
+        at = {op: max(ready[op], free[edges.place[op]]) for op in left if missing[op] == 0}
+        now = min(at.values())
+        op = min((o for o in at if at[o] == now), key=lambda o: (edges.place[o], key[o]))
+        start[op], free[edges.place[op]] = now, now + edges.seconds[op]
+        left.remove(op)
+        for i in range(edges.ptr[op], edges.ptr[op + 1]):
+            x = edges.successor[i]
+            missing[x] -= 1
+            ready[x] = max(ready[x], now + edges.seconds[op] + edges.delay[i])
+    return float((start + edges.seconds).max())
