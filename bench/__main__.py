@@ -1,9 +1,9 @@
 """The quick part of `placement`, a few minutes on one core; the others by their names.
 
 - Placement: `placement` compares algorithms, `pipelines` plans pipelines beside schedules that
-  experts draw by hand, `msr-fiddle` plans published placement problems,
-  `scale` times planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
-  `state-in-place` says what leaving state where it is costs.
+  experts draw by hand, `msr-fiddle` plans published placement problems, `limits` finds the least
+  limit of each algorithm, `scale` times planning up to a million ops, `thesis` regenerates the
+  tables of the ParDNN thesis, `state-in-place` says what leaving state where it is costs.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
   search of shardings, `tofu-equality` compares sharded training with one device, `coverage` cuts
   what torch's own samples of its operators call.
@@ -28,6 +28,7 @@ NAMED = {
     "coverage": "bench.tofu.opinfo",
     "fidelity": "bench.runtime.fidelity",
     "guards": "bench.runtime.guards",
+    "limits": "bench.placement.boundary",
     "mutants": "bench.mutants.main",
     "msr-fiddle": "bench.placement.msr_fiddle",
     "pipelines": "bench.placement.pipelines",

@@ -4,6 +4,7 @@ import pytest
 
 from bench.common.paging import page_bytes
 from bench.thesis.batch import made_family, read_rule, write_rule
+from bench.thesis.page import page
 from bench.thesis.unroll import unrolled
 from pardnn.api.batch_scaling import graph_at
 from pardnn.cost.costs import graph_costs
@@ -81,3 +82,37 @@ def test_swapping_drops_what_the_host_has():
     whole = int(long.arrays.tensor_bytes[long.arrays.tensor_alias < 0].sum())
     for share in (3, 5):
         assert 0 < page_bytes(long, whole // share, "belady") < page_bytes(long, whole // share)
+
+
+def step(pardnn: float, refined: float, thesis: float) -> dict[str, float]:
+    """A row of Fig. 6.7; linear clustering takes 1 s."""
+    return {
+        "ops": 9, "bound_s": 1.0, "serial_s": 2.0, "round_robin_s": 2.0, "mapped_s": refined,
+        "refined_s": refined, "thesis_s": thesis, "pardnn_s": pardnn, "clustering_s": 1.0,
+        "pardnn_cpu_s": 1.0, "clustering_cpu_s": 1.0, "cpu_s": 1.0,
+    }  # fmt: skip
+
+
+def test_the_page_says_whose_steps_lose_where_and_nothing_of_parts_it_lacks():
+    steps = {"WRN, 4": step(0.8, 0.9, 1.2), "TRN, 4": step(0.8, 0.9, 1.0001)}
+    report = {"date": "d", "command": "c", "machine": "m", "steps": steps}
+    text = page(report)
+    assert "(`pardnn-thesis`) takes 1.095 times" in text
+    assert "slower in 1 of 2 rows: WRN, 4 (1.200)" in text
+    assert "slower in 0 of 2 rows." in text
+    assert "Round robin is less bad" in text
+    assert "Unified memory" not in text
+
+
+def test_state_that_fits_no_replica_is_out_of_memory_whatever_is_computed_twice():
+    row = {"batch": 4, "pardnn": {"samples_per_s": 2.0}, "cpu_s": 1.0}
+    baselines = {"TRN-2, 4": row, "WRN, 4": row | {"checkpointing": {"samples_per_s": 4.0}},
+                 "E3D, 4": row}  # fmt: skip
+    state = {"TRN-2": 80, "WRN": 20, "E3D": 10}
+    replicas = {n: {"bytes": s << 30, "usable_bytes": 28 << 30, "cpu_s": 1.0}
+                for n, s in state.items()}  # fmt: skip
+    report = {"date": "d", "command": "c", "machine": "m"}
+    text = page(report | {"baselines": baselines, "replicas": replicas})
+    assert "TRN-2 (80.0 GiB)" in text
+    assert "captured of WRN; of E3D" in text
+    assert text.count("OOM (state) |") == 1

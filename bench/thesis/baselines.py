@@ -65,6 +65,19 @@ def baselines_row(name: str, batch_size: int, num_devices: int) -> dict[str, Any
     return row
 
 
+def state_row(name: str) -> dict[str, Any]:
+    """Return what each replica holds between steps, and what a device has for it, in bytes.
+
+    Args:
+        name: Of the captured graph.
+    """
+    graph, _ = model(name, 1)
+    held = (t for op in graph.ops if op.memory == "residual" and op.kind != "input"
+            for t in op.outputs if t.alias_of is None)  # fmt: skip
+    (usable,) = capacities(cluster_of(1), RESERVE)
+    return {"graph": name, "bytes": sum(t.bytes for t in held), "usable_bytes": usable}
+
+
 def largest_tensor_parallel(name: str, batch_size: int, num_devices: int) -> dict[str, Any]:
     """Simulate the hand-written plan at the largest batch it fits, at most this one.
 

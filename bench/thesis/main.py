@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.common import RESULTS, write_chart
 from bench.common.side_by_side import cores, measured
-from bench.thesis.baselines import baselines_row
+from bench.thesis.baselines import baselines_row, state_row
 from bench.thesis.batch import RULES
 from bench.thesis.cut import cut_row
 from bench.thesis.page import page, pictures
@@ -87,6 +87,11 @@ def _baselines(names: Sequence[str]) -> Iterator[Row]:
             yield f"{name}, {k}", lambda m=found, k=k: baselines_row(m.graph, m.batch[k], k)
 
 
+def _replicas(names: Sequence[str]) -> Iterator[Row]:
+    for name in _models(names):
+        yield name, lambda graph=MODELS[name].graph: state_row(graph)
+
+
 def _cut(names: Sequence[str]) -> Iterator[Row]:
     for name in _models(names):
         found, k = MODELS[name], CUT_DEVICES
@@ -97,6 +102,7 @@ PARTS: dict[str, Callable[[Sequence[str]], Iterator[Row]]] = {
     "shapes": _shapes,
     "steps": _steps,
     "baselines": _baselines,
+    "replicas": _replicas,
     "search": _search,
     "given": _given,
     "unrolled": _unrolled,

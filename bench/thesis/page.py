@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from statistics import geometric_mean
 from typing import Any
 
 from bench.common import CHARTS
 from bench.common.charts import Line, lines_svg
 from bench.thesis import published
-from bench.thesis.notes import DISAGREEMENTS, HEAD
+from bench.thesis.notes import HEAD, disagreements
+from bench.thesis.page_baselines import baselines_section, cut_section
 from bench.thesis.published import DEVICES, MODELS
-
-Report = dict[str, Any]
-
-#: The column of the thesis's steps without what this implementation adds.
-ALONE = "`pardnn-thesis`"
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
-    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    return [*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
+from bench.thesis.table import ALONE, Report, table
 
 
 def _cell(row: dict[str, Any], k: int) -> dict[str, Any]:
@@ -59,7 +51,7 @@ def _largest(report: Report) -> Iterator[str]:
         over = f"{over} ({theirs_over:.2g})"
         rows.append([name, row["ops"], *cells, over, " ".join(alone) or "-"])
     head = ["model", "ops", *(f"K = {k}" for k in DEVICES), "over DP", ALONE]
-    yield from _table(head, rows)
+    yield from table(head, rows)
 
 
 def _speedups(row: dict[str, Any]) -> dict[int, float]:
@@ -88,7 +80,7 @@ def _throughput(report: Report) -> Iterator[str]:
             for k in DEVICES
         ]
         rows.append([name, *rates, _alone(row, "samples_per_s", "{:.1f}")])
-    yield from _table(["model", *(f"K = {k}" for k in DEVICES), ALONE], rows)
+    yield from table(["model", *(f"K = {k}" for k in DEVICES), ALONE], rows)
     yield f"![Speed-up]({CHARTS}/{report['date']}_thesis_speedup.svg)\n"
     yield f"![Largest batch]({CHARTS}/{report['date']}_thesis_batch.svg)\n"
 
@@ -114,7 +106,7 @@ def _given(report: Report) -> Iterator[str]:
         shown = " ".join(f"{share:.0%}" for share in moved)
         rows.append([name, *ups, shown, _alone(row, "samples_per_s", "{:.1f}")])
     head = ["model", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2", ALONE + ", samples/s"]
-    yield from _table(head, rows)
+    yield from table(head, rows)
     mean = sum(shares) / max(len(shares), 1)
     yield f"At these batches the memory step moves {mean:.1%} of the ops on average.\n"
 
@@ -132,7 +124,7 @@ def _shapes(report: Report) -> Iterator[str]:
         [key.split(",")[0], row["batch"], row["ops"], f"{row['dop']:.2f}", f"{row['ccr']:.2f}"]
         for key, row in report["shapes"].items()
     ]
-    yield from _table(["model", "batch", "ops", "parallelism", "CCR"], rows)
+    yield from table(["model", "batch", "ops", "parallelism", "CCR"], rows)
 
 
 def _steps(report: Report) -> Iterator[str]:
@@ -144,7 +136,7 @@ def _steps(report: Report) -> Iterator[str]:
         f"*{ALONE}*: the same, every swap and switch kept, ops run first come, first served, as in "
         "TensorFlow; *ParDNN*: with the list scheduling that this implementation adds.\n"
     )
-    table = [
+    found = [
         [
             key, f"{row['bound_s']:.3f}",
             *(f"{row[part] / row['bound_s']:.3f}" for part in
@@ -156,14 +148,14 @@ def _steps(report: Report) -> Iterator[str]:
     ]  # fmt: skip
     columns = ["model, K", "bound, s", "one device", "round robin", "mapped", "refined"]
     columns += [ALONE, "ParDNN"]
-    yield from _table(columns, table)
+    yield from table(columns, found)
     over = geometric_mean(row["round_robin_s"] / row["pardnn_s"] for row in rows)
-    thesis = geometric_mean(row["round_robin_s"] / row["refined_s"] for row in rows)
+    refined = geometric_mean(row["round_robin_s"] / row["refined_s"] for row in rows)
     gains = sorted(row["mapped_s"] / row["refined_s"] - 1 for row in rows)
     low, high = published.REFINEMENT
     yield (
-        f"Round robin takes {over:.2f} times as long as ParDNN in the geometric mean, {thesis:.2f} "
-        f"times as long as the thesis's steps alone (thesis: {published.OVER_ROUND_ROBIN:g}). The "
+        f"Round robin takes {over:.2f} times as long as ParDNN in the geometric mean, "
+        f"{refined:.2f} times as long as *refined* (thesis: {published.OVER_ROUND_ROBIN:g}). The "
         f"thesis's refinement is worth {gains[0]:.1%} to {gains[-1]:.1%} here (thesis: {low:.0%} "
         f"to {high:.0%}).\n"
     )
@@ -192,25 +184,40 @@ def _clustering(report: Report) -> Iterator[str]:
         for key, row in report["steps"].items()
     ]  # fmt: skip
     columns = ["model, K", "ops", "ParDNN / LC", "refined / LC", f"{ALONE} / LC"]
-    yield from _table([*columns, "ParDNN, s", "LC, s"], rows)
+    yield from table([*columns, "ParDNN, s", "LC, s"], rows)
     yield from _losses(report)
 
 
+#: Ratio up to which two makespans count as equal on the page.
+EQUAL = 1.0005
+
+
 def _losses(report: Report) -> Iterator[str]:
-    """Say where the thesis's steps alone are slower than linear clustering, from the figures."""
-    over = {
-        key: row["thesis_s"] / row["clustering_s"]
-        for key, row in report["steps"].items()
-        if "thesis_s" in row
+    """Say where the thesis's steps are slower than linear clustering, from the figures."""
+    rows = {key: row for key, row in report["steps"].items() if "thesis_s" in row}
+    if not rows:
+        return
+    means = {}
+    labels = {
+        "refined_s": "The thesis's partition, ordered by bottom levels (*refined*)",
+        "thesis_s": f"The same first come, first served, all swaps and switches kept ({ALONE})",
+        "pardnn_s": "ParDNN",
     }
-    slower = [f"{key} ({ratio:.3f})" for key, ratio in over.items() if ratio > 1]
-    if slower:
+    for part, label in labels.items():
+        over = {key: row[part] / row["clustering_s"] for key, row in rows.items()}
+        means[part] = geometric_mean(over.values())
+        slower = [f"{key} ({ratio:.3f})" for key, ratio in over.items() if ratio > EQUAL]
+        where = f": {'; '.join(slower)}" if slower else ""
         yield (
-            f"The thesis's steps alone are slower than linear clustering in {len(slower)} of "
-            f"{len(over)} rows: {'; '.join(slower)}.\n"
+            f"- {label} takes {means[part]:.3f} times what linear clustering takes in the "
+            f"geometric mean, and is slower in {len(slower)} of {len(rows)} rows{where}."
         )
-    elif over:
-        yield f"The thesis's steps alone are slower in none of {len(over)} rows.\n"
+    yield (
+        f"\nSo of ParDNN's lead the thesis's clusters have {1 - means['refined_s']:.1%}; list "
+        "scheduling from them and from other starts, which is this implementation's, has "
+        f"{1 - means['pardnn_s'] / means['refined_s']:.1%} of what is left. First come, first "
+        f"served costs {means['thesis_s'] / means['refined_s'] - 1:.1%}.\n"
+    )
 
 
 def _planning(report: Report) -> Iterator[str]:
@@ -231,7 +238,7 @@ def _planning(report: Report) -> Iterator[str]:
         rows.append([name, f"{row['ops']} ({MODELS[name].ops})", *times, shown, alone])
     head = ["model", "ops (thesis)", *(f"K = {k}" for k in DEVICES), "moved ops, K from 2"]
     head += [ALONE + ", s"]
-    yield from _table(head, rows)
+    yield from table(head, rows)
     if shares:
         yield f"Moved by the memory step on average: {sum(shares) / len(shares):.1%} of the ops.\n"
 
@@ -254,67 +261,7 @@ def _unrolled(report: Report) -> Iterator[str]:
         )
     head = ["model, K", "batch", "steps", "ops (thesis)", "free, s", "limited, s", "LC, s"]
     head += [ALONE + ", limited, s"]
-    yield from _table(head, rows)
-
-
-def _baselines(report: Report) -> Iterator[str]:
-    yield "## Figs. 6.3 to 6.5: against baselines (simulated)\n"
-    yield (
-        "ParDNN's samples/s over the baseline's at the thesis's batch for K; *OOM*: the baseline "
-        "does not fit. `bench/thesis/baselines.py` says how each is modelled.\n"
-    )
-    kinds = ("tensor-parallel", "checkpointing", "data-parallel", "unified-memory")
-    rows = [
-        [key, row["batch"], f"{row['pardnn'].get('samples_per_s', 0):.1f}",
-         f"{row.get('pardnn-thesis', {}).get('samples_per_s', 0):.1f}",
-         *(_over(row, kind) for kind in kinds)]
-        for key, row in report["baselines"].items()
-    ]  # fmt: skip
-    head = ["model, K", "batch", "ParDNN, samples/s", ALONE + ", samples/s"]
-    head += ["tensor parallel by hand"]
-    head += ["checkpointing + DP", "DP alone", "unified memory"]
-    yield from _table(head, rows)
-
-
-def _over(row: dict[str, Any], kind: str) -> str:
-    baseline = row.get(kind)
-    if baseline is None:
-        return "-"
-    if "error" in baseline:
-        return "OOM"
-    ours = baseline.get("pardnn", row["pardnn"])
-    if "error" in ours:
-        return "ParDNN: none"
-    batch = f" (batch {baseline['batch']})" if "batch" in baseline else ""
-    return f"{ours['samples_per_s'] / baseline['samples_per_s']:.2f}{batch}"
-
-
-def _cut(report: Report) -> Iterator[str]:
-    yield "## Beyond the thesis: every op cut instead of placed (simulated)\n"
-    yield (
-        "At the thesis's batch for K, under the same limits. *Cut*: `tofu` by seconds, the other "
-        "half of this tool, which `auto` takes where it is faster, up to 200,000 parts.\n"
-    )
-    rows = []
-    for key, row in report["cut"].items():
-        if "error" in row:
-            cut = [row["error"][:60], "", "", "", ""]
-        else:
-            cut = [f"{row['cut']:.1f}", f"{row['cut'] / row['placed']:.2f}"]
-            cut += [f"{row[name] / 2**30:.1f}" for name in ("placed_peak", "cut_peak")]
-            cut += [f"{row['planning_cpu_s']:.0f}"]
-        alone = f"{row['thesis']:.1f}" if row.get("thesis") else "-"
-        rows.append([key, row["batch"], alone, f"{row['placed']:.1f}", *cut])
-    head = [
-        "model, K",
-        "batch",
-        ALONE + ", samples/s",
-        "placed, samples/s",
-        "cut, samples/s",
-        "cut / placed",
-    ]
-    head += ["placed, GiB", "cut, GiB", "planning a cut, CPU s"]
-    yield from _table(head, rows)
+    yield from table(head, rows)
 
 
 SECTIONS: tuple[tuple[str, Callable[[Report], Iterator[str]]], ...] = (
@@ -326,8 +273,8 @@ SECTIONS: tuple[tuple[str, Callable[[Report], Iterator[str]]], ...] = (
     ("steps", _clustering),
     ("search", _planning),
     ("unrolled", _unrolled),
-    ("baselines", _baselines),
-    ("cut", _cut),
+    ("baselines", baselines_section),
+    ("cut", cut_section),
 )
 
 
@@ -362,7 +309,7 @@ def page(report: Report) -> str:
             lines += section(report)
     spent = sum(row["cpu_s"] for part in report.values() if isinstance(part, dict)
                 for row in part.values())  # fmt: skip
-    lines += [DISAGREEMENTS, f"All of it took {spent / 60:.1f} CPU minutes."]
+    lines += [disagreements(report), f"All of it took {spent / 60:.1f} CPU minutes."]
     return "\n".join(lines) + "\n"
 
 

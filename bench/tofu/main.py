@@ -7,11 +7,12 @@ roofline costs. Search seconds are measured here, in CPU seconds; all else is si
 - Figures 8 and 9: throughput relative to ideal, see `bench/tofu/models.py`.
 - Figure 10: time of a step and the part of it that is communication: what the same plan takes more
   than over links that cost nothing. Memory is not enforced there, but reported.
-- Table 1: seconds of the search.
+- Figure 11: how the convolutions of WResNet-152-10 are cut, see `bench/tofu/figure_11.py`.
+- Table 1: seconds of the search, without recursion up to a limit, see `bench/tofu/table_1.py`.
 
-`--parts models,plans,search` runs some parts only; what the day's JSON has of the others stays. As
-many rows are measured side by side as there are cores, or `--jobs`; Table 1
-after the others, alone.
+`--parts models,plans,figure-11,search` runs some parts only; what the day's JSON has of the others
+stays. As many rows are measured side by side as there are cores, or `--jobs`; Table 1 after the
+others, alone.
 """
 
 from __future__ import annotations
@@ -19,10 +20,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import gc
 import json
 import platform
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,9 @@ from typing import Any
 from bench.common import RESULTS, write_chart
 from bench.common.side_by_side import cores, measured
 from bench.tofu import models
+from bench.tofu.figure_11 import partition_rows
 from bench.tofu.page import page, pictures
+from bench.tofu.table_1 import search_row
 from pardnn.cluster import Cluster, Rate
 from pardnn.cost.costs import Costs, preset_costs
 from pardnn.errors import PardnnError
@@ -42,7 +43,6 @@ from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import decide_sharded
 from pardnn.planner.warm_up import warm_up
-from pardnn.shard.cache import forget
 from pardnn.shard.search.tofu import find_sharding
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
@@ -54,6 +54,10 @@ PLANNED = ("rnn_4_8k", "wresnet_152_10")
 PLACED = ("layer-round-robin", "pardnn")
 #: Of table 1, and two more.
 SEARCHED = ("wresnet_152_10", "rnn_10_8k", "rnn_4_8k", "gpt2")
+#: CPU seconds that the search without recursion gets.
+LIMIT_S = 30
+#: Of Fig. 11.
+DRAWN = "wresnet_152_10"
 
 
 def k80s(*, free: bool = False) -> Cluster:
@@ -115,26 +119,18 @@ def _simulated(graph: Graph, costs: Costs, plan: PlanArrays) -> dict[str, Any]:
     }
 
 
-def search_row(name: str) -> dict[str, Any]:
-    """Search one graph on 8 devices, first with nothing known of its calls, then again."""
+def figure_11(name: str) -> dict[str, Any]:
+    """Return how the convolutions of a model are cut, objective `bytes`."""
     graph = load(name)
-    forget()
-    taken = []
-    for _ in range(3):
-        gc.collect()
-        started = time.process_time()
-        found = find_sharding(graph, k80s(), "bytes")
-        taken.append(time.process_time() - started)
-    return {
-        "graph": name, "ops": len(graph.ops), "first_s": taken[0], "best_s": min(taken),
-        "GB": found.cost / 1e9, "factors": found.num_factors,
-    }  # fmt: skip
+    sharding = find_sharding(graph, k80s(), "bytes").sharding
+    return {"mesh": sharding.mesh.shape, "rows": partition_rows(graph, sharding)}
 
 
 PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], Sequence[str]]] = {
     "models": (models.measure, TOFU_SIZES),
     "plans": (measure, PLANNED),
-    "search": (search_row, SEARCHED),
+    "figure-11": (figure_11, (DRAWN,)),
+    "search": (lambda name: search_row(name, k80s(), LIMIT_S), SEARCHED),
 }
 
 
