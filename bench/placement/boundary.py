@@ -5,6 +5,8 @@ the placement page's memory part and K from 2 to 4, and writes `bench/results/<d
 and `.json`. The placement page asks whether a plan is found where packing grants that there is
 one; here is where each algorithm gives up, above or below that.
 
+It takes for granted that an algorithm which finds a plan finds one with more memory, too.
+
 - *Bound*: what errors say that no plan can do without (`place/infeasible.py`).
 - *Packing*: the least limit that packing the residual groups, largest first, grants.
 """
