@@ -1,6 +1,9 @@
 """The least limits: bisection by hand, and a row on a graph whose limits are known."""
 
-from bench.placement.boundary import boundary_row, least, page
+import json
+
+from bench.common import RESULTS
+from bench.placement.boundary import ALGORITHMS, CLOSE, boundary_row, least, page
 from bench.placement.memory import Case
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
@@ -31,3 +34,10 @@ def test_a_row_says_where_an_algorithm_gives_up() -> None:
     assert row["bound"] <= row["pardnn"] <= 2200 * 1.01  # two pairs a device, results kept
     report = {"date": "d", "command": "c", "machine": "m", "algorithms": ["pardnn"], "rows": [row]}
     assert "| pardnn | 1.0" in page(report)
+
+
+def test_the_page_of_memory_says_what_the_last_run_found() -> None:
+    rows = json.loads(sorted(RESULTS.glob("*_limits.json"))[-1].read_text("utf-8"))["rows"]
+    assert all(row["pardnn"] < row["packing"] for row in rows)
+    others = [name for name in ALGORITHMS if name != "pardnn"]
+    assert all(row["pardnn"] <= row[name] * (1 + CLOSE) for row in rows for name in others)
