@@ -47,7 +47,7 @@ def partition_rows(graph: Graph, sharding: Sharding) -> list[dict[str, Any]]:
     firsts = {_block(op) for op in forward if (op.module or "").endswith("shortcut")}
     images: dict[str, int] = {}  # of a block: what its last convolution makes
     for op in forward:
-        size = (op.outputs[0].shape or ())[-1]
+        size = list(op.outputs[0].shape or (0,))[-1]
         images[_block(op)] = min(size, images.get(_block(op), size))
     rows: dict[Any, dict[str, Any]] = {}
     for op in forward:
@@ -83,7 +83,9 @@ def _moved(op: Op, tensors: Mapping[str, Any], sharding: Sharding) -> dict[str, 
     shape = sharding.mesh.shape
 
     def owned(name: str) -> Any:
-        return owned_array(tensors[name].shape, sharding.layouts[name], shape)[None]
+        boxes = owned_array(tensors[name].shape, sharding.layouts[name], shape)
+        assert boxes is not None
+        return boxes[None]
 
     found = {"activation": 0, "weight": 0, "sums": 0}
     for name, regions in needed(strategies, slots_of(call), call.shapes).items():

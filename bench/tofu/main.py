@@ -38,7 +38,7 @@ from pardnn.errors import PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
-from pardnn.planner.options import PlanOptions
+from pardnn.planner.options import Objective, PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import decide_sharded
@@ -97,7 +97,7 @@ def _tried(label: str, plan: Callable[..., dict[str, Any]], *given: Any) -> dict
         return {"algorithm": label, "error": str(error).splitlines()[0]}
 
 
-def _sharded(graph: Graph, costs: Costs, algorithm: str, objective: str) -> dict[str, Any]:
+def _sharded(graph: Graph, costs: Costs, algorithm: str, objective: Objective) -> dict[str, Any]:
     problem = Problem(graph, k80s(), costs, PlanOptions(objective=objective, reserve=0.0))
     spread = decide_sharded(problem, algorithm)
     return _simulated(spread.graph, spread.costs, spread.arrays) | {"planning_s": spread.planning_s}
