@@ -26,11 +26,22 @@ def step(model, optimizer, x, y):
     return loss
 
 
-def batches(x, y, epoch, first):
-    """Yield the batches of an epoch from number `first` on; the epoch decides their order."""
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
-    for rows in order.split(BATCH)[first:]:
-        yield x[rows], y[rows]
+class Order(torch.utils.data.Sampler):
+    """Batches of row numbers in a new order each epoch; the position in them is its state."""
+
+    def __init__(self, rows):
+        self.rows, self.epoch, self.batch = rows, 0, 0
+
+    def __iter__(self):
+        order = torch.randperm(self.rows, generator=torch.Generator().manual_seed(self.epoch))
+        for rows in order.split(BATCH)[self.batch :]:
+            self.batch += 1
+            yield rows.tolist()
+        self.epoch, self.batch = self.epoch + 1, 0
+
+    def state_dict(self):
+        """Return what `extra` keeps."""
+        return {"epoch": self.epoch, "batch": self.batch}
 
 
 directory = Path(sys.argv[1])
@@ -42,22 +53,27 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3)
 x, y = torch.randn(40, 16), torch.randn(40, 1)
 fast = pardnn.parallelize(step, model, optimizer, x[:BATCH], y[:BATCH])
-at = {"epoch": 0, "batch": 0, "best": float("inf"), "schedule": schedule.state_dict()}
+order = Order(len(x))
+# A generator of its own: a loader draws a seed as each epoch begins, and the step has dropout.
+data = torch.utils.data.TensorDataset(x, y)
+loader = torch.utils.data.DataLoader(data, batch_sampler=order, generator=torch.Generator())
+best = float("inf")
 if (directory / "latest").exists():
     at = fast.load(directory)
+    best = at["best"]
     schedule.load_state_dict(at["schedule"])
+    order.__dict__.update(at["order"])
 while True:
-    for batch in batches(x, y, at["epoch"], at["batch"]):
+    for batch in loader:
         loss = fast(*batch).item()
         schedule.step()
-        at |= {"batch": at["batch"] + 1, "schedule": schedule.state_dict()}
-        if loss < at["best"]:
-            at["best"] = loss
+        if loss < best:
+            best = loss
             fast.export(directory / "best.safetensors")
         if fast.rank == 0:
             print(f"step {fast.steps}: loss {loss!r}")
         if fast.steps % EVERY == 0 or fast.steps == stop:
+            at = {"best": best, "schedule": schedule.state_dict(), "order": order.state_dict()}
             fast.save(directory, extra=at, keep=2)
         if fast.steps == stop:
             sys.exit()
-    at |= {"epoch": at["epoch"] + 1, "batch": 0}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pardnn import backends
+from pardnn.api.in_child import can_fork, plan_in_child
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -90,14 +91,20 @@ def parallelize(
             _LOGGER.warning("pardnn: %s", links_text(found))
 
     def decide(graph: Graph, world_size: int, state: StateInPlace | None) -> Plan:
-        # Only the rank that plans loads the compiler.
-        from pardnn.planner.next_plan import next_plan
-        from pardnn.planner.options import PlanOptions
-
         target = given or (measured[0] if measured else None)
         target = target or Cluster.uniform(world_size, memory=backends.rank_memory_bytes())
-        options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs)
-        return next_plan(graph, target, options, plan, state)
+
+        def planned() -> Plan:
+            # Only the process that plans loads the compiler.
+            from pardnn.planner.next_plan import next_plan
+            from pardnn.planner.options import PlanOptions
+
+            options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs)
+            return next_plan(graph, target, options, plan, state)
+
+        if given is not None and can_fork(backends.this_device()):
+            return plan_in_child(planned)  # this one is held to its limit
+        return planned()
 
     return backends.parallelize(
         step, *args, plan=plan, decide=decide, timeout=timeout, shapes=shapes,

@@ -57,7 +57,9 @@ class Parallel(Checkpointed):
         first = variants.current
         program, live = first.executor.program, first.executor.live_values
         key = f" {first.number}" if first.number else ""
-        self._training = TrainingState(program, self._world, first.binding, live, state.spread, key)
+        self._training = TrainingState(
+            program, self._world, first.binding, live, state.spread, key, state.most_held
+        )
         state.users.append(self._training)
         self._models = tuple(root_modules(first.binding.stateful()).values())
         self._evaluations: dict[Any, Evaluation] = {}
@@ -318,14 +320,14 @@ def parallelize(
         recording = recording_of(step, args)
         make = Maker(state, step, history, plan, decide, recording is not None)
         first = make(state.next_number(), args, ())
-        if is_limited and not state.is_limited:
+        limits = is_limited and not state.is_limited
+        if limits:
             memory_limits.pin_allocator()
+            _limit(state, first.executor)  # so that it holds while the state is made
         announce = functools.partial(guard_spread_objects, state.spread)
         variants = Variants(state, history, make, first, recording, announce)
-        if is_limited and not state.is_limited:
-            held = live_bytes(variants.current.executor.live_values)
-            limit = variants.current.executor.limit_bytes
-            state.is_limited = memory_limits.set_limit_beside(limit, held, state.world.device)
+        if limits:
+            _limit(state, first.executor)  # what the user's own models held is free by now
         for batch in shapes:
             variants.prepare(batch)
         if on_signal is not None and state.stop is None:
@@ -333,5 +335,12 @@ def parallelize(
     except PardnnError as error:
         if state.users:  # other steps go on
             raise
+        memory_limits.lift_limit()
         raise state.world.report_failure(error) from error.__cause__
     return Parallel(state, variants, history, decide)
+
+
+def _limit(state: LiveState, executor: Executor) -> None:
+    """Let this rank hold, beside the state that is there, what its limit leaves."""
+    held, device = live_bytes(executor.live_values), state.world.device
+    state.is_limited = memory_limits.set_limit_beside(executor.limit_bytes, held, device)

@@ -13,7 +13,13 @@ import torch
 from torch import nn
 
 import pardnn
+from pardnn.backends.torch.checkpoint.phases import Phases
+from pardnn.backends.torch.comm.world import World
 from pardnn.checkpoint.directory import committed
+from pardnn.errors import RankError
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import StateInPlace
 from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import Rank, on_ranks, plan_of, values
 from tests.backends.torch.executors import captured, perceptron
@@ -91,3 +97,44 @@ def test_a_copy_that_would_exceed_the_limit_is_not_made(spare: int, tmp_path: Pa
     assert bool(told) == (spare < 1 << 20)
     assert all("before it goes on: with a copy of what it writes" in text for text in told)
     assert all(steps == 1 for texts, steps in found if texts)
+
+
+def test_room_for_a_copy_is_what_the_largest_graph_on_the_state_leaves(tmp_path: Path) -> None:
+    """The batch before was larger, and one as large may come while the copy is there."""
+    one_device = pardnn.Cluster.uniform(1)
+    plan = pardnn.plan(captured(perceptron), one_device, "single", costs="v100")
+
+    def decide(graph: Graph, _: int, state: StateInPlace | None) -> Plan:
+        return pardnn.plan(graph, one_device, "single", costs="v100", state=state)
+
+    def body(one: Rank) -> list[int]:
+        one.step(0)
+        one.fast(torch.zeros(4096, 16), torch.zeros(4096, dtype=torch.int64))
+        peak = one.fast._executor.program.peaks[0]
+        one.step(1)
+        assert one.fast._executor.program.peaks[0] < peak // 2
+        limit = pardnn.Cluster.uniform(1, memory=peak + 64)
+        program = one.fast._executor.program
+        program.plan = dataclasses.replace(program.plan, cluster=limit)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            one.fast.save(tmp_path, wait=False)
+        return [len(caught)]
+
+    assert values(on_ranks(perceptron, plan, body, decide=decide)) == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "E603"),
+     (MemoryError(), "E603"), (RuntimeError("else"), "E601")],
+)  # fmt: skip
+def test_a_phase_that_runs_out_of_memory_is_told_as_such(error: Exception, code: str) -> None:
+    def phase() -> None:
+        raise error
+
+    phases = Phases(World(0, 1, torch.device("cpu"), 1.0), "load/1", "loading 'runs/a'")
+    with pytest.raises(RankError, match="loading 'runs/a'") as caught:
+        phases.run(phase)
+    assert caught.value.code == code
+    assert ("more memory" in caught.value.message) == (code == "E603")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from torch import nn
 
 import pardnn
+from pardnn.backends.torch import parallelize
 from pardnn.backends.torch.devices import rank_memory_bytes
 from pardnn.backends.torch.runtime import memory_limits
-from pardnn.errors import InfeasibleError
+from pardnn.errors import InfeasibleError, RankError
+from pardnn.planner import next_plan
 from tests.backends.torch.ranks import connect, run_ranks
 
 MIB = 1 << 20
@@ -78,3 +81,49 @@ def test_without_a_cluster_the_devices_own_memory_is_the_limit() -> None:
         return fast.plan.cluster.devices[0].memory
 
     assert in_child(body) == rank_memory_bytes()
+
+
+def test_what_is_held_to_a_limit_plans_in_a_child_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*_: Any) -> Any:
+        raise InfeasibleError("no", details={"process": os.getpid()})
+
+    def body() -> Any:
+        cluster = pardnn.Cluster.uniform(1, memory="64MiB")
+        with pytest.raises(InfeasibleError) as caught:
+            pardnn.parallelize(step, *made(64), cluster=cluster, costs="v100")
+        return caught.value.details["process"] == os.getpid()
+
+    monkeypatch.setattr(next_plan, "next_plan", planned)
+    assert in_child(body) is False
+
+
+@pytest.mark.parametrize("memory", [24, 100])
+def test_the_limit_holds_while_the_state_is_made(memory: int) -> None:
+    """Of a deferred model; the parameters alone exceed the smaller limit and its allowance."""
+
+    def body() -> Any:
+        with pardnn.deferred():
+            model, optimizer, _ = made(4096)
+        cluster = pardnn.Cluster.uniform(1, memory="200MiB")
+        maker_of = parallelize.Maker.__call__
+
+        def limited(*args: Any) -> Any:
+            variant = maker_of(*args)
+            variant.executor.limit_bytes = (memory - 16) * MIB
+            return variant
+
+        parallelize.Maker.__call__ = limited
+        try:
+            pardnn.parallelize(
+                step, model, optimizer, torch.randn(4, 4096), cluster=cluster, costs="v100"
+            ).close()
+        except RankError as error:
+            return [error.code, error.message]
+        return []
+
+    outcome = in_child(body)
+    if memory == 100:
+        assert outcome == []
+    else:
+        assert outcome[0] == "E603"
+        assert "rank 0 ran out of memory while taking its share of the state" in outcome[1]

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from pardnn.backends.torch.comm.failure_detector import LostError
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.runtime.failures import memory_reason
+from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
 from pardnn.errors import PardnnError, error_from
 
 #: Seconds between two signs of life of a rank that writes or reads.
@@ -60,8 +62,11 @@ class Phases:
         except PardnnError as error:
             row = {"code": error.code, "message": error.message, "details": error.details}
         except Exception as error:
-            message = f"{type(error).__name__}: {str(error)[:500]}"
-            row = {"code": "E601", "message": message, "details": {}}
+            if is_out_of_memory(error):
+                code, message = "E603", f"it ran out of memory: {memory_reason(error)}"
+            else:
+                code, message = "E601", f"{type(error).__name__}: {str(error)[:500]}"
+            row = {"code": code, "message": message, "details": {}}
         rows = self._gathered(row)
         failed = next((rank for rank, each in enumerate(rows) if "code" in each), None)
         if failed is not None:

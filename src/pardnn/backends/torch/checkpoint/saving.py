@@ -15,7 +15,7 @@ import torch
 from pardnn.backends.torch.checkpoint.contents import Contents, chunks, with_sums
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.comm.world import World
-from pardnn.backends.torch.runtime.program import Program
+from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
 from pardnn.checkpoint.directory import Lock, Reservation, commit, discard, piece_path, reserve
 from pardnn.checkpoint.manifest import Manifest, check_manifest, pieces_by_file
 from pardnn.checkpoint.pieces import piece_header, write_tensors
@@ -132,43 +132,44 @@ def _written(snapshot: Snapshot, directory: Path, rank: int, phases: Phases) -> 
     )
 
 
-def has_room(snapshot: Snapshot, program: Program, world: World) -> bool:
-    """Whether a copy of what this rank writes fits beside its peak, on the host.
+def copied(snapshot: Snapshot, held: int, limit: int | None, world: World) -> Snapshot | None:
+    """Return a snapshot of copies on the host, which no step changes; None where no room is left.
 
     Args:
         snapshot: Of this rank.
-        program: What runs.
+        held: Largest number of bytes that this rank holds in a step.
+        limit: Bytes that it may hold; None without limit.
         world: This rank's connections.
     """
-    plan, rank = program.plan, world.rank
-    limit = plan.cluster.devices[rank].memory if plan.cluster is not None else None
-    if limit is None or world.device.type != "cpu":
-        return True
-    need = program.peaks[rank] + snapshot.contents.files[rank]
-    if need > limit:
-        warnings.warn(
-            f"rank {rank} saves step {snapshot.manifest.step} before it goes on: with a copy of "
-            f"what it writes it would hold {need} bytes, and its limit is {limit}",
-            stacklevel=4,
-        )
-    return need <= limit
+    step, names = snapshot.manifest.step, snapshot.contents.values[world.rank]
+    need = held + snapshot.contents.files[world.rank]
+    if limit is None or world.device.type != "cpu" or need <= limit:
+        try:
+            copies = {name: snapshot.values[name].detach().cpu().clone() for name in names}
+            return dataclasses.replace(snapshot, values=copies)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+    warnings.warn(
+        f"rank {world.rank} saves step {step} before it goes on: with a copy of what it writes it "
+        f"would hold {need} bytes, and its limit is {limit}",
+        stacklevel=4,
+    )
+    return None
 
 
 class Writing:
-    """A save that goes on beside the steps: of a copy, which no step changes.
+    """A save that goes on beside the steps.
 
     Args:
-        snapshot: As for `write_snapshot`.
+        snapshot: As for `write_snapshot`, of copies.
         world: This rank's connections.
         lock: Rank 0's, of the directory.
         key: Used once; the same on all ranks.
     """
 
     def __init__(self, snapshot: Snapshot, world: World, lock: Lock | None, key: str) -> None:
-        names = snapshot.contents.values[world.rank]
-        copies = {name: snapshot.values[name].detach().cpu().clone() for name in names}
         self._error: BaseException | None = None
-        snapshot = dataclasses.replace(snapshot, values=copies)
         arguments = (snapshot, world, lock, key)
         self._thread = threading.Thread(target=self._run, args=arguments, name="pardnn-save")
         self._thread.start()

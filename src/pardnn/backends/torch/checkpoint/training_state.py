@@ -6,7 +6,7 @@ Whatever is done here is collective: every rank calls it, between the same two s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from pardnn.backends.torch.checkpoint.random_state import random_state, set_rand
 from pardnn.backends.torch.checkpoint.saving import (
     Snapshot,
     Writing,
-    has_room,
+    copied,
     write_snapshot,
 )
 from pardnn.backends.torch.checkpoint.state_dicts import (
@@ -71,6 +71,7 @@ class TrainingState:
         live: This rank's live values, by the names of the planned graph.
         spread: The user's objects that refuse to be read.
         key: Tells this step's exchanges from those of others on the same ranks.
+        most_held: Returns the most bytes that this rank holds in a step of any graph on the state.
 
     Attributes:
         steps: Steps that were trained, those before the checkpoint that was loaded among them.
@@ -84,8 +85,10 @@ class TrainingState:
         live: Mapping[str, Any],
         spread: SpreadObjects,
         key: str = "",
+        most_held: Callable[[], int] = lambda: 0,
     ) -> None:
         self.steps = 0
+        self._most_held = most_held
         self._own_key = key
         self._spread = spread
         # Whole tensors in the user's models on rank 0, and their versions when they were put there.
@@ -179,10 +182,17 @@ class TrainingState:
         )
         key = self._key("save")
         self._locked(root, key)
-        if wait or not has_room(snapshot, self._program, self._world):
-            write_snapshot(snapshot, self._world, self._lock, key)
+        copy = None if wait else self._copied(snapshot)
+        if copy is not None:
+            self._writing = Writing(copy, self._world, self._lock, key)
         else:
-            self._writing = Writing(snapshot, self._world, self._lock, key)
+            write_snapshot(snapshot, self._world, self._lock, key)
+
+    def _copied(self, snapshot: Snapshot) -> Snapshot | None:
+        cluster, rank = self._program.plan.cluster, self._world.rank
+        limit = None if cluster is None else cluster.devices[rank].memory
+        held = max(self._program.peaks[rank], self._most_held())
+        return copied(snapshot, held, limit, self._world)
 
     def _key(self, what: str) -> str:
         self._count += 1

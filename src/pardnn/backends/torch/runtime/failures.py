@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory, lift_limit
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.object_graph import is_library_file
 from pardnn.errors import RankError
@@ -37,6 +40,37 @@ def out_of_memory(
         code="E603",
         details=details | {"held_bytes": held, "predicted_peak_bytes": predicted},
     )
+
+
+@contextlib.contextmanager
+def naming_out_of_memory(world: World, doing: str) -> Iterator[None]:
+    """Tell all ranks where this one runs out of memory outside of a step.
+
+    Args:
+        world: This rank's connections.
+        doing: What it does, for people.
+
+    Raises:
+        RankError: E603.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        lift_limit()  # so that the failure can be told
+        failure = RankError(
+            f"rank {world.rank} ran out of memory while {doing}: {memory_reason(error)}",
+            code="E603",
+            details={"rank": world.rank},
+        )
+        raise world.report_failure(failure) from error
+
+
+def memory_reason(error: BaseException) -> str:
+    """Return what the system said where there was no memory left, and what to do."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return f"{said[:300]}\nRaise --reserve (`reserve=`), or give this device more memory."
 
 
 def users_line() -> str:

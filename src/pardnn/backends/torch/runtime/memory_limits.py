@@ -81,7 +81,8 @@ def set_limit_beside(limit_bytes: int | None, held_bytes: int, device: torch.dev
         device: Of this rank.
     """
     if limit_bytes is not None:
-        set_limit(limit_bytes - held_bytes, device)
+        counts_held = device.type == "cuda"  # its allocator counts from the start of the process
+        set_limit(limit_bytes - (0 if counts_held else held_bytes), device)
     return limit_bytes is not None
 
 

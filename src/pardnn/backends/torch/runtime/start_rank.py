@@ -10,6 +10,7 @@ from pardnn.backends.torch.comm.failure_detector import State
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.rng.generator import Draws
 from pardnn.backends.torch.runtime.executor import Executor, History
+from pardnn.backends.torch.runtime.failures import naming_out_of_memory
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import (
     check_fixed_draws,
@@ -128,7 +129,9 @@ def start(
         if checked:
             run_handshake(program, world)
         draws = exchange_draws(program, world)
-        executor = Executor(program, world, residents(), draws)
+        with naming_out_of_memory(world, "making its share of the state"):
+            values = residents()
+        executor = Executor(program, world, values, draws)
     except PardnnError as error:
         raise world.report_failure(error) from error.__cause__
     world.describe = executor.describe

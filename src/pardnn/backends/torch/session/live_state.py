@@ -116,6 +116,18 @@ class LiveState:
         self._cluster = self._cluster or this_cluster(self._world)
         on_cluster(self._cluster._replace(pairs=0) if is_known else self._cluster)
 
+    def most_held(self) -> int:
+        """Return the largest number of bytes that this rank holds in a step of any graph so far.
+
+        What a graph does not read stays beside its peak.
+        """
+        rank = self._world.rank
+        sizes = {known.storage: known.held.bytes[rank] for known in self._known.values()}
+        held = sum(sizes.values())
+        programs = [executor.program for executor in self.executors]
+        return max((program.peaks[rank] + max(0, held - _resident_bytes(program, rank))
+                    for program in programs), default=0)  # fmt: skip
+
     def next_number(self) -> int:
         """Return the number of a new graph, the same on all ranks."""
         self._num_graphs += 1
@@ -291,6 +303,12 @@ def _held(program: Program, tensor: Tensor, shards: tuple[Shard, ...]) -> Held:
     partition = program.plan.partition
     mesh = None if partition is None else partition.mesh
     return Held(tensor, shards, tuple(sizes), mesh)
+
+
+def _resident_bytes(program: Program, rank: int) -> int:
+    """Return the bytes of the state that a rank keeps for a program."""
+    shards = (_at(each, rank) for each in program.state.values())
+    return sum(program.ops[shard.op].outputs[0].bytes for shard in shards if shard is not None)
 
 
 def _at(shards: Sequence[Shard], device: int) -> Shard | None:

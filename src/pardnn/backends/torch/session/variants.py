@@ -21,6 +21,7 @@ from pardnn.backends.torch.runtime.agreement import Agreement
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.effects import tell
 from pardnn.backends.torch.runtime.executor import Executor, History
+from pardnn.backends.torch.runtime.failures import naming_out_of_memory
 from pardnn.backends.torch.runtime.input_checks import Batch
 from pardnn.backends.torch.runtime.notices import Made, Notices, told
 from pardnn.backends.torch.runtime.program import Program
@@ -225,7 +226,8 @@ class Variants:
         }  # fmt: skip
         self.current.executor.detach()
         version = self._state.version
-        values, moved = self._state.take(executor.program, binding, recording)
+        with naming_out_of_memory(self._world, "taking its share of the state"):
+            values, moved = self._state.take(executor.program, binding, recording)
         if self._state.version != version:
             for other in self._state.executors:
                 other.detach()  # what has moved is no longer theirs
