@@ -98,7 +98,9 @@ def test_what_is_held_to_a_limit_plans_in_a_child_process(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("memory", [24, 100])
-def test_the_limit_holds_while_the_state_is_made(memory: int) -> None:
+def test_the_limit_holds_while_the_state_is_made(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a deferred model; the parameters alone exceed the smaller limit and its allowance."""
 
     def body() -> Any:
@@ -112,7 +114,7 @@ def test_the_limit_holds_while_the_state_is_made(memory: int) -> None:
             variant.executor.limit_bytes = (memory - 16) * MIB
             return variant
 
-        parallelize.Maker.__call__ = limited
+        monkeypatch.setattr(parallelize.Maker, "__call__", limited)
         try:
             pardnn.parallelize(
                 step, model, optimizer, torch.randn(4, 4096), cluster=cluster, costs="v100"
