@@ -2,6 +2,8 @@
 
 import pytest
 
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import preset_costs
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import make_mesh
 from pardnn.shard.search import tofu
@@ -11,7 +13,7 @@ from pardnn.shard.search.cost_tables import CostTables
 from pardnn.shard.search.objective_bytes import BytesObjective
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state
-from pardnn.shard.search.tofu import find_sharding
+from pardnn.shard.search.tofu import SearchResult, find_sharding
 from testbed.hand_graphs import Steps, mlp
 from testbed.naive_bytes import least_bytes, naive_bytes
 
@@ -55,6 +57,27 @@ def test_a_gradient_is_cut_as_its_own_ops_want_it(monkeypatch, sizes, shape, tie
     assert found.cost == 4 * free == least_bytes(graph, mesh, together)
     assert found.cost == naive_bytes(graph, found.sharding) == total_bytes(graph, found.sharding)
     assert found.sharding.layouts["h"] != found.sharding.layouts["dh"]
+
+
+def test_gradients_are_freed_under_seconds_within_memory(monkeypatch) -> None:
+    graph, cluster = scan(4096, 1024, 16384), Cluster.uniform(2, bandwidth=20e9)
+    monkeypatch.setattr(tofu, "FEW_CALLS", 0)
+
+    def found(capacity: float | None = None) -> SearchResult:
+        costs = preset_costs(graph, "v100")
+        return find_sharding(graph, cluster, "seconds", costs=costs, capacity=capacity)
+
+    free = found()
+    assert free.sharding.layouts["h"] != free.sharding.layouts["dh"]
+    freeing = tofu.free_gradients
+    monkeypatch.setattr(tofu, "free_gradients", lambda *_: None)
+    tied = found()
+    assert tied.sharding.layouts["h"] == tied.sharding.layouts["dh"]
+    assert free.cost < 0.99 * tied.cost
+    monkeypatch.setattr(tofu, "free_gradients", freeing)
+    estimates = iter([0.0, 2.0])  # with ties, and without
+    monkeypatch.setattr(tofu, "peak_estimate", lambda *_: next(estimates))
+    assert found(1.0).sharding.layouts == tied.sharding.layouts  # it would not fit
 
 
 @pytest.mark.parametrize("sizes", [(6, 10, 7, 9), (32, 16, 24, 8), (8, 64, 4, 16)])

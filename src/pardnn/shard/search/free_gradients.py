@@ -6,15 +6,15 @@ combinations inside of a group. Recurrent steps and ops whose backward pass look
 Idea: the same coarse graph without the ties between gradients and other tensors. It starts from
 what the tied search found, which costs the same there, and chooses mesh axis by mesh axis once
 more; all axes together where that is little work.
-Under `seconds` it is left out: steps of up to 320 calls are not coarsened there, and on larger ones
-(GPT-2 on 16 devices) what it gains is less than what the estimate is off by.
+Under `seconds` steps of up to 320 calls are not coarsened, so it is for larger ones there; what it
+finds must fit as what was found with ties does.
 Complexity: one or two dynamic programs per mesh axis.
 Reference: Tofu (EuroSys 2019), section 5.1: "we use brute-force search" inside of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Mesh
@@ -26,11 +26,12 @@ from pardnn.shard.search.problem import Problem, make_problem
 from pardnn.shard.search.recursion import MANY_FACTORS, POLISHES, best_state, is_tractable, polished
 from pardnn.shard.sharding import Sharding
 
-#: Distinct ops without ties, above which gradients keep their layouts: seconds for a per cent.
-MOST_FACTORS = 400
+#: By objective, distinct ops without ties above which gradients keep their layouts: seconds of
+#: planning for a per cent (under `seconds` GPT-2, 261 of them, takes two and gains nothing).
+MOST_FACTORS = {"bytes": 400, "seconds": 200}
 #: Times the cost with ties that it must come below: a plan shares fetches that are counted twice
 #: here, which eats gains of a per cent (GPT-2 on 16 devices: 1 % less counted, 0.5 % more sent).
-WORTH = 0.98
+WORTH = {"bytes": 0.98, "seconds": 0.99}
 
 
 def free_gradients(
@@ -38,7 +39,8 @@ def free_gradients(
     calls: Sequence[OpCall],
     level: int,
     sharding: Sharding,
-    objective: Objective,
+    objective: str,
+    of: Callable[[Problem], Objective],
 ) -> tuple[Problem, Solution] | None:
     """Return the coarse graph without ties of gradients, and a choice for it that costs less.
 
@@ -47,7 +49,8 @@ def free_gradients(
         calls: From `op_calls`.
         level: Of coarsening.
         sharding: What was found with ties.
-        objective: Fewest bytes.
+        objective: "bytes" or "seconds".
+        of: The objective of a coarse graph.
 
     Returns:
         None where nothing is tied, or too little was gained.
@@ -55,11 +58,11 @@ def free_gradients(
     if level == NEEDED:
         return None
     problem = make_problem(graph, level, calls, tied=False)
-    start = _start(problem, sharding) if len(problem.factors) <= MOST_FACTORS else None
+    start = _start(problem, sharding) if len(problem.factors) <= MOST_FACTORS[objective] else None
     if start is None:
         return None
     mesh: Mesh = sharding.mesh
-    tables = CostTables(problem, objective, mesh.shape)
+    tables = CostTables(problem, of(problem), mesh.shape)
     before = solve(tables, start, ())
     is_many = len(problem.factors) > MANY_FACTORS
     if is_tractable(tables, len(mesh.shape)):
@@ -68,7 +71,7 @@ def free_gradients(
         found = solve(tables, start, [0])
     else:
         found = polished(tables, before, 1 if is_many else POLISHES)
-    return (problem, found) if found.cost < WORTH * before.cost else None
+    return (problem, found) if found.cost < WORTH[objective] * before.cost else None
 
 
 def _start(problem: Problem, sharding: Sharding) -> State | None:

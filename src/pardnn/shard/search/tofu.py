@@ -165,22 +165,43 @@ def _found(
     calls = op_calls(graph)
     level, problem = coarse_problem(graph, calls, few, fixed)
 
+    price = 0.0
+    if objective == "seconds" and isinstance(target, Cluster):
+        costs = costs or graph_costs(graph)
     if objective == "bytes":
         found = _fewest_bytes(graph, calls, level, problem, mesh, memory_price)
-    elif isinstance(target, Cluster):
-        timed = seconds_objective(graph, problem, target, costs or graph_costs(graph))
-        found = _Choice(problem, mesh, _within_memory(graph, calls, problem, timed, mesh, capacity))
+    elif isinstance(target, Cluster) and costs is not None:
+        timed = seconds_objective(graph, problem, target, costs)
+        solution, price = _within_memory(graph, calls, problem, timed, mesh, capacity)
+        found = _Choice(problem, mesh, solution)
     else:
         raise UsageError("the objective 'seconds' needs a cluster: it has the links", code="E212")
     problem, mesh, best = found
     sharding = expanded(problem, best.state, mesh, graph)
-    untied = None
-    if fixed is None and objective == "bytes" and not memory_price:
-        untied = free_gradients(graph, calls, level, sharding, BytesObjective())
-    if untied is not None:
-        problem, best = untied
+
+    def untied_objective(untied: Problem) -> BytesObjective | SecondsObjective:
+        if objective == "bytes" or costs is None or not isinstance(target, Cluster):
+            return BytesObjective()
+        timed = seconds_objective(graph, untied, target, costs)
+        timed.price = price
+        return timed
+
+    freed = None
+    if fixed is None and not memory_price:
+        freed = free_gradients(graph, calls, level, sharding, objective, untied_objective)
+    if freed is not None and _fits(graph, *freed, mesh, capacity):
+        problem, best = freed
         sharding = expanded(problem, best.state, mesh, graph)
     return SearchResult(sharding, best.cost, best.is_exact, level, len(problem.factors))
+
+
+def _fits(
+    graph: Graph, problem: Problem, found: Solution, mesh: Mesh, capacity: float | None
+) -> bool:
+    if capacity is None:
+        return True
+    weights = memory_weights(graph, problem)
+    return peak_estimate(problem, weights, found.state, mesh.shape) <= capacity
 
 
 class _Choice(NamedTuple):
@@ -263,14 +284,14 @@ def _within_memory(
     objective: SecondsObjective,
     mesh: Mesh,
     capacity: float | None,
-) -> Solution:
-    """Return the fastest state that fits, by a price on memory that is found by bisection."""
+) -> tuple[Solution, float]:
+    """Return the fastest state that fits, and the price on memory that bisection found for it."""
     best = _fastest(graph, calls, CostTables(problem, objective, mesh.shape))
     if (
         capacity is None
         or peak_estimate(problem, objective.weights, best.state, mesh.shape) <= capacity
     ):
-        return best
+        return best, 0.0
     low, high = 0.0, 0.0
     for _ in range(PRICES):
         step = best.cost / max(capacity, 1.0) / 8
@@ -280,4 +301,4 @@ def _within_memory(
             best, high = found, objective.price
         else:
             best, low = found if not high else best, objective.price
-    return best
+    return best, high or objective.price
