@@ -23,7 +23,8 @@ RANKS = {
     "test_executor.py", "test_executor_faults.py", "test_executor_sharded.py", "test_handshake.py",
     "test_deferred.py", "test_evaluation.py", "test_generator.py",
     "test_kill_matrix.py", "test_launcher.py",
-    "test_limits.py", "test_results.py", "test_returned.py", "test_state_in_place.py",
+    "test_limits.py", "test_microbatched_ranks.py",
+    "test_results.py", "test_returned.py", "test_state_in_place.py",
     "test_resume.py", "test_soak.py", "test_stop_signal.py", "test_stream.py", "test_variants.py",
     "test_whole_model.py",
 }  # fmt: skip

@@ -33,6 +33,7 @@ def parallelize(
     timeout: float = 60.0,
     shapes: Sequence[Sequence[Any]] = (),
     on_signal: Literal["save", "stop"] | None = None,
+    microbatches: int | Literal["auto"] | None = None,
 ) -> Callable[..., Any]:
     """Return the step as an object that runs it on all ranks of `torchrun`.
 
@@ -63,6 +64,7 @@ def parallelize(
             "save" writes a checkpoint at the script's next `save(directory, every=...)` and ends
             with status 130 there, "stop" ends so before the next step. None leaves signals to
             Python.
+        microbatches: As for `plan`.
 
     Returns:
         `fast`, which every rank uses alike; `help(fast)` says more of each.
@@ -99,7 +101,8 @@ def parallelize(
             from pardnn.planner.next_plan import next_plan
             from pardnn.planner.options import PlanOptions
 
-            options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs)
+            options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs,
+                                  microbatches=microbatches)  # fmt: skip
             return next_plan(graph, target, options, plan, state)
 
         if given is not None and can_fork(backends.this_device()):

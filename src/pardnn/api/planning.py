@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
@@ -27,6 +29,7 @@ def plan(
     time_limit: float | None = None,
     state: StateInPlace | None = None,
     policy: Policy = "order",
+    microbatches: int | Literal["auto"] | None = None,
 ) -> Plan:
     """Decide where and in which order every op runs; the plan returned is checked.
 
@@ -44,6 +47,9 @@ def plan(
             parameter, buffer and optimizer state of it where it is.
         policy: "order", the plan's own; "fifo" or "priority" for an engine that takes only the
             placement and schedules ready ops itself: its memory then fits, too, along its times.
+        microbatches: Cut the batch in so many pieces, each placed by itself, gradients added up
+            and the optimizer run once; "auto" takes the best of 1, 2, 4, 8 and so on. Sums are
+            added in another order then, so numbers agree to rounding.
 
     Raises:
         InfeasibleError: E301 with a witness, if no plan fits.
@@ -58,6 +64,7 @@ def plan(
         time_limit=time_limit,
         costs=costs,
         policy=policy,
+        microbatches=microbatches,
     )
     problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state)
     return make_plan(problem)[0]

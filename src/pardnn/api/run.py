@@ -219,7 +219,7 @@ def _compared(
     """Compare losses with those of one device: bit by bit where each op ran on one device."""
     if reference is None:
         return {}
-    tolerance = 0.0 if plan.partition is None else _tolerance(graph)
+    tolerance = 0.0 if plan.keeps_bits else _tolerance(graph)
     found = [_difference(a, b) for a, b in zip(losses, reference, strict=True)]
     is_equal = all(each is not None and each <= tolerance for each in found)
     largest = None if None in found else max((each for each in found if each), default=0.0)

@@ -98,6 +98,12 @@ PolicyChoice = Annotated[
         help="order (the plan's own), or fifo or priority: an engine that schedules ready ops.",
     ),
 ]
+Microbatches = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatches", metavar="N|auto", help="Pieces that the batch is cut in, placed freely."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
 TimeLimit = Annotated[
     float | None,
@@ -220,12 +226,21 @@ def _named_cluster(text: str) -> Cluster:
     return Cluster.preset(name, int(count) if count else None)
 
 
-def plan_options(**chosen: Any) -> PlanOptions:
+def plan_options(*, microbatches: str | None = None, **chosen: Any) -> PlanOptions:
     """Return the options of planning, checked; those that a command does not have by default.
+
+    Args:
+        microbatches: A number, or "auto".
+        **chosen: The others.
 
     Raises:
         UsageError: E2xx, if one has a value that cannot be used.
     """
     from pardnn.planner.options import PlanOptions
 
+    if microbatches is not None:
+        is_number = microbatches.isascii() and microbatches.isdigit() and len(microbatches) < 9
+        if not is_number and microbatches != "auto":
+            raise UsageError(f"--microbatches is {microbatches!r:.40}; it is a number or auto")
+        chosen["microbatches"] = int(microbatches) if is_number else "auto"
     return PlanOptions(**chosen)

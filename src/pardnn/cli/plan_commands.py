@@ -46,6 +46,7 @@ def plan(
     batch_size: opt.BatchSize = None,
     keep_state: opt.KeepState = None,
     policy: opt.PolicyChoice = "order",
+    microbatches: opt.Microbatches = None,
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it."""
@@ -63,6 +64,7 @@ def plan(
         time_limit=time_limit,
         costs=costs,
         threads=threads,
+        microbatches=microbatches,
         policy=policy,
     )
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)

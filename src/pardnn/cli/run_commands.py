@@ -60,6 +60,7 @@ def run(
     costs: opt.CostChoice = None,
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
+    microbatches: opt.Microbatches = None,
     as_json: opt.Json = False,
 ) -> None:
     """Train for some steps on K ranks of this machine, under hard memory limits."""
@@ -79,6 +80,7 @@ def run(
         time_limit=time_limit,
         costs=costs,
         threads=threads,
+        microbatches=microbatches,
     )
     result = run_target(
         target,

@@ -20,6 +20,7 @@ from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, addressed, writes
 from pardnn.plan.actions import Action, Receive, Send, Wait
 from pardnn.plan.check_partitioned_graph import partition_problems
+from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.lower import Lowered, lower
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays, planned_graph
@@ -87,8 +88,8 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
     if plan.graph_fingerprint not in (None, fingerprint(graph)):
         return ["graph_fingerprint: the plan was made for another graph"]
     problems: list[str] = []
-    if plan.partition is not None:
-        problems += itertools.islice(_partition(graph, plan), MAX_PROBLEMS)
+    if not plan.keeps_bits:
+        problems += itertools.islice(_cut_graph(graph, plan), MAX_PROBLEMS)
         if problems:
             return problems
         graph = planned_graph(graph, plan)
@@ -107,13 +108,22 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
     return [*_schedule(graph, plan, arrays), *_memory(graph, plan, arrays, cluster)]
 
 
-def _partition(graph: Graph, plan: Plan) -> Iterator[str]:
+def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Check the graph of the ops of all devices, or of all pieces of the batch."""
+    what = "pieces" if plan.partition is None else "partition"
+    if plan.partition is not None and plan.pieces is not None:
+        yield "a plan cuts its ops over the devices, or its batch in pieces, not both"
+        return
     try:
         planned_graph(graph, plan)
     except PardnnError as error:
-        yield f"partition: {error.message}"
+        yield f"{what}: {error.message}"
         return
-    yield from partition_problems(graph, plan)
+    yield from (
+        partition_problems(graph, plan)
+        if plan.pieces is None
+        else pieces_problems(graph, plan.pieces)
+    )
 
 
 def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None:

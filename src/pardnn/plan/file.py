@@ -54,6 +54,12 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     data["cluster"] = None if plan.cluster is None else cluster_to_dict(plan.cluster)
     if plan.partition is not None:
         data["partition"] = _partition_to_dict(plan.partition)
+    if plan.pieces is not None:
+        data["pieces"] = {
+            "points": list(plan.pieces.points),
+            "batch": {name: list(at) for name, at in plan.pieces.batch.items()},
+            "ops": [op_to_dict(op) for op in plan.pieces.ops],
+        }
     if plan.predicted is not None:
         data["predicted"] = dataclasses.asdict(plan.predicted)
         data["predicted"]["peak_bytes"] = list(plan.predicted.peak_bytes)
@@ -113,10 +119,14 @@ def stamped(plan: Plan, graph: Graph) -> Plan:
 
 def _digested(plan: Plan) -> list[str]:
     """Return of what a plan keeps digests: its ops, or the tensors of a graph that it cuts."""
+    if plan.pieces is not None:
+        return []
     return list(plan.placement if plan.partition is None else plan.partition.sharding)
 
 
 def _digests(plan: Plan, graph: Graph, found: dict[str, str]) -> dict[str, str]:
+    if plan.pieces is not None:
+        return {}
     if plan.partition is None:
         return found
     return {tensor.name: found[op.name] for op in graph.ops for tensor in op.outputs}

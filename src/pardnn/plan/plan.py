@@ -22,6 +22,7 @@ from pardnn.errors import MismatchError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.partitioned_graph import Partition
+from pardnn.plan.pieces import Pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,8 @@ class Plan:
         versions: Of pardnn and what it was captured with.
         partition: The partitioned graph, if tensors and ops are sharded; placement, order and
             messages then are of its ops. None if every op runs on one device.
+        pieces: The cut graph, if the batch is in pieces; placement, order and messages then are of
+            its ops.
         cluster: What it was made for; None in a plan written by hand.
         algorithm: The one that won.
         objective: What it minimised.
@@ -92,6 +95,7 @@ class Plan:
     order: tuple[tuple[str, ...], ...]
     messages: tuple[Message, ...] = ()
     partition: Partition | None = None
+    pieces: Pieces | None = None
     graph_fingerprint: str | None = None
     op_digests: str | None = None
     versions: Mapping[str, str] | None = None
@@ -109,21 +113,25 @@ class Plan:
         """Number of devices."""
         return len(self.order)
 
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether every op runs whole, so that no sum is added up in another order."""
+        return self.partition is None and self.pieces is None
+
 
 def planned_graph(graph: Graph, plan: Plan) -> Graph:
-    """Return the graph whose ops a plan places: the graph itself, or its partitioned form.
+    """Return the graph whose ops a plan places: the graph itself, or its form in pieces.
 
     Raises:
         GraphError: If the ops of the partition are no valid graph.
     """
-    if plan.partition is None:
-        return graph
-    return _built(graph.name, plan.partition)
+    cut = plan.partition or plan.pieces
+    return graph if cut is None else _built(graph.name, cut)
 
 
 @functools.lru_cache(maxsize=1)
-def _built(name: str, partition: Partition) -> Graph:
-    return build_graph(name, partition.ops)
+def _built(name: str, cut: Partition | Pieces) -> Graph:
+    return build_graph(name, cut.ops)
 
 
 _NOWHERE = np.zeros(0, dtype=np.int64)

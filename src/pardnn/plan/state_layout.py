@@ -97,6 +97,12 @@ def kept_shards(op: Op, tensor: Tensor, plan: Plan) -> tuple[KeptShard, ...]:
         InvalidPlanError: E410, if the plan cuts it in a way that its mesh does not have.
     """
     name = tensor.name
+    if plan.pieces is not None:
+        makers = (o for o in plan.pieces.ops if any(t.name == name for t in o.outputs))
+        maker = next(makers, None)
+        if maker is None:
+            raise InvalidPlanError(f"the step returns {shown(name)}, which the plan never joins")
+        return (KeptShard(plan.placement[maker.name], name, None),)
     if plan.partition is None:
         return (KeptShard(plan.placement[op.name], name, None),)
     shape, layout = tensor.shape or (), layout_of(plan.partition.sharding[name])

@@ -201,7 +201,7 @@ def with_state(error: InfeasibleError, graph: Graph, state: StateInPlace) -> Inf
 def plan_before(graph: Graph, state: StateInPlace, pins: Int64[ndarray, " n"]) -> PlanArrays | None:
     """Return the plan that ran last, if it is a plan for this graph too, limits aside."""
     plan = state.near
-    if plan is None or plan.partition is not None or len(plan.placement) != len(graph.ops):
+    if plan is None or not plan.keeps_bits or len(plan.placement) != len(graph.ops):
         return None
     plan = dataclasses.replace(plan, graph_fingerprint=None, predicted=None, cluster=None)
     try:
@@ -216,6 +216,6 @@ def plan_before(graph: Graph, state: StateInPlace, pins: Int64[ndarray, " n"]) -
 def places_before(graph: Graph, state: StateInPlace) -> Int64[ndarray, " n"]:
     """Return the device of each op that the plan that ran last placed; -1 for the others."""
     plan = state.near
-    if plan is None or plan.partition is not None:
+    if plan is None or not plan.keeps_bits:
         return np.full(len(graph.ops), -1, dtype=np.int64)
     return np.array([plan.placement.get(op.name, -1) for op in graph.ops], dtype=np.int64)

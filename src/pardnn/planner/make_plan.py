@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from pardnn.planner.algorithms import (
     solvers_to_try,
 )
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
+from pardnn.planner.microbatched import decide_microbatched
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import may_shard
@@ -54,21 +55,37 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     if problem.state is not None:
         check_state(problem.graph, cluster, options.reserve, problem.state)
     names = _names(problem)
-    polish = options.objective == "seconds" and is_polished(options.algorithm, num_ops)
-    polish &= options.policy == "order"  # local search moves ops, and does not see that memory
+    polish = _is_polished(problem, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)
     started = time.perf_counter()
     warm_up(names, limited=limited, polished=polish)
     compile_s = time.perf_counter() - started
-    placed = any(name not in SHARDED for name in names)
-    solvers = solvers_to_try(options.algorithm, num_ops) if polish and placed else ()
     try:
-        best = decide_best(problem, names, polish=polish, solvers=solvers)
+        if options.microbatches is None:
+            best = _best_of(problem, names)
+        else:
+            best = decide_microbatched(problem, names, _best_of)
     except InfeasibleError as error:
         if problem.state is None or "usable_bytes" not in error.details:
             raise
         raise with_state(error, problem.graph, problem.state) from None
     return finished(problem, best, compile_s=compile_s)
+
+
+def _is_polished(problem: Problem, num_ops: int) -> bool:
+    """Whether local search improves the best plans; it does not see memory under a policy."""
+    options = problem.options
+    is_timed = options.objective == "seconds" and options.policy == "order"
+    return is_timed and is_polished(options.algorithm, num_ops)
+
+
+def _best_of(problem: Problem, names: Sequence[str]) -> Outcome:
+    """Run algorithms on a problem, improve and complete what they find."""
+    num_ops = len(problem.graph.ops)
+    polish = _is_polished(problem, num_ops)
+    placed = any(name not in SHARDED for name in names)
+    solvers = solvers_to_try(problem.options.algorithm, num_ops) if polish and placed else ()
+    return decide_best(problem, names, polish=polish, solvers=solvers)
 
 
 def _may_cut(problem: Problem) -> bool:

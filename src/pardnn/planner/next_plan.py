@@ -14,6 +14,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.shard.microbatch.analysis import analyse_batch
 
 
 def next_plan(
@@ -42,9 +43,12 @@ def next_plan(
         options = dataclasses.replace(
             options, algorithm=_algorithm(own), objective=own.objective, seed=own.seed,
             reserve=own.reserve,
+            microbatches=len(own.pieces.points) - 1 if own.pieces else None,
         )  # fmt: skip
     costs = costs_for(graph, cluster, options.costs)
     if state is not None:
+        if options.microbatches is not None:
+            options = _possible(graph, options)
         try:
             return make_plan(Problem(graph, cluster, costs, options, state))[0]
         except (InfeasibleError, MismatchError, UsageError):
@@ -59,3 +63,14 @@ def _algorithm(own: Plan) -> str:
     if own.algorithm is not None and own.algorithm in known:
         return own.algorithm
     return "auto-whole" if own.partition is None else "tofu"
+
+
+def _possible(graph: Graph, options: PlanOptions) -> PlanOptions:
+    """Return the options with as many pieces as a short batch, or a step without one, allows."""
+    wanted = options.microbatches
+    try:
+        if isinstance(wanted, int) and wanted > 1:
+            analyse_batch(graph, wanted)
+    except UsageError:
+        return dataclasses.replace(options, microbatches=None)
+    return options

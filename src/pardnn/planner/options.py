@@ -19,6 +19,8 @@ class PlanOptions:
     Attributes:
         algorithm: A key of `ALGORITHMS` or `SHARDED`; "auto" for the best of `AUTO` and `tofu`;
             or "auto-whole" for the best of `AUTO` alone.
+        microbatches: Pieces that the batch is cut in, or "auto" for what is fastest of 1, 2, 4, 8
+            and so on; None leaves the batch whole.
         policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
             "priority" mean an engine that schedules them itself: memory then also fits along the
             times that its emulation gives, and no op is cut.
@@ -41,6 +43,7 @@ class PlanOptions:
     costs: str | None = None
     threads: int = 1
     policy: Policy = "order"
+    microbatches: int | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
@@ -52,8 +55,22 @@ class PlanOptions:
             raise UsageError(f"objective is {self.objective!r:.40}; it can be seconds or bytes")
         if self.policy not in get_args(Policy):
             raise UsageError(f"policy is {self.policy!r:.40}; it can be order, fifo or priority")
+        self._check_microbatches()
         if self.policy != "order" and self.algorithm in SHARDED:
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
                 "use auto, or a placement's algorithm."
+            )
+
+    def _check_microbatches(self) -> None:
+        wanted = self.microbatches
+        if wanted is None or wanted == 1:
+            return
+        if wanted != "auto" and wanted < 1:
+            raise UsageError(f"microbatches is {wanted}; it is a number from 1 on, or auto")
+        if self.algorithm in SHARDED or self.policy != "order":
+            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
+            raise UsageError(
+                f"microbatches are placed, piece by piece, which {other} does not do; use auto, "
+                "auto-whole, or a placement's algorithm."
             )

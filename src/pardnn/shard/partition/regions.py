@@ -200,7 +200,12 @@ class Boxes(NamedTuple):
 
 
 def boxes_of(
-    analysis: Analysis, bound: Bound, extents: Mapping[str, int], loop: str, workers: int
+    analysis: Analysis,
+    bound: Bound,
+    extents: Mapping[str, int],
+    loop: str,
+    workers: int,
+    points: Sequence[int] | None = None,
 ) -> Boxes | None:
     """Return the boxes of each worker, None if the loop cannot be cut so.
 
@@ -210,11 +215,16 @@ def boxes_of(
         extents: How far its loops run.
         loop: The one that is cut.
         workers: Their number.
+        points: Where each worker begins, and the end; None: as even as can be.
     """
     affected = affected_by(analysis, loop)
     if loop not in extents or affected.has_conflict:
         return None
-    points = cut_points(extents[loop], workers, math.lcm(*analysis.multiples[loop]))
+    multiple = math.lcm(*analysis.multiples[loop])
+    if points is None:
+        points = cut_points(extents[loop], workers, multiple)
+    elif any(point % multiple for point in points[:-1]):
+        return None
     if points is None:
         return None
     full = {name: (0, size - 1) for name, size in extents.items()}

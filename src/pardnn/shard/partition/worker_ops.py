@@ -130,7 +130,12 @@ def span_of(span: Interval, ranges: Mapping[str, tuple[int, int]]) -> tuple[int,
 
 
 def worker_ops_of(
-    description: Description, analysis: Analysis, bound: Bound, loop: str, workers: int
+    description: Description,
+    analysis: Analysis,
+    bound: Bound,
+    loop: str,
+    workers: int,
+    points: Sequence[int] | None = None,
 ) -> tuple[WorkerOp, ...] | None:
     """Return the op of each worker, None if the loop cannot be cut so.
 
@@ -140,9 +145,10 @@ def worker_ops_of(
         bound: The call.
         loop: The one that is cut.
         workers: Their number.
+        points: Where each worker begins, and the end of the loop; None: as even as can be.
     """
     extents = extents_of(description, analysis, bound)
-    found = boxes_of(analysis, bound, extents, loop, workers)
+    found = boxes_of(analysis, bound, extents, loop, workers, points)
     if found is None:
         return None
     regions, results, ranges = found

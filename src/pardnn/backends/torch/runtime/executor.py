@@ -151,7 +151,7 @@ class Executor:
         assert channel is not None
         spec = self.program.specs[action.message]
         name = spec.tensor
-        if isinstance(action, Send) and self.program.plan.partition is not None:
+        if isinstance(action, Send) and not self.program.plan.keeps_bits:
             return lambda env: channel.send(spec, laid_out(env[name], spec.strides))
         if isinstance(action, Send):
             return lambda env: channel.send(spec, env[name])

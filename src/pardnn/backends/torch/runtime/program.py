@@ -65,7 +65,7 @@ class Program:
         self.kept = {name: kept_shards(*made[name], plan) for name in sorted(made)}
         self.kept_tensors = {name: tensor for name, (_, tensor) in made.items()}
         self._check_kept()
-        if plan.partition is not None:
+        if not plan.keeps_bits:
             check_batch_is_read_only(self.whole)
         self.result_specs = tuple(self._result_specs())
 

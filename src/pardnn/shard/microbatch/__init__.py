@@ -1,0 +1,1 @@
+"""The batch of a step cut in pieces: microbatches found by analysis."""

@@ -1,0 +1,100 @@
+"""Ranks that run a step in pieces of its batch train as one device does, and hold no more."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import pardnn
+from pardnn.backends.torch.capture.result import loss_of
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.cluster import Cluster
+from pardnn.graph.ir import Graph
+from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.plan.plan import Plan
+from tests.backends.torch import models
+from tests.backends.torch.executors import captured, perceptron
+from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.runtime.test_executor_sharded import one_device
+
+STEPS = 5
+
+
+def double(factory: Callable[[], models.Entry]) -> Callable[[], models.Entry]:
+    @functools.wraps(factory)
+    def made() -> models.Entry:
+        step, args = factory()
+        for arg in args:
+            if isinstance(arg, torch.nn.Module):
+                arg.double()
+        return step, tuple(
+            x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args
+        )
+
+    return made
+
+
+def planned(graph: Graph, size: int, pieces: int) -> Plan:
+    """Return a plan whose pieces lie scattered, as ranks read it from its file."""
+    plan = pardnn.plan(graph, Cluster.uniform(size), "round-robin", reserve=0.0, costs="v100",
+                       microbatches=pieces)  # fmt: skip
+    return plan_from_json(plan_to_json(plan))
+
+
+def trained(factory: Callable[[], models.Entry], size: int, pieces: int) -> list[Any]:
+    """Losses, whole parameters, generator, and peaks of each rank."""
+    plan = planned(captured(factory), size, pieces)
+
+    def body(rank: int, store: str) -> list[Any]:
+        connect(rank, size, store, 20.0)
+        step, args = factory()
+        fast = parallelize(step, *args, plan=plan, device="cpu", timeout=20)
+        batch = [args[k] for k in fast._binding._batch]
+        torch.manual_seed(99)
+        losses = [loss_of(fast(*batch)).item() for _ in range(STEPS)]
+        random, peak = int(torch.get_rng_state().sum()), fast.peak_bytes
+        fast.sync_model()
+        held = {f"model.{k}": v.tolist() for k, v in args[0].named_parameters()}
+        fast.close()
+        return [losses, held if rank == 0 else {}, random, peak]
+
+    outcomes = run_ranks(size, body)
+    for outcome in outcomes:
+        assert outcome.status == 0, outcome.error
+    assert plan.predicted is not None
+    for outcome, peak in zip(outcomes, plan.predicted.peak_bytes, strict=True):
+        assert outcome.value[3] <= peak
+    return [outcome.value for outcome in outcomes]
+
+
+def assert_trained(
+    factory: Callable[[], models.Entry], size: int, pieces: int, tolerance: float
+) -> None:
+    expected = one_device(factory)
+    found = trained(factory, size, pieces)
+    for losses, _, random, _ in found:
+        assert losses == pytest.approx(expected[0], rel=tolerance, abs=tolerance)
+        assert random == expected[2]
+    for name, value in found[0][1].items():
+        torch.testing.assert_close(
+            torch.tensor(value, dtype=torch.float64),
+            torch.tensor(expected[1][name], dtype=torch.float64), rtol=tolerance, atol=tolerance,
+        )  # fmt: skip
+
+
+CASES: list[Any] = [
+    (double(perceptron), 2, 3, 1e-10),
+    (double(models.gan), 2, 2, 1e-10),
+    (models.MODELS["gpt2"], 2, 3, 1e-4),
+]
+
+
+@pytest.mark.parametrize(("factory", "size", "pieces", "tolerance"), CASES)
+def test_pieces_train_as_one_device(
+    factory: Callable[[], models.Entry], size: int, pieces: int, tolerance: float
+) -> None:
+    assert_trained(factory, size, pieces, tolerance)

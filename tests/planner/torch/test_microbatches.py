@@ -1,0 +1,148 @@
+"""Plans with microbatches: what is chosen, what the checker finds, and what is refused."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pardnn
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.cli.options import plan_options
+from pardnn.cluster import Cluster
+from pardnn.errors import PardnnError, UsageError
+from pardnn.graph.ir import Graph, Op
+from pardnn.plan.check import plan_problems
+from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner.options import PlanOptions
+from tests.backends.torch import models
+
+
+def deep() -> models.Entry:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)]
+    model = nn.Sequential(*layers, nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return models.classify_step, (
+        model,
+        optimizer,
+        torch.randn(4096, 64),
+        torch.randint(4, (4096,)),
+    )
+
+
+@functools.cache
+def graph() -> Graph:
+    step, args = deep()
+    return capture(step, *args)
+
+
+@functools.cache
+def planned(microbatches: int | str | None, algorithm: str = "heft", devices: int = 2) -> Plan:
+    cluster = Cluster.uniform(devices, bandwidth=300e9)
+    return pardnn.plan(graph(), cluster, algorithm, reserve=0.0, costs="v100",
+                       microbatches=microbatches)  # fmt: skip
+
+
+def test_a_plan_says_how_many_pieces_and_survives_its_file() -> None:
+    plan = planned(4)
+    assert plan.notes == ("batch in 4 pieces",)
+    assert plan.pieces is not None
+    assert plan.pieces.points == (0, 1024, 2048, 3072, 4096)
+    again = plan_from_json(plan_to_json(plan))
+    assert plan_problems(graph(), again) == []
+    assert plan_to_json(again) == plan_to_json(plan)
+
+
+def test_one_device_holds_less_in_pieces() -> None:
+    assert planned(None, "single", 1).predicted is not None
+    whole, cut = (planned(n, "single", 1).predicted.peak_bytes[0] for n in (None, 8))
+    assert cut < whole
+
+
+def test_auto_is_no_slower_than_the_whole_batch() -> None:
+    found, whole = planned("auto").predicted, planned(None).predicted
+    assert found is not None
+    assert whole is not None
+    assert found.makespan_s <= whole.makespan_s
+
+
+def test_planning_is_reproducible() -> None:
+    assert plan_to_json(planned(3)) == plan_to_json(planned.__wrapped__(3))
+
+
+def op_named(plan: Plan, end: str) -> Op:
+    return next(op for op in planned_graph(graph(), plan).ops if op.name.endswith(end))
+
+
+def faulty(plan: Plan, op: Op, **changes: Any) -> list[str]:
+    assert plan.pieces is not None
+    ops = tuple(dataclasses.replace(o, **changes) if o is op else o for o in plan.pieces.ops)
+    pieces = dataclasses.replace(plan.pieces, ops=ops)
+    return plan_problems(graph(), dataclasses.replace(plan, pieces=pieces))
+
+
+def swapped(args: list[Any]) -> dict[str, Any]:
+    return {"args": [args[1], args[0], *args[2:]]}
+
+
+FAULTS: dict[str, Callable[[Plan], list[str]]] = {
+    "other samples": lambda p: faulty(
+        p, (op := op_named(p, ":slice@1")),
+        arguments={"args": [op.arguments["args"][0], [[0, 1024], [0, 64]]]},
+    ),
+    "another order of sums": lambda p: faulty(
+        p, (op := op_named(p, ":add@2")), arguments=swapped(op.arguments["args"])
+    ),
+    "a part twice": lambda p: faulty(
+        p, (op := op_named(p, ":add@2")), inputs=(op.inputs[0], op.inputs[1][:-1] + "1"),
+        arguments={"args": [{"tensor": op.inputs[0]}, {"tensor": op.inputs[1][:-1] + "1"}]},
+    ),
+    "another call": lambda p: faulty(p, op_named(p, "tanh@0"), kind="aten.sigmoid.default"),
+    "another piece": lambda p: faulty(
+        p, (op := op_named(p, "tanh@1")), inputs=(op.inputs[0][:-1] + "0",),
+        arguments={"args": [{"tensor": op.inputs[0][:-1] + "0"}]},
+    ),
+    "no batch": lambda p: plan_problems(
+        graph(), dataclasses.replace(
+            p, pieces=dataclasses.replace(p.pieces, points=(0, 1024, 2048, 3072, 4095))
+        ),
+    ),
+    "an empty piece": lambda p: plan_problems(
+        graph(), dataclasses.replace(
+            p, pieces=dataclasses.replace(p.pieces, points=(0, 1024, 1024, 3072, 4096))
+        ),
+    ),
+    "a missing op": lambda p: plan_problems(
+        graph(), dataclasses.replace(
+            p, pieces=dataclasses.replace(
+                p.pieces, ops=tuple(o for o in p.pieces.ops if o.name != "tanh@0")
+            ),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_checker_finds(name: str) -> None:
+    assert plan_problems(graph(), planned(4)) == []
+    problems = FAULTS[name](planned(4))
+    assert problems
+    assert problems[0].startswith("pieces:")
+
+
+def test_refusals_name_what_clashes() -> None:
+    with pytest.raises(UsageError, match="tofu"):
+        PlanOptions(algorithm="tofu", microbatches=4)
+    with pytest.raises(UsageError, match="from 1 on"):
+        PlanOptions(microbatches=0)
+    with pytest.raises(UsageError, match="number or auto"):
+        plan_options(microbatches="many")
+    assert plan_options(microbatches="auto").microbatches == "auto"
+    with pytest.raises(PardnnError, match="4096 samples|4096") as caught:
+        planned(5000)
+    assert caught.value.code == "E226"

@@ -1,0 +1,142 @@
+"""Cut graphs on one device beside the whole step: every tensor, in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.ops.codec import bind
+from pardnn.errors import PardnnError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import LOSS_KIND, Graph
+from pardnn.plan.pieces import Pieces, piece_of
+from pardnn.shard.microbatch.rewrite import cut_batch
+from testbed import small_models
+from tests.backends.torch import models, spmd
+
+
+def perceptron(loss: Callable[..., Any], target: torch.Tensor, **layers: Any) -> models.Entry:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Linear(6, 8, bias="norm" not in layers), *layers.values(), nn.Linear(8, 5)
+    ).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(model(x), y)
+        value.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return value
+
+    return step, (model, optimizer, torch.randn(7, 6, dtype=torch.float64), target)
+
+
+CLASSES = torch.tensor([0, 4, -100, 2, -100, 1, 3])
+SCORES = torch.linspace(-1, 1, 35, dtype=torch.float64).reshape(7, 5)
+
+
+def distances(z: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Every sample beside every other one."""
+    return nn.functional.cross_entropy(z @ z.t(), torch.arange(7)) + (z - y).abs().mean()
+
+
+STEPS = {
+    "rows that do not count": lambda: perceptron(nn.functional.cross_entropy, CLASSES),
+    "class weights": lambda: perceptron(
+        nn.CrossEntropyLoss(weight=torch.arange(1.0, 6, dtype=torch.float64)), CLASSES
+    ),
+    "mean": lambda: perceptron(nn.functional.mse_loss, SCORES, drop=nn.Dropout(0.4)),
+    "in place": lambda: perceptron(nn.functional.l1_loss, SCORES, relu=nn.ReLU(inplace=True)),
+    "batch norm": lambda: perceptron(nn.functional.mse_loss, SCORES, norm=nn.BatchNorm1d(8)),
+    "contrast": lambda: perceptron(distances, SCORES, relu=nn.GELU()),
+}
+
+
+def run_pieces(graph: Graph, values: dict[str, Any]) -> dict[str, Any]:
+    """Every tensor of a cut graph, as it was when its op had run."""
+    env = {name: spmd.copied(value) for name, value in values.items()}
+    seen = {name: spmd.copied(value) for name, value in values.items()}
+    with torch.no_grad():
+        for number in graph.arrays.topological.tolist():
+            op = graph.ops[number]
+            if op.is_source or op.kind == LOSS_KIND:
+                continue
+            if spmd.is_random(op.kind):
+                spmd.seed(op.name)
+            bind(op, spmd.CPU)(env)
+            seen |= {t.name: spmd.copied(env[t.name]) for t in op.outputs}
+            for t in op.outputs:
+                assert t.shape is None or tuple(getattr(env[t.name], "shape", ())) == t.shape
+    return seen
+
+
+def assert_equal(step: Any, args: Any, num_pieces: int) -> tuple[Graph, Pieces]:
+    """Compare what each tensor of the step is, whole and in pieces."""
+    graph = capture(step, *args)
+    pieces = cut_batch(graph, num_pieces)
+    cut, values = build_graph("cut", pieces.ops), spmd.source_values(step, args, graph)
+    whole, seen = spmd.run_whole(graph, values), run_pieces(cut, values)
+    for name, expected in whole.items():
+        found = seen.get(name)
+        if name in pieces.batch and piece_of(name, 0) in seen:
+            dim, _ = pieces.batch[name]
+            parts = [seen[piece_of(name, i)] for i in range(num_pieces)]
+            torch.testing.assert_close(torch.cat(parts, dim), expected, rtol=1e-10, atol=1e-13)
+        if found is not None and "empty" not in name:
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+        assert found is not None or name in pieces.batch or "forward.1" in name, name
+    return graph, pieces
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_pieces_compute_what_the_whole_batch_does(name: str) -> None:
+    step, args = STEPS[name]()
+    _, pieces = assert_equal(step, args, 3)
+    assert pieces.points == (0, 2, 4, 7)
+
+
+def test_a_recurrent_network_is_cut_from_its_first_state_on() -> None:
+    step, args = small_models.lstm()
+    graph = capture(step, *args)
+    pieces = cut_batch(graph, 2)
+    assert not [op.name for op in pieces.ops if op.name.endswith(":join")]
+
+
+def test_the_optimizer_runs_once_and_one_accumulator_is_held() -> None:
+    graph, pieces = assert_equal(*STEPS["mean"](), 2)
+    names = [op.name for op in pieces.ops]
+    updates = [op.name for op in graph.ops if "addcdiv" in op.kind]
+    assert updates
+    assert all(names.count(name) == 1 for name in updates)
+    sums = [op for op in pieces.ops if ":add@" in op.name and op.outputs[0].shape]
+    assert all(op.memory == "reference" and op.outputs[0].alias_of for op in sums)
+    assert len(sums) == 4  # two weights and two biases
+
+
+def test_no_piece_waits_for_the_loss_of_another() -> None:
+    """The first piece's backward pass needs the targets of all, and no scores but its own."""
+    step, args = STEPS["rows that do not count"]()
+    pieces = cut_batch(capture(step, *args), 2)
+    producer = {t.name: op for op in pieces.ops for t in op.outputs}
+    stack, needed = ["nll_loss_backward@0"], set()
+    while stack:
+        name = stack.pop()
+        if name not in needed:
+            needed.add(name)
+            stack += producer[name].inputs
+    assert "nll_loss_forward.0@1" not in needed
+    assert not [
+        name for name in needed if name.startswith(("addmm", "log_softmax")) and "@1" in name
+    ]
+
+
+def test_more_pieces_than_samples_are_refused() -> None:
+    step, args = STEPS["mean"]()
+    with pytest.raises(PardnnError, match="E226|7 samples") as caught:
+        cut_batch(capture(step, *args), 8)
+    assert caught.value.code == "E226"
