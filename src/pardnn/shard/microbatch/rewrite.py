@@ -53,10 +53,9 @@ def cut_batch(graph: Graph, num_pieces: int) -> Pieces:
     cut = analyse_batch(summed, num_pieces)
     writer = _Writer(summed, cut)
     whole = {op.name: op for op in graph.ops}
-    shares = {f"{name}:share": name for name in whole}
     for number in summed.arrays.topological.tolist():
         op = summed.ops[number]
-        of = shares.get(op.name, op.name)
+        of = op.name if op.name in whole else op.name.removesuffix(":share")
         if of in cut.ops:
             writer.write(op)
         elif of == op.name:
