@@ -9,7 +9,7 @@ import pytest
 
 from pardnn.api.run import _compared
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
@@ -18,7 +18,7 @@ PLACED = Plan(placement={}, order=((), ()))
 CUT = dataclasses.replace(PLACED, partition=Partition(mesh=make_mesh((2,)), sharding={}, ops=()))
 
 
-def graph_of(dtype: str) -> object:
+def graph_of(dtype: str) -> Graph:
     loss = Tensor(name="l", bytes=8, shape=(), dtype=dtype)
     return build_graph("g", (Op(name="l", kind="input", outputs=(loss,)),
                              Op(name="loss", kind="pardnn.loss", inputs=("l",))))  # fmt: skip
@@ -55,4 +55,17 @@ def test_the_tolerance_is_that_of_the_plan_and_the_dtype(
 
 def test_losses_that_are_both_no_numbers_are_equal() -> None:
     said = _compared(graph_of("float32"), PLACED, (math.nan,), (math.nan,))
-    assert said == {"verified": True, "tolerance": 0.0, "largest_difference": 0.0}
+    assert said == {"verified": True, "tolerance": 0.0, "largest_difference": 0.0, "state": None}
+
+
+@pytest.mark.parametrize(
+    ("plan", "differing", "is_equal"),
+    [(PLACED, 0, True), (PLACED, 1, False), (CUT, 1, True)],
+)
+def test_where_ops_run_whole_every_bit_of_the_state_counts(
+    plan: Plan, differing: int, is_equal: bool
+) -> None:
+    state = {"tensors": 3, "differing": differing, "largest_difference": 1e-9, "worst": "w"}
+    said = _compared(graph_of("float32"), plan, (1.0,), (1.0,), state)
+    assert said["verified"] == is_equal
+    assert said["state"].differing == differing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from pardnn.plan.file import check_fingerprint, read_plan
 from pardnn.plan.plan import Plan, planned_graph
 from pardnn.planner.costs import known_costs
 from pardnn.planner.options import PlanOptions
-from pardnn.report.results import RunResult
+from pardnn.report.results import RunResult, StateDifference
 from pardnn.report.text import bytes_text
 from pardnn.sim.shared_cores import Host, simulated_step
 
@@ -146,7 +146,7 @@ def run_checked(
     return RunResult(
         losses=found.losses,
         reference_losses=found.reference_losses,
-        **_compared(graph, plan, found.losses, found.reference_losses),
+        **_compared(graph, plan, found.losses, found.reference_losses, found.state),
         step_s=found.step_s,
         makespan_s=None if plan.predicted is None else plan.predicted.makespan_s,
         shared_cores_s=shared,
@@ -214,16 +214,37 @@ def _over(limits: Sequence[int | None], peaks: Sequence[int]) -> list[str]:
 
 
 def _compared(
-    graph: Graph, plan: Plan, losses: Sequence[float], reference: Sequence[float] | None
+    graph: Graph,
+    plan: Plan,
+    losses: Sequence[float],
+    reference: Sequence[float] | None,
+    state: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Compare losses with those of one device: bit by bit where each op ran on one device."""
+    """Compare losses and state with those of one device: in every bit where each op ran on one.
+
+    Where ops are cut the state has no tolerance: Adam divides by the root of a square, so that a
+    gradient that is rounding alone moves its parameter by a whole learning rate.
+
+    Args:
+        graph: What ran.
+        plan: How.
+        losses: Of the ranks.
+        reference: Of one device; None if it did not run.
+        state: Fields of `StateDifference`; None if it was not compared.
+    """
     if reference is None:
         return {}
     tolerance = 0.0 if plan.keeps_bits else _tolerance(graph)
     found = [_difference(a, b) for a, b in zip(losses, reference, strict=True)]
     is_equal = all(each is not None and each <= tolerance for each in found)
     largest = None if None in found else max((each for each in found if each), default=0.0)
-    return {"verified": is_equal, "tolerance": tolerance, "largest_difference": largest}
+    compared = None if state is None else StateDifference(**state)
+    if compared is not None and plan.partition is None:
+        is_equal = is_equal and compared.differing == 0
+    return {
+        "verified": is_equal, "tolerance": tolerance, "largest_difference": largest,
+        "state": compared,
+    }  # fmt: skip
 
 
 def _tolerance(graph: Graph) -> float:

@@ -125,12 +125,16 @@ def export(
         [(name, tensor.dtype, tensor.shape) for name, tensor in found], {"format": "pt", **tied}
     )
     with closing(PieceReader(directory)) as reader:
-        write_tensors(path, first, (_whole(reader, tensor) for _, tensor in found))
+        write_tensors(path, first, (whole_bytes(reader, tensor) for _, tensor in found))
     return len(found)
 
 
-def _whole(reader: PieceReader, tensor: SavedTensor) -> Iterator[memoryview]:
-    """Yield a whole tensor's data; in one chunk where several pieces make it up."""
+def whole_bytes(reader: PieceReader, tensor: SavedTensor) -> Iterator[memoryview]:
+    """Yield a whole tensor's data; in one chunk where several pieces make it up.
+
+    Raises:
+        FileError: E432 (damaged, naming the tensor) or E434 (it cannot be read).
+    """
     if len(tensor.pieces) == 1:
         for rows in reader.rows(tensor, tensor.pieces[0]):
             yield rows.data

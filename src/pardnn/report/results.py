@@ -214,6 +214,22 @@ class ConvertResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StateDifference:
+    """Parameters, buffers and optimizer states after the last step, beside those of one device.
+
+    `differing` of `tensors` are not equal in every bit; the largest difference is relative to the
+    largest element of its tensor, `worst`, and null if it is no finite number.
+    """
+
+    __pydantic_config__ = STRICT
+
+    tensors: int
+    differing: int
+    largest_difference: float | None
+    worst: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """What `run` measured and what was predicted. Lists of bytes are per device.
 
@@ -222,7 +238,8 @@ class RunResult:
     messages or calls were not measured here. A limit is null where the device has none. With
     `--verify`, `verified` tells whether no loss differs from one device's by more than `tolerance`,
     relative: 0, every bit, where each op runs on one device; where sums are sharded, 1e-10 in
-    double and 1e-4 in single precision. `first_step` counts the steps before the checkpoint that
+    double and 1e-4 in single precision; and, where each op runs on one device, whether every bit of
+    `state` is that of one device. `first_step` counts the steps before the checkpoint that
     the run went on from; of `saved_steps` a checkpoint was written; `stopped_by` names the signal
     that ended the run before its last step. A loss that is no finite number is null in JSON, which
     has none.
@@ -235,6 +252,7 @@ class RunResult:
     verified: bool | None = None
     tolerance: float | None = None
     largest_difference: float | None = None
+    state: StateDifference | None = None
     step_s: tuple[float, ...]
     makespan_s: float | None
     shared_cores_s: float | None = None

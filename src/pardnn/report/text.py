@@ -321,12 +321,26 @@ def _verdict(result: results.RunResult) -> list[str]:
     if result.verified is None:
         return []
     if result.tolerance == 0:
-        same = "bitwise equal to" if result.verified else "DIFFER from"
-        return [f"losses {same} one device"]
+        same = "bitwise equal to" if result.largest_difference == 0 else "DIFFER from"
+        return [f"losses {same} one device", *_state(result.state, is_cut=False)]
     within = (
         "equal to one device within" if result.verified else "DIFFER from one device by more than"
     )
     largest = result.largest_difference
     found = "no number" if largest is None else f"{largest:.2g}"
     how = f"{within} {result.tolerance:g} relative; the largest difference is {found}"
-    return [f"losses {how} (cut ops add up in another order)"]
+    how = f"losses {how} (cut ops add up in another order)"
+    return [how, *_state(result.state, is_cut=True)]
+
+
+def _state(state: results.StateDifference | None, *, is_cut: bool) -> list[str]:
+    """Return how parameters, buffers and optimizer states compare with those of one device."""
+    if state is None:
+        return []
+    what = f"parameters, buffers and optimizer states ({state.tensors} tensors)"
+    if state.differing == 0:
+        return [f"{what} bitwise equal to one device"]
+    largest = state.largest_difference
+    found = "no number" if largest is None else f"{largest:.2g} relative"
+    verb = "differ" if is_cut else "DIFFER"
+    return [f"{what} {verb} in {state.differing}: the most is {found}, in {state.worst}"]

@@ -24,6 +24,18 @@ def training(batch_size=4):
     return _step, (model, optimizer, torch.randn(batch_size, 16), torch.randint(8, (batch_size,)))
 
 
+def _counting_step(model, optimizer, x, y):
+    model.seen.add_(1)
+    return _step(model, optimizer, x, y)
+
+
+def other_buffer_on_ranks():
+    """No loss depends on the buffer."""
+    _, (model, *rest) = training()
+    model.register_buffer("seen", torch.full((3,), 1.0 if "RANK" in os.environ else 3.0))
+    return _counting_step, (model, *rest)
+
+
 def _on_rank_1(action):
     if os.environ.get("RANK") == "1":
         action()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import pardnn
+from pardnn.api.run import run_checked
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.launch.launcher import run_plan
 from pardnn.errors import PardnnError, RankError, StuckError
@@ -58,10 +59,27 @@ def test_two_ranks_train_as_the_users_own_step() -> None:
     assert len(result.losses) == len(result.step_s) == 5
     assert result.losses == result.reference_losses
     assert result.losses[-1] < result.losses[0]
+    # Four parameters, and the step count and both moments of each.
+    assert result.state == {
+        "tensors": 16, "differing": 0, "largest_difference": 0.0, "worst": None,
+    }  # fmt: skip
     for measured, predicted in zip(
         result.peak_bytes_measured, result.peak_bytes_predicted, strict=True
     ):
         assert 0.9 * predicted <= measured <= predicted
+
+
+def test_a_buffer_that_no_loss_depends_on_is_compared_too() -> None:
+    """It counts from 1 on ranks and from 3 on one device: 6 and 8 after five steps."""
+    graph = graph_of("other_buffer_on_ranks")
+    plan = random_plan(graph, 2, seed=3)
+    target = f"{ENTRY}:other_buffer_on_ranks"
+    result = run_checked(target, graph, plan, None, steps=5, timeout=20, verify=True)
+    assert result.losses == result.reference_losses
+    assert result.verified is False
+    assert result.state is not None
+    assert (result.state.differing, result.state.worst) == (1, "model.seen")
+    assert result.state.largest_difference == 0.25
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 #: A step that counts how often it is compiled; in a process of its own, as `run_reference` is.
 CODE = """
-import types, torch
+import pathlib, types, torch
 from pardnn.backends.torch.launch import reference
 compiled = []
 def backend(module, example):
@@ -22,7 +22,7 @@ def training():
     return step, (model, torch.ones(3, 2))
 reference.load_factory = lambda target, batch_size: training
 job = types.SimpleNamespace(threads=1, seed=0, target="", batch_size=None, steps=2, saving=None)
-print(len(reference.run_reference(job)["losses"]), len(compiled))
+print(len(reference.run_reference(job, pathlib.Path("/nowhere"))["losses"]), len(compiled))
 """
 
 

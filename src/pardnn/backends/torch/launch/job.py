@@ -16,6 +16,8 @@ from pardnn.checkpoint.options import SaveOptions
 GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
 #: Written by the launcher when it gets a signal that the ranks are to heed: its name.
 SIGNAL_FILE = "signal"
+#: Where ranks leave their state, for the reference to compare.
+STATE_FOLDER = "state"
 #: Stands for a rank in the name of the reference's result file.
 REFERENCE = "reference"
 
@@ -36,6 +38,7 @@ class Job:
         parent: Id of the process that started the run.
         saving: Its checkpoints; None without.
         on_signal: See `StopSignal`; None ends at once.
+        verify: Whether the state after the last step is compared with the reference's.
     """
 
     target: str
@@ -49,6 +52,7 @@ class Job:
     parent: int
     saving: SaveOptions | None = None
     on_signal: Literal["save", "stop"] | None = None
+    verify: bool = False
 
 
 def write_job(directory: Path, job: Job) -> None:

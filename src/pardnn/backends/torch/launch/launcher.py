@@ -73,6 +73,7 @@ class LaunchResult:
         notes: What a person should know about this run.
         saved_steps: Steps of which a checkpoint was written.
         stopped_by: Name of the signal that ended it before its last step; None if none did.
+        state: Fields of `StateDifference`; None if parameters were not compared.
     """
 
     losses: tuple[float, ...]
@@ -85,6 +86,7 @@ class LaunchResult:
     notes: tuple[str, ...] = ()
     saved_steps: tuple[int, ...] = ()
     stopped_by: str | None = None
+    state: dict[str, Any] | None = None
 
 
 def run_plan(
@@ -146,6 +148,7 @@ def run_plan(
             parent=os.getpid(),
             saving=saving,
             on_signal=on_signal,
+            verify=verify,
         )
         write_job(directory, job)
         write_graph(graph, directory / GRAPH_FILE)
@@ -155,7 +158,7 @@ def run_plan(
         reference = None
         if verify and found[0]["stopped_by"] is None:
             tell("running the step on one device")
-            reference = tuple(_run_reference(directory)["losses"])
+            reference = _run_reference(directory)
     return _result(graph, plan, found, reference, limits)
 
 
@@ -167,7 +170,7 @@ def _result(
     graph: Graph,
     plan: Plan,
     found: Sequence[dict[str, Any]],
-    reference: tuple[float, ...] | None,
+    reference: dict[str, Any] | None,
     limits: tuple[int | None, ...],
 ) -> LaunchResult:
     planned = planned_graph(graph, plan)
@@ -183,13 +186,14 @@ def _result(
     notes = [f"rank {rank}: {note}" for rank, each in enumerate(found) for note in each["notes"]]
     return LaunchResult(
         losses=tuple(found[0]["losses"]),
-        reference_losses=reference,
+        reference_losses=None if reference is None else tuple(reference["losses"]),
         step_s=tuple(max(times) for times in steps),
         peak_bytes_predicted=tuple(peak_bytes(planned, plan_arrays(planned, plan))),
         peak_bytes_measured=tuple(each["peak_bytes"] for each in found),
         limit_bytes=limits,
         allowance_bytes=ALLOWANCE_BYTES,
-        notes=(*notes, *straggler_notes(found)),
+        notes=(*notes, *straggler_notes(found), *(reference or {}).get("notes", ())),
+        state=(reference or {}).get("state"),
         saved_steps=tuple(found[0]["saved_steps"]),
         stopped_by=found[0]["stopped_by"],
     )

@@ -20,6 +20,7 @@ from pardnn.backends.torch.comm.world import World, join, leave, rank_device
 from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,
     PLAN_FILE,
+    STATE_FOLDER,
     Job,
     result_path,
     signal_of,
@@ -34,7 +35,7 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.start_rank import start
 from pardnn.backends.torch.user_step.access import SpreadObjects
-from pardnn.errors import PardnnError
+from pardnn.errors import FileError, PardnnError, UnsupportedError
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import read_plan
 
@@ -84,6 +85,8 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     stop = _stop_signal(directory, job, world)
     losses, saved = _steps(job, executor, state, binding, example, stop)
     memory_limits.lift_limit()
+    if job.verify and len(losses) == job.steps:
+        notes += _left_state(directory, state)
     state.close()
     _end_together(world)
     leave([world])
@@ -92,6 +95,15 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
         "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
         "stopped_by": stop.name if stop is not None and stop.is_set else None,
     }  # fmt: skip
+
+
+def _left_state(directory: Path, state: TrainingState) -> list[str]:
+    """Write the state for the reference; return a note if that cannot be done."""
+    try:
+        state.save(directory / STATE_FOLDER)
+    except (FileError, UnsupportedError) as error:
+        return [f"parameters were not compared: {error.message.splitlines()[0]}"]
+    return []
 
 
 def _end_together(world: World) -> None:

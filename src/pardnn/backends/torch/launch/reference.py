@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 
 from pardnn.backends.entry_point import load_factory
 from pardnn.backends.torch.capture.result import loss_of
-from pardnn.backends.torch.launch.job import Job
+from pardnn.backends.torch.launch.compare_state import compared_state
+from pardnn.backends.torch.launch.job import STATE_FOLDER, Job
 
 
 def seed_generators(seed: int) -> None:
@@ -21,8 +23,12 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
 
 
-def run_reference(job: Job) -> dict[str, Any]:
-    """Run the user's own step and return its losses and the seconds that the steps took.
+def run_reference(job: Job, directory: Path) -> dict[str, Any]:
+    """Run the user's own step; return its losses, seconds, and how the ranks' state differs.
+
+    Args:
+        job: What ranks have done.
+        directory: Of the run.
 
     Raises:
         UserCodeError: The user's file ended the program.
@@ -36,4 +42,6 @@ def run_reference(job: Job) -> dict[str, Any]:
     # The steps before a checkpoint too: a run that goes on is compared with one that never stopped.
     before = (job.saving.first_step or 0) if job.saving is not None else 0
     losses = [loss_of(step(*args)).item() for _ in range(before + job.steps)][before:]
-    return {"losses": losses, "seconds": time.perf_counter() - start}
+    seconds = time.perf_counter() - start
+    state, notes = compared_state(step, args, directory / STATE_FOLDER)
+    return {"losses": losses, "seconds": seconds, "state": state, "notes": notes}

@@ -68,7 +68,7 @@ def _delay_sigterm() -> None:
 
 def _run(directory: Path, job: Job, rank: int | str) -> dict[str, Any]:
     if rank == REFERENCE:
-        return importlib.import_module(f"{_ROOM}.reference").run_reference(job)
+        return importlib.import_module(f"{_ROOM}.reference").run_reference(job, directory)
     return importlib.import_module(f"{_ROOM}.rank").run_rank(directory, job, rank)
 
 
