@@ -29,6 +29,7 @@ NAMES = {
     "min": "max", "max": "min", "argmin": "argmax", "argmax": "argmin", "minimum": "maximum",
     "maximum": "minimum", "any": "all", "all": "any", "ceil": "floor", "floor": "ceil",
 }  # fmt: skip
+SYMMETRIC = {"min", "max", "minimum", "maximum"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LEFT_ALONE = (ast.Assert, ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
 #: Fields of nodes that hold no code of the function itself.
@@ -192,7 +193,8 @@ def _others(node: ast.AST) -> Iterator[ast.AST]:
             yield _with(node, id=NAMES[name])
         case ast.Attribute(attr=name) if name in NAMES:
             yield _with(node, attr=NAMES[name])
-        case ast.Call(args=args):
+        # The order of what a minimum or maximum is taken of does not matter.
+        case ast.Call(func=func, args=args) if _name(func) not in SYMMETRIC:
             # One pair, of two that look alike: others end in an error of types.
             for i in range(len(args) - 1):
                 if type(args[i]) is type(args[i + 1]) and type(args[i]) is not ast.Starred:
@@ -209,6 +211,10 @@ def _others(node: ast.AST) -> Iterator[ast.AST]:
         case _:
             pass
     yield from _removed(node)
+
+
+def _name(function: ast.AST) -> str:
+    return str(getattr(function, "id", getattr(function, "attr", "")))
 
 
 def _removed(node: ast.AST) -> Iterator[ast.AST]:

@@ -71,6 +71,7 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
     for mutant, verdict in sorted(left, key=lambda each: each[0][:1] + each[0][3:]):
         where = f"{mutant.path.removeprefix('src/pardnn/')}:{mutant.line} `{mutant.function}`"
         change = mutant.change.replace("|", "\\|")
-        reason = reasons.get(mutant.key, "no test runs it" if verdict == "no test" else "not known")
+        untold = "no test runs it" if verdict == "no test" else "no test tells them apart"
+        reason = reasons.get(mutant.key, untold)
         lines.append(f"| {where} | `{change}` | {reason} |")
     return "\n".join(lines) + "\n"
