@@ -1,5 +1,7 @@
 """Modulo schedules of stages: pipelines by hand, and what experts' schedules reach."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,45 @@ def test_a_pipeline_of_unlike_stages_and_slow_messages(monkeypatch: pytest.Monke
 def test_less_than_a_piece_is_refused() -> None:
     with pytest.raises(InfeasibleError):
         planned(2, 3, 0.5)
+
+
+def optimum(devices: int, microbatches: int, cap: int) -> int:
+    """The makespan of a unit pipeline, one stage per device, by exhaustion over what is done.
+
+    A state has how many forwards, input and weight gradients each device has run. Microbatches are
+    alike, so each device takes them in order.
+    """
+
+    def may(state: tuple[int, ...], d: int) -> list[int]:
+        forward, backward, weight = state[3 * d : 3 * d + 3]
+        above = forward if d == devices - 1 else state[3 * d + 4]
+        before = microbatches if d == 0 else state[3 * d - 3]
+        ready = forward < before and forward - weight < cap
+        return [
+            -1,
+            *[0] * ready,
+            *[1] * (backward < min(above, forward)),
+            *[2] * (weight < backward),
+        ]
+
+    states, steps = {(0,) * 3 * devices}, 0
+    while (microbatches,) * 3 * devices not in states:
+        following = set()
+        for state in states:
+            for ran in itertools.product(*(may(state, d) for d in range(devices))):
+                new = list(state)
+                for d, op in enumerate(ran):
+                    if op >= 0:
+                        new[3 * d + op] += 1
+                following.add(tuple(new))
+        states, steps = following, steps + 1
+    return steps
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("cap", [1, 2, 3])
+def test_tiny_pipelines_are_optimal(cap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_search, "WORK", 30_000)
+    for microbatches in (2, 3, 4):
+        least = optimum(2, microbatches, cap)
+        assert planned(2, microbatches, cap) == least, microbatches
