@@ -1,6 +1,9 @@
 """What a step only tells: prints, logs, and checks that raise, after each step on every rank."""
 
 import logging
+import math
+import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +13,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import run_ranks
 from tests.backends.torch.stepping import Entry, assert_as_eager, on_ranks, small, telling
 
 
@@ -91,6 +97,38 @@ def test_a_check_of_the_loss_raises_on_every_rank() -> None:
 
     assert_as_eager(lambda: telling(tell), nan_at(3))
     assert_as_eager(lambda: telling(tell), sizes=(2,), steps=3)
+
+
+def test_an_exit_is_a_check() -> None:
+    def tell(loss, model):
+        if not math.isfinite(loss.item()):
+            print("the loss is not finite")
+            sys.exit(3)
+
+    def run(rank: int, path: str) -> int:
+        step, args = telling(tell)
+        fast = parallelize(step, *args, plan=random_plan(capture(step, *args), 1), device="cpu")
+        fast(*args[2:])
+        fast(args[2] * math.nan, args[3])
+        return 0
+
+    (outcome,) = run_ranks(1, run)
+    assert outcome.status == 3
+
+
+def test_anomaly_detection_is_refused_by_name() -> None:
+    model, x, y = small()
+
+    def step(model, optimizer, x, y):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.autograd.detect_anomaly():
+                F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    with pytest.raises(UnsupportedError, match="detect_anomaly") as caught:
+        capture(step, model, torch.optim.SGD(model.parameters(), lr=0.1), x, y)
+    assert caught.value.code == "E802"
 
 
 def test_checks_in_torchs_own_code() -> None:

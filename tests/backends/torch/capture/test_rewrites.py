@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.rewrites import patches
 from pardnn.backends.torch.ops.host_scalars import choose
 from tests.backends.torch import executors, models
 from tests.backends.torch.capture import test_capture_equal
@@ -129,3 +131,18 @@ def test_the_first_average_is_the_model(settings):
 def test_a_choice_between_numbers_is_made_at_once():
     assert choose(True, 1, 2) == 1
     assert choose(2 > 3, 1, 2) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("item", [1.0, math.nan, math.inf, -math.inf])
+def test_gradients_are_unscaled_bit_by_bit(dtype: torch.dtype, item: float) -> None:
+    torch.manual_seed(0)
+    scale = torch.tensor(1 / 3)
+    ours = [torch.randn(3, 5).to(dtype), torch.randn(7).to(dtype), torch.empty(0, dtype=dtype)]
+    ours[0][1, 2] = item
+    theirs, flags = [x.clone() for x in ours], [torch.zeros(1), torch.zeros(1)]
+    patches._unscale_each(None, None, ours, flags[0], scale)  # type: ignore[arg-type]
+    torch.ops.aten._amp_foreach_non_finite_check_and_unscale_(theirs, flags[1], scale)
+    assert flags[0] == flags[1]
+    for mine, eager in zip(ours, theirs, strict=True):
+        assert torch.equal(mine.nan_to_num(9.0), eager.nan_to_num(9.0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,9 @@ from pardnn.backends.torch.user_step.object_graph import (
     items_of,
     slot_of,
 )
+
+_SYMBOLS = (torch.SymFloat, torch.SymInt)
+_NUMBERS = (int, float, *_SYMBOLS)
 
 
 def restore(contents: Sequence[tuple[str, Any, Any]]) -> None:
@@ -59,13 +62,16 @@ def _same(now: Any, then: Any) -> bool:
     return now is then
 
 
-def first_change(contents: Sequence[tuple[str, Any, Any]]) -> str | None:
+def first_change(
+    contents: Sequence[tuple[str, Any, Any]], known: Collection[int] = ()
+) -> str | None:
     """Return the name of something that holds other objects than before; None if nothing does.
 
     One tensor for another does not count.
 
     Args:
         contents: `ObjectGraph.contents` of an earlier walk.
+        known: Ids of new values that do not count either.
     """
     for name, holder, then in contents:
         now = _content(holder)
@@ -74,7 +80,8 @@ def first_change(contents: Sequence[tuple[str, Any, Any]]) -> str | None:
         if len(now) != len(then):
             return name
         new, old = (x if isinstance(x, dict) else dict(enumerate(x)) for x in (now, then))
-        if any(not _stands_for(new.get(key), item) for key, item in old.items()):
+        pairs = ((new.get(key), item) for key, item in old.items())
+        if any(not _stands_for(now, then) and id(now) not in known for now, then in pairs):
             return name
     return None
 
@@ -97,6 +104,13 @@ class Changed(NamedTuple):
     slot: Slot | None
     then: Any
     now: Any
+
+
+def is_arithmetic(change: Changed) -> bool:
+    """Whether a change could be one of a number by arithmetic."""
+    before = isinstance(change.then, _NUMBERS) and not isinstance(change.then, bool)
+    after = isinstance(change.now, _NUMBERS) and not isinstance(change.now, bool)
+    return change.slot is not None and before and after
 
 
 def changes(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:

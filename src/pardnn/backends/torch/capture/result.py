@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.rewrites.undoing import record
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.codec import encode
@@ -71,9 +72,9 @@ def recorded_result(
         kind = "dict" if type(item) is dict else "fields"
         return {kind: [[key, structure(each, depth + 1)] for key, each in named]}
 
-    def kept(item: Any, record: Any) -> Value:
+    def kept(item: Any, keep: Any) -> Value:
         if id(item) not in calls:
-            calls[id(item)] = record(tracer, item)
+            calls[id(item)] = keep(tracer, item)
         return calls[id(item)].outputs[0]
 
     return structure(result, 0), list(calls.values())
@@ -92,8 +93,7 @@ def named_result(structure: Any) -> Any:
 
 def kept_copy(tracer: Tracer, tensor: torch.Tensor) -> Call:
     """Record a copy of a tensor that outlives the step, for its caller."""
-    with torch.no_grad():
-        copy = tracer.recorded(torch.ops.aten.clone.default, tensor)
+    copy = record(tracer, "clone", tensor)
     call = tracer.aliases.value(copy).call
     call.kept = True
     return call

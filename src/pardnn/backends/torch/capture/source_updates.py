@@ -26,6 +26,7 @@ from pardnn.backends.torch.capture.to_graph import (
 )
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.user_step.sources import Source, WholeOf
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
@@ -359,7 +360,8 @@ def symbols_inserted(trace: StepTrace, numbers: Sequence[Source]) -> Iterator[No
     """
     live = [source.get() for source in numbers]
     for source, number in zip(numbers, live, strict=True):
-        symbol = trace.tracer.scalars.add_number(number, {"value": number, "guard": None})
+        noted = {"value": encode(number, str), "guard": None}
+        symbol = trace.tracer.scalars.add_number(number, noted)
         value = symbol.node.value
         value.call.name, trace.values[source.name] = source.name, value
         trace.sources[source.name] = source

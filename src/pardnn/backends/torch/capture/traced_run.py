@@ -24,6 +24,7 @@ from pardnn.backends.torch.capture.numbers.containers import Filled, recorders_i
 from pardnn.backends.torch.capture.numbers.effects import effects_noted
 from pardnn.backends.torch.capture.numbers.python_calls import python_calls
 from pardnn.backends.torch.capture.numbers.schedules import schedules_noted
+from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, unseen_states
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.source_updates import StepTrace
@@ -108,16 +109,17 @@ def run_noted(
         OtherUse: It does more with one of the containers.
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
+    unseen = unseen_states(objects)
     with contextlib.ExitStack() as stack:
         trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
         trace.effects = effects = stack.enter_context(effects_noted(tracer))
         stack.enter_context(recorders_inserted(objects, filled, effects.filled))
         choices = Choices(
-            tracer, lambda: walk_objects(step, args),
-            lambda: len(effects.noted) + len(trace.schedules), is_first=is_first,
+            tracer, lambda: walk_objects(step, args), effects, trace.schedules, is_first=is_first
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
         trace.result = run_traced(step, args, tracer, mode)
+    check_unseen(unseen)
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}

@@ -115,6 +115,12 @@ class Tracer(TorchDispatchMode):
         node.tensor = tensor
         return symbol(node)
 
+    def number_of(self, tensor: torch.Tensor) -> Any:
+        """Return the number that a tensor of one element holds, as a symbol, whoever needs it."""
+        number = self._item(tensor)
+        self.permitted_reads.add(self.calls[-1])
+        return number
+
     # Calls.
 
     def __torch_dispatch__(

@@ -47,8 +47,8 @@ def choice(where: str | None, what: str) -> UnsupportedError:
         f"the step runs code by a condition on data{_at(where)}, and that code\n"
         f"{what}. One graph must hold for every step: such code is always\n"
         "run, and what it writes in place into tensors is undone where the condition says no.\n"
-        "Keep `optimizer.step()` alone under the condition, zero_grad() at the begin of the step,\n"
-        "and count and print after the step, by what it returns.",
+        "Under a condition on data `optimizer.step()`, prints, logs and counts (`n += 1`) are\n"
+        "followed; zero_grad() goes to the begin of the step, all else after it, by its result.",
         where,
         "E802",
     )
@@ -129,6 +129,18 @@ def unknown_workspace(op: str, where: str | None) -> UnsupportedError:
         f"Run the layer unfused: `with torch.backends.{flags}.flags(enabled=False):` around it,\n"
         "or unroll it with torch.nn.LSTMCell or GRUCell.",
         where,
+    )
+
+
+def anomaly_detection(where: str | None) -> UnsupportedError:
+    """Return E802: every gradient is looked at for NaN."""
+    return _error(
+        f"the step runs under torch.autograd.detect_anomaly{_at(where)}, which stops at the first\n"
+        "gradient with a NaN: a branch on each gradient.\n"
+        "Run the step itself under it to find the place, and leave it out here; a check of the\n"
+        "loss is captured: assert torch.isfinite(loss).",
+        where,
+        "E802",
     )
 
 
@@ -305,6 +317,18 @@ def host_randomness(library: str) -> UnsupportedError:
         f"the step draws from {library}, whose numbers would be frozen in the graph.\n"
         "Draw with torch (torch.rand), or before the step and pass the numbers as tensors.",
         code="E804",
+    )
+
+
+def drawn_from(name: str, kind: str) -> UnsupportedError:
+    """Return E804: the step takes from an iterator or a generator of numbers of its own."""
+    return UnsupportedError(
+        f"the step takes from {name!r}, a {kind} that goes on from step to step: what it gave\n"
+        "would be frozen in the graph.\n"
+        "Take from it before the step, and pass what it gives as an argument: "
+        "step(..., next(iterator)).",
+        code="E804",
+        details={"name": name},
     )
 
 

@@ -330,9 +330,24 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
     node = node_of(condition)
     if node is None:
         return one if condition else other
-    wrap = {float: node.wrap_float, int: node.wrap_int, bool: node.wrap_bool}
-    chosen = [node_of(number) or wrap[type(number)](number) for number in (one, other)]
-    return symbol(node._call("where", *chosen))
+    return symbol(node._call("where", *(_node(number, node) for number in (one, other))))
+
+
+def as_symbol(number: Any, other: Any) -> Any:
+    """Return a number as a symbol: itself, or a literal beside another symbol.
+
+    Args:
+        number: A number or symbol.
+        other: A symbol of the same trace.
+    """
+    node = node_of(other)
+    assert node is not None
+    return symbol(_node(number, node))
+
+
+def _node(number: Any, other: HostNode) -> HostNode:
+    wrap = {float: other.wrap_float, int: other.wrap_int, bool: other.wrap_bool}
+    return node_of(number) or wrap[type(number)](number)
 
 
 def call_math(function: str, number: Any) -> Any:

@@ -52,6 +52,9 @@ def _check(value: bool, expected: bool, kind: str, message: str, line: str | Non
     if bool(value) == expected:
         return
     error = getattr(builtins, kind, None)
+    if error is SystemExit:
+        print(f"the step exits{f' ({line})' if line else ''}: {message}", file=sys.stderr)
+        raise SystemExit(int(message) if message.isdigit() else message)
     if isinstance(error, type) and issubclass(error, Exception):
         raise error(message)
     where = f" ({line})" if line else ""

@@ -7,6 +7,9 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
+from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.user_step.item_guards import ABSENT, Change
 from pardnn.backends.torch.user_step.object_graph import Entry, Slot
@@ -94,7 +97,8 @@ def _of_number(op: Op) -> tuple[str, Any, Any, bool]:
     """Return name, captured value, guard and whether it is an int."""
     arguments = op.arguments or {}
     is_int = op.outputs[0].dtype == "host.int"
-    return op.name, arguments.get("value"), arguments.get("guard"), is_int
+    captured = decode(arguments.get("value"), torch.device("cpu"))
+    return op.name, captured, arguments.get("guard"), is_int
 
 
 def _getter(slot: Slot) -> Callable[[], Any]:

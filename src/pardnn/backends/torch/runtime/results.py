@@ -85,7 +85,7 @@ def share_results(
         elif arrived is not value:
             value.copy_(arrived)
     kept = {name: _assembled(program, name, values) for name in program.kept}
-    effects = _filled(program.effects, kept)
+    effects = [each for each in _filled(program.effects, kept) if not each.pop("unless", False)]
     if program.result is None:
         return loss, loss, effects
     return loss, _rebuilt(program.result, loss, kept), effects

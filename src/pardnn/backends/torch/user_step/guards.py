@@ -27,6 +27,11 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.user_step.content_guards import (
+    ContentGuards,
+    has_content,
+    shared_values,
+)
 from pardnn.backends.torch.user_step.item_guards import (
     ABSENT,
     VALUES,
@@ -100,6 +105,9 @@ class Guards:
         self._used = used_names(step, objects.seen.values())
         self._guards: list[ItemGuard] = []
         self._attributes = AttributeGuards()
+        for name, get in shared_values(self._used.names):
+            self._attributes.add(name, get)
+        self._contents = ContentGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
         names = argument_names(step, len(arguments))
@@ -134,6 +142,7 @@ class Guards:
             found = [change for guard in self._guards for change in guard.changes()]
             self._snapshot = Snapshot(self._guards)
         found += self._attributes.changes()
+        found += self._contents.changes()
         for key, held in self._held_by_parameters.items():
             if not all(map(operator.is_, map(_OF_PARAMETERS[key], self._tensors), held)):
                 found += self._rebound(key, held)
@@ -218,6 +227,8 @@ class Guards:
             yield from self._module(path, value)
         elif isinstance(value, dict | list | deque):
             yield from self._container(path, value, _any_key)
+        elif has_content(value):
+            self._contents.add(path, value)
         elif isinstance(value, types.FunctionType):
             yield from self._function(value)
         elif isinstance(value, types.MethodType):
@@ -316,7 +327,11 @@ class Guards:
         if is_library_file(function.__code__.co_filename):
             return
         used = {name for name in function.__code__.co_names if name in function.__globals__}
-        self._rebindable(function.__name__, function, ("__defaults__", "__kwdefaults__"))
+        name = function.__name__
+        self._rebindable(name, function, ("__defaults__", "__kwdefaults__"))
+        defaults = (function.__defaults__ or (), *(function.__kwdefaults__ or {}).values())
+        yield from ((f"{name}.default", item) for item in defaults)
+        yield from self._container(name, function.__dict__, self._used.__contains__)
         namespace = function.__globals__
         kept = sorted(key for key in used if (id(namespace), key) not in self._written)
         self._guards.append(ItemGuard("", namespace, kept))

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
+import random
 import sys
 import sysconfig
 import types
@@ -44,6 +46,8 @@ _LIBRARY_ROOTS = tuple(
 )
 #: Values that are compared by what they are.
 PLAIN = (bool, int, float, str, type(None))
+#: What changes in place and has no items by key.
+_UNSEEN = (set, bytearray, random.Random, np.random.Generator, np.random.RandomState, Iterator)
 _MAX_OBJECTS = 2_000_000
 
 
@@ -149,6 +153,7 @@ class ObjectGraph:
         tensors: Every place that holds a tensor; a tied tensor has several.
         numbers: Every int, float, bool, str or None in arguments and optimizer settings.
         arrays: NumPy arrays among the arguments.
+        unseen: Sets, iterators and generators of random numbers: what they hold is in no slot.
         modules: Names of modules by id; the first name counts.
         stateful: Modules, optimizers, schedulers and gradient scalers.
         contents: What each container and object held: (name, holder, copy).
@@ -158,6 +163,7 @@ class ObjectGraph:
     tensors: list[Entry] = field(default_factory=list)
     numbers: list[Entry] = field(default_factory=list)
     arrays: list[Entry] = field(default_factory=list)
+    unseen: list[Entry] = field(default_factory=list)
     modules: dict[int, str] = field(default_factory=dict)
     stateful: list[Entry] = field(default_factory=list)
     contents: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -272,6 +278,8 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         objects.arrays.append(entry)
     elif _is_walked(value):
         yield from _object_children(objects, entry)
+    elif isinstance(value, _UNSEEN) and not isinstance(value, io.IOBase):
+        objects.unseen.append(entry)
 
 
 def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
@@ -329,10 +337,15 @@ def _function_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
         # The variable's own name, not the path to the function that uses it.
         objects.contents.append((key, cell, item))
         yield entry._replace(name=key, value=item, slot=Slot(cell, None))
-    for i, item in enumerate(function.__defaults__ or ()):
-        yield entry.child(f"default.{i}", item)
+    defaults = {**dict(enumerate(function.__defaults__ or ())), **(function.__kwdefaults__ or {})}
+    for key, item in defaults.items():
+        yield entry.child(f"default.{key}", item)
     if is_library_file(function.__code__.co_filename):
         return
+    named = entry._replace(name=function.__name__)
+    objects.contents.append((named.name, function, dict(function.__dict__)))
+    for key, item in list(function.__dict__.items()):
+        yield named.child(key, item, function)
     for key in _global_names(function.__code__):
         if key in function.__globals__:
             item = function.__globals__[key]

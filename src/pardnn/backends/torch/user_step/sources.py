@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from pardnn.backends.torch.user_step.object_graph import (
@@ -141,9 +142,13 @@ def sources_of(objects: ObjectGraph, batch: Sequence[int]) -> tuple[Source, ...]
     """
     for entry in objects.arrays:
         if entry.argument in batch:
+            is_array = isinstance(entry.value, np.ndarray)
+            kind, instead = (
+                ("array", "torch.from_numpy(array)") if is_array else ("number", "number.item()")
+            )
             raise UnsupportedError(
-                f"argument {entry.name!r} is a NumPy array: converted inside the step it would be\n"
-                "frozen in the graph. Pass torch.from_numpy(array) instead.",
+                f"argument {entry.name!r} is a NumPy {kind}: converted inside the step it would\n"
+                f"be frozen in the graph. Pass {instead} instead.",
                 details={"argument": entry.name},
             )
     names: dict[int, str] = {}

@@ -170,10 +170,20 @@ def _conjunction(test: ast.expr, wanted: bool, outcomes: dict[Position, bool]) -
     if isinstance(test, ast.BoolOp):
         is_and = isinstance(test.op, ast.And)
         return is_and == wanted and all(_conjunction(x, wanted, outcomes) for x in test.values)
-    is_nested = any(isinstance(x, ast.BoolOp | ast.IfExp | ast.NamedExpr) for x in ast.walk(test))
+    is_nested = any(isinstance(x, ast.BoolOp | ast.IfExp | ast.NamedExpr) for x in _own(test))
     is_chain = isinstance(test, ast.Compare) and len(test.ops) > 1
     outcomes[_span(test)[0]] = wanted
     return not is_nested and not is_chain
+
+
+def _own(test: ast.expr) -> Iterator[ast.AST]:
+    """Yield the nodes of a condition that its own frame evaluates."""
+    stack: list[ast.AST] = [test]
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, ast.GeneratorExp | ast.Lambda):
+            stack.extend(ast.iter_child_nodes(node))
 
 
 def _stored(code: Sequence[ast.stmt]) -> set[str]:
@@ -187,7 +197,16 @@ def _stored(code: Sequence[ast.stmt]) -> set[str]:
 
 def _jumps(code: Sequence[ast.stmt]) -> bool:
     """Whether statements leave the block, as far as one can see."""
-    return any(isinstance(node, _JUMPS) for each in code for node in ast.walk(each))
+    return any(isinstance(x, _JUMPS) or _exits(x) for each in code for x in ast.walk(each))
+
+
+def _exits(node: ast.AST) -> bool:
+    """Whether it is a call such as `sys.exit()`."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = node.func
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)
+    return name in ("exit", "quit", "_exit")
 
 
 def _is_nothing(code: Sequence[ast.stmt]) -> bool:

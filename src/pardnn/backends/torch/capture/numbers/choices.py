@@ -3,21 +3,27 @@
 Problem: one graph must hold for every step, whichever way such a step takes.
 
 Idea: the code always runs, and what it writes in place is undone where the condition says that it
-does not: `undoing`, as for `GradScaler`. That is the eager step bit by bit if the code leaves
-nothing else behind: no other tensor that is used, no Python value, no random number. All of it is
-looked at, and the rest is refused by name.
+does not: `undoing`, as for `GradScaler`. What it prints, logs and collects is told only where it
+says yes, and a number that it counts is chosen between its two values. That is the eager step bit
+by bit if the code leaves nothing else behind: no other tensor that is used, no other Python value,
+no random number. All of it is looked at, and the rest is refused by name. Such code may hold
+conditions of its own.
+
+Where the code ends is seen by Python's tracing of lines, in the frame that asked and only
+meanwhile: what follows it may count and print, too.
 
 Complexity: the time of the code in every step, and a copy of what it writes.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,12 +35,13 @@ from pardnn.backends.torch.capture.numbers.branches import (
     region_of,
     tested_position,
 )
-from pardnn.backends.torch.capture.restore import first_change
+from pardnn.backends.torch.capture.numbers.effects import Effects
+from pardnn.backends.torch.capture.restore import Changed, changes, first_change, is_arithmetic
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing, record
-from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.ops.host_scalars import HostNode, symbol
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.ops.host_scalars import HostNode, choose, symbol
+from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
 _ITEM = "aten._local_scalar_dense.default"
 
@@ -50,10 +57,12 @@ class _Choice:
         skips: A boolean tensor: whether the code does not run, as far as was asked.
         objects: What the step's objects held before it.
         gradients: Of the parameters among them.
-        told: How much the step had told.
-        thread: That asked.
+        told: How much the step had told: effects, and schedules that it stepped.
+        traced: By what the frame's lines were traced before.
         start: Index of the first call of the condition that was not asked before.
+        thread: That asked.
         undoing: Keeps what the code writes, from its first call on.
+        is_left: Whether the frame is left by an exception, as far as is known.
     """
 
     frame: types.FrameType
@@ -62,15 +71,35 @@ class _Choice:
     skips: torch.Tensor
     objects: ObjectGraph
     gradients: list[torch.Tensor | None]
-    told: int
+    told: tuple[int, int]
+    traced: Any
     start: int
     thread: int = field(default_factory=threading.get_ident)
     undoing: Undoing | None = None
+    is_left: bool = False
 
     def tests(self, position: Position) -> bool:
         """Whether the condition is still being evaluated, at a position within it."""
         begin, end = self.region.test
         return self.undoing is None and begin <= position < end
+
+
+class _Chosen(NamedTuple):
+    """Code that was chosen, and has ended.
+
+    Attributes:
+        calls: Of the code.
+        made: Those that select.
+        undone: The storages that it writes.
+        told: What it tells.
+        line: "file.py:line" of the condition.
+    """
+
+    calls: set[Call]
+    made: set[Call]
+    undone: set[Storage | None]
+    told: list[dict[str, Any]]
+    line: str | None
 
 
 class Choices:
@@ -79,18 +108,22 @@ class Choices:
     Args:
         tracer: Of the step.
         look: Walks the step's objects.
-        told: Returns how much the step has told so far.
+        effects: What the step tells.
+        schedules: Names of the schedules that it has stepped so far.
         is_first: Whether it is the first step, which creates states.
     """
 
     def __init__(
-        self, tracer: Tracer, look: Callable[[], ObjectGraph], told: Callable[[], int],
-        *, is_first: bool,
+        self, tracer: Tracer, look: Callable[[], ObjectGraph], effects: Effects,
+        schedules: Sequence[str], *, is_first: bool,
     ) -> None:  # fmt: skip
-        self._tracer, self._look, self._told, self._is_first = tracer, look, told, is_first
-        self._choice: _Choice | None = None
-        # Calls of the code that was chosen, and those that select; the line of the condition.
-        self._chosen: list[tuple[set[Call], set[Call], str | None]] = []
+        self._tracer, self._look, self._is_first = tracer, look, is_first
+        self._effects, self._schedules = effects, schedules
+        # Those whose code is running, the innermost last.
+        self._open: list[_Choice] = []
+        self._chosen: list[_Chosen] = []
+        self._saved: set[Call] = set()  # copies of what is written, of code around it, too
+        self._traced: Any = None
 
     def __enter__(self) -> Choices:
         """Answer questions from now on."""
@@ -100,9 +133,11 @@ class Choices:
     def __exit__(self, kind: Any, *_error: Any) -> None:
         """End the code that is still running."""
         self._tracer.scalars.choices = None
-        if kind is None:
-            self._end()
-        self._forget()
+        while self._open:
+            if kind is None:
+                self._end()
+            else:
+                self._forget()
 
     def outcome(self, node: HostNode) -> bool | None:
         """Return how a condition comes out where its code runs; None if it has no such code.
@@ -112,33 +147,56 @@ class Choices:
         """
         frame = _asking_frame()
         at = None if frame is None else tested_position(frame)
-        choice = self._choice
-        if choice is None or frame is not choice.frame or at is None or not choice.tests(at):
-            self._before_call()
-            if self._choice is not None:
-                return None  # a choice within a choice
+        last = self._open[-1] if self._open else None
+        is_part = last is not None and frame is last.frame and at is not None and last.tests(at)
+        if not is_part:
+            self._settle()
+            if self._open and self._open[-1].undoing is None:
+                return None  # a question within a condition
         if frame is None or at is None:
             return None
         region = region_of(frame)
         part = region and max((begin for begin in region.outcomes if begin <= at), default=None)
         if region is None or part is None:
             return None
-        self._enter(frame, region, node, region.outcomes[part])
+        self._enter(frame, region, node, region.outcomes[part], is_part)
         return region.outcomes[part]
 
-    def _enter(self, frame: Any, region: Region, node: HostNode, outcome: bool) -> None:
+    def _enter(
+        self, frame: Any, region: Region, node: HostNode, outcome: bool, is_part: bool
+    ) -> None:
+        """Open a choice, or that of which the condition's first part was asked before."""
         tracer = self._tracer
         skips = self._condition(node)
         if outcome:
             skips = record(tracer, "logical_not", skips)
-        if self._choice is not None:
-            skips = record(tracer, "logical_or", self._choice.skips, skips)
+        if self._open:
+            skips = record(tracer, "logical_or", self._open[-1].skips, skips)
+        if is_part:
+            self._forget()
         objects = self._look()
-        self._choice = _Choice(
+        told = len(self._effects.noted), len(self._schedules)
+        if not self._open:
+            self._traced = sys.gettrace()
+        self._open.append(_Choice(
             frame, region, tracer.locator.line(), skips, objects, _gradients(objects),
-            self._told(), len(tracer.calls),
-        )  # fmt: skip
-        tracer.before_call = self._before_call
+            told, frame.f_trace, len(tracer.calls),
+        ))  # fmt: skip
+        tracer.before_call = self._settle
+        frame.f_trace = self._trace_line
+        sys.settrace(_trace_no_call)
+
+    def _trace_line(self, frame: Any, event: str, _given: Any) -> Any:
+        """Look at each line of a frame that asked whether the code has ended."""
+        mine = [choice for choice in self._open if choice.frame is frame]
+        for choice in mine:
+            choice.is_left = event == "exception"
+        if event == "line" and mine:
+            self._settle()
+        elif event == "return" and mine and not mine[0].is_left:
+            while any(choice in self._open for choice in mine):
+                self._end()
+        return self._trace_line
 
     def _condition(self, node: HostNode) -> torch.Tensor:
         """Return a condition as a boolean tensor of no dimensions and of its own."""
@@ -153,25 +211,28 @@ class Choices:
             truth = HostNode(tracer.scalars, value, bool)
         return record(tracer, "scalar_tensor", symbol(truth), dtype=torch.bool)
 
-    def _before_call(self) -> None:
-        """Begin to keep what is written where the code begins, and end where it ends."""
-        choice = self._choice
-        if choice is None:
-            return
-        # Where an `if` takes the truth of a tensor, that is a call, too.
-        at = tested_position(choice.frame) or position_of(choice.frame)
-        if at is not None and choice.tests(at):
-            return
-        if not _is_running(choice) or not choice.region.holds(at):
+    def _settle(self) -> None:
+        """Begin to keep what is written where code begins, and end where it ends."""
+        while self._open:
+            choice = self._open[-1]
+            # Where an `if` takes the truth of a tensor, that is a call, too.
+            at = tested_position(choice.frame) or position_of(choice.frame)
+            if at is not None and choice.tests(at):
+                return
+            if _is_running(choice) and choice.region.holds(at):
+                self._begin(choice)
+                return
             self._end()
-        elif choice.undoing is None:
-            choice.start = len(self._tracer.calls)
-            choice.undoing = Undoing(self._tracer, self._whole_of)
 
-    def _whole_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def _begin(self, choice: _Choice) -> None:
+        if choice.undoing is None:
+            choice.start = len(self._tracer.calls)
+            keep = functools.partial(self._whole_of, choice)
+            choice.undoing = Undoing(self._tracer, keep)
+
+    def _whole_of(self, choice: _Choice, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor over the whole storage of one, if that is older than the code."""
-        choice, tracer = self._choice, self._tracer
-        assert choice is not None
+        tracer = self._tracer
         value = tracer.aliases.value(tensor)
         assert value.storage is not None
         owner = value.storage.owner
@@ -186,26 +247,46 @@ class Choices:
 
     def _end(self) -> None:
         """Undo, under the condition, what the code has written; check that it did nothing else."""
-        choice, tracer = self._choice, self._tracer
-        if choice is None:
-            return
-        self._forget()
-        undoing = choice.undoing
-        if undoing is None or (not undoing.kept and not self._is_first):
-            raise unsupported.choice(choice.line, "writes no tensor that was there before")
+        tracer, effects = self._tracer, self._effects
+        choice = self._forget()
         end = len(tracer.calls)
         calls = {*tracer.calls[choice.start : end]}
         if any(call.random for call in calls):
             raise unsupported.choice(choice.line, "draws random numbers")
+        if len(self._schedules) > choice.told[1]:
+            raise unsupported.choice(choice.line, "steps a schedule")
+        told = effects.noted[choice.told[0] :]
+        changed = _changed_numbers(choice.objects.contents)
+        is_kept = choice.undoing is not None and (choice.undoing.kept or self._is_first)
+        if not (is_kept or told or changed):
+            raise unsupported.choice(choice.line, "writes no tensor that was there before")
+        for effect in told:
+            effects.tell_unless(effect, choice.skips)
+        self._choose_numbers(choice, changed)
         self._check_objects(choice)
-        undoing.undo(choice.skips)
+        kept = choice.undoing.kept.values() if choice.undoing is not None else ()
+        if choice.undoing is not None:
+            choice.undoing.undo(choice.skips)
+        undone = {tracer.aliases.value(tensor).storage for tensor, _ in kept}
+        self._saved |= {tracer.aliases.value(old).call for _, old in kept}
         made = {*tracer.calls[choice.start :]} - calls
-        self._chosen.append((calls, made, choice.line))
+        self._chosen.append(_Chosen(calls, made, undone, told, choice.line))
+
+    def _choose_numbers(self, choice: _Choice, changed: Iterable[Changed]) -> None:
+        """Let numbers that the code has changed be chosen between what they were and are."""
+        skips = None
+        for change in changed:
+            if skips is None:
+                skips = self._tracer.number_of(choice.skips)
+            assert change.slot is not None
+            change.slot.set(choose(skips, change.then, change.now))
 
     def _check_objects(self, choice: _Choice) -> None:
-        if self._told() != choice.told:
-            raise unsupported.choice(choice.line, "prints, logs, collects or steps a schedule")
-        changed = None if self._is_first else first_change(choice.objects.contents)
+        contents = choice.objects.contents
+        if self._is_first:
+            changed = _first_set(choice.objects)
+        else:
+            changed = first_change(contents, {id(each.now) for each in _changed_numbers(contents)})
         if changed is not None:
             raise unsupported.choice(choice.line, f"changes {changed!r}")
         now = _gradients(choice.objects)
@@ -213,11 +294,16 @@ class Choices:
             if before is not None and before is not after:
                 raise unsupported.choice(choice.line, "drops or replaces a gradient")
 
-    def _forget(self) -> None:
-        choice, self._choice = self._choice, None
-        self._tracer.before_call = None
-        if choice is not None and choice.undoing is not None:
+    def _forget(self) -> _Choice:
+        """Close the innermost choice and return it."""
+        choice = self._open.pop()
+        choice.frame.f_trace = choice.traced
+        if not self._open:
+            self._tracer.before_call = None
+            sys.settrace(self._traced)
+        if choice.undoing is not None:
             choice.undoing.end()
+        return choice
 
     def check(self, results: Iterable[Value | None]) -> None:
         """Reject a trace in which more is used of what the code has made than what is undone.
@@ -228,13 +314,45 @@ class Choices:
         Raises:
             UnsupportedError: E802.
         """
-        for calls, made, line in self._chosen:
+        for chosen in self._chosen:
             used = {value for value in results if value is not None}
+            apart = chosen.calls | chosen.made | {value.call for value in _values_in(chosen.told)}
             for call in self._tracer.calls:
-                if call not in calls and call not in made:
+                if call not in apart:
                     used.update(call.inputs)
-            if any(value.call in calls for value in used):
-                raise unsupported.choice(line, "makes a tensor that is used outside of it")
+            made = {value for value in used if value.call in chosen.calls - self._saved}
+            if any(value.storage not in chosen.undone for value in made):
+                what = "makes a tensor that is used outside of it"
+                raise unsupported.choice(chosen.line, what)
+
+
+def _trace_no_call(_frame: Any, _event: str, _given: Any) -> None:
+    """Trace the lines of no further frame."""
+
+
+def _changed_numbers(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
+    """Return the changes of numbers that stay numbers."""
+    return [each for each in changes(contents).values() if is_arithmetic(each)]
+
+
+def _first_set(objects: ObjectGraph) -> str | None:
+    """Return the name of a plain value that is no number and has changed; of no optimizer's."""
+    bound = [e.name for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
+    prefixes = tuple(f"{name}." for name in bound)
+    for name, change in changes(objects.contents).items():
+        is_plain = isinstance(change.now, PLAIN) and change.slot is not None
+        if is_plain and not is_arithmetic(change) and not name.startswith(prefixes):
+            return name
+    return None
+
+
+def _values_in(data: Any) -> set[Value]:
+    """Return the values of the trace in what a step tells."""
+    if isinstance(data, dict):
+        data = [*data.values()]
+    if isinstance(data, list):
+        return {value for item in data for value in _values_in(item)}
+    return {data} if isinstance(data, Value) else set()
 
 
 def _gradients(objects: ObjectGraph) -> list[torch.Tensor | None]:

@@ -61,6 +61,17 @@ class Effects:
         """The numbers of the traced step, by value of the trace."""
         return self._tracer.scalars.hints
 
+    def _note(self, kind: str, content: list[Any]) -> None:
+        """Note an effect; one that follows code under a condition is none of that code."""
+        if self._tracer.before_call is not None:
+            self._tracer.before_call()
+        self.noted.append({kind: content})
+
+    def tell_unless(self, effect: dict[str, Any], skips: torch.Tensor) -> None:
+        """Let an effect be told only where a boolean tensor is false."""
+        if "unless" not in effect:
+            effect["unless"] = self._recorded(skips)
+
     def mark(self, number: Any, spec: str) -> str:
         """Return the mark that stands for a number's text."""
         self._texts.append((number, spec))
@@ -68,7 +79,7 @@ class Effects:
 
     def filled(self, name: str, keys: tuple[Any, ...], method: str, args: tuple[Any, ...]) -> None:
         """Note what the step puts into a container, see `containers`; recorded by `finish`."""
-        self.noted.append({"call": [name, keys, method, args]})
+        self._note("call", [name, keys, method, args])
 
     def finish(self, objects: ObjectGraph, *, is_first: bool) -> None:
         """Record what containers got, as it is after the step.
@@ -117,7 +128,7 @@ class Effects:
         """Note a call of `print`."""
         parts = [self._parts(arg) for arg in args]
         ends = [" " if sep is None else sep, "\n" if end is None else end, file]
-        self.noted.append({"print": [parts, *ends]})
+        self._note("print", [parts, *ends])
 
     def logged(self, record: logging.LogRecord) -> None:
         """Note a log record."""
@@ -125,7 +136,7 @@ class Effects:
         message = record.msg if args or not record.args else record.getMessage()
         place = [record.name, record.levelno, record.pathname, record.lineno, record.funcName]
         values = [self._logged_value(arg) for arg in args]
-        self.noted.append({"log": [self._parts(message), values, *place]})
+        self._note("log", [self._parts(message), values, *place])
 
     def _logged_value(self, arg: Any) -> Any:
         """Return an argument of a logger: a number itself, for "%d", or the parts of a text."""
@@ -141,7 +152,7 @@ class Effects:
         value.call.kept = True
         self.calls.append(value.call)
         error = [check.kind, _MARK.sub("?", check.message), check.line]
-        self.noted.append({"check": [{"kept": value}, check.outcome, *error]})
+        self._note("check", [{"kept": value}, check.outcome, *error])
 
     def changed(self, name: str, number: Any) -> None:
         """Note the new value of a number that an object holds."""
@@ -180,7 +191,7 @@ def check_same_effects(one: Effects, other: Effects) -> None:
     told = [[each for each in effects if not {"set", "rebind"} & each.keys()] for effects in told]
     for a, b in itertools.zip_longest(*told):
         if a != b:
-            (kind,) = a or b
+            kind = next(iter(a or b))
             raise unsupported.changing_step(f"{_TOLD[kind]} something else the second time", None)
 
 

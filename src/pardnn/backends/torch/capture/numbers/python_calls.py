@@ -1,14 +1,31 @@
-"""Python's own functions of numbers, as they have to work on symbols while a step is traced."""
+"""Python's own functions of numbers, as they have to work on symbols while a step is traced.
+
+`min`, `max`, `all` and `any` ask how numbers compare, or whether they are true; of numbers that
+only a run knows they give another such number. `if all(g.isfinite().all() for g in gradients)` asks
+once then.
+"""
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
 import math
+import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from pardnn.backends.torch.ops.host_scalars import MATH_FUNCTIONS, call_math, node_of
+import torch
+
+from pardnn.backends.torch.ops.host_scalars import (
+    MATH_FUNCTIONS,
+    as_symbol,
+    call_math,
+    choose,
+    node_of,
+)
 
 
 @contextlib.contextmanager
@@ -22,7 +39,59 @@ def python_calls() -> Iterator[None]:
         for name in MATH_FUNCTIONS:
             new = _recording(name, getattr(math, name))
             stack.enter_context(mock.patch.object(math, name, new))
+        for name, is_better in {"min": operator.lt, "max": operator.gt}.items():
+            new = _choosing(getattr(builtins, name), is_better)
+            stack.enter_context(mock.patch.object(builtins, name, new))
+        for name, decides in {"all": False, "any": True}.items():
+            new = _asking(getattr(builtins, name), decides)
+            stack.enter_context(mock.patch.object(builtins, name, new))
         yield
+
+
+def _is_of_torch() -> bool:
+    """Whether torch's code makes the call that is about to be answered."""
+    return sys._getframe(2).f_globals.get("__name__", "").startswith("torch")
+
+
+def _is_data(number: Any) -> bool:
+    node = node_of(number)
+    return node is not None and node.hint is None
+
+
+def _choosing(real: Callable[..., Any], is_better: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `min` or `max`, which choose among numbers that only a run knows."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or _is_of_torch():
+            return real(*args, **kwargs)
+        items = [*args[0]] if len(args) == 1 else args
+        if not next(filter(_is_data, items), None) is not None:
+            return real(items) if len(args) == 1 else real(*args)
+        symbols = [as_symbol(item, next(filter(_is_data, items))) for item in items]
+        return functools.reduce(lambda a, b: choose(is_better(b, a), b, a), symbols)
+
+    return call
+
+
+def _asking(real: Callable[..., Any], decides: bool) -> Callable[..., Any]:
+    """Return `all` or `any`; an item that is `decides` decides."""
+
+    def call(items: Any, /) -> Any:
+        if _is_of_torch():
+            return real(items)
+        asked = []
+        for item in items:
+            found = item
+            if isinstance(item, torch.Tensor):
+                found = (item if item.dtype == torch.bool else item != 0).item()
+            if _is_data(found):
+                asked.append(found if isinstance(found, torch.SymBool) else found != 0)
+            elif bool(found) == decides:
+                return decides
+        combine = operator.or_ if decides else operator.and_
+        return functools.reduce(combine, asked) if asked else not decides
+
+    return call
 
 
 def _recording(name: str, real: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,7 +93,9 @@ class Questions:
 
 
 def _is_raised(error: BaseException) -> bool:
-    """Whether a `raise` or `assert` made an error, and not a call that failed under the tracer."""
+    """Whether `raise`, `assert` or `sys.exit` made it, and not a call that failed in the tracer."""
+    if isinstance(error, SystemExit):
+        return True
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.questions import Questions
 from pardnn.backends.torch.capture.source_location import Locator
@@ -91,6 +93,12 @@ class ScalarTrace:
         chosen = self.choices(node) if node.hint is None and is_truth and self.choices else None
         if chosen is not None:
             return chosen
+        if (
+            node.hint is None
+            and torch.is_anomaly_check_nan_enabled()
+            and torch.is_anomaly_enabled()
+        ):
+            raise unsupported.anomaly_detection(self._locator.line())
         if node.hint is None and is_truth:
             return self.questions.outcome(node, self._locator.line())
         if node.hint is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.rows import host_rows
-from pardnn.backends.torch.capture.restore import Changed, changes
+from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic
 from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.to_graph import is_part_of
 from pardnn.backends.torch.ops.host_program import read_program, same_number
@@ -125,7 +125,7 @@ def reconsidered(
         return replace(chosen, frozen=chosen.frozen | needed)
     changed = written_numbers(trace, chosen)
     unknown = [name for name in changed if name not in trace.sources]
-    if any(not _is_arithmetic(changed[n]) or n not in numbers.after for n in unknown):
+    if any(not is_arithmetic(changed[n]) or n not in numbers.after for n in unknown):
         raise unsupported.changed_state([*changed])
     start = {name: numbers.before[name] for name in changed if name in numbers.before}
     if unknown:
@@ -150,7 +150,7 @@ def put_back_data(contents: Iterable[tuple[str, Any, Any]]) -> None:
     """
     for change in changes(list(contents)).values():
         node = node_of(change.now)
-        if node is not None and node.hint is None and _is_arithmetic(change) and change.slot:
+        if node is not None and node.hint is None and is_arithmetic(change) and change.slot:
             change.slot.set(change.then)
 
 
@@ -209,13 +209,6 @@ def _is_overwritten_before_read(trace: StepTrace, name: str) -> bool:
     if value is None or value.kind is None or value in scalars.guards:
         return False
     return not any(value in call.inputs for call in trace.tracer.calls)
-
-
-def _is_arithmetic(change: Changed) -> bool:
-    """Whether a change could be one of a number by arithmetic."""
-    before = isinstance(change.then, int | float) and not isinstance(change.then, bool)
-    after = isinstance(change.now, int | float) and not isinstance(change.now, bool)
-    return change.slot is not None and before and (after or node_of(change.now) is not None)
 
 
 def _first_values(

@@ -142,16 +142,17 @@ def _float(_tracer: Tracer, _real: Any, number: Any) -> Any:
 
 
 def _unscale_each(
-    _tracer: Tracer, real: Any, grads: list[torch.Tensor], found: torch.Tensor, inv: torch.Tensor
+    _tracer: Tracer, _real: Any, grads: list[torch.Tensor], found: torch.Tensor, inv: torch.Tensor
 ) -> None:
-    """Unscale each gradient by its own call: one on all of them would tie them to one device."""
+    """Unscale each gradient on its own, by calls that can be cut; the bits are the same."""
     overflows = []
     for grad in grads:
-        overflow = torch.zeros_like(found)
-        real([grad], overflow, inv)
-        overflows.append(overflow)
+        if grad.numel():
+            ends = torch.stack([grad.amax(), grad.amin()])  # both are NaN where an item is
+            overflows.append(ends.isfinite().all().logical_not().to(found.dtype))
+        grad.mul_(inv)
     if overflows:
-        found.copy_(torch.maximum(found, torch.stack(overflows).amax(0)))
+        found.copy_(torch.maximum(found, torch.stack(overflows).amax()))
 
 
 def _step_unless_skipped(

@@ -1,0 +1,100 @@
+"""What a step changes in place without a trace: sets, arrays, iterators, generators of numbers.
+
+Problem: `next(schedule)`, `rng.random()` and `seen.add(key)` change objects that have no items by
+key. What they give is frozen in the graph, and two traces may get the same by chance.
+
+Idea: their state is noted before the step is traced, and the step is refused if it is another one
+afterwards.
+"""
+
+from __future__ import annotations
+
+import random
+import types
+from typing import Any
+
+import numpy as np
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.user_step.content_guards import content_of, has_content
+from pardnn.backends.torch.user_step.object_graph import PLAIN, Entry, ObjectGraph
+
+#: Larger arrays, and more of them, are data sets, which no step writes, bytes.
+_MAX_BYTES, _MAX_ARRAYS = 1 << 20, 256
+_MAX_DEPTH = 4
+
+
+def unseen_states(objects: ObjectGraph) -> list[tuple[Entry, Any]]:
+    """Return the objects whose state is in no slot, and that state.
+
+    Args:
+        objects: The object graph of the step.
+    """
+    arrays = [each for each in objects.arrays if _is_small(each.value)][:_MAX_ARRAYS]
+    return [(entry, _state(entry.value)) for entry in (*objects.unseen, *arrays)]
+
+
+def check_unseen(states: list[tuple[Entry, Any]]) -> None:
+    """Reject a step that has changed one of them.
+
+    Args:
+        states: Of `unseen_states`, before the step.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    for entry, then in states:
+        if _state(entry.value) != then:
+            if has_content(entry.value):
+                raise unsupported.changed_state([entry.name])
+            raise unsupported.drawn_from(entry.name, type(entry.value).__name__)
+
+
+def _is_small(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.nbytes <= _MAX_BYTES
+
+
+def _state(value: Any) -> Any:
+    if has_content(value):
+        return content_of(value)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return repr(value.get_state(legacy=False))
+    return _position(value, 0)
+
+
+def _position(iterator: Any, depth: int) -> Any:
+    """Return how far an iterator is, as far as Python tells."""
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        if frame is None:
+            return None
+        held = {k: v for k, v in frame.f_locals.items() if isinstance(v, PLAIN)}
+        inner = [v for v in frame.f_locals.values() if hasattr(v, "__next__")]
+        return frame.f_lasti, repr(held), _positions(inner, depth)
+    counted = getattr(iterator, "_num_yielded", None)  # of a DataLoader
+    if counted is not None:
+        return counted
+    try:
+        _, *parts = iterator.__reduce__()
+    except (TypeError, AttributeError, ValueError):
+        return None
+    return _positions(parts, depth)
+
+
+def _positions(parts: Any, depth: int) -> list[Any]:
+    """Return the numbers among parts, and the positions of iterators."""
+    if depth > _MAX_DEPTH:
+        return []
+    found: list[Any] = []
+    for part in parts:
+        if isinstance(part, int | float):
+            found.append(part)
+        elif hasattr(part, "__next__"):
+            found.append(_position(part, depth + 1))
+        elif isinstance(part, tuple):
+            found.append(_positions(part, depth + 1))
+    return found

@@ -1,0 +1,81 @@
+"""Guards without items by key: contents of sets and arrays, torch's modes, the environment."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from pardnn.backends.torch.user_step.item_guards import Change
+
+#: Of all that is compared by content. A larger array is no constant of a graph either
+#: (`unsupported.large_constant`): no step computes with all of it.
+_MAX_BYTES = 1 << 20
+_DEVICES = ("cpu", "cuda")
+
+#: What is set for all code, and decides which calls torch makes or of which type, by its name.
+_MODES: dict[str, Callable[[], Any]] = {
+    "torch.get_default_dtype()": torch.get_default_dtype,
+    "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
+} | {
+    f"{get.__name__}({device!r})": functools.partial(get, device)
+    for get in (torch.is_autocast_enabled, torch.get_autocast_dtype)
+    for device in _DEVICES
+}
+
+
+class ContentGuards:
+    """Guards on the content of sets, byte arrays and NumPy arrays."""
+
+    def __init__(self) -> None:
+        self._guards: list[tuple[str, Any, Any]] = []
+        self._bytes = 0
+
+    def add(self, name: str, value: Any) -> None:
+        """Guard a value.
+
+        Args:
+            name: Dotted path to it.
+            value: Of a type that `has_content` tells.
+        """
+        size = value.nbytes if isinstance(value, np.ndarray) else sys.getsizeof(value)
+        if self._bytes + size <= _MAX_BYTES:
+            self._bytes += size
+            self._guards.append((name, value, content_of(value)))
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what has other content."""
+        for name, value, then in self._guards:
+            if content_of(value) != then:
+                kind = type(value).__name__
+                yield Change(name, f"a {kind}", f"a {kind} of other content")
+
+
+def has_content(value: Any) -> bool:
+    """Whether a value is compared by its content."""
+    return isinstance(value, set | bytearray | np.ndarray)
+
+
+def content_of(value: Any) -> Any:
+    """Return what is compared of a value with content."""
+    if not isinstance(value, np.ndarray):
+        return frozenset(value) if isinstance(value, set) else bytes(value)
+    return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
+
+
+def shared_values(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield the names of values that all code shares, and what returns each.
+
+    Args:
+        names: Texts that the code mentions: variables of the environment may be among them.
+    """
+    yield from _MODES.items()
+    if "environ" in names or "getenv" in names:
+        for name in sorted(names):
+            if name.isupper() or name in os.environ:
+                yield f"os.environ[{name!r}]", functools.partial(os.environ.get, name)

@@ -1,0 +1,81 @@
+"""A step that draws from an iterator or changes a set is refused, also if it happens to repeat."""
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.stepping import telling
+
+
+def ones() -> Any:
+    while True:
+        yield 1.0
+
+
+DRAWN: dict[str, tuple[Any, Any]] = {
+    "list_iterator": (iter([1.0] * 9), next),
+    "cycle": (itertools.cycle([1.0]), next),
+    "count": (itertools.count(), next),
+    "zip": (zip([1.0] * 9, itertools.repeat(2)), next),
+    "generator": ((1.0 for _ in range(9)), next),
+    "Random": (random.Random(0), lambda r: r.random() < 2.0),
+    "Generator": (np.random.default_rng(0), lambda r: r.random() < 2.0),
+    "RandomState": (np.random.RandomState(0), lambda r: r.random() < 2.0),
+}
+CHANGED: dict[str, tuple[Any, Any]] = {
+    "set": (set(), lambda s: s.add(1)),
+    "ndarray": (np.zeros(3), lambda a: a.__setitem__(0, a[0] + 1)),
+    "bytearray": (bytearray(2), lambda b: b.__setitem__(0, 1)),
+}
+
+
+def refused(source: Any, draw: Any) -> str:
+    def tell(loss: torch.Tensor, model: Any) -> None:
+        if draw(source) == -1.0:
+            print("never")
+
+    made, args = telling(tell)
+    with pytest.raises(UnsupportedError) as caught:
+        capture(made, *args)
+    assert caught.value.code == "E804"
+    return caught.value.message
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_what_goes_on_from_step_to_step_is_refused(kind: str) -> None:
+    message = refused(*DRAWN[kind])
+    assert f"takes from 'source', a {kind}" in message
+    assert "as an argument" in message
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_what_is_changed_in_place_is_refused(kind: str) -> None:
+    assert "changes Python state: source" in refused(*CHANGED[kind])
+
+
+def test_an_iterator_that_only_exists_is_none() -> None:
+    kept = iter([1.0]), random.Random(0), ones(), {1}
+
+    def tell(loss: torch.Tensor, model: Any) -> None:
+        assert len(kept) == 4
+
+    made, args = telling(tell)
+    capture(made, *args)
+
+
+def test_a_number_that_a_function_holds_is_counted() -> None:
+    def tell(loss: torch.Tensor, model: Any) -> None:
+        tell.calls += 1  # type: ignore[attr-defined]
+
+    tell.calls = 5  # type: ignore[attr-defined]
+    made, args = telling(tell)
+    graph = capture(made, *args)
+    assert tell.calls == 5  # type: ignore[attr-defined]
+    written = graph.step_notes["host"]["writes"]
+    assert [name for name, _ in written] == ["tell.calls"]

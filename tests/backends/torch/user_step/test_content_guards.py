@@ -1,0 +1,62 @@
+"""Changes of values that have no items by key, or that all code shares, are noticed."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pardnn.backends.torch.user_step.guards import Guards
+
+FROZEN: set[int] = set()
+WEIGHTS, TABLE, LARGE = np.ones(4), bytearray(4), np.zeros(1 << 18)
+
+
+def scaled(x: Any, factors: Any = [1.0], *, more: Any = {"b": 2.0}) -> Any:  # noqa: B006
+    return x * factors[0] * more["b"] * scaled.gain  # type: ignore[attr-defined]
+
+
+scaled.gain = 1.0  # type: ignore[attr-defined]
+
+
+def step(x: Any) -> Any:
+    depth = int(os.environ.get("PARDNN_TEST_DEPTH", "1"))
+    return scaled(x) * len(FROZEN) * WEIGHTS[0] * TABLE[1] * LARGE[0] * depth
+
+
+def grown_environment() -> None:
+    os.environ["PARDNN_TEST_DEPTH"] = "3"
+
+
+CHANGES: dict[str, Callable[[], Any]] = {
+    "FROZEN": lambda: FROZEN.add(3),
+    "WEIGHTS": lambda: WEIGHTS.fill(2.5),
+    "TABLE": lambda: TABLE.__setitem__(1, 7),
+    "scaled.gain": lambda: setattr(scaled, "gain", 2.0),
+    "scaled.default.0.0": lambda: next(iter(scaled.__defaults__ or ())).__setitem__(0, 3.0),
+    "scaled.default.b": lambda: (scaled.__kwdefaults__ or {})["more"].update(b=5.0),
+    "os.environ['PARDNN_TEST_DEPTH']": grown_environment,
+    "torch.get_default_dtype()": lambda: torch.set_default_dtype(torch.float64),
+    "is_autocast_enabled('cpu')": lambda: torch.set_autocast_enabled("cpu", True),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "PARDNN_TEST_DEPTH", "1")
+    guards = Guards(step, [torch.ones(2)], [0])
+    assert not guards.changes({})
+    try:
+        CHANGES[name]()
+        assert [change.name for change in guards.changes({})] == [name]
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_autocast_enabled("cpu", False)
+
+
+def test_large_arrays_are_not_compared_at_every_call() -> None:
+    guards = Guards(step, [torch.ones(2)], [0])
+    LARGE[0] = 1.0
+    assert not guards.changes({})
