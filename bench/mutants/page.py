@@ -68,7 +68,7 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
             f"{caught / count.total():.1%} |"
         )
     lines += ["", "## Survivors", "", "| where | change | why it survives |", "| --- | --- | --- |"]
-    for mutant, verdict in sorted(left, key=lambda each: each[0][:1] + each[0][3:]):
+    for mutant, verdict in sorted(left, key=lambda e: (e[0].path, e[0].line, e[0].number)):
         where = f"{mutant.path.removeprefix('src/pardnn/')}:{mutant.line} `{mutant.function}`"
         change = mutant.change.replace("|", "\\|")
         untold = "no test runs it" if verdict == "no test" else "no test tells them apart"

@@ -2,12 +2,15 @@
 
 import os
 
+import numpy as np
 import pytest
 
 from pardnn.errors import InfeasibleError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Op, Tensor
 from pardnn.place.baselines.single import place_single
 from pardnn.place.colocation import colocated
-from pardnn.place.ordering.all_plans import searched_plan
+from pardnn.place.ordering.all_plans import all_placements, searched_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.check import plan_problems
@@ -34,6 +37,22 @@ def test_a_placement_is_refused_exactly_where_nothing_fits(seed: int) -> None:
     below = searched_plan(graph.arrays, [least - 1, least - 1], overwrites, [place])
     assert below.plan is None
     assert below.is_complete
+
+
+def test_placements_may_fill_devices_to_the_last_byte() -> None:
+    """Two parameters of 5 bytes on two devices: one each, or both on one of 10 bytes."""
+    ops = [
+        Op(name=name, kind="parameter", memory="residual", seconds={"accelerator": 0.0},
+           outputs=(Tensor(name=name, bytes=5),))
+        for name in "pq"
+    ]  # fmt: skip
+    arrays, runs = build_graph("two", ops).arrays, np.ones((2, 2), dtype=np.bool_)
+    machine = machine_for(build_graph("two", ops), cluster_of(2))
+    arrays = arrays._replace(group=np.arange(2))
+    for capacities, count in (([5, 5], 1), ([10, 10], 2), ([10, 4], 1), ([9, 4], 0)):
+        found = all_placements(arrays, machine, capacities, runs)
+        assert found is not None
+        assert len(found) == count
 
 
 @pytest.mark.jit
