@@ -16,9 +16,11 @@ PACKAGE = Path(pardnn.__file__).parent
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = [ROOT / name for name in ("src", "tests", "bench", "testbed", "docs", "examples")]
-#: Data: one captured graph per model and size, named for it; dated pages of results.
+#: Data: one captured graph per model and size, named for it; dated pages of results; numbered
+#: pages of decisions.
 LARGE_FOLDERS = {
-    ROOT / name for name in ("testbed/graphs", "testbed/graphs/batch", "bench/results")
+    ROOT / name
+    for name in ("testbed/graphs", "testbed/graphs/batch", "bench/results", "docs/decisions")
 }
 #: Where imports stand inside functions: so that `pardnn --help` answers at once, and a rank that
 #: does not plan loads no compiler.
