@@ -25,6 +25,11 @@ def update(model, optimizer, batches, count, max_norm):
     return total
 
 
+def loss_of(model, inputs, count):
+    """What `Trainer` takes of a batch of validation."""
+    return model(**inputs, num_items_in_batch=count).loss
+
+
 class DistributedTrainer(Trainer):
     """A `Trainer` whose updates and checkpoints are those of all ranks."""
 
@@ -33,15 +38,21 @@ class DistributedTrainer(Trainer):
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Keep the batch, or update by all that were kept."""
         self.batches += (dict(inputs),)
+        model.train()  # an evaluation came before
         if len(self.batches) < self.current_gradient_accumulation_steps:
             return torch.zeros(())
         args, self.batches = (self.batches, num_items_in_batch, self.args.max_grad_norm), ()
         if self.fast_step is None:
             optimizer, self.optimizer.step = self.optimizer.optimizer, lambda: None
-            self.fast_step = pardnn.parallelize(update, model.train(), optimizer, *args)
+            self.fast_step = pardnn.parallelize(update, model, optimizer, *args)
             if self.resumed is not None:
                 self.lr_scheduler.load_state_dict(self.fast_step.load(self.resumed))
         return self.fast_step(*args)
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Return the loss of a batch of validation; other outputs would be returned likewise."""
+        count = self._get_num_items_in_batch([inputs], self.args.device)
+        return self.fast_step.evaluate(loss_of, dict(inputs), count), None, None
 
     def save_model(self, output_dir=None, _internal_call=False):
         """Write model, optimizer and random state; any number of ranks can go on from it."""
@@ -60,11 +71,13 @@ def trained(kind, directory="runs/trainer", checkpoint=None):
     args = TrainingArguments(
         directory, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=6,
         warmup_steps=2, logging_steps=1, save_steps=4, use_cpu=True, report_to=[],
+        eval_strategy="steps", eval_steps=3,
     )  # fmt: skip
     data = [{"input_ids": row, "labels": row} for row in torch.randint(128, (64, 16))]
-    trainer = kind(model, args, train_dataset=data)
+    trainer = kind(model, args, train_dataset=data, eval_dataset=data[:10])
     trainer.train(resume_from_checkpoint=checkpoint)
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    found = [row.get("loss", row.get("eval_loss")) for row in trainer.state.log_history]
+    return [loss for loss in found if loss is not None]
 
 
 if __name__ == "__main__":

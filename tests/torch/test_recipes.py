@@ -99,7 +99,7 @@ def test_a_trainer_accumulates_saves_and_goes_on_as_on_one_device(tmp_path: Path
     on_ranks, reference = started(*run), started("-c", alone)
     expected = losses(reference)
     assert losses(on_ranks) == expected
-    assert len(expected) == 6
+    assert len(expected) == 8  # two of them of validations
     checkpoint = tmp_path / "ours" / "checkpoint-4"
     # The log of the first four comes from the checkpoint; two are trained again, on one rank.
     again = started("trainer.py", str(tmp_path / "again"), str(checkpoint))
