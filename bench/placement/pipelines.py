@@ -21,7 +21,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.machine import machine_of
-from testbed.pipelines import StageTimes, pipeline, pipeline_cluster
+from testbed.hand_graphs import StageTimes, pipeline, pipeline_cluster
 
 #: Makespan and peak, in activations, of torch 2.13's schedules: one stage per device, two.
 TORCH: dict[tuple[int, int], tuple[list[tuple[float, float]], list[tuple[float, float]]]] = {

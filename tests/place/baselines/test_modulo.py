@@ -16,7 +16,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
-from testbed.pipelines import ACTIVATION, StageTimes, pipeline, pipeline_cluster
+from testbed.hand_graphs import ACTIVATION, StageTimes, pipeline, pipeline_cluster
 from tests.place.machines import machine_for
 from tests.strategies import FAMILIES, random_graph
 
