@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pardnn.cluster import Cluster
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor
 
 
 class Steps:
