@@ -44,14 +44,16 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"{module} is not installed")
 
 
-BASELINES = sorted(ALGORITHMS.keys() - SOLVER_BASED - {"pardnn"})
+BASELINES = sorted(ALGORITHMS.keys() - SOLVER_BASED - {"pardnn", "modulo"})
+#: A search: a graph takes it a minute in plain Python.
+MODULO = pytest.param("modulo", marks=pytest.mark.jit)
 
 
 def place(name: str, graph: Graph, machine: Machine, capacities: list[int | None]) -> Decision:
     return ALGORITHMS[name](graph, machine, capacities, seed=0)
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", [*BASELINES, MODULO])
 @settings(max_examples=25)
 @given(
     graph=graphs(max_ops=14, types=TYPES),
@@ -357,10 +359,11 @@ def test_parts_that_talk_get_the_fast_link() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_same_twice(family: str) -> None:
+@pytest.mark.parametrize("names", [BASELINES, pytest.param(["modulo"], marks=pytest.mark.jit)])
+def test_the_same_twice(family: str, names: list[str]) -> None:
     graph = random_graph(5, 60, family)
     machine = machine_for(graph, cluster_of(3))
-    for name in BASELINES:
+    for name in names:
         one, two = (place(name, graph, machine, [None] * 3).plan for _ in range(2))
         assert all(np.array_equal(x, y) for x, y in zip(one, two, strict=True))
 

@@ -41,7 +41,7 @@ class Reserve(NamedTuple):
     """
 
     position: Int64[ndarray, " n"]
-    ptr: Int64[ndarray, " k+1"]
+    ptr: Int64[ndarray, " p"]
     op: Int64[ndarray, " n"]
     first: Int64[ndarray, " s"]
     last: Int64[ndarray, " s"]
@@ -215,7 +215,7 @@ def reserve_of(
 def _live_kernel(
     s: Storages,
     position: Int64[ndarray, " n"],
-    ptr: Int64[ndarray, " k+1"],
+    ptr: Int64[ndarray, " p"],
     op: Int64[ndarray, " n"],
     reference: Int64[ndarray, " n"],
     first: Int64[ndarray, " s"],

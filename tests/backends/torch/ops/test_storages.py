@@ -27,7 +27,11 @@ from tests.backends.torch.messages import LAYOUTS
 SCRATCH = {
     f"aten.{name}"
     for name in (
-        "_linalg_det.default", "_linalg_eigh.default", "_linalg_slogdet.default",
+        "_embedding_bag_backward.default", "_embedding_bag_dense_backward.default",
+        "_histogramdd_from_bin_cts.default", "_histogramdd_from_bin_tensors.default",
+        "_trilinear.default", "_unsafe_masked_index.default",
+        "_unsafe_masked_index_put_accumulate.default", "_linalg_det.default",
+        "_linalg_eigh.default", "_linalg_slogdet.default",
         "_linalg_solve_ex.default", "_linalg_svd.default", "_native_batch_norm_legit.default",
         "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_no_training.default",
         "_safe_softmax.default", "_scaled_dot_product_flash_attention_for_cpu.default",
@@ -113,7 +117,7 @@ def test_what_kernels_allocate_is_known() -> None:
         known += workspace(kind, geometries(given), geometries(result))
         if peak > known + 64:
             found.add(kind)
-    assert found == SCRATCH
+    assert sorted(found - SCRATCH) == sorted(SCRATCH - found) == []
 
 
 def made(result: object, given: object) -> list[torch.Tensor]:

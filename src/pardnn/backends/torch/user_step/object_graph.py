@@ -288,14 +288,16 @@ def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     objects.stateful.append(entry)
     objects.contents.append((entry.name, module, dict(attributes)))
     entry = entry._replace(owner=module, numeric=False)
-    for kind in ("_parameters", "_buffers", "_modules"):
+    kinds = ("_parameters", "_buffers", "_modules")
+    for kind in kinds:
         entries = attributes.get(kind, {})
         objects.contents.append((entry.name, entries, dict(entries)))
         objects.seen[id(entries)] = entries
         for key, item in list(entries.items()):
             yield entry.child(key, item, entries)
     for key, item in list(attributes.items()):
-        if key not in ("_parameters", "_buffers", "_modules"):
+        # The set names buffers, and grows with them where a first step registers one.
+        if key not in (*kinds, "_non_persistent_buffers_set"):
             yield entry.child(key, item, module)
 
 
