@@ -4,7 +4,6 @@ torchrun --nproc-per-node 2 examples/trainer.py runs/a     # started again, it g
 """
 
 # A Trainer makes its optimizer and schedule as training begins; to type checkers they are None.
-# pyright: reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 
 import os
 import sys
