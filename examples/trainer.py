@@ -3,8 +3,6 @@
 torchrun --nproc-per-node 2 examples/trainer.py runs/a     # started again, it goes on
 """
 
-# A Trainer makes its optimizer and schedule as training begins; to type checkers they are None.
-
 import os
 import sys
 
