@@ -232,6 +232,12 @@ def _placement(
     if kind == PLAN:
         plan = plan_from_json(content, f"plan {what}")
         check_fingerprint(plan, graph)
+        if plan.pieces is not None:
+            raise UsageError(
+                f"plan {what} by {plan.algorithm} has its batch in pieces, so an op has no one "
+                "device.\nPlan without --microbatches.",
+                code="E214",
+            )
         if plan.partition is not None:
             raise UsageError(
                 f"plan {what} by {plan.algorithm} cuts every op over all devices, so no op has one "

@@ -22,7 +22,7 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
         costs: Durations of the graph's ops.
     """
     assert plan.cluster is not None
-    if plan.partition is not None:
+    if not plan.keeps_bits:
         graph = planned_graph(graph, plan)
         costs = partitioned_costs(graph, plan.cluster, costs)
     arrays = plan_arrays(graph, plan)

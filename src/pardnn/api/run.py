@@ -239,7 +239,7 @@ def _compared(
     is_equal = all(each is not None and each <= tolerance for each in found)
     largest = None if None in found else max((each for each in found if each), default=0.0)
     compared = None if state is None else StateDifference(**state)
-    if compared is not None and plan.partition is None:
+    if compared is not None and plan.keeps_bits:
         is_equal = is_equal and compared.differing == 0
     return {
         "verified": is_equal, "tolerance": tolerance, "largest_difference": largest,

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 import pardnn
+from pardnn.api import run
+from pardnn.api.draw import draw_plan
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cli.options import plan_options
 from pardnn.cluster import Cluster
@@ -19,6 +21,7 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
 from tests.backends.torch import models
 
@@ -158,3 +161,14 @@ def test_refusals_name_what_clashes() -> None:
     with pytest.raises(PardnnError, match="4096 samples|4096") as caught:
         planned(5000)
     assert caught.value.code == "E226"
+
+
+def test_it_is_verified_by_its_losses_and_drawn() -> None:
+    """Sums in pieces round otherwise, and Adam makes much of that: the state has no tolerance."""
+    state = {"tensors": 2, "differing": 1, "largest_difference": 1.0, "worst": "w"}
+    plan = planned(4)
+    assert run._compared(graph(), plan, [1.0], [1.0], state)["verified"]
+    assert not run._compared(graph(), planned(None), [1.0], [1.0], state)["verified"]
+    assert plan.cluster is not None
+    costs = costs_for(graph(), plan.cluster, "v100")
+    assert "<svg" in draw_plan(graph(), plan, costs)
