@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 
-from pardnn.graph.ir import Tensor
+from pardnn.graph.ir import Tensor, contiguous_strides
 from pardnn.plan.mesh import Box, Mesh
 
 Slice = tuple[int, Box]
@@ -167,23 +167,24 @@ def _is_dense(
 ) -> bool:
     tensor = Tensor(name="", bytes=0, shape=whole, strides=strides)
     strides = (new_strides if is_new else local_strides)(tensor, shape)
-    if strides is None:
-        strides = _contiguous(shape)
+    return is_one_run(sizes, contiguous_strides(shape) if strides is None else strides)
+
+
+def is_one_run(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a view is one run of memory, in whatever order of dims.
+
+    Args:
+        shape: Of the view.
+        strides: Of the view, in elements.
+    """
     step = 1
-    for stride, size in sorted(zip(strides, sizes, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size == 1:
             continue
         if stride != step:
             return False
         step *= size
     return True
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    steps = [1]
-    for size in reversed(shape[1:]):
-        steps.append(steps[-1] * max(size, 1))
-    return tuple(reversed(steps)) if shape else ()
 
 
 def bytes_of(tensor: Tensor, shape: Sequence[int]) -> int:

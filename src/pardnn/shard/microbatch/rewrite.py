@@ -24,12 +24,12 @@ from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor, alias_of
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE, check_batch_is_read_only
 from pardnn.plan.pieces import ADD, Pieces, piece_of
-from pardnn.shard.boxes import bytes_of, lengths, new_strides, whole
+from pardnn.shard.boxes import bytes_of, is_one_run, lengths, new_strides, whole
 from pardnn.shard.cache import begin_graph
 from pardnn.shard.microbatch.analysis import BatchCut, analyse_batch
 from pardnn.shard.microbatch.call_cut import CallCut, piece_boxes
 from pardnn.shard.microbatch.early_results import changed, filled, is_counting, with_sums
-from pardnn.shard.microbatch.strides import is_dense, piece_strides, stated, strides_of
+from pardnn.shard.microbatch.strides import piece_strides, stated, strides_of
 from pardnn.shard.spmd.emitter import box_list
 from pardnn.shard.spmd.templates import localised, result_names
 from pardnn.shard.tdl.language import Reducer
@@ -184,7 +184,7 @@ class _Writer:
         tensor, out = self.tensors[name], piece_of(name, piece)
         shape, args = lengths(box), [{"tensor": name}, box_list(box)]
         strides = strides_of(tensor)
-        is_copied = is_dense(tensor.shape or (), strides) and not is_dense(shape, strides)
+        is_copied = is_one_run(tensor.shape or (), strides) and not is_one_run(shape, strides)
         view = f"{name}:view@{piece}" if is_copied else out
         found = Tensor(
             name=view, bytes=bytes_of(tensor, shape), shape=shape, dtype=tensor.dtype,

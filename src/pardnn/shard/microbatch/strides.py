@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from pardnn.graph.ir import Tensor
+from pardnn.graph.ir import Tensor, contiguous_strides
 from pardnn.shard.microbatch.call_cut import BatchDim
 
 
 def strides_of(tensor: Tensor) -> tuple[int, ...]:
     """Return the strides of a tensor, also of a contiguous one."""
-    return _contiguous(tensor.shape or ()) if tensor.strides is None else tensor.strides
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(max(n, 1) for n in shape[dim + 1 :]) for dim in range(len(shape)))
+    return contiguous_strides(tensor.shape or ()) if tensor.strides is None else tensor.strides
 
 
 def stated(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return strides as a tensor states them: None if it is contiguous."""
-    pairs = zip(shape, strides, _contiguous(shape), strict=True)
+    pairs = zip(shape, strides, contiguous_strides(shape), strict=True)
     return None if all(n == 1 or a == b for n, a, b in pairs) else strides
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor is one run of memory, in whatever order of dims."""
-    step = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != step:
-            return False
-        step *= size
-    return True
 
 
 def piece_strides(

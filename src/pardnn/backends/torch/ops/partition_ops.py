@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from pardnn.errors import FileError, shown
-from pardnn.graph.ir import Op
+from pardnn.graph.ir import Op, contiguous_strides
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, JOIN, REDUCE, SLICE, UPDATE
 
@@ -55,13 +55,9 @@ def box_copy(
         strides: Of the result, elements; contiguous if None.
     """
     view = box_view(value.detach(), box)
-    strides = tuple(strides) if strides is not None else _contiguous(view.shape)
+    strides = tuple(strides) if strides is not None else contiguous_strides(view.shape)
     made = torch.empty_strided(view.shape, strides, dtype=value.dtype, device=value.device)
     return made.copy_(view).requires_grad_(value.requires_grad)
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return torch.empty(tuple(shape), device="meta").stride()
 
 
 def bind_partition_op(op: Op, args: Sequence[Any], device: torch.device) -> Result:
@@ -135,7 +131,7 @@ def _fetch(op: Op, args: Sequence[Any], device: torch.device) -> Result:
     shape, fill, shards = args
     (output,) = op.outputs
     shape, dtype = tuple(shape), getattr(torch, output.dtype or "float32")
-    strides = tuple(output.strides or _contiguous(shape))
+    strides = tuple(output.strides or contiguous_strides(shape))
     names = [name for name, _ in shards]
     dim = _concatenation_dim(shape, [box for _, box in shards]) if fill is None else None
     if dim is not None and len(names) > 1:
@@ -240,7 +236,11 @@ def name_ones(data: Any, made: dict[str, Any]) -> Any:
         # No tensor of a graph file can have this name: names there are printed, this is not.
         name = f"\0ones{len(made)}"
         shape, dtype, strides = data["ones"]
-        made[name] = (tuple(shape), tuple(strides or _contiguous(shape)), getattr(torch, dtype))
+        made[name] = (
+            tuple(shape),
+            tuple(strides or contiguous_strides(shape)),
+            getattr(torch, dtype),
+        )
         return {"tensor": name}
     return data
 

@@ -16,7 +16,7 @@ import torch
 
 from pardnn.cost.call import Call, bare_name, call_of
 from pardnn.errors import UnsupportedError
-from pardnn.graph.ir import Graph, Op, Tensor, storage_owners
+from pardnn.graph.ir import Graph, Op, Tensor, contiguous_strides, storage_owners
 
 _PATTERN = 1 << 16
 _HOST_VALUES: Mapping[str, Any] = {"host.int": 1, "host.float": 0.5, "host.bool": True}
@@ -146,11 +146,6 @@ def made_up(tensor: Tensor, integers: range, generator: torch.Generator) -> Any:
     reach = [(n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True)]
     extent = 1 + sum(reach) if 0 not in tensor.shape else 0
     return _filled(extent, dtype, integers, generator).as_strided(tensor.shape, strides)
-
-
-def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor, in elements."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _filled(
