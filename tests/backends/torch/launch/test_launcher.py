@@ -1,4 +1,4 @@
-"""`run` through torchrun's own launcher, and `parallelize` in a script under torchrun."""
+"""`run`, and `parallelize` in a script under torchrun."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from pardnn.plan.file import write_plan
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays
 from tests.backends.torch import entry_points
+from tests.backends.torch.listening import watched
 from tests.backends.torch.plans import random_plan
 
 ENTRY = str(Path(entry_points.__file__).resolve())
@@ -55,7 +56,9 @@ def workers() -> set[int]:
 def test_two_ranks_train_as_the_users_own_step() -> None:
     graph = graph_of("training")
     plan = random_plan(graph, 2, seed=3)
-    result = run_plan(f"{ENTRY}:training", graph, plan, steps=5, timeout=20, verify=True)
+    with watched() as addresses:
+        result = run_plan(f"{ENTRY}:training", graph, plan, steps=5, timeout=20, verify=True)
+    assert addresses == {"127.0.0.1"}  # gloo's; no other machine reaches a rank
     assert len(result.losses) == len(result.step_s) == 5
     assert result.losses == result.reference_losses
     assert result.losses[-1] < result.losses[0]

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.launch import launcher, worker
+from pardnn.backends.torch.launch import launcher, processes, worker
 from pardnn.checkpoint.directory import read_manifest, resolve
 from pardnn.checkpoint.options import SaveOptions
 from pardnn.checkpoint.verify import verify
@@ -46,12 +46,12 @@ def run_rank(directory: str) -> None:
     os._exit(worker.main(Path(directory), int(os.environ["RANK"])))
 
 
-def forked_launch(config: Any, _python: str) -> Any:
-    config.start_method = "fork"
-    return lambda *command: elastic_launch(config, run_rank)(command[-1])
+def forked(name: str, _python: str, commands: Any, environments: Any, logs: Any) -> Any:
+    args = {rank: command[-1:] for rank, command in commands.items()}
+    return start_processes(name, run_rank, args, environments, logs, start_method="fork")
 
 
-elastic_launch = launcher.elastic_launch
+start_processes = processes.start_processes
 
 
 def started(root: Path, graph: Graph, first: int | None, log: Path) -> int:
@@ -64,7 +64,7 @@ def started(root: Path, graph: Graph, first: int | None, log: Path) -> int:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        launcher.elastic_launch = forked_launch  # type: ignore[assignment]
+        processes.start_processes = forked  # type: ignore[assignment]
         saving = SaveOptions(directory=str(root), every=1, keep=2, first_step=first)
         launcher.run_plan(
             ENTRY, graph, random_plan(graph, SIZE, seed=3), steps=10**6, timeout=10, saving=saving

@@ -109,7 +109,8 @@ class FailureDetector:
 
     def _answer(self) -> None:
         """Publish this rank's state for each rank that has asked since."""
-        asked = self._store.add("asked", 0)
+        # Only read: a file store grows with each write.
+        asked = int(self._store.get("asked")) if self._store.check(["asked"]) else 0
         for number in range(self._answered + 1, asked + 1):
             self._publish_state(str(number))
         self._answered = asked

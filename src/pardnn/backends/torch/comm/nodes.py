@@ -22,8 +22,8 @@ except ImportError:  # not a POSIX system
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 _SIOCGIFADDR = 0x8915
-#: Tells gloo its interface.
-VARIABLE = "GLOO_SOCKET_IFNAME"
+#: Tell gloo and NCCL their interface.
+VARIABLE, _NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def machine_id() -> str:
@@ -54,16 +54,36 @@ def may_be_several() -> bool:
 
 
 def choose_interface() -> None:
-    """Tell gloo which interface to use, where there may be several nodes.
+    """Tell gloo which interface to use: the loopback one where all ranks are on this machine.
 
-    Leaves it to gloo where `GLOO_SOCKET_IFNAME` is set, or no interface but the loopback one leads
-    to `MASTER_ADDR`.
+    Leaves it to gloo where `GLOO_SOCKET_IFNAME` is set, or the interface cannot be told.
     """
-    if VARIABLE in os.environ or not may_be_several():
+    if VARIABLE in os.environ:
         return
-    name = interface_to(os.environ.get("MASTER_ADDR", ""))
+    master = os.environ.get("MASTER_ADDR", "")
+    is_here = not may_be_several() or master == "localhost" or master.startswith("127.")
+    name = loopback() if is_here else interface_to(master)
     if name is not None:
         os.environ[VARIABLE] = name
+
+
+def loopback() -> str | None:
+    """Return the interface that no other machine reaches; None if it cannot be told."""
+    with contextlib.suppress(OSError):
+        for _, name in socket.if_nameindex():
+            if (_address(name) or "").startswith("127."):
+                return name
+    return None
+
+
+def loopback_environment() -> dict[str, str]:
+    """Return the variables by which gloo and NCCL listen where no other machine reaches them.
+
+    What the user has set stays.
+    """
+    name = loopback()
+    names = (VARIABLE, _NCCL_VARIABLE) if name is not None else ()
+    return {each: os.environ.get(each, name or "") for each in names}
 
 
 def interface_to(host: str) -> str | None:

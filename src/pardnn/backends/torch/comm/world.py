@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -209,12 +210,15 @@ def join(
     timeout_s: float,
     backend: str | None = None,
     headers: bool = False,
+    meeting: Path | None = None,
 ) -> World:
     """Connect to the other ranks: over the user's process group, or one made from the environment.
 
     Args:
         device: Of this rank.
         timeout_s: Longest wait for one message, seconds.
+        meeting: File of the store by which ranks of one machine meet, in a private folder; None
+            takes the one at `MASTER_ADDR`.
         backend: "gloo" or "nccl"; None takes the one that suits the device.
         headers: See `Channel`.
 
@@ -229,7 +233,7 @@ def join(
         if backend == "gloo" and not (dist.is_initialized() and dist.get_backend() == "gloo"):
             choose_interface()
         if not dist.is_initialized():
-            _initialise(backend, wait)
+            _initialise(backend, wait, meeting)
         rank, size = dist.get_rank(), dist.get_world_size()
         if size == 1:
             return World(0, 1, device, timeout_s)
@@ -251,13 +255,18 @@ def join(
     return world
 
 
-def _initialise(backend: str, wait: timedelta) -> None:
+def _initialise(backend: str, wait: timedelta, meeting: Path | None) -> None:
     """Make the process group from the environment, once all ranks have come to its store.
 
     Raises:
         RankError: E605, naming the ranks that have not.
     """
-    store, rank, size = next(iter(rendezvous("env://", timeout=wait)))
+    if meeting is None:
+        store, rank, size = next(iter(rendezvous("env://", timeout=wait)))
+    else:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = dist.FileStore(str(meeting), size)
+        store.set_timeout(wait)
     store = dist.PrefixStore(f"default_pg/{_attempt()}", store)
     store.set(f"pardnn/come/{rank}", "")
     keys, watch = (

@@ -16,6 +16,8 @@ from pardnn.checkpoint.options import SaveOptions
 GRAPH_FILE, PLAN_FILE, JOB_FILE = "graph.json", "plan.json", "job.json"
 #: Written by the launcher when it gets a signal that the ranks are to heed: its name.
 SIGNAL_FILE = "signal"
+#: The store by which ranks meet.
+STORE_FILE = "store"
 #: Where ranks leave their state, for the reference to compare.
 STATE_FOLDER = "state"
 #: Stands for a rank in the name of the reference's result file.

@@ -1,45 +1,36 @@
 """The launcher: start the ranks of a plan on this machine, collect their results, find root causes.
 
-The ranks are ordinary workers of torchrun's launcher. Each writes one result file in a private
-directory; the first failing rank is named by what the ranks wrote, and by its exit status only if
-they could write nothing. No rank outlives this process.
+Each rank writes one result file in a private directory; the first failing rank is named by what the
+ranks wrote, and by its exit status only if they could write nothing. No rank outlives this process
+(`processes.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import signal
 import subprocess
 import sys
-import threading
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from pardnn.backends.torch.comm.private_folder import private_folder
-from pardnn.backends.torch.comm.stop_signal import SIGNALS, OnSignal
+from pardnn.backends.torch.comm.stop_signal import OnSignal
 from pardnn.backends.torch.comm.world import rank_device
 from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,
     PLAN_FILE,
     REFERENCE,
-    SIGNAL_FILE,
     Job,
-    read_pid,
     read_result,
     write_job,
 )
+from pardnn.backends.torch.launch.processes import WORKER, run_processes
 from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
 from pardnn.checkpoint.options import SaveOptions
 from pardnn.errors import PardnnError, RankError, UserCodeError, error_from
@@ -49,10 +40,6 @@ from pardnn.plan.file import check_fingerprint, write_plan
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 
-WORKER = "pardnn.backends.torch.launch.worker"
-#: How long ranks may take to end, once one has failed or they are told to, before they are killed.
-#: torchrun's launcher gives 30 s to one that is stopped and cannot heed SIGTERM.
-SHUTDOWN_S = 4
 #: A wait this much longer than twice the median one is worth a note, seconds.
 STRAGGLER_S = 0.5
 Progress = Callable[[str], None]
@@ -222,100 +209,17 @@ def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 # Processes.
 
 
-def _heeded(directory: Path) -> None:
-    """Let the ranks heed SIGTERM and SIGINT; a second one interrupts."""
-    marker = directory / SIGNAL_FILE
-
-    def heed(number: int, _frame: FrameType | None) -> None:
-        marker.with_suffix(".tmp").write_text(signal.Signals(number).name, encoding="ascii")
-        marker.with_suffix(".tmp").replace(marker)
-        for each in SIGNALS:
-            signal.signal(each, interrupt)
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    for each in SIGNALS:
-        signal.signal(each, heed)
-
-
-@contextmanager
-def _quiet_launcher() -> Iterator[None]:
-    """Silence torchrun's own report of failures, and restore our signal handlers."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        for number, handler in handlers.items():
-            try:
-                signal.signal(number, handler)
-            except ValueError:  # not the main thread, so nobody has changed them
-                break
-
-
-@contextmanager
-def _none_left(directory: Path, num_ranks: int) -> Iterator[None]:
-    """Kill what still runs `SHUTDOWN_S` after the first rank has written an error."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not any("error" in (read_result(directory, r) or {}) for r in range(num_ranks)):
-            if done.wait(0.25):
-                return
-        if not done.wait(SHUTDOWN_S):
-            for rank in range(num_ranks):
-                _kill_child(read_pid(directory, rank))
-
-    watcher = threading.Thread(target=watch, name="pardnn-watch", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-
-
-def _kill_child(pid: int | None) -> None:
-    """Kill a process if it is a child of this one: the number may be another's by now."""
-    with contextlib.suppress(OSError, ValueError):
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        if pid is not None and int(stat.rpartition(")")[2].split()[1]) == os.getpid():
-            os.kill(pid, signal.SIGKILL)
-
-
 def _run_ranks(directory: Path, job: Job) -> list[dict[str, Any]]:
     """Run all ranks to their end; return their results in order of rank.
 
     Raises:
         PardnnError: The root cause, if a rank failed.
     """
-    num_ranks = len(job.limits)
-    config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=num_ranks, run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=str(directory / "logs")),
-        signals_to_handle="SIGHUP,SIGQUIT" + ("" if job.on_signal else ",SIGTERM,SIGINT"),
-        shutdown_timeout=SHUTDOWN_S,
-    )  # fmt: skip
-    failed: ChildFailedError | None = None
-    with _quiet_launcher():
-        if job.on_signal is not None:
-            _heeded(directory)
-        try:
-            with _none_left(directory, num_ranks):
-                elastic_launch(config, sys.executable)("-m", WORKER, str(directory))
-        except ChildFailedError as error:
-            failed = error
-        except SignalException as error:
-            raise KeyboardInterrupt from error
-    results = [read_result(directory, rank) for rank in range(num_ranks)]
-    if failed is None and all(each is not None and "losses" in each for each in results):
+    failures = run_processes(directory, job)
+    results = [read_result(directory, rank) for rank in range(len(job.limits))]
+    if not failures and all(each is not None and "losses" in each for each in results):
         return [each for each in results if each is not None]
-    raise _root_cause(results, failed)
+    raise _root_cause(results, failures)
 
 
 def _run_reference(directory: Path) -> dict[str, Any]:
@@ -336,17 +240,19 @@ _TRACED_CODES = frozenset({"E101", "E110", "E601"})
 _MISSED_CODES = frozenset({"E605", "E702"})
 
 
-def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> PardnnError:
+def _root_cause(
+    results: Sequence[dict[str, Any] | None], failures: Mapping[int, ProcessFailure]
+) -> PardnnError:
     """Return the error of the rank that failed first, with a line for each other one.
 
     Args:
         results: By rank; None of a rank that wrote nothing.
-        failed: What torchrun raised; None if all ranks ended with status 0.
+        failures: How ranks ended that did not end with status 0.
     """
     errors = {rank: each["error"] for rank, each in enumerate(results) if each and "error" in each}
     silent = [rank for rank, each in enumerate(results) if each is None]
     if not errors:
-        return _ended_silently(silent, failed)
+        return _ended_silently(silent, failures)
     root = _first(errors)
     first = int(root["details"].get("first_failing_rank", root["details"].get("rank", 0)))
     missed = root["code"] in _MISSED_CODES and silent
@@ -355,7 +261,7 @@ def _root_cause(results: Sequence[dict[str, Any] | None], failed: Any) -> Pardnn
         # The rank that timed out is not the cause: the one that wrote nothing is.
         first = silent[0]
         lines.insert(0, f"rank {first} ended before its work was done, and wrote no result.")
-    lines += _exit_line(first, failed)
+    lines += _exit_line(first, failures)
     own = errors.get(first)
     if own is not None and root["code"] in _TRACED_CODES:
         lines.append(own.get("traceback", "").rstrip())
@@ -379,18 +285,18 @@ def _first(errors: dict[int, dict[str, Any]]) -> dict[str, Any]:
     return next(iter(errors.values()))
 
 
-def _exit_line(rank: int, failed: Any) -> Iterator[str]:
-    failure = failed.failures.get(rank) if failed is not None else None
+def _exit_line(rank: int, failures: Mapping[int, ProcessFailure]) -> Iterator[str]:
+    failure = failures.get(rank)
     if failure is not None and failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         yield f"Rank {rank} was ended by {name}."
 
 
-def _ended_silently(silent: Sequence[int], failed: Any) -> PardnnError:
-    rank, failure = failed.get_first_failure() if failed is not None else (silent[0], None)
+def _ended_silently(silent: Sequence[int], failures: Mapping[int, ProcessFailure]) -> PardnnError:
+    rank = min(failures, key=lambda each: failures[each].timestamp, default=silent[0])
     how = "with exit status 0, before its work was done"
-    if failure is not None:
-        code = failure.exitcode
+    if rank in failures:
+        code = failures[rank].exitcode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
     return RankError(
         f"rank {rank} ended {how}, and wrote no result.\nLook at what it printed last.",

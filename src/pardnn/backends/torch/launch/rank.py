@@ -21,6 +21,7 @@ from pardnn.backends.torch.launch.job import (
     GRAPH_FILE,
     PLAN_FILE,
     STATE_FOLDER,
+    STORE_FILE,
     Job,
     result_path,
     signal_of,
@@ -67,7 +68,7 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     step, args, recording = make_step(load_factory(job.target, job.batch_size))
     binding = Binding(step, args, program.whole, device)
     notes = [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
-    world = join(device, timeout_s=job.timeout_s)
+    world = join(device, timeout_s=job.timeout_s, meeting=directory / STORE_FILE)
     example: dict[str, Any] = {}
 
     def residents() -> dict[str, Any]:

@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pardnn.backends.torch.comm.nodes import loopback_environment
 from pardnn.backends.torch.comm.world import World, join
 from pardnn.backends.torch.profile.cpu_clock import undisturbed
 from pardnn.backends.torch.profile.ping_pong import End, low
@@ -118,7 +119,11 @@ def _fitted(entries: Mapping[str, Entry]) -> LinkCosts:
 def _bounced(timeout_s: float) -> Mapping[str, float]:
     """Run both ranks; return the seconds of rank 0 by signature."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = (
+            os.environ
+            | loopback_environment()
+            | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        )
         command = [
             sys.executable,
             "-m",

@@ -1,0 +1,191 @@
+"""The rank processes of a run on this machine: started, watched, and none left behind.
+
+They meet in the run's private folder, so nothing of theirs listens on a network: the store is a
+file (`STORE_FILE`), and gloo's and NCCL's own sockets are told the loopback interface. torchrun's
+rendezvous, which this replaces, listens on every interface and unpickles what it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing import (
+    DefaultLogsSpecs,
+    PContext,
+    SignalException,
+    start_processes,
+)
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from pardnn.backends.torch.comm.nodes import loopback_environment
+from pardnn.backends.torch.comm.stop_signal import SIGNALS
+from pardnn.backends.torch.launch.job import (
+    SIGNAL_FILE,
+    Job,
+    read_pid,
+    read_result,
+    write_result,
+)
+
+WORKER = "pardnn.backends.torch.launch.worker"
+#: How long ranks may take to end, once one has failed or they are told to, before they are killed.
+#: torch gives 30 s to one that is stopped and cannot heed SIGTERM.
+SHUTDOWN_S = 4
+_WATCH_S = 0.25
+#: Which signals end a run at once is read from here when it starts.
+_SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
+
+def run_processes(directory: Path, job: Job) -> Mapping[int, ProcessFailure]:
+    """Run all ranks to their end; return how those that failed ended, by rank.
+
+    Args:
+        directory: Of the run.
+        job: What to do.
+
+    Raises:
+        KeyboardInterrupt: If a signal ended the run.
+    """
+    num_ranks = len(job.limits)
+    environments = {
+        rank: loopback_environment() | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
+        }
+        for rank in range(num_ranks)
+    }  # fmt: skip
+    commands = dict.fromkeys(range(num_ranks), ("-m", WORKER, str(directory)))
+    logs = DefaultLogsSpecs(log_dir=str(directory / "logs"))
+    with _quiet_launcher(job), contextlib.ExitStack() as stack:
+        if job.on_signal is not None:
+            _heed(directory)
+        try:
+            stack.enter_context(_none_left(directory, job))
+            ranks = start_processes("pardnn", sys.executable, commands, environments, logs)
+            stack.callback(_close, ranks)
+            done = ranks.wait(period=0.1)
+        except SignalException as error:
+            raise KeyboardInterrupt from error
+    assert done is not None  # no timeout was given
+    return done.failures
+
+
+def _close(ranks: PContext) -> None:
+    """End the ranks that still run."""
+    ranks.close(signal.SIGTERM, timeout=SHUTDOWN_S)
+
+
+def _heed(directory: Path) -> None:
+    """Let the ranks heed SIGTERM and SIGINT; a second one interrupts."""
+    marker = directory / SIGNAL_FILE
+
+    def heed(number: int, _frame: FrameType | None) -> None:
+        marker.with_suffix(".tmp").write_text(signal.Signals(number).name, encoding="ascii")
+        marker.with_suffix(".tmp").replace(marker)
+        for each in SIGNALS:
+            signal.signal(each, interrupt)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for each in SIGNALS:
+        signal.signal(each, heed)
+
+
+@contextmanager
+def _quiet_launcher(job: Job) -> Iterator[None]:
+    """Silence torch's own report of failures, and restore our signal handlers."""
+    logger = logging.getLogger("torch.distributed.elastic")
+    level, before = logger.level, os.environ.get(_SIGNALS_VARIABLE)
+    logger.setLevel(logging.CRITICAL)
+    os.environ[_SIGNALS_VARIABLE] = "SIGHUP,SIGQUIT" + ("" if job.on_signal else ",SIGTERM,SIGINT")
+    ending = (*SIGNALS, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in ending}
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        os.environ.pop(_SIGNALS_VARIABLE)
+        if before is not None:
+            os.environ[_SIGNALS_VARIABLE] = before
+        for number, handler in handlers.items():
+            try:
+                signal.signal(number, handler)
+            except ValueError:  # not the main thread, so nobody has changed them
+                break
+
+
+@contextmanager
+def _none_left(directory: Path, job: Job) -> Iterator[None]:
+    """Kill what still runs `SHUTDOWN_S` after the first rank has written an error.
+
+    A rank that is stopped (SIGSTOP) may hold the lock of the store's file, so that no other can
+    even say that it waits. It is given the timeout of a message and as long again as ranks have
+    to end.
+    """
+    done, num_ranks = threading.Event(), len(job.limits)
+    since: dict[int, float] = {}
+
+    def watch() -> None:
+        while not any("error" in (read_result(directory, r) or {}) for r in range(num_ranks)):
+            for rank in range(num_ranks):
+                if _state(read_pid(directory, rank)) != "T":
+                    since.pop(rank, None)
+                elif _waited(since, rank) > job.timeout_s + SHUTDOWN_S:
+                    _blame_stopped(directory, rank, _waited(since, rank))
+            if done.wait(_WATCH_S):
+                return
+        if not done.wait(SHUTDOWN_S):
+            for rank in range(num_ranks):
+                _kill_child(read_pid(directory, rank))
+
+    watcher = threading.Thread(target=watch, name="pardnn-watch", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _waited(since: dict[int, float], rank: int) -> float:
+    return time.monotonic() - since.setdefault(rank, time.monotonic())
+
+
+def _blame_stopped(directory: Path, rank: int, seconds: float) -> None:
+    """Say for a stopped rank what it cannot say itself, and end it."""
+    message = f"rank {rank} was stopped by a signal (SIGSTOP) and did not go on for {seconds:.0f} s"
+    details = {"rank": rank, "first_failing_rank": rank}
+    found = {"error": {"code": "E702", "message": message, "details": details}}
+    write_result(directory, rank, found)
+    _kill_child(read_pid(directory, rank))
+
+
+def _stat(pid: int | None) -> list[str]:
+    """Return the state and the parent of a process; nothing if there is none, or no Linux."""
+    with contextlib.suppress(OSError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[:2]
+    return []
+
+
+def _state(pid: int | None) -> str:
+    return _stat(pid)[0] if pid is not None and _stat(pid) else ""
+
+
+def _kill_child(pid: int | None) -> None:
+    """Kill a process if it is a child of this one: the number may be another's by now."""
+    found = _stat(pid)
+    if pid is not None and found and int(found[1]) == os.getpid():
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
