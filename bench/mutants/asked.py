@@ -1,7 +1,7 @@
 """Which test runs which line, and how long it takes: measured once, test by test, then kept.
 
-Kernels run as plain Python, so their lines are seen. What was measured holds while neither the
-tests of the file nor the sources changed.
+What was measured holds while neither the tests of the file nor the sources that they run changed.
+Of kernels lines are seen where they run as plain Python.
 """
 
 from __future__ import annotations
@@ -66,11 +66,18 @@ class Lines:
         return chosen
 
 
-def fingerprint(root: Path, file: str, sources: list[Path]) -> str:
-    """Return a hash of a file of tests and of all sources."""
+def fingerprint(root: Path, file: str, tests: dict[str, Asked], sources: set[str]) -> str:
+    """Return a hash of a file of tests and of the sources that it runs.
+
+    Args:
+        root: Of the repository.
+        file: Of tests.
+        tests: What its tests run.
+        sources: Those that are changed, from the root.
+    """
     found = hashlib.sha256((root / file).read_bytes())
-    for path in sources:
-        found.update(path.read_bytes())
+    for path in sorted({path for each in tests.values() for path in each.lines} & sources):
+        found.update((root / path).read_bytes() if (root / path).exists() else b"")
     return found.hexdigest()[:16]
 
 

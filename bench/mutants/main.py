@@ -3,6 +3,10 @@
 Mutants are sampled by a seed. What was found is kept in `.mutants/`, so a run that was cut goes on
 where it was, and after new tests only survivors are asked again. `--only PATH` takes the files
 below a path, `--sample 0` all mutants, `--again` forgets survivors' verdicts.
+
+Kernels are changed where they run as plain Python (`NUMBA_DISABLE_JIT=1`), all other functions
+where kernels are compiled, beside the tests that are too large for plain Python. So a sample takes
+two runs; the page is of what both have found.
 """
 
 from __future__ import annotations
@@ -25,14 +29,16 @@ PACKAGES = (
     "place/pardnn", "place/ordering", "place/thesis", "sim", "plan", "shard/partition",
     "shard/search",
 )  # fmt: skip
-#: Tests that are asked: those of the packages, and of the planner, which calls them all.
+#: Tests that are asked: those of the packages, and of what calls them.
 TESTS = (
-    "tests/place/pardnn", "tests/place/ordering", "tests/place/thesis", "tests/sim", "tests/plan",
-    "tests/shard", "tests/planner",
+    "tests/place", "tests/sim", "tests/plan", "tests/shard", "tests/planner",
+    "tests/faults/test_graph_faults.py",
 )  # fmt: skip
-#: Directories of tests that need torch: not asked.
-LEFT_OUT = "torch"
+#: Of the tests below a directory named `torch`, those below this one alone are asked.
+TORCH = Path("tests/shard")
 ROOT = Path(__file__).parents[2]
+#: Whether kernels are changed, or all but kernels.
+KERNELS = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 KEPT = ROOT / ".mutants"
 
 
@@ -47,8 +53,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--again", action="store_true", help="ask survivors again")
     parser.add_argument("--page", help="write the page here; default: none if --only is given")
     options = parser.parse_args(argv)
-    if os.environ.get("NUMBA_DISABLE_JIT") != "1":
-        sys.exit("mutants of kernels are seen in plain Python alone: NUMBA_DISABLE_JIT=1")
+    os.environ["OMP_NUM_THREADS"] = "1"  # children are forked
     import hypothesis
     import pytest
 
@@ -63,7 +68,7 @@ def main(argv: list[str]) -> None:
         str(path.relative_to(ROOT))
         for each in options.tests or TESTS
         for path in _test_files(ROOT / each)
-        if LEFT_OUT not in path.parts
+        if "torch" not in path.parts or (path.is_relative_to(ROOT / TORCH) and not KERNELS)
     ]
     with tempfile.TemporaryDirectory() as folder:
         arguments = ["-q", "-p", "no:cacheprovider", "-s", f"--basetemp={folder}/tests", *files]
@@ -86,7 +91,11 @@ class _Plugin:
         from bench.mutants import page
 
         _import_all()
-        items = {item.nodeid: item for item in session.items}
+        items = {
+            item.nodeid: item
+            for item in session.items
+            if item.get_closest_marker("jit" if KERNELS else "long") is None
+        }
         paths = _paths(self._options.only)
         verdicts = run(items, paths, self._options)
         if self._options.page or not self._options.only:
@@ -111,6 +120,11 @@ def _import_all() -> None:
         relative = path.relative_to(ROOT / "src").with_suffix("")
         if not {"torch", "cli", "api", "solvers", "__main__"} & set(relative.parts):
             importlib.import_module(".".join(relative.parts).removesuffix(".__init__"))
+    if not KERNELS:
+        from pardnn.planner.algorithms import ALGORITHMS
+        from pardnn.planner.warm_up import warm_up
+
+        warm_up(ALGORITHMS, polished=True)
 
 
 def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -> list[Any]:
@@ -123,7 +137,7 @@ def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -
     """
     from bench.mutants import asked, mutations, session
 
-    kept = KEPT / "asked.json"
+    kept = KEPT / ("asked-of-kernels.json" if KERNELS else "asked.json")
     lines = asked.Lines(ROOT, _measured(items, kept, options.limit))
     mutants = mutations.sampled(ROOT, paths, options.sample or sys.maxsize, options.seed)
     journal = KEPT / "verdicts.jsonl"
@@ -132,6 +146,10 @@ def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -
     start = time.monotonic()
     with journal.open("a", encoding="utf-8") as out:
         for number, mutant in enumerate(mutants):
+            if mutant.is_kernel != KERNELS:
+                if old := known.get(mutant.key):
+                    found.append((mutant, old["verdict"], old["test"]))
+                continue
             tests = lines.tests(mutant.path, mutant.lines, options.budget)
             mark, old = _mark(mutant.path, tests), known.get(mutant.key)
             verdict, test = "no test", None
@@ -191,13 +209,13 @@ def _measured(items: dict[str, Any], kept: Path, limit_s: float) -> dict[str, An
     """Measure the files of tests that changed since; return what each test runs."""
     from bench.mutants import asked, session
 
-    sources = _paths([])
+    sources = {str(path.relative_to(ROOT)) for path in _paths([])}
     found, by_file = asked.load(kept), defaultdict(list)
     for name, item in items.items():
         by_file[name.partition("::")[0]].append(item)
     for file, tests in by_file.items():
-        mark = asked.fingerprint(ROOT, file, sources)
-        if found.get(file, ("",))[0] == mark:
+        known = found.get(file)
+        if known and known[0] == asked.fingerprint(ROOT, file, known[1], sources):
             continue
         start = time.monotonic()
         ended_by, rows = session.forked(lambda tests=tests: session.measured(tests, ROOT, limit_s))
@@ -206,6 +224,7 @@ def _measured(items: dict[str, Any], kept: Path, limit_s: float) -> dict[str, An
             f"{file}: {len(rows)} of {len(tests)} tests in {time.monotonic() - start:.0f} s"
             + (f", ended by {signal.Signals(ended_by).name}" if ended_by else "")
         )
-        found[file] = mark, {name: asked.Asked(s, lines) for name, s, lines in rows}
+        measured = {name: asked.Asked(s, lines) for name, s, lines in rows}
+        found[file] = asked.fingerprint(ROOT, file, measured, sources), measured
         asked.save(kept, found)
     return {name: each for file in by_file for name, each in found[file][1].items()}

@@ -31,6 +31,8 @@ NAMES = {
 }  # fmt: skip
 SYMMETRIC = {"min", "max", "minimum", "maximum"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+#: Decorators of functions that Numba compiles.
+KERNELS = {"kernel", "helper"}
 LEFT_ALONE = (ast.Assert, ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
 #: Fields of nodes that hold no code of the function itself.
 NO_CODE = {"annotation", "returns", "decorator_list", "args", "type_params", "type_comment"}
@@ -46,6 +48,7 @@ class Mutant(NamedTuple):
         line: In the file.
         lines: Of the statement: those that tell whether a test runs it.
         number: Of the change among those of the file.
+        is_kernel: Whether Numba compiles the function.
     """
 
     path: str
@@ -54,6 +57,7 @@ class Mutant(NamedTuple):
     line: int
     lines: range
     number: int
+    is_kernel: bool = False
 
     @property
     def key(self) -> str:
@@ -84,13 +88,21 @@ def mutants_of(path: str, source: str) -> list[Mutant]:
     """Return all mutants of a file."""
     found: list[Mutant] = []
     seen = Counter[tuple[str, str]]()
-    for number, change in enumerate(_changes(ast.parse(source))):
+    tree = ast.parse(source)
+    kernels = {
+        node.name
+        for node in tree.body
+        if isinstance(node, FUNCTIONS)
+        and KERNELS & {each.id for each in node.decorator_list if isinstance(each, ast.Name)}
+    }
+    for number, change in enumerate(_changes(tree)):
         text = f"{_shown(change.old)} -> {_shown(change.new)}"
         seen[change.function, text] += 1
         if seen[change.function, text] > 1:
             text += f" #{seen[change.function, text]}"
         line = getattr(change.old, "lineno", change.lines.start)
-        found.append(Mutant(path, change.function, text, line, change.lines, number))
+        is_kernel = change.function in kernels
+        found.append(Mutant(path, change.function, text, line, change.lines, number, is_kernel))
     return found
 
 
