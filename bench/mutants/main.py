@@ -31,8 +31,8 @@ PACKAGES = (
 )  # fmt: skip
 #: Tests that are asked: those of the packages, and of what calls them.
 TESTS = (
-    "tests/place", "tests/sim", "tests/plan", "tests/shard", "tests/planner",
-    "tests/faults/test_graph_faults.py",
+    "tests/place/pardnn", "tests/place/ordering", "tests/place/thesis",
+    "tests/place/test_missing_links.py", "tests/sim", "tests/plan", "tests/shard", "tests/planner",
 )  # fmt: skip
 #: Of the tests below a directory named `torch`, those below this one alone are asked.
 TORCH = Path("tests/shard")

@@ -88,6 +88,10 @@ class _Checker:
 
     def problem(self, op: Op) -> str | None:
         """Return what is wrong with an op, and note what its results are."""
+        if op.kind == FETCH:
+            shape = (op.arguments or {})["args"][0]
+            if tuple(shape) != (op.outputs[0].shape or ()):
+                return f"it makes {list(shape)}, its result is of {op.outputs[0].shape}"
         if op.name in self.whole:
             return self._same(op, self.whole[op.name])
         if op.name in self.part_of:

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.pardnn.memory_tracking import memory_profile_of
-from pardnn.place.pardnn.overflow_knapsack import resolve_overflow
-from pardnn.place.pardnn.problem import problem_of
-from tests.place.machines import cluster_of, machine_for
+from pardnn.place.pardnn.overflow_knapsack import ROUNDS, resolve_overflow
+from pardnn.place.pardnn.problem import Problem, problem_of
+from tests.place.grouped import grouped_graph
+from tests.place.machines import cluster_of, machine_for, problem_for
+from tests.reference.knapsack import Knapsack
 
 #: What an op of a case is: name, bytes that it holds for the whole step, seconds, what it reads.
 Row = tuple[str, int, float, Sequence[str]]
@@ -81,3 +84,67 @@ def test_what_fits_nowhere_is_not_resolved() -> None:
     assert _resolved(rows, [0, 0], [9, 10])[0] is False
     assert _resolved(rows, [0, 0], [10, 10]) in [(True, "01"), (True, "10")]
     assert _resolved(rows, [0, 0], [20, 0]) == (True, "00")
+
+
+def test_a_device_that_fits_does_not_hide_one_that_overflows() -> None:
+    """What counts is the overflow: of device 1, with 10 of 5 bytes, not with 100 of 1000."""
+    rows = [("a", 100, 1, ()), ("b", 5, 1, ()), ("c", 5, 1, ())]
+    fits, place = _resolved(rows, [0, 1, 1], [1000, 5])
+    assert fits
+    assert place in ("001", "010")
+
+
+def test_each_unit_goes_where_it_communicates_itself() -> None:
+    """`a` reads of device 1, `b`, looked at after it, of device 2; `a` is the cheaper one."""
+    rows = [("x", 4, 1, ()), ("y", 9, 1, ()), ("a", 10, 1, ("x",)), ("b", 10, 9, ("y",))]
+    fits, place = _resolved(rows, [1, 2, 0, 0], [19, 100, 100])
+    assert fits
+    assert place == "1210"
+
+
+def test_moves_are_those_of_the_naive_knapsack() -> None:
+    """On tiny graphs with groups, parameters and workspaces; most overflow, and many are fitted."""
+    fitted = compared = 0
+    for seed in range(40):
+        graph, k = grouped_graph(seed, 7 + seed % 4), 2 + seed % 2
+        problem = problem_for(graph, k)
+        rng = np.random.default_rng(seed)
+        place = rng.integers(0, k, len(problem.runs))[problem.arrays.group]
+        top = memory_profile_of(
+            problem.arrays, place, file_positions(graph.arrays), np.zeros(k, dtype=np.int64)
+        ).top[:, 1]
+        capacity = (top * rng.choice([0.6, 0.8, 1.0, 1.5], k)).astype(np.int64)
+        compared += 1
+        fitted += _compared(graph, problem, place, capacity)
+    assert fitted > 8
+    assert compared - fitted > 3
+
+
+def test_of_many_small_units_the_best_are_found() -> None:
+    """More terms than a block holds, in any order of merit."""
+    rng = np.random.default_rng(0)
+    ops = [
+        Op(
+            name=f"p{i}",
+            kind="parameter",
+            outputs=(Tensor(name=f"p{i}", bytes=int(size)),),
+            memory="residual",
+            seconds={"accelerator": float(seconds)},
+        )
+        for i, (size, seconds) in enumerate(rng.integers(1, 200, (150, 2)))
+    ]
+    graph = build_graph("many", ops)
+    problem, place = problem_for(graph), np.zeros(150, dtype=np.int64)
+    total = sum(op.outputs[0].bytes for op in ops)
+    assert _compared(graph, problem, place, np.array([total - 400, total]))
+
+
+def _compared(graph: Graph, problem: Problem, place: np.ndarray, capacity: np.ndarray) -> bool:
+    """Resolve an overflow as the twin does; return whether all fits then."""
+    position = file_positions(graph.arrays)
+    profile = memory_profile_of(problem.arrays, place, position, capacity)
+    twin = Knapsack(graph, problem, position, place, capacity)
+    expected = twin.resolve(ROUNDS)
+    assert resolve_overflow(problem, profile) == expected
+    assert profile.place.tolist() == twin.place.tolist()
+    return expected

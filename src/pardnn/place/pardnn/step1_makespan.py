@@ -269,7 +269,7 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
     best = current = start
     shortest, idle = np.inf, 0  # of the passes alone: the first may be worse than the start
     for number in range(passes):
-        key, left = _time_left(problem, current, by_queue=number // TURN % 2 == 0)
+        key, left = time_left(problem, current, by_queue=number // TURN % 2 == 0)
         key = with_bases(problem.views, key, problem.arrays.group)
         current = _one_pass(problem, key, Homes(current.place, left, fixed))
         idle += 1
@@ -285,10 +285,16 @@ def improved(problem: Problem, start: Candidate, fixed: Int64[ndarray, " g"]) ->
     return other if other.makespan < best.makespan else best
 
 
-def _time_left(
+def time_left(
     problem: Problem, current: Candidate, *, by_queue: bool
 ) -> tuple[Float64[ndarray, " n"], Float64[ndarray, " n"]]:
-    """Return the next pass's keys, and the seconds from each op's start to the end of the step."""
+    """Return the next pass's keys, and the seconds from each op's start to the end of the step.
+
+    Args:
+        problem: The problem.
+        current: A schedule.
+        by_queue: Whether ops wait for those that follow on their device, too.
+    """
     machine, successors = problem.machine, problem.adjacency.successors
     if not by_queue or not np.isfinite(current.makespan):  # infinite where a link is missing
         left = bottom_levels(problem.arrays, machine, current.place, problem.adjacency)

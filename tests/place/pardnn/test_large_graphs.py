@@ -1,0 +1,124 @@
+"""The ways of large graphs, taken by small ones: thresholds are set so low that all are large."""
+
+import numpy as np
+import pytest
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.pardnn import pardnn, step1_makespan, step2_memory
+from pardnn.place.pardnn.problem import Problem
+from pardnn.place.pardnn.step1_makespan import is_short, partition, timeline_of
+from pardnn.place.pardnn.step2_memory import Task, fit_memory
+from pardnn.sim.bounds import work_seconds
+from pardnn.sim.engine import run_lists
+from pardnn.sim.peak import peaks
+from tests.place.machines import cluster_of, machine_for, problem_for
+from tests.strategies import FAMILIES, random_graph
+
+
+@pytest.fixture
+def _large(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (pardnn, step1_makespan, step2_memory):
+        monkeypatch.setattr(module, "MANY_OPS", 4)
+
+
+def _graph(seed: int) -> Graph:
+    """Its ops stand in any order."""
+    graph = random_graph(seed, 12, FAMILIES[seed % 6])
+    order = np.random.default_rng(seed).permutation(len(graph.ops))
+    return build_graph("shuffled", [graph.ops[i] for i in order])
+
+
+def _least(graph: Graph) -> int:
+    """About the bytes that two devices need."""
+    alone = pardnn.place_pardnn(graph, machine_for(graph, cluster_of(1)), [None]).plan
+    return int(peaks(graph.arrays, alone).max() * 0.7)
+
+
+def test_a_plan_is_short_above_the_thresholds_alone() -> None:
+    problem = problem_for(_graph(1), 2)
+    work = work_seconds(problem.machine)
+    sized = [
+        problem._replace(arrays=_Sized(n))  # pyright: ignore[reportArgumentType]
+        for n in (50_000, 50_001, 100_000, 100_001)
+    ]
+    assert [is_short(each, work * 1.005) for each in sized] == [False, True, True, True]
+    assert [is_short(each, work * 1.02) for each in sized] == [False, False, False, True]
+
+
+class _Sized:
+    def __init__(self, num_ops: int) -> None:
+        self.num_ops = num_ops
+
+
+@pytest.mark.usefixtures("_large")
+def test_one_device_runs_without_a_gap() -> None:
+    """And the candidates are those of a small graph: HEFT, clusters, and what improves them."""
+    for seed in range(4):
+        problem = problem_for(_graph(seed), 2)
+        candidates, seconds = partition(problem)
+        spans = [candidate.makespan for candidate in candidates]
+        assert spans == sorted(spans)
+        assert {"single", "heft", "clusters", "list_scheduling"} <= seconds.keys()
+        assert 0 <= max(seconds.values()) < 60
+        (single,) = [c for c in candidates if not c.place.any() and _is_in_file_order(problem, c)][
+            :1
+        ]
+        start, end = single.schedule.start[single.order], single.schedule.finish[single.order]
+        assert start[0] == 0
+        assert start[1:].tolist() == end[:-1].tolist()
+        assert (end - start).tolist() == problem.seconds[single.order].tolist()
+        for candidate in candidates:
+            timeline = timeline_of(problem, candidate)
+            assert timeline.makespan == candidate.makespan
+
+
+def _is_in_file_order(problem: Problem, candidate: step1_makespan.Candidate) -> bool:
+    return candidate.order.tolist() == problem.arrays.topological.tolist()
+
+
+@pytest.mark.jit
+@pytest.mark.usefixtures("_large")
+@pytest.mark.parametrize("attempt_ops", [4, 60_000])
+def test_plans_of_large_graphs_are_valid_and_fit(
+    attempt_ops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step2_memory, "ATTEMPT_OPS", attempt_ops)
+    limited = 0
+    for seed in range(5):
+        graph = _graph(seed)
+        machine = machine_for(graph, cluster_of(2))
+        free = pardnn.place_pardnn(graph, machine, [None] * 2).plan
+        assert np.isfinite(run_lists(graph.arrays, machine, free).makespan)
+        limit = _least(graph)
+        try:
+            plan = pardnn.place_pardnn(graph, machine, [limit] * 2).plan
+        except InfeasibleError:
+            continue
+        assert (peaks(graph.arrays, plan) <= limit).all()
+        assert np.isfinite(run_lists(graph.arrays, machine, plan).makespan)
+        limited += 1
+    assert limited > 2
+
+
+@pytest.mark.jit
+@pytest.mark.usefixtures("_large")
+def test_repair_of_the_fastest_is_the_last_word_if_it_costs_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No other start is worked on, but where repair costs much."""
+    tried: list[int] = []
+    monkeypatch.setattr(step2_memory, "fit_candidate", lambda *_: tried.append(1))
+    graph = _graph(5)
+    problem, written = problem_for(graph, 2, with_views=True), first_overwrites(graph)
+    candidates, _ = partition(problem)
+    monkeypatch.setattr(step2_memory, "REPAIR_COSTS", 0.0)
+    tried.clear()
+    assert fit_memory(Task(problem, problem, [10**6] * 2, written), candidates) is not None
+    assert tried
+    monkeypatch.setattr(step2_memory, "REPAIR_COSTS", 1.1)
+    tried.clear()
+    assert fit_memory(Task(problem, problem, [10**6] * 2, written), candidates) is not None
+    assert not tried

@@ -1,0 +1,300 @@
+"""A batch cut in three by hand, with every kind of op that combines pieces, and faults in it."""
+
+import copy
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.check_pieces import pieces_problems
+from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
+from pardnn.plan.pieces import ADD, Pieces
+
+POINTS = (0, 2, 3, 5)
+SHAPES: dict[str, tuple[int, ...]] = {
+    "x": (5, 3), "w": (3, 2), "y": (5,), "d": (), "t": (2, 5), "u": (10, 2),
+    "h": (5, 2), "g": (3, 2), "m": (2,), "l": (), "z": (5, 2), "k": (5, 2), "b": (5, 2),
+    "q": (2, 5), "r": (10, 2), "n": (5, 2),
+}  # fmt: skip
+#: Dim that runs over the samples, and elements per sample.
+BATCH = {"x": (0, 1), "h": (0, 1), "k": (0, 1), "b": (0, 1), "t": (1, 1), "q": (1, 1),
+         "u": (0, 2), "r": (0, 2)}  # fmt: skip
+READS = {
+    "h": ("x", "w"), "g": ("x", "h"), "m": ("h",), "l": ("h", "y"), "z": ("h",), "k": ("d", "h"),
+    "b": ("h",), "q": ("t",), "r": ("u",), "n": ("h", "g", "m", "l", "z", "k", "b", "q", "r"),
+}  # fmt: skip
+KINDS = {"z": "aten.zeros_like.default", "l": "aten.mean.default"}
+Row = tuple[dict[str, str], list[list[int]]]
+
+
+def _tensor(name: str, shape: tuple[int, ...], dtype: str = "float32") -> Tensor:
+    size = 4
+    for length in shape:
+        size *= length
+    return Tensor(name=name, bytes=size, shape=shape, dtype=dtype)
+
+
+def _graph() -> Graph:
+    return build_graph("by hand", [
+        Op(name=name, kind=KINDS.get(name, f"aten.{name}.default") if name in READS else "input",
+           inputs=READS.get(name, ()),
+           outputs=(_tensor(name, shape, "int64" if name == "y" else "float32"),),
+           arguments={"args": [{"tensor": read} for read in READS.get(name, ())]})
+        for name, shape in SHAPES.items()
+    ])  # fmt: skip
+
+
+def _box(name: str, piece: int) -> list[list[int]]:
+    """The samples of a piece."""
+    dim, scale = BATCH[name]
+    box = [[0, length] for length in SHAPES[name]]
+    box[dim] = [POINTS[piece] * scale, POINTS[piece + 1] * scale]
+    return box
+
+
+def _lengths(name: str, piece: int) -> tuple[int, ...]:
+    return tuple(b - a for a, b in _box(name, piece))
+
+
+def _op(name: str, kind: str, args: list[Any], reads: tuple[str, ...], out: Tensor) -> Op:
+    return Op(name=name, kind=kind, inputs=reads, outputs=(out,), arguments={"args": args})
+
+
+def _part(name: str, piece: int, *reads: str) -> Op:
+    """A piece of an op: of a batch, or a partial result."""
+    shape = _lengths(name, piece) if name in BATCH else SHAPES[name]
+    kind = KINDS.get(name, f"aten.{name}.default")
+    return _op(f"{name}@{piece}", kind, [], reads, _tensor(f"{name}@{piece}", shape))
+
+
+def _refs(names: Iterator[str]) -> list[dict[str, str]]:
+    return [{"tensor": name} for name in names]
+
+
+def _of_piece(i: int) -> list[Op]:
+    """Slices and pieces; the samples of `t` lie apart and are copied."""
+    lengths = list(_lengths("t", i))
+    view = _tensor(f"t:view@{i}", tuple(lengths))
+    row = [{"tensor": view.name}, [[0, length] for length in lengths]]
+    blank = _tensor(f"b:self:blank@{i}", _lengths("h", i))
+    ops = [
+        _op(f"{name}:slice@{i}", SLICE, [{"tensor": name}, _box(name, i)], (name,),
+            _tensor(f"{name}@{i}", _lengths(name, i)))
+        for name in ("x", "u")
+    ]  # fmt: skip
+    return [
+        *ops,
+        _op(f"t:slice@{i}", SLICE, [{"tensor": "t"}, _box("t", i)], ("t",), view),
+        _op(f"t:copy@{i}", FETCH, [lengths, None, [row]], (view.name,),
+            _tensor(f"t@{i}", tuple(lengths))),
+        _op(blank.name, FETCH, [list(blank.shape or ()), None, []], (), blank),
+        _part("h", i, f"x@{i}", "w"),
+        _part("g", i, f"x@{i}", f"h@{i}"),
+        _part("m", i, f"h@{i}"),
+        _part("l", i, f"h@{i}", "y"),
+        _part("k", i, "k:share", f"h@{i}"),
+        _part("b", i, blank.name),
+        _part("q", i, f"t@{i}"),
+        _part("r", i, f"u@{i}"),
+    ]  # fmt: skip
+
+
+def _join(name: str) -> Op:
+    rows = [[{"tensor": f"{name}@{i}"}, _box(name, i)] for i in range(3)]
+    reads = tuple(f"{name}@{i}" for i in range(3))
+    args = [list(SHAPES[name]), None, rows]
+    return _op(f"{name}:join", FETCH, args, reads, _tensor(name, SHAPES[name]))
+
+
+def _reduce(of: str, made: str) -> Op:
+    parts = tuple(f"{of}@{i}" for i in range(3))
+    args = ["sum", _refs(iter(parts)), None]
+    return _op(f"{made}:reduce", REDUCE, args, parts, _tensor(made, SHAPES[of]))
+
+
+def _add(first: str, i: int, made: str) -> Op:
+    reads = (first, f"g@{i}")
+    return _op(f"g:add@{i}", ADD, _refs(iter(reads)), reads, _tensor(made, SHAPES["g"]))
+
+
+def _pieces(graph: Graph) -> Pieces:
+    whole = {op.name: op for op in graph.ops}
+    scalar = _tensor("k:share", ())
+    nothing = dataclasses.replace(
+        whole["z"], kind=FETCH, inputs=(), arguments={"args": [[5, 2], 0.0, []]}
+    )
+    rows = dataclasses.replace(_tensor("l:rows", (5,)), dtype="bool")
+    return Pieces(points=POINTS, batch=BATCH, ops=(
+        *(whole[name] for name in ("x", "w", "y", "d", "t", "u")),
+        _op("k:share", "aten.mul.Scalar", [{"tensor": "d"}, 1 / 10], ("d",), scalar),
+        *(op for i in range(3) for op in _of_piece(i)),
+        _add("g@0", 1, "g:1"), _add("g:1", 2, "g"),
+        _reduce("m", "m"), _reduce("l", "l:sum"),
+        _op("l:rows", "aten.ne.Scalar", [{"tensor": "y"}, -100], ("y",), rows),
+        _op("l:count", "aten.sum.default", [{"tensor": "l:rows"}], ("l:rows",),
+            _tensor("l:count", ())),
+        _op("l:divide", "aten.div.Tensor", _refs(iter(("l:sum", "l:count"))),
+            ("l:sum", "l:count"), _tensor("l", ())),
+        nothing,
+        *(_join(name) for name in ("h", "k", "b", "q", "r")),
+        whole["n"],
+    ))  # fmt: skip
+
+
+def _problems(change: Callable[[Op], Op | None] | None = None, **fields: Any) -> list[str]:
+    graph = _graph()
+    pieces = dataclasses.replace(_pieces(graph), **fields)
+    if change is not None:
+        kept = (change(op) for op in pieces.ops)
+        pieces = dataclasses.replace(pieces, ops=tuple(op for op in kept if op is not None))
+    return list(pieces_problems(graph, pieces))
+
+
+def _at(name: str, change: Callable[[Op], Op | None]) -> Callable[[Op], Op | None]:
+    return lambda op: change(op) if op.name == name else op
+
+
+NAMES = [op.name for op in _pieces(_graph()).ops]
+#: Ops of no graph: what combines pieces, and the pieces themselves.
+HELPERS = [name for name in NAMES if ":" in name]
+
+
+def test_the_cut_without_faults_is_valid() -> None:
+    assert _problems() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_op_is_needed_and_of_its_kind_and_shape(name: str) -> None:
+    (out,) = next(op for op in _pieces(_graph()).ops if op.name == name).outputs
+    longer = _tensor(out.name, (*(out.shape or ()), 7))
+    assert _problems(_at(name, lambda op: None))
+    assert _problems(_at(name, lambda op: dataclasses.replace(op, kind="aten.other.default")))
+    if "blank" not in name and name != "l:rows":
+        assert _problems(_at(name, lambda op: dataclasses.replace(op, outputs=(longer,))))
+        half = dataclasses.replace(out, dtype="float16")
+        assert _problems(_at(name, lambda op: dataclasses.replace(op, outputs=(half,))))
+
+
+def _numbers(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield where the numbers of nested lists and mappings are."""
+    for at, each in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(each, int | float):
+            yield value, at
+        elif isinstance(each, list | dict):
+            yield from _numbers(each)
+
+
+@pytest.mark.parametrize("name", [name for name in HELPERS if name != "l:rows"])
+def test_every_number_of_a_slice_or_a_join_is_checked(name: str) -> None:
+    op = next(op for op in _pieces(_graph()).ops if op.name == name)
+    for number, _ in enumerate(_numbers(op.arguments)):
+        for by in (1, -1):
+            spoilt = copy.deepcopy(op.arguments)
+            owner, at = list(_numbers(spoilt))[number]
+            owner[at] += by
+            wrong = dataclasses.replace(op, arguments=spoilt)
+            assert _problems(_at(name, lambda op, wrong=wrong: wrong)), spoilt
+
+
+def _reading(*names: str) -> Callable[[Op], Op]:
+    return lambda op: dataclasses.replace(op, inputs=names, arguments={"args": _refs(iter(names))})
+
+
+def _with(**fields: Any) -> Callable[[Op], Op]:
+    return lambda op: dataclasses.replace(op, **fields)
+
+
+def _arguments(*args: Any, **fields: Any) -> Callable[[Op], Op]:
+    return _with(arguments={"args": list(args)}, **fields)
+
+
+FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
+    "a piece that is missing": ("h@1", lambda op: None, "op 'h' is there in 2 pieces of 3"),
+    "another one's samples": ("h@1", _with(inputs=("x@0", "w")), "'x@0', which is not of what 'h'"),
+    "what it does not read": ("h@1", _with(inputs=("u@1", "w")), "'u@1', which is not of what"),
+    "what is not there": ("h@1", _with(inputs=("none", "w")), "'none', which is not of what"),
+    "a view with gaps": ("q@1", _with(inputs=("t:view@1",)), "'t:view@1', which is not complete"),
+    "no piece of it": (
+        "h@1", _with(outputs=(_tensor("h@0", (1, 2)),)), "'h@0' is no piece of its results",
+    ),
+    "shape of another piece": (
+        "h@1", _with(outputs=(_tensor("h@1", (2, 2)),)), r"has shape \[2, 2\], not \[1, 2\]",
+    ),
+    "an op before what it reads": ("h:join", lambda op: None, "it reads 'h' before it is whole"),
+    "another op of the graph": ("n", _with(kind="aten.neg.default"), "is not the aten.n.default"),
+    "results that are not those": (
+        "n", _with(outputs=(_tensor("n", (4, 2)),)), "its results are not those of the graph",
+    ),
+    "nothing is read": (
+        "n", _arguments([5, 2], 0.0, [], kind=FETCH, inputs=()), "it reads nothing",
+    ),
+    "a slice of what is no batch": ("x:slice@1", _reading("w"), "it is no op|make no sense"),
+    "a blank that reads": ("b:self:blank@0", _with(inputs=("x@0",)), "combines no pieces so"),
+    "a blank with slices": (
+        "b:self:blank@0", _arguments([2, 2], None, [[{"tensor": "h@0"}, [[0, 2], [0, 2]]]]),
+        "combines no pieces so",
+    ),
+    "a blank of nothing": ("b:self:blank@0", _with(name="b:blank@0"), "no sense|no pieces so"),
+    "a blank of no type": (
+        "b:self:blank@0",
+        _with(outputs=(dataclasses.replace(_tensor("b:self:blank@0", (2, 2)), dtype="int8"),)),
+        "combines no pieces so",
+    ),
+    "a share of something else": (
+        "k:share", _arguments({"tensor": "w"}, 1 / 10, inputs=("w",)), "combines no pieces so",
+    ),
+    "a sum begun with the second": ("g:add@1", _reading("g@1", "g@1"), "combines no pieces so"),
+    "a part twice": ("g:add@2", _reading("g:1", "g@1"), "combines no pieces so"),
+    "a part left out": ("g:add@1", _reading("g@0", "g@2"), "combines no pieces so"),
+    "parts of two tensors": ("g:add@1", _reading("g@0", "m@1"), "combines no pieces so"),
+    "a sum that is no sum yet": (
+        "g:add@2", _with(outputs=(_tensor("g:2", (3, 2)),)), "combines no pieces so",
+    ),
+    "parts in another order": (
+        "m:reduce", _arguments("sum", _refs(iter(("m@1", "m@0", "m@2"))), None),
+        "combines no pieces so",
+    ),
+    "parts of something else": (
+        "m:reduce", _arguments("sum", _refs(iter(("g@0", "g@1", "g@2"))), None),
+        "combines no pieces so",
+    ),
+    "a mean of no sum": ("l:divide", _with(inputs=("m", "l:count")), "combines no pieces so"),
+    "a mean by rows": ("l:divide", _with(inputs=("l:sum", "l:rows")), "combines no pieces so"),
+    "a count of other rows": ("l:count", _with(inputs=("y",)), "combines no pieces so"),
+    "rows of a piece": ("l:rows", _with(inputs=("h@0",)), "combines no pieces so"),
+    "a sum after the last part": (
+        "g:add@1", lambda op: dataclasses.replace(op, inputs=("l:sum", "l@2"), arguments={
+            "args": _refs(iter(("l:sum", "l@2")))}, name="l:add@3",
+            outputs=(_tensor("l", ()),)), "make no sense|combines no pieces so",
+    ),
+    "arguments that are none": ("x:slice@0", _with(arguments={"args": [1]}), "make no sense"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(fault: str) -> None:
+    name, change, message = FAULTS[fault]
+    problems = _problems(_at(name, change))
+    assert any(re.search(message, problem) for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"points": (0, 5)}, "are not the begins of two or more pieces"),
+        ({"points": (1, 2, 3, 5)}, "are not the begins"),
+        ({"points": (0, 3, 3, 5)}, "are not the begins"),
+        ({"points": (0, 2, 3, 6)}, "has no batch at dim"),
+        ({"batch": BATCH | {"x": (2, 1)}}, r"'x' of shape \[5, 3\] has no batch at dim 2"),
+        ({"batch": BATCH | {"x": (-2, 1)}}, "has no batch at dim -2"),
+        ({"batch": BATCH | {"x": (1, 1)}}, "has no batch at dim 1"),
+        ({"batch": BATCH | {"x": (0, 0)}}, "has no batch at dim 0"),
+        ({"batch": BATCH | {"none": (0, 1)}}, "'none' of shape"),
+    ],
+)
+def test_points_and_batches_are_those_of_the_graph(fields: dict[str, Any], message: str) -> None:
+    assert re.search(message, _problems(**fields)[0])
