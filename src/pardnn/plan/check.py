@@ -21,9 +21,17 @@ from pardnn.graph.ir import Graph, Op, addressed, writes
 from pardnn.plan.actions import Action, Receive, Send, Wait
 from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.check_pieces import pieces_problems
+from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.lower import Lowered, lower
 from pardnn.plan.memory import peak_bytes
-from pardnn.plan.plan import Message, Plan, PlanArrays, plan_arrays, planned_graph
+from pardnn.plan.plan import (
+    Message,
+    Plan,
+    PlanArrays,
+    called_once,
+    plan_arrays,
+    planned_graph,
+)
 
 MAX_PROBLEMS = 20
 
@@ -92,7 +100,11 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
         problems += itertools.islice(_cut_graph(graph, plan), MAX_PROBLEMS)
         if problems:
             return problems
-        graph = planned_graph(graph, plan)
+    if plan.recompute is not None:
+        problems += itertools.islice(_called_again(graph, plan), MAX_PROBLEMS)
+        if problems:
+            return problems
+    graph = planned_graph(graph, plan)
     context = _context(graph, plan, cluster)
     for rule in (_placement, _order, _groups, _messages, _deliveries, _writes, _addresses):
         # Later rules assume that every op has one device and one position.
@@ -115,7 +127,7 @@ def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
         yield "a plan cuts its ops over the devices, or its batch in pieces, not both"
         return
     try:
-        planned_graph(graph, plan)
+        called_once(graph, plan)
     except PardnnError as error:
         yield f"{what}: {error.message}"
         return
@@ -124,6 +136,20 @@ def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
         if plan.pieces is None
         else pieces_problems(graph, plan.pieces)
     )
+
+
+def _called_again(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Check what follows from the second calls of ops."""
+    if plan.partition is not None:
+        yield "recompute: a plan that cuts every op over the devices has no second calls"
+        return
+    assert plan.recompute is not None
+    try:
+        rewritten = planned_graph(graph, plan)
+    except PardnnError as error:
+        yield error.message if "recompute" in error.message else f"recompute: {error.message}"
+        return
+    yield from recompute_problems(called_once(graph, plan), plan.recompute, rewritten)
 
 
 def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None:

@@ -22,6 +22,7 @@ from pardnn.graph.file import fingerprint, op_digests, op_to_dict
 from pardnn.graph.ir import Graph
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Message, Plan
+from pardnn.plan.recompute import SecondCall
 
 
 def _message_to_dict(message: Message) -> dict[str, Any]:
@@ -44,6 +45,10 @@ def _partition_to_dict(partition: Partition) -> dict[str, Any]:
     }
 
 
+def _call_to_dict(call: SecondCall) -> dict[str, Any]:
+    return {"op": call.op, "number": call.number, "readers": list(call.readers)}
+
+
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON types, without fields that are not set and without a checksum."""
     data = {f.name: getattr(plan, f.name) for f in fields(plan)}
@@ -60,6 +65,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "batch": {name: list(at) for name, at in plan.pieces.batch.items()},
             "ops": [op_to_dict(op) for op in plan.pieces.ops],
         }
+    if plan.recompute is not None:
+        data["recompute"] = [_call_to_dict(call) for call in plan.recompute]
     if plan.predicted is not None:
         data["predicted"] = dataclasses.asdict(plan.predicted)
         data["predicted"]["peak_bytes"] = list(plan.predicted.peak_bytes)
@@ -121,7 +128,10 @@ def _digested(plan: Plan) -> list[str]:
     """Return of what a plan keeps digests: its ops, or the tensors of a graph that it cuts."""
     if plan.pieces is not None:
         return []
-    return list(plan.placement if plan.partition is None else plan.partition.sharding)
+    if plan.partition is not None:
+        return list(plan.partition.sharding)
+    again = {call.name for call in plan.recompute or ()}
+    return [name for name in plan.placement if name not in again]
 
 
 def _digests(plan: Plan, graph: Graph, found: dict[str, str]) -> dict[str, str]:

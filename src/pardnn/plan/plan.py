@@ -23,6 +23,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
+from pardnn.plan.recompute import SecondCall, graph_with_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,8 @@ class Plan:
             messages then are of its ops. None if every op runs on one device.
         pieces: The cut graph, if the batch is in pieces; placement, order and messages then are of
             its ops.
+        recompute: Ops that are called once more (`plan.recompute`); placement, order and messages
+            then are of the graph with these calls. None if every op runs once.
         cluster: What it was made for; None in a plan written by hand.
         algorithm: The one that won.
         objective: What it minimised.
@@ -96,6 +99,7 @@ class Plan:
     messages: tuple[Message, ...] = ()
     partition: Partition | None = None
     pieces: Pieces | None = None
+    recompute: tuple[SecondCall, ...] | None = None
     graph_fingerprint: str | None = None
     op_digests: str | None = None
     versions: Mapping[str, str] | None = None
@@ -120,11 +124,18 @@ class Plan:
 
 
 def planned_graph(graph: Graph, plan: Plan) -> Graph:
-    """Return the graph whose ops a plan places: the graph itself, or its form in pieces.
+    """Return the graph whose ops a plan places: the graph itself, in pieces, with second calls.
 
     Raises:
-        GraphError: If the ops of the partition are no valid graph.
+        FileError: E402, if the ops are no valid graph.
+        InvalidPlanError: E410, if a second call is of no op.
     """
+    once = called_once(graph, plan)
+    return once if plan.recompute is None else graph_with_calls(once, plan.recompute)
+
+
+def called_once(graph: Graph, plan: Plan) -> Graph:
+    """Return the graph that a plan places, without second calls of its ops."""
     cut = plan.partition or plan.pieces
     return graph if cut is None else _built(graph.name, cut)
 

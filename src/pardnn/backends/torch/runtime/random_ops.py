@@ -27,6 +27,7 @@ from pardnn.backends.torch.rng.generator import (
 from pardnn.errors import FileError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.partitioned_graph import DRAW
+from pardnn.plan.recompute import first_call
 
 
 def random_ops(graph: Graph) -> list[Op]:
@@ -47,7 +48,8 @@ def is_random(op: Op) -> bool:
 def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
     """Return the op of the whole graph whose numbers an op of a planned graph draws.
 
-    Copies of a random op, one per device, are one draw of the generator, and so is its replay.
+    Copies of a random op, one per device, are one draw of the generator, and so are its replay and
+    its second call.
 
     Args:
         op: A random op of the planned graph.
@@ -57,8 +59,8 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
         FileError: E401, if it replays an op that does not draw.
     """
     of = (op.arguments or {}).get("of")
-    copied = op.name.rpartition("@")[0]
-    name = op.name if op.name in whole or copied not in whole else copied
+    copies = (op.name, op.name.rpartition("@")[0], first_call(op.name))
+    name = next((name for name in copies if name in whole), op.name)
     name = name if of is None else str(of)
     again = replayed_op(whole[name]) if name in whole else None
     if again is None:

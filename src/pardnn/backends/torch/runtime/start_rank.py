@@ -80,8 +80,10 @@ def _draws_as_written(program: Program) -> bool:
     """Whether a plan for one device draws in the order of the step: no generator is moved then."""
     own = [op.name for op in random_ops(program.graph)]
     drawing = set(own)
+    again = {call.name for call in program.plan.recompute or ()}
     ordered = [name for order in program.plan.order for name in order if name in drawing]
-    return ordered == own and all(replayed_op(op) is None for op in random_ops(program.whole))
+    is_once = all(replayed_op(op) is None for op in random_ops(program.whole))
+    return ordered == own and is_once and not again & drawing
 
 
 def prepare(program: Program, world: World, history: History, key: str) -> Executor:

@@ -1,0 +1,1 @@
+"""What is computed twice, so that a step fits: retention intervals, their search, the calls."""

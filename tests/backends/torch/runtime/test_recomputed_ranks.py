@@ -1,0 +1,72 @@
+"""Ranks that call ops a second time train bit by bit as the user's step does, in less memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import pardnn
+from pardnn.cluster import Cluster
+from pardnn.graph.ir import Graph, Op, storage_owners, writes
+from pardnn.plan.check import check_plan
+from pardnn.plan.file import plan_from_json, plan_to_json, stamped
+from pardnn.plan.plan import Plan
+from pardnn.plan.recompute import SecondCall, graph_with_calls
+from tests.backends.torch import models
+from tests.backends.torch.executors import assert_equal, captured, perceptron
+
+
+def everything_again(graph: Graph) -> tuple[SecondCall, ...]:
+    """Return calls of all that the backward pass reads of the forward pass and may be recomputed.
+
+    What is written in place is made and written again, but for what is there before the step.
+    """
+    ops = [graph.ops[i] for i in graph.arrays.topological.tolist()]
+    owners, home = storage_owners(ops), {t.name: op for op in ops for t in op.outputs}
+    backward = False
+    forward: dict[str, Op] = {}
+    readers: dict[str, list[str]] = {}
+    for op in ops:
+        backward = backward or op.backward_of is not None
+        for name in op.inputs:
+            readers.setdefault(name, []).append(op.name)
+        is_call = op.memory != "residual" and not op.is_source and bool(op.outputs)
+        is_new = all(home[owners[name] or ""].name in forward for name in writes(op))
+        if not backward and is_call and is_new:
+            forward[op.name] = op
+    calls: dict[str, SecondCall] = {}
+    for op in reversed(list(forward.values())):
+        read_by = {r: None for t in op.outputs for r in readers.get(t.name, [])}
+        late = [f"{r}~2" if r in calls else r for r in read_by if r not in forward or r in calls]
+        if late:
+            calls[op.name] = SecondCall(op=op.name, readers=tuple(late))
+    return tuple(calls.values())
+
+
+def planned(graph: Graph, size: int) -> Plan:
+    """Return a plan that recomputes, its ops scattered, as ranks read it from its file."""
+    calls = everything_again(graph)
+    algorithm = "single" if size == 1 else "round-robin"
+    made = pardnn.plan(graph_with_calls(graph, calls), Cluster.uniform(size), algorithm,
+                       reserve=0.0, costs="v100")  # fmt: skip
+    plan = stamped(dataclasses.replace(made, recompute=calls), graph)
+    check_plan(graph, plan)
+    return plan_from_json(plan_to_json(plan))
+
+
+CASES: list[Any] = [
+    (perceptron, 1), (perceptron, 2), (models.MODELS["gpt2"], 2), (models.MODELS["resnet"], 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("factory", "size"), CASES)
+def test_recomputed_steps_keep_every_bit(factory: Callable[[], Any], size: int) -> None:
+    graph = captured(factory)
+    plan = planned(graph, size)
+    outcomes = assert_equal(factory, plan, steps=3)
+    assert all(outcome.value[2] <= outcome.value[3] for outcome in outcomes)
+    assert plan.predicted is not None
+    assert [outcome.value[3] for outcome in outcomes] == list(plan.predicted.peak_bytes)

@@ -1,0 +1,151 @@
+"""Second calls of ops: the graph that follows from them, and the checker, by faults in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pardnn.errors import InvalidPlanError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.check import check_plan, plan_problems
+from pardnn.plan.check_recompute import recompute_problems
+from pardnn.plan.file import plan_from_json, plan_to_json, stamped
+from pardnn.plan.memory import peak_bytes
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.plan.recompute import SecondCall, graph_with_calls
+
+
+def op(name: str, *inputs: str, size: int = 8, kind: str = "aten.mm.default", **kw: Any) -> Op:
+    """Return an op that makes the tensor of its own name."""
+    arguments = {"args": [{"tensor": name} for name in inputs]}
+    return Op(name=name, kind=kind, inputs=inputs, arguments=arguments,
+              outputs=(Tensor(name=name, bytes=size),), **kw)  # fmt: skip
+
+
+def written(name: str, of: str, *more: str, after: tuple[str, ...] = ()) -> Op:
+    """Return an op that writes a tensor in place."""
+    return Op(
+        name=name, kind="aten.add_.Tensor", inputs=(of, *more), memory="reference", after=after,
+        arguments={"args": [{"tensor": each} for each in (of, *more)]},
+        outputs=(Tensor(name=name, bytes=8, alias_of=of),),
+    )  # fmt: skip
+
+
+def chain() -> Graph:
+    """A step of three layers: x -> a -> b -> c, then the gradients gc, gb, ga, then the update."""
+    return build_graph("chain", [
+        Op(name="w", kind="parameter", memory="residual", outputs=(Tensor(name="w", bytes=4),)),
+        op("x", kind="input", size=2), op("a", "x", "w"), op("b", "a", "w"), op("c", "b", "w"),
+        op("gc", "c", size=2), op("gb", "gc", "b", size=2), op("ga", "gb", "a", size=2),
+        written("w2", "w", "ga", after=("a", "b", "c")),
+    ])  # fmt: skip
+
+
+TWICE = (SecondCall(op="a", readers=("b~2", "ga")), SecondCall(op="b", readers=("gb",)))
+
+
+def planned(graph: Graph, calls: tuple[SecondCall, ...]) -> Plan:
+    """Return the plan for one device, in the order of the rewritten graph."""
+    names = [each.name for each in graph_with_calls(graph, calls).ops]
+    plan = Plan(placement=dict.fromkeys(names, 0), order=(tuple(names),), recompute=calls)
+    return stamped(plan, graph)
+
+
+def test_second_calls_run_before_what_reads_them_and_free_the_first_results() -> None:
+    graph, plan = chain(), planned(chain(), TWICE)
+    check_plan(graph, plan)
+    assert plan.order[0] == ("w", "x", "a", "b", "c", "gc", "a~2", "b~2", "gb", "ga", "w2")
+    rewritten = {each.name: each for each in planned_graph(graph, plan).ops}
+    assert rewritten["b~2"].inputs == ("a~2", "w")
+    assert rewritten["b~2"].arguments == {"args": [{"tensor": "a~2"}, {"tensor": "w"}]}
+    assert rewritten["gb"].inputs == ("gc", "b~2")
+    assert rewritten["c"].inputs == ("b", "w")
+    assert rewritten["w2"].after == ("a", "b", "c", "a~2", "b~2")
+
+
+def test_memory_falls() -> None:
+    graph, plan = chain(), planned(chain(), TWICE)
+    without = dataclasses.replace(plan, recompute=None, order=(tuple(o.name for o in graph.ops),))
+    with_calls = planned_graph(graph, plan)
+    assert peak_bytes(graph, plan_arrays(graph, without)) == [4 + 3 * 8 + 2]
+    assert peak_bytes(with_calls, plan_arrays(with_calls, plan)) == [4 + 2 * 8 + 2 * 2]
+
+
+def test_a_plan_keeps_its_calls_in_its_file() -> None:
+    graph, plan = chain(), planned(chain(), TWICE)
+    again = plan_from_json(plan_to_json(plan))
+    assert again.recompute == TWICE
+    check_plan(graph, again)
+    assert again.keeps_bits
+
+
+def in_place() -> Graph:
+    """A layer whose result is written in place, and read by its gradient."""
+    return build_graph("in place", [
+        op("x", kind="input"), op("a", "x"), written("r", "a"), op("b", "r"), op("gb", "b"),
+        op("ga", "gb", "r"),
+    ])  # fmt: skip
+
+
+def test_what_is_written_in_place_is_made_and_written_again() -> None:
+    calls = (SecondCall(op="a", readers=("r~2",)), SecondCall(op="r", readers=("ga",)))
+    plan = planned(in_place(), calls)
+    check_plan(in_place(), plan)
+    (again,) = (each for each in planned_graph(in_place(), plan).ops if each.name == "r~2")
+    assert again.inputs == ("a~2",)
+    assert again.outputs[0].alias_of == "a~2"
+
+
+def stale() -> Graph:
+    """A gradient that reads a storage by the name that it had before it was written."""
+    return build_graph("stale", [
+        op("x", kind="input"), op("a", "x"), written("r", "a"), op("gb", "r"),
+        op("ga", "gb", "a", after=("r",)),
+    ])  # fmt: skip
+
+
+REFUSED: list[Any] = [
+    (chain, (SecondCall(op="x", readers=("a",)),), "no call whose results"),
+    (chain, (SecondCall(op="w", readers=("a",)),), "no call whose results"),
+    (chain, (SecondCall(op="a", readers=("ga",), number=1),), "number of another"),
+    (chain, (SecondCall(op="a", readers=("ga",)),) * 2, "number of another"),
+    (chain, (SecondCall(op="a", readers=()),), "without readers"),
+    (chain, (SecondCall(op="a", readers=("nobody",)),), "is of no op"),
+    (chain, (SecondCall(op="nobody", readers=("a",)),), "is of no op"),
+    (chain, (SecondCall(op="b", readers=("a",)),), "runs before it"),
+    (in_place, (SecondCall(op="r", readers=("ga",)),), "would write what 'r' has written"),
+    (stale, (SecondCall(op="a", readers=("ga",)),), "finds other writes"),
+]
+
+
+@pytest.mark.parametrize(("factory", "calls", "why"), REFUSED)
+def test_what_may_not_be_called_again_is_refused(factory: Any, calls: Any, why: str) -> None:
+    graph = factory()
+    names = tuple(each.name for each in graph.ops)
+    plan = Plan(placement=dict.fromkeys(names, 0), order=(names,), recompute=calls)
+    with pytest.raises(InvalidPlanError):
+        check_plan(graph, plan)
+    assert any(why in problem for problem in plan_problems(graph, plan))
+
+
+def broken(changed: str, **fields: Any) -> list[str]:
+    graph = chain()
+    rewritten = graph_with_calls(graph, TWICE)
+    ops = [
+        dataclasses.replace(each, **fields) if each.name == changed else each
+        for each in rewritten.ops
+    ]
+    return list(recompute_problems(graph, TWICE, build_graph("broken", ops)))
+
+
+def test_the_checker_finds_what_the_rewriting_got_wrong() -> None:
+    assert broken("b~2") == []
+    assert "reads other tensors" in broken("b~2", inputs=("x", "w"))[0]
+    assert "other arguments" in broken("b~2", arguments={"args": [{"tensor": "a~2"}, 3]})[0]
+    assert "not the aten.mm.default" in broken("b~2", kind="aten.bmm.default")[0]
+    assert "other tensors" in broken("b~2", outputs=(Tensor(name="b~2", bytes=9),))[0]
+    assert "wait for" in broken("w2", after=("a", "b", "c"))[0]
+    assert "wait for" in broken("w2", after=("a~2", "b~2"))[0]
