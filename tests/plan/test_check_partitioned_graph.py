@@ -211,3 +211,25 @@ def test_only_sharded_plans_receive_in_place() -> None:
     plan = Plan(placement={"a": 0, "b": 1}, order=(("a",), ("b",)), messages=(message,))
     problems = plan_problems(build_graph("two", ops), plan)
     assert ["only sharded plans" in problem for problem in problems] == [True]
+
+
+@pytest.mark.parametrize(
+    ("shares", "problem"),
+    [
+        (((1, 1),), None),
+        (((3, 1),), "has shape [4, 3], owned is [4, 4]"),  # the boxes follow from the shares
+        (((3, 1), (1, 1)), "partition.mesh: shares"),
+        (((3, 0),), "each is 1 to"),
+        (((-3, 1),), "each is 1 to"),
+        (((1, 2, 1),), "partition.mesh: shares"),
+    ],
+)
+def test_boxes_are_those_of_the_declared_shares(
+    shares: tuple[tuple[int, ...], ...], problem: str | None
+) -> None:
+    graph, plan = sharded()
+    assert plan.partition is not None
+    mesh = dataclasses.replace(plan.partition.mesh, shares=shares)
+    plan = dataclasses.replace(plan, partition=dataclasses.replace(plan.partition, mesh=mesh))
+    found = "\n".join(plan_problems(graph, plan))
+    assert found == "" if problem is None else problem in found

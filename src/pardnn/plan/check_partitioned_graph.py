@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
-from pardnn.plan.mesh import Box, Mesh, layout_of, owned_boxes
+from pardnn.plan.mesh import Box, Mesh, layout_of, mesh_problem, owned_boxes
 from pardnn.plan.partitioned_graph import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE, Partition
 from pardnn.plan.plan import Plan
 
@@ -33,8 +33,11 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
     partition = plan.partition
     assert partition is not None
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
-    size = partition.mesh.size
-    if size != plan.num_devices or min(partition.mesh.shape, default=0) < 1:
+    size, problem = partition.mesh.size, mesh_problem(partition.mesh)
+    if problem is not None:
+        yield f"partition.mesh: {problem}"
+        return
+    if size != plan.num_devices:
         yield f"partition: the mesh has {size} devices, order {plan.num_devices}"
         return
     if partition.sharding.keys() != tensors.keys():

@@ -38,8 +38,9 @@ def _message_to_dict(message: Message) -> dict[str, Any]:
 
 def _partition_to_dict(partition: Partition) -> dict[str, Any]:
     mesh = partition.mesh
+    shares = {"shares": [list(row) for row in mesh.shares]} if mesh.shares else {}
     return {
-        "mesh": {"shape": list(mesh.shape), "names": list(mesh.names)},
+        "mesh": {"shape": list(mesh.shape), "names": list(mesh.names), **shares},
         "sharding": {name: list(words) for name, words in partition.sharding.items()},
         "ops": [op_to_dict(op) for op in partition.ops],
     }

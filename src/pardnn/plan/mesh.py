@@ -21,6 +21,12 @@ Box = tuple[tuple[int, int], ...]
 Layout = tuple[int | None, ...]
 """Per mesh axis the tensor dim that is cut, None for whole."""
 
+Parts = int | tuple[int, ...]
+"""How a range is divided: a number of equal parts, or the shares of unlike ones."""
+
+
+#: Products of shares and sizes still fit 64 bits.
+MAX_SHARE = 1 << 20
 
 _WORD = re.compile(r"Replicate\(\)|Shard\(([0-9]+)\)")
 
@@ -32,12 +38,26 @@ class Mesh:
     Attributes:
         shape: Devices along each axis.
         names: Of the axes.
+        shares: Of the devices along each axis, as whole numbers: 3 and 1 for three quarters and
+            one. Empty where devices get equal parts.
     """
 
     __pydantic_config__ = STRICT
 
     shape: tuple[int, ...]
     names: tuple[str, ...]
+    shares: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def parts(self) -> tuple[Parts, ...]:
+        """How each axis divides what it cuts."""
+        return self.shares or self.shape
+
+    def fractions(self) -> tuple[float, ...]:
+        """Each device's part of what every axis cuts; their sum is 1."""
+        rows = self.shares or tuple((1,) * size for size in self.shape)
+        total = math.prod(map(sum, rows))
+        return tuple(math.prod(each) / total for each in itertools.product(*rows))
 
     @property
     def size(self) -> int:
@@ -53,23 +73,48 @@ class Mesh:
         return tuple(reversed(found))
 
 
-def make_mesh(shape: Sequence[int]) -> Mesh:
+def make_mesh(shape: Sequence[int], shares: Sequence[tuple[int, ...]] = ()) -> Mesh:
     """Return a mesh with axes named "m0", "m1" and so on."""
-    return Mesh(shape=tuple(shape), names=tuple(f"m{axis}" for axis in range(len(shape))))
+    names = tuple(f"m{axis}" for axis in range(len(shape)))
+    return Mesh(shape=tuple(shape), names=names, shares=tuple(shares))
 
 
-def cut_points(extent: int, parts: int, multiple: int = 1) -> tuple[int, ...] | None:
+def mesh_problem(mesh: Mesh) -> str | None:
+    """Return what is wrong with a mesh, as a sentence; None if nothing is."""
+    if min(mesh.shape, default=0) < 1 or len(mesh.names) != len(mesh.shape):
+        return f"a mesh {list(mesh.shape)} with axes {list(mesh.names)!r:.80}"
+    if mesh.shares and tuple(map(len, mesh.shares)) != mesh.shape:
+        return f"shares {mesh.shares!r:.80} on a mesh {list(mesh.shape)}"
+    if any(not 1 <= share <= MAX_SHARE for row in mesh.shares for share in row):
+        return f"shares {mesh.shares!r:.80}; each is 1 to {MAX_SHARE}"
+    return None
+
+
+def num_parts(parts: Parts) -> int:
+    """Return how many parts there are."""
+    return parts if isinstance(parts, int) else len(parts)
+
+
+def cut_points(extent: int, parts: Parts, multiple: int = 1) -> tuple[int, ...] | None:
     """Return where each part of a range begins, and the end; None if one would be empty.
 
     Args:
         extent: Length of the range.
-        parts: How many; they differ by at most `multiple`.
+        parts: How many, which differ by at most `multiple`; or the share of each, which it is
+            within `multiple` of where no part would be empty.
         multiple: Of which lengths are multiples; the last part takes what is less than that.
     """
-    units = -(-extent // multiple)
-    if units < parts:
+    units, count = -(-extent // multiple), num_parts(parts)
+    if units < count:
         return None
-    return tuple(min(units * part // parts * multiple, extent) for part in range(parts + 1))
+    if isinstance(parts, int):
+        ends = [units * part // count for part in range(count + 1)]
+    else:
+        total = sum(parts)
+        ends = [units * end // total for end in itertools.accumulate(parts, initial=0)]
+        for part in range(1, count):  # of at least one unit, and as many for those that follow
+            ends[part] = min(max(ends[part], ends[part - 1] + 1), units - count + part)
+    return tuple([min(end * multiple, extent) for end in ends])
 
 
 def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, ...] | None:
@@ -80,15 +125,15 @@ def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, 
         layout: The tensor dim that each mesh axis shards.
         mesh: The devices.
 
-    Deviation from DTensor: parts of a dim that the axis does not divide differ by at most one,
-    where DTensor's last parts may be empty.
+    Deviations from DTensor: parts of a dim that the axis does not divide differ by at most one,
+    where DTensor's last parts may be empty; and they may be as unlike as the devices are.
     """
     boxes: list[Box] = [tuple((0, size) for size in shape)]
-    for dim, parts in zip(layout, mesh.shape, strict=True):
+    for dim, parts in zip(layout, mesh.parts, strict=True):
         cut: list[Box] = []
         for box in boxes:
             if dim is None:
-                cut += [box] * parts
+                cut += [box] * num_parts(parts)
                 continue
             begin, end = box[dim]
             points = cut_points(end - begin, parts)

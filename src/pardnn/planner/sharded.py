@@ -17,13 +17,14 @@ from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
-from pardnn.plan.mesh import placements
+from pardnn.plan.mesh import Mesh, placements
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.check_descriptions import check_descriptions
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.problem import Problem
+from pardnn.planner.shares import SLACKS, shared_shardings
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.comm_overlap import Overlapped, OverlapScheduler, overlapped_plan
 from pardnn.shard.spmd.legalize import legalize
@@ -167,12 +168,14 @@ def _exceeded(error: InfeasibleError) -> int | None:
 
 
 def _smaller_shardings(problem: Problem) -> Iterator[Sharding]:
-    """Yield shardings that move more bytes and take less memory, at a rising price of memory.
+    """Yield shardings that take less memory: by shares, then at a rising price of memory.
 
     The prices do not depend on the limit, so what needs no more than some limit is also found at
     that limit.
     """
     size = problem.cluster.num_devices
+    for slack in SLACKS if problem.fixed is None else ():
+        yield from shared_shardings(problem, slack, "bytes")
     for price in MEMORY_PRICES:
         yield SHARDED["tofu"](
             problem.graph, problem.cluster, "bytes", memory_price=price * size, fixed=problem.fixed
@@ -186,6 +189,8 @@ def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
     if algorithm != "tofu":
         yield search(graph, fixed or cluster)
         return
+    if fixed is None:
+        yield from shared_shardings(problem, SLACKS[0], problem.options.objective)
     if problem.options.objective == "seconds":
         limits = [size for size in problem.capacities if size is not None]
         capacity = min(limits, default=None)
@@ -266,7 +271,7 @@ def _within_memory(
     """Return the plan that shares as many fetches as memory allows, with its partitioned graph.
 
     Tried are: each region is fetched once, again where the next consumer is far, for every
-    consumer, and for every consumer in turn. The first wins that fits and keeps to `memory_goal`;
+    consumer, and for every consumer in turn. The first wins that fits and keeps to `memory_goals`;
     else, as for tensors held whole, the first after sharing all that fits.
     """
     graph, limits = problem.graph, problem.capacities
@@ -279,8 +284,10 @@ def _within_memory(
         )
         local = planned_graph(graph, plan)
         arrays = plan_arrays(local, plan)
-        goal = memory_goal(graph, local, plan.num_devices)
-        wanted = [goal if size is None else min(goal, size) for size in limits]
+        goals = memory_goals(graph, local, sharding.mesh)
+        wanted = [
+            g if size is None else min(g, size) for g, size in zip(goals, limits, strict=True)
+        ]
         if fits(local.arrays, arrays, wanted):
             return plan, local, arrays
         if plain is None and reuse < number and (reuse < 0 or fits(local.arrays, arrays, limits)):
@@ -301,7 +308,7 @@ def _overlapped(
 ) -> tuple[Plan, PlanArrays, float, int]:
     """Return the plan with transfers beside computation, if that is faster and takes no memory.
 
-    Its peak may exceed that of the plain plan up to `memory_goal`, if no limit forbids it.
+    Its peak may exceed that of the plain plan up to `memory_goals`, if no limit forbids it.
 
     Args:
         problem: What was planned.
@@ -318,8 +325,9 @@ def _overlapped(
     timeline = simulate(local, machine, arrays)
     best: Overlapped | None = None
     makespan = timeline.makespan
-    goal = memory_goal(problem.graph, local, plan.num_devices)
-    share = max(peaks(local.arrays, arrays).max(), goal)
+    assert plan.partition is not None
+    goals = memory_goals(problem.graph, local, plan.partition.mesh)
+    share = max(int(peaks(local.arrays, arrays).max()), *goals)
     limits = [share if size is None else min(share, size) for size in problem.capacities]
     rows = np.split(arrays.order_op, arrays.order_ptr[1:-1])
     seconds = [
@@ -340,19 +348,19 @@ def _overlapped(
     return overlapped_plan(local, plan, best), best.arrays, makespan, sent
 
 
-def memory_goal(graph: Graph, local: Graph, num_devices: int) -> int:
+def memory_goals(graph: Graph, local: Graph, mesh: Mesh) -> list[int]:
     """Return the bytes that each device should need at most.
 
-    That is 1.15 times an equal share of the one-device peak, and twice the largest fetched region.
+    That is 1.15 times its fraction of the one-device peak, and twice the largest fetched region.
 
     Args:
         graph: The graph.
         local: Its partitioned graph.
-        num_devices: Over which it is sharded.
+        mesh: Over which it is sharded.
     """
-    fetched = (t.bytes for op in local.ops if op.kind == FETCH for t in op.outputs)
-    share = 1.15 * one_device_peak(graph.arrays) / num_devices
-    return int(share) + 2 * max(fetched, default=0)
+    fetched = max((t.bytes for op in local.ops if op.kind == FETCH for t in op.outputs), default=0)
+    peak = 1.15 * one_device_peak(graph.arrays)
+    return [int(peak * fraction) + 2 * fetched for fraction in mesh.fractions()]
 
 
 def _check_memory(problem: Problem, local: Graph, plan: PlanArrays) -> None:

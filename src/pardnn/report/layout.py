@@ -59,6 +59,7 @@ class LayoutResult:
         mesh: Devices along each axis.
         axes: Names of the axes.
         rows: In the order of the step.
+        shares: Of the devices along each axis; empty if equal.
     """
 
     __pydantic_config__ = STRICT
@@ -66,6 +67,7 @@ class LayoutResult:
     mesh: tuple[int, ...]
     axes: tuple[str, ...]
     rows: tuple[LayoutRow, ...]
+    shares: tuple[tuple[int, ...], ...] = ()
 
 
 def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
@@ -92,7 +94,8 @@ def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
         )
         for (label, role, shape, words), count in counts.items()
     )  # fmt: skip
-    return LayoutResult(mesh=partition.mesh.shape, axes=partition.mesh.names, rows=rows)
+    mesh = partition.mesh
+    return LayoutResult(mesh=mesh.shape, axes=mesh.names, rows=rows, shares=mesh.shares)
 
 
 def _folded(name: str) -> str:
@@ -136,14 +139,15 @@ def layout_text(result: LayoutResult) -> RenderableType:
         )
         for row in result.rows
     ]
-    axes = ", ".join(f"{n}={size}" for n, size in zip(result.axes, result.mesh, strict=True))
+    parts = ["/".join(map(str, row)) for row in result.shares] or map(str, result.mesh)
+    axes = ", ".join(f"{n}={size}" for n, size in zip(result.axes, parts, strict=True))
     columns = ("tensor", "", "shape", "layout", "block")
     return table(f"mesh {axes}; layouts name what each of its axes cuts", columns, rows)
 
 
 def layout_svg(title: str, result: LayoutResult) -> str:
     """Return the layouts as a picture."""
-    mesh = Mesh(shape=result.mesh, names=result.axes)
+    mesh = Mesh(shape=result.mesh, names=result.axes, shares=result.shares)
     height = 70 + ROW * len(result.rows)
     body = "\n".join(_body(title, mesh, result.rows))
     return (

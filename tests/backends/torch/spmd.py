@@ -253,14 +253,18 @@ def block_of(shape: Any, words: Any, plan: Plan, device: int) -> list[tuple[int,
     """A device's block, from the layout in DTensor's words: written anew for this test."""
     box = [(0, size) for size in shape]
     sizes, at = plan.partition.mesh.shape, device
+    shares = plan.partition.mesh.shares or [[1] * size for size in sizes]
     coordinates = []
     for size in reversed(sizes):
         coordinates.insert(0, at % size)
         at //= size
-    for word, size, here in zip(words, sizes, coordinates, strict=True):
+    for word, row, here in zip(words, shares, coordinates, strict=True):
         if word.startswith("Shard("):
             dim = int(word[6:-1])
             begin, end = box[dim]
-            length = end - begin
-            box[dim] = (begin + length * here // size, begin + length * (here + 1) // size)
+            cuts = [0]
+            for n in range(1, len(row) + 1):  # rounded down, with at least one for each
+                cut = max((end - begin) * sum(row[:n]) // sum(row), cuts[-1] + 1)
+                cuts.append(min(cut, end - begin - (len(row) - n)))
+            box[dim] = (begin + cuts[here], begin + cuts[here + 1])
     return box

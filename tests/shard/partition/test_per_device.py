@@ -3,8 +3,10 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pardnn.plan.mesh import make_mesh, owned_boxes, placements
+from pardnn.plan.mesh import cut_points, make_mesh, owned_boxes, placements
 from pardnn.shard.boxes import overlap, volume
 from pardnn.shard.partition.call import Call
 from pardnn.shard.partition.per_device import local_ops
@@ -49,3 +51,34 @@ def test_blocks_of_a_layout_tile_the_tensor():
     assert owned_boxes((1, 9), (0, 1), mesh) is None
     assert placements((1, None)) == ("Shard(1)", "Replicate()")
     assert [mesh.coordinates(device) for device in range(3)] == [(0, 0), (0, 1), (0, 2)]
+
+
+@given(st.integers(2, 40), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4))
+def test_shares_tile_a_range_and_none_is_empty(extent, shares, multiple):
+    found = cut_points(extent, tuple(shares), multiple)
+    units = -(-extent // multiple)
+    assert (found is None) == (units < len(shares))
+    if found is None:
+        return
+    assert found[0] == 0
+    assert found[-1] == extent
+    for (begin, end), share in zip(itertools.pairwise(found), shares, strict=True):
+        assert begin < end
+        assert begin % multiple == 0
+        if units >= sum(shares):
+            assert abs((end - begin) / multiple - units * share / sum(shares)) <= 1
+    alike = cut_points(extent, (shares[0],) * len(shares), multiple)
+    assert alike == cut_points(extent, len(shares), multiple)
+
+
+def test_unlike_devices_share_blocks_and_work_by_their_shares():
+    mesh = make_mesh((2, 2), [(3, 1), (1, 1)])
+    assert mesh.fractions() == (3 / 8, 3 / 8, 1 / 8, 1 / 8)
+    assert make_mesh((2, 2)).fractions() == (0.25,) * 4
+    boxes = owned_boxes((8, 12), (0, 1), mesh)
+    assert boxes is not None
+    assert boxes == (((0, 6), (0, 6)), ((0, 6), (6, 12)), ((6, 8), (0, 6)), ((6, 8), (6, 12)))
+    found = local_ops(MATMUL, (LOOPS[0], LOOPS[1]), mesh)
+    assert found is not None
+    work = [volume(local.regions["self"].box) * local.call.outputs[0][1] for local in found]
+    assert sorted(work) == [8 * 12 * 6 // 8] * 2 + [8 * 12 * 6 * 3 // 8] * 2

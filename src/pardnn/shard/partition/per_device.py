@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pardnn.plan.mesh import Box, Mesh
+from pardnn.plan.mesh import Box, Mesh, Parts, num_parts
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import offset
 from pardnn.shard.partition.analysis import analyse
@@ -69,12 +69,12 @@ def local_ops(call: Call, axes: AxisLoops, mesh: Mesh) -> tuple[LocalOp, ...] | 
         DescriptionError: E220, if the operator has no description or a wrong one.
     """
     found: list[LocalOp] = [_whole(call)]
-    for loop, num_workers in zip(axes, mesh.shape, strict=True):
+    for loop, parts in zip(axes, mesh.parts, strict=True):
         cut: list[LocalOp] = []
         for op in found:
-            ops = _worker_ops(op.call, loop, num_workers) if loop is not None else None
+            ops = _worker_ops(op.call, loop, parts) if loop is not None else None
             if loop is None:
-                cut += [_widened(op)] * num_workers
+                cut += [_widened(op)] * num_parts(parts)
             elif ops is None:
                 return None
             else:
@@ -83,16 +83,14 @@ def local_ops(call: Call, axes: AxisLoops, mesh: Mesh) -> tuple[LocalOp, ...] | 
     return tuple(found)
 
 
-def _worker_ops(call: Call, loop: str, num_workers: int) -> tuple[WorkerOp, ...] | None:
+def _worker_ops(call: Call, loop: str, parts: Parts) -> tuple[WorkerOp, ...] | None:
     """As `partition`, and None if a local call has lost the loop."""
     description = description_of(call.kind)
     if description is None:
         return None
     analysis, bound = analyse(description, call)
     return (
-        worker_ops_of(description, analysis, bound, loop, num_workers)
-        if loop in analysis.loops
-        else None
+        worker_ops_of(description, analysis, bound, loop, parts) if loop in analysis.loops else None
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from pardnn.plan.mesh import Box, cut_points
+from pardnn.plan.mesh import Box, Parts, cut_points
 from pardnn.shard.partition.analysis import Access, Analysis, Write
 from pardnn.shard.partition.call import Bound
 from pardnn.shard.tdl.interval import DescriptionError, Interval, Ranges, evaluate, hull, same
@@ -204,7 +204,7 @@ def boxes_of(
     bound: Bound,
     extents: Mapping[str, int],
     loop: str,
-    workers: int,
+    parts: Parts,
     points: Sequence[int] | None = None,
 ) -> Boxes | None:
     """Return the boxes of each worker, None if the loop cannot be cut so.
@@ -214,15 +214,15 @@ def boxes_of(
         bound: The call.
         extents: How far its loops run.
         loop: The one that is cut.
-        workers: Their number.
-        points: Where each worker begins, and the end; None: as even as can be.
+        parts: Number of the workers, or the share of each.
+        points: Where each worker begins, and the end; None: as `parts` says.
     """
     affected = affected_by(analysis, loop)
     if loop not in extents or affected.has_conflict:
         return None
     multiple = math.lcm(*analysis.multiples[loop])
     if points is None:
-        points = cut_points(extents[loop], workers, multiple)
+        points = cut_points(extents[loop], parts, multiple)
     elif any(point % multiple for point in points[:-1]):
         return None
     if points is None:
@@ -234,7 +234,7 @@ def boxes_of(
         analysis.writes, affected.writes, bound.call.outputs, strict=True
     ):
         if write is None or moving is None or shape is None:
-            results.append([None] * workers)
+            results.append([None] * len(ranges))
             continue
         found = _results(write, moving, shape, loop, ranges)
         if found is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pardnn.errors import shown
+from pardnn.plan.mesh import Parts
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import lengths
 from pardnn.shard.partition.analysis import Analysis, analyse
@@ -134,7 +135,7 @@ def worker_ops_of(
     analysis: Analysis,
     bound: Bound,
     loop: str,
-    workers: int,
+    parts: Parts,
     points: Sequence[int] | None = None,
 ) -> tuple[WorkerOp, ...] | None:
     """Return the op of each worker, None if the loop cannot be cut so.
@@ -144,17 +145,17 @@ def worker_ops_of(
         analysis: Of the description.
         bound: The call.
         loop: The one that is cut.
-        workers: Their number.
-        points: Where each worker begins, and the end of the loop; None: as even as can be.
+        parts: Number of the workers, or the share of each.
+        points: Where each worker begins, and the end of the loop; None: as `parts` says.
     """
     extents = extents_of(description, analysis, bound)
-    found = boxes_of(analysis, bound, extents, loop, workers, points)
+    found = boxes_of(analysis, bound, extents, loop, parts, points)
     if found is None:
         return None
     regions, results, ranges = found
     ops: list[WorkerOp] = []
     has_own = has_own_calls(analysis, loop)
-    for w in range(workers):
+    for w in range(len(ranges)):
         own = [s[w] for s in results]
         op = None if has_own else _same_call(ops, regions[w], own, ranges[w][loop][0])
         ops.append(

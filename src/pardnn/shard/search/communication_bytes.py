@@ -139,6 +139,7 @@ def _op_bytes(op: Op, call: Any, tensors: Mapping[str, Tensor], sharding: Shardi
     strategies = mesh_strategy_of(call, sharding.axes[op.name], sharding.mesh)
     if strategies is None:
         raise ValueError(f"op {op.name!r} cannot be cut along {sharding.axes[op.name]}")
+    assert not sharding.mesh.shares, "bytes are counted on meshes of equal parts"
     axis_sizes = sharding.mesh.shape
     total = 0
     for name, regions in needed(strategies, slots_of(call), call.shapes).items():

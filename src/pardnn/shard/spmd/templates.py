@@ -135,7 +135,7 @@ def partition_op(
         op.kind, description and description.function, tuple(structure), inputs,
         tuple([(tensors[name].shape, tensors[name].dtype) for name in numbers]),
         tuple([None if name is None else (tensors[name].shape,) for name in returned]),
-        axes, mesh.shape,
+        axes, mesh,
     )  # fmt: skip
     if key not in _TEMPLATES:
         _TEMPLATES[key] = _template(op, axes, tensors, mesh, numbers)

@@ -58,6 +58,10 @@ def double_perceptron() -> models.Entry:
     return in_double(perceptron)
 
 
+def double_transformer() -> models.Entry:
+    return in_double(models.gpt2)
+
+
 def double_convolutions() -> models.Entry:
     return in_double(lambda: wresnet.small(norm=True))
 
@@ -86,9 +90,15 @@ def random_sharding(graph: Graph, shape: tuple[int, ...], seed: int) -> Sharding
     return legalize(graph, Sharding(make_mesh(shape), layouts, axes))
 
 
-def sharded_plan(graph: Graph, shape: tuple[int, ...], seed: int | None = None) -> Plan:
+def sharded_plan(
+    graph: Graph,
+    shape: tuple[int, ...],
+    seed: int | None = None,
+    shares: tuple[tuple[int, ...], ...] = (),
+) -> Plan:
     if seed is None:
-        sharding = legalize(graph, search(graph, make_mesh(shape)))
+        found = dataclasses.replace(search(graph, make_mesh(shape)), mesh=make_mesh(shape, shares))
+        sharding = legalize(graph, found)
     else:
         sharding = random_sharding(graph, shape, seed)
     plan = stamped(spmd_partition(graph, sharding), graph)
@@ -118,14 +128,25 @@ CASES: list[Any] = [
     (double_recurrent, (3,), None, 1e-10),
     (models.MODELS["gpt2"], (2,), None, 1e-4),
 ]
+#: Two ranks with unlike shares.
+SHARED: list[Any] = [
+    (double_perceptron, (2,), None, 1e-10, ((3, 1),)),
+    pytest.param(double_transformer, (2,), None, 1e-10, ((5, 11),), marks=pytest.mark.long),
+]
 
 
-@pytest.mark.parametrize(("factory", "shape", "seed", "tolerance"), CASES)
+@pytest.mark.parametrize(
+    ("factory", "shape", "seed", "tolerance", "shares"), [*((*case, ()) for case in CASES), *SHARED]
+)
 def test_cut_steps_train_as_one_device(
-    factory: Callable[[], models.Entry], shape: tuple[int, ...], seed: int | None, tolerance: float
+    factory: Callable[[], models.Entry],
+    shape: tuple[int, ...],
+    seed: int | None,
+    tolerance: float,
+    shares: tuple[tuple[int, ...], ...],
 ) -> None:
     graph = captured(factory)
-    plan = sharded_plan(graph, shape, seed)
+    plan = sharded_plan(graph, shape, seed, shares)
     program = Program(graph, plan)
     losses, parameters, generator = one_device(factory)
 

@@ -62,7 +62,9 @@ def loops(name: str) -> dict[str, list[str]]:
     }
 
 
-def random_sharding(name: str, shape: tuple[int, ...], rng: random.Random) -> Sharding:
+def random_sharding(
+    name: str, shape: tuple[int, ...], rng: random.Random, shares: tuple[tuple[int, ...], ...] = ()
+) -> Sharding:
     """Any layouts and loops; tensors that share a storage get one layout if they can."""
     graph = captured(name)[0]
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
@@ -75,7 +77,7 @@ def random_sharding(name: str, shape: tuple[int, ...], rng: random.Random) -> Sh
         if owner is not None and tensors[owner].shape == tensors[of].shape:
             layouts[of] = layouts[owner]
     axes = {op: chosen(found) for op, found in loops(name).items()}
-    return legalize(graph, Sharding(make_mesh(shape), layouts, axes))
+    return legalize(graph, Sharding(make_mesh(shape, shares), layouts, axes))
 
 
 def certified(name: str, sharding: Sharding, rng: random.Random) -> Plan:
@@ -116,6 +118,18 @@ def test_any_sharding_computes_the_same(name: str) -> None:
 
     run()
     assert max(cut) > 10  # something was cut, and not everything repaired away
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("small", 2), ("resnet", 1)])
+def test_any_shares_compute_the_same(name: str, seeds: int) -> None:
+    for seed in range(seeds):
+        rng = random.Random(seed)
+        shape = rng.choice([(2,), (3,), (2, 2)])
+        shares = tuple(tuple(rng.choice([1, 3, 7]) for _ in range(size)) for size in shape)
+        sharding = random_sharding(name, shape, rng, shares)
+        plan = certified(name, sharding, rng)
+        assert plan_from_json(plan_to_json(plan)).partition == plan.partition
+        assert any(any(axes) for axes in sharding.axes.values())
 
 
 def test_dropout_is_one_draw_for_all_devices() -> None:
