@@ -12,6 +12,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays
 from pardnn.sim.machine import machine_of
+from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
 
 
@@ -52,6 +53,7 @@ def simulate(
     return SimulateResult(
         policy=policy,  # pyright: ignore[reportArgumentType]
         makespan_s=timeline.makespan,
+        period_s=period(graph.arrays, machine, arrays).seconds if policy == "order" else None,
         peak_bytes=tuple(peaks),
         peak_along="order" if policy == "order" else "time",
         busy_s=tuple(timeline.busy(arrays.place, plan.num_devices).tolist()),

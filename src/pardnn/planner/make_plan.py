@@ -38,6 +38,7 @@ from pardnn.sim.engine import simulate
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
 from pardnn.sim.peak import peaks
+from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
 from pardnn.version import __version__
 
@@ -179,6 +180,7 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
         algorithm=outcome.algorithm,
         num_devices=cluster.num_devices,
         makespan_s=outcome.makespan_s,
+        period_s=period(graph.arrays, machine, outcome.plan).seconds,
         lower_bound_s=bound,
         gap=outcome.makespan_s / bound - 1 if bound > 0 else 0.0,
         serial_s=serial if np.isfinite(serial) else None,

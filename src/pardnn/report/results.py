@@ -29,6 +29,7 @@ class PlanResult:
 
     `gap` is makespan / lower bound - 1, `dop` total work / work on the critical path, `ccr` total
     communication / total computation. Lists are per device; an unlimited capacity is null.
+    `period_s` is the time of a step among many (`sim.period`); `makespan_s` that of a single one.
     """
 
     __pydantic_config__ = STRICT
@@ -36,6 +37,7 @@ class PlanResult:
     algorithm: str
     num_devices: int
     makespan_s: float
+    period_s: float
     lower_bound_s: float
     gap: float
     serial_s: float | None
@@ -67,13 +69,15 @@ class SimulateResult:
     """A simulated plan.
 
     `peak_bytes` comes from the plan's order, without a clock ("order"); of "fifo" and "priority" it
-    is what devices hold along the times of that scheduler's run ("time").
+    is what devices hold along the times of that scheduler's run ("time"). `period_s`, the time of a
+    step among many, is that of the plan's order; null under the others.
     """
 
     __pydantic_config__ = STRICT
 
     policy: Literal["order", "fifo", "priority"]
     makespan_s: float
+    period_s: float | None
     peak_bytes: tuple[int, ...]
     peak_along: Literal["order", "time"]
     busy_s: tuple[float, ...]

@@ -52,6 +52,14 @@ def percent_text(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+def _step_text(makespan_s: float, period_s: float | None, how: str = "simulated") -> str:
+    """Return the time of a step, and of a step among many where that is another one."""
+    text = f"step {seconds_text(makespan_s)} {how}"
+    if period_s is None or makespan_s - period_s <= 1e-4 * makespan_s:
+        return text
+    return f"{text}, {seconds_text(period_s)} among many (period)"
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> RenderableType:
     """Return a table.
 
@@ -152,7 +160,7 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
     serial = result.serial_s
     head = (
         f"{graph.name}: {len(graph.ops)} ops by {result.algorithm} on {cluster_text(cluster)}\n"
-        f"step {seconds_text(result.makespan_s)} simulated"
+        f"{_step_text(result.makespan_s, result.period_s)}"
         + (
             f", {serial / result.makespan_s:.2f} x one device"
             if serial and result.makespan_s
@@ -240,8 +248,9 @@ def _simulate(result: results.SimulateResult) -> RenderableType:
         (i, bytes_text(peak), seconds_text(busy))
         for i, (peak, busy) in enumerate(zip(result.peak_bytes, result.busy_s, strict=True))
     ]
+    how = f"simulated under {result.policy}"
     head = (
-        f"step {seconds_text(result.makespan_s)} simulated under {result.policy}, transfers "
+        f"{_step_text(result.makespan_s, result.period_s, how)}, transfers "
         f"{bytes_text(result.transfer_bytes)}"
     )
     along = "plan's order" if result.peak_along == "order" else f"times under {result.policy}"

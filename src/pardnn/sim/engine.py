@@ -70,13 +70,19 @@ def simulate(
     return timeline
 
 
-def run_lists(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Timeline:
+def run_lists(
+    arrays: GraphArrays,
+    machine: Machine,
+    plan: PlanArrays,
+    ready: Float64[ndarray, " k"] | None = None,
+) -> Timeline:
     """Return the timeline of a plan under its own order; NaN for what a deadlock stops.
 
     Args:
         arrays: The graph.
         machine: Durations and links.
         plan: The plan.
+        ready: When each device begins its list, seconds; None: all at 0.
     """
     n, m, k = arrays.num_ops, len(plan.message_tensor), machine.num_devices
     start, finish = np.full(n, np.nan), np.full(n, np.nan)
@@ -89,7 +95,8 @@ def run_lists(arrays: GraphArrays, machine: Machine, plan: PlanArrays) -> Timeli
         arrays.before_ptr, arrays.before_op, machine.latency, source, target, plan.message_hold,
         machine.latency[source, target] + sizes / machine.bandwidth[source, target],
         source * k + target if machine.serial else np.empty(0, dtype=np.int64),
-        _waits(arrays, plan), start, finish, dispatch, sent, arrived,
+        _waits(arrays, plan), np.empty(0) if ready is None else ready,
+        start, finish, dispatch, sent, arrived,
     )  # fmt: skip
     return Timeline(start, finish, dispatch, plan.message_tensor, source, target, sent, arrived)
 
@@ -158,6 +165,7 @@ def _order_kernel(
     delay: Float64[ndarray, " m"],
     link: Int64[ndarray, " l"],
     waits: _Waits,
+    ready: Float64[ndarray, " r"],
     start: Float64[ndarray, " n"],
     finish: Float64[ndarray, " n"],
     dispatch: Int64[ndarray, " n"],
@@ -165,8 +173,10 @@ def _order_kernel(
     arrived: Float64[ndarray, " m"],
 ) -> None:
     n, m, k = len(place), len(sent), len(latency)
-    # Events: ops finish (id < n), messages arrive (< n + m), order edges arrive (>= n + m).
-    event_key = np.empty(k + m + len(before_op) + 1)
+    # Events: ops finish (id < n), messages arrive (< n + m), order edges arrive (< devices),
+    # devices begin.
+    devices = n + m + len(before_op)
+    event_key = np.empty(2 * k + m + len(before_op) + 1)
     event_id = np.empty(len(event_key), dtype=np.int64)
     at, running, link_free = order_ptr[:-1].copy(), np.zeros(k, dtype=np.bool_), np.zeros(k * k)
     # Messages of which one of the two conditions came to hold just now, and whether one did before.
@@ -175,6 +185,9 @@ def _order_kernel(
     wake = np.arange(k + 2)  # devices that may go on
     # As a literal, `events` would compile what takes it twice.
     events, count, size, awake, now = np.int64(0), 0, 0, k, 0.0
+    for d in range(len(ready)):
+        running[d] = True
+        events = heap_push(event_key, event_id, events, ready[d], devices + d)
     while True:
         for w in range(awake):
             d = wake[w]
@@ -200,7 +213,9 @@ def _order_kernel(
             break
         now, event, size, awake = event_key[0], event_id[0], 0, 1
         events = heap_pop(event_key, event_id, events)
-        if event >= n + m:
+        if event >= devices:
+            wake[0], running[event - devices] = event - devices, False
+        elif event >= n + m:
             waits.missing[before_op[event - n - m]] -= 1
             wake[0] = place[before_op[event - n - m]]
         elif event >= n:

@@ -1,0 +1,116 @@
+"""The period of consecutive steps against the same steps as one ordinary graph."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardnn.cost.costs import graph_costs
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.ordering.schedule import free_plan
+from pardnn.plan.memory import peak_bytes
+from pardnn.plan.plan import PlanArrays, plan_arrays, plan_from_arrays
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
+from pardnn.sim.engine import run_lists
+from pardnn.sim.machine import machine_of
+from pardnn.sim.period import period
+from testbed.hand_graphs import pipeline, pipeline_cluster
+from tests.place.machines import cluster_of, machine_for, random_place, schedule
+from tests.reference.period import unrolled, unrolled_machine
+from tests.strategies import graphs
+
+STEPS = 8
+
+
+def op(name: str, seconds: float, *inputs: str) -> Op:
+    return Op(
+        name=name, kind="op", inputs=inputs, outputs=(Tensor(name=name, bytes=0),),
+        seconds={"accelerator": seconds},
+    )  # fmt: skip
+
+
+def step_ends(graph: Graph, machine, plan: PlanArrays) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """When each device begins and ends each of `STEPS` steps, simulated as one graph; peaks."""
+    many, lists = unrolled(graph, plan_from_arrays(graph, plan), STEPS)
+    arrays = plan_arrays(many, lists)
+    found = run_lists(many.arrays, unrolled_machine(machine, STEPS), arrays)
+    begin = np.full((STEPS, machine.num_devices), np.inf)
+    end = np.zeros((STEPS, machine.num_devices))
+    step = np.arange(len(many.ops)) // len(graph.ops)
+    np.minimum.at(begin, (step, arrays.place), found.start)
+    np.maximum.at(end, (step, arrays.place), found.finish)
+    sent = np.searchsorted(np.cumsum([len(plan.message_tensor)] * STEPS), np.arange(
+        len(arrays.message_tensor)), side="right")  # fmt: skip
+    np.maximum.at(end, (sent, arrays.message_source), found.message_finish)
+    return begin, end, peak_bytes(many, arrays)
+
+
+@settings(max_examples=15)
+@given(graph=graphs(max_ops=8), seed=st.integers(0, 9), serial=st.booleans())
+def test_period_is_the_pace_of_the_steps_as_one_graph(
+    graph: Graph, seed: int, serial: bool
+) -> None:
+    machine = machine_for(graph, cluster_of(2, serial=serial))
+    plan = schedule(graph, machine, random_place(graph, 2, seed))
+    begin, end, _ = step_ends(graph, machine, plan)
+    found = period(graph.arrays, machine, plan)
+    assert found.settled
+    assert found.lower_bound <= found.seconds
+    pace = (end[-1].max() - end[3].max()) / (STEPS - 4)
+    # The runtime lets no device be two steps ahead; a graph alone does not stop it.
+    if (begin[2:].min(axis=1) >= end[:-2].max(axis=1)).all():
+        assert found.seconds == pytest.approx(pace, rel=1e-6, abs=1e-9)
+    else:
+        assert found.seconds >= pace * (1 - 1e-9)
+
+
+@settings(max_examples=15)
+@given(graph=graphs(max_ops=8), seed=st.integers(0, 9))
+def test_steps_that_overlap_hold_no_more_than_one(graph: Graph, seed: int) -> None:
+    """Residual storages stand once per step there: they are left out of what is compared."""
+    machine = machine_for(graph, cluster_of(2))
+    plan = schedule(graph, machine, random_place(graph, 2, seed))
+    _, _, many = step_ends(graph, machine, plan)
+    kept = np.zeros(2, dtype=np.int64)
+    a = graph.arrays
+    own = (a.memory[a.tensor_op] == 1) & (a.tensor_alias < 0)
+    np.add.at(kept, plan.place[a.tensor_op[own]], a.tensor_bytes[own])
+    one = np.array(peak_bytes(graph, plan))
+    assert (np.array(many) - (STEPS - 1) * kept <= one).all()
+
+
+def test_a_frozen_encoder_computes_the_next_batch_meanwhile() -> None:
+    """Device 0 runs 4 s and is done; device 1 needs its result and 6 s: 10 s, one in 6 s."""
+    graph = build_graph(
+        "frozen", [op("encode", 4.0), op("head", 5.0, "encode"), op("update", 1.0, "head")]
+    )
+    machine = machine_of(graph_costs(graph), pipeline_cluster(2, None))
+    plan = free_plan(graph.arrays, 2, np.array([0, 1, 1]), np.arange(3))
+    assert run_lists(graph.arrays, machine, plan).makespan == 10.0
+    assert period(graph.arrays, machine, plan)[:2] == (6.0, 6.0)
+
+
+def test_a_device_ends_its_step_when_all_that_it_sends_has_left() -> None:
+    graph = build_graph("sends", [op("a", 3.0), op("b", 1.0, "a")])
+    machine = machine_of(graph_costs(graph), pipeline_cluster(2, None, latency=3.0))
+    plan = free_plan(graph.arrays, 2, np.arange(2), np.arange(2))
+    assert period(graph.arrays, machine, plan)[:2] == (6.0, 3.0)
+
+
+def test_a_device_that_nothing_waits_for_is_one_step_ahead_at_most() -> None:
+    graph = build_graph("apart", [op("a", 1.0), op("b", 3.0)])
+    machine = machine_of(graph_costs(graph), pipeline_cluster(2, None))
+    found = period(graph.arrays, machine, free_plan(graph.arrays, 2, np.arange(2), np.arange(2)))
+    assert found.seconds == 3.0
+    assert found.settled
+
+
+def test_pipeline_without_bubbles_between_steps() -> None:
+    """Zero bubble with the memory of two: one step takes 27, and one in 24 = 3 m ends."""
+    graph, cluster = pipeline(4, 8), pipeline_cluster(4, 8)
+    options = PlanOptions(algorithm="modulo", reserve=0.0)
+    _, result = make_plan(Problem(graph, cluster, graph_costs(graph), options))
+    assert (result.makespan_s, result.period_s) == (27.0, 24.0)
