@@ -173,18 +173,15 @@ def _order_kernel(
     arrived: Float64[ndarray, " m"],
 ) -> None:
     n, m, k = len(place), len(sent), len(latency)
-    # Events: ops finish (id < n), messages arrive (< n + m), order edges arrive (< devices),
-    # devices begin.
+    # Events, by id: ops finish, messages arrive (from n), order edges (n + m), devices begin.
     devices = n + m + len(before_op)
     event_key = np.empty(2 * k + m + len(before_op) + 1)
     event_id = np.empty(len(event_key), dtype=np.int64)
     at, running, link_free = order_ptr[:-1].copy(), np.zeros(k, dtype=np.bool_), np.zeros(k * k)
     # Messages of which one of the two conditions came to hold just now, and whether one did before.
     halves, half = np.empty(2 * m + 1, dtype=np.int64), np.zeros(m, dtype=np.bool_)
-    reached = np.zeros(n, dtype=np.bool_)
-    wake = np.arange(k + 2)  # devices that may go on
-    # As a literal, `events` would compile what takes it twice.
-    events, count, size, awake, now = np.int64(0), 0, 0, k, 0.0
+    reached, wake = np.zeros(n, dtype=np.bool_), np.arange(k + 2)  # devices that may go on
+    events, count, size, awake, now = np.int64(0), 0, 0, k, 0.0  # a literal compiles heaps twice
     for d in range(len(ready)):
         running[d] = True
         events = heap_push(event_key, event_id, events, ready[d], devices + d)
@@ -227,8 +224,7 @@ def _order_kernel(
                 wake[1], awake = source[i], 2
         else:
             d = place[event]
-            wake[0], running[d] = d, False
-            at[d] += 1
+            wake[0], running[d], at[d] = d, False, at[d] + 1
             for i in range(waits.send_ptr[event], waits.send_ptr[event + 1]):
                 halves[size] = waits.send[i]
                 size += 1
