@@ -1,0 +1,136 @@
+"""Forward, input gradients, weight gradients and the update: which op of a step is what.
+
+Problem: schedules are told in passes of stages; a captured step is a list of ops.
+Idea: capture says of which forward op an op is the gradient (`backward_of`). Forward is all that
+leads to such an op or to the loss; the backward pass is what has a forward op, and what it reads
+that is not forward; all the rest is the update, which runs once. A weight gradient is an op of the
+backward pass that no other layer's gradient needs: zero-bubble schedules put it off.
+Complexity: O(ops + edges).
+Reference: Qi et al., "Zero Bubble Pipeline Parallelism" (ICLR 2024), for B and W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.ir import LOSS_KIND, Graph, writes
+
+#: What an op belongs to; `SOURCE` for values that are there before the step.
+FORWARD, BACKWARD, WEIGHT, UPDATE, SOURCE = range(5)
+
+
+class Phases(NamedTuple):
+    """What each op of a step belongs to.
+
+    Attributes:
+        phase: `FORWARD` and so on.
+        forward: The op whose gradient each op of the backward pass computes; -1 for others.
+        reads: Ops that make what each op reads.
+        readers: Ops that read what each op makes.
+    """
+
+    phase: Int64[ndarray, " n"]
+    forward: Int64[ndarray, " n"]
+    reads: list[list[int]]
+    readers: list[list[int]]
+
+
+def phases_of(graph: Graph, batched: Collection[str] | None = None) -> Phases:
+    """Return what each op belongs to.
+
+    Args:
+        graph: A captured step; its batch is whole.
+        batched: Tensors that are in pieces of the batch, if it is cut: a gradient that is not is a
+            weight's.
+    """
+    a, n = graph.arrays, len(graph.ops)
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    forward = np.array([number.get(op.backward_of or "", -1) for op in graph.ops], dtype=np.int64)
+    rows = np.split(a.tensor_op[a.input_tensor], a.input_ptr[1:-1])
+    reads = [list(dict.fromkeys(row.tolist())) for row in rows]
+    readers: list[list[int]] = [[] for _ in range(n)]
+    for i, made in enumerate(reads):
+        for source in made:
+            readers[source].append(i)
+    phase = np.full(n, UPDATE, dtype=np.int64)
+    phase[[i for i, op in enumerate(graph.ops) if op.is_source]] = SOURCE
+    phase[forward >= 0] = BACKWARD
+    changes = _changes_a_parameter(graph)
+    is_fixed = (phase == SOURCE) | changes
+    loss = [i for i, op in enumerate(graph.ops) if op.kind == LOSS_KIND]
+    ends = [op for i in loss for op in reads[i]]
+    labelled = np.flatnonzero(phase == BACKWARD).tolist()
+    targets = [int(i) for i in np.unique(forward[labelled]) if phase[i] == UPDATE]
+    _take(phase, FORWARD, [*ends, *targets, *loss], reads, is_fixed)
+    _take(phase, BACKWARD, [op for i in labelled for op in reads[i]], reads, is_fixed)
+    for op in a.topological.tolist():  # what is computed beside the loss, such as an accuracy
+        if phase[op] == UPDATE and not is_fixed[op]:
+            of = phase[reads[op]]
+            if (of == FORWARD).any() and np.isin(of, (FORWARD, SOURCE)).all():
+                phase[op] = FORWARD
+    found = Phases(phase, forward, reads, readers)
+    _mark_weight_gradients(graph, found, batched)
+    return found
+
+
+def _changes_a_parameter(graph: Graph) -> ndarray:
+    """Return whether each op writes a parameter or a state of the optimizer in place."""
+    a = graph.arrays
+    tensor = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
+    made = [op.kind in ("parameter", "state") for op in graph.ops]
+    return np.array(
+        [
+            any(made[a.tensor_op[a.tensor_owner[tensor[name]]]] for name in writes(op))
+            for op in graph.ops
+        ],
+        dtype=bool,
+    )
+
+
+def _take(
+    phase: Int64[ndarray, " n"],
+    name: int,
+    stack: list[int],
+    reads: list[list[int]],
+    is_fixed: ndarray,
+) -> None:
+    """Give a phase to ops and to all that they need, as far as that has none."""
+    while stack:
+        op = stack.pop()
+        if phase[op] == UPDATE and not is_fixed[op]:
+            phase[op] = name
+            stack += reads[op]
+
+
+def _mark_weight_gradients(graph: Graph, p: Phases, batched: Collection[str] | None) -> None:
+    """Mark gradients that only weights need, from the end of the step."""
+    of_batch = depends_on_input(graph, p)
+    for op in reversed(graph.arrays.topological.tolist()):
+        if p.phase[op] != BACKWARD:
+            continue
+        needed = [i for i in p.readers[op] if p.phase[i] in (BACKWARD, WEIGHT)]
+        if any(p.phase[i] == BACKWARD for i in needed):
+            continue
+        names = [tensor.name for tensor in graph.ops[op].outputs]
+        is_partial = batched is not None and not any(name in batched for name in names)
+        of = int(p.forward[op])
+        is_one_layers = all(
+            p.forward[i] == of
+            or not (of_batch[of] and of_batch[p.forward[i]] and min(of, p.forward[i]) >= 0)
+            for i in needed
+        )
+        if is_partial or is_one_layers:
+            p.phase[op] = WEIGHT
+
+
+def depends_on_input(graph: Graph, p: Phases) -> ndarray:
+    """Return whether each op depends on what the step is given, not on weights and sizes alone."""
+    found = np.array([op.kind == "input" and bool(op.outputs[0].shape) for op in graph.ops])
+    for op in graph.arrays.topological.tolist():
+        found[op] = found[op] or any(found[i] for i in p.reads[op])
+    return found

@@ -1,0 +1,78 @@
+"""Which stage, piece and pass each op of a cut graph belongs to.
+
+The cut graph has the ops of the whole one, once or once per piece of the batch ("h@2"), and helpers
+that slice, join and add up (`plan.pieces`). A helper belongs to what makes what it reads; if that
+is there before the step, to what reads it first.
+Complexity: O(ops + edges).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.graph.ir import Graph
+from pardnn.place.recipes.phases import FORWARD, SOURCE, UPDATE
+from pardnn.place.recipes.stages import Stages
+
+
+class Units(NamedTuple):
+    """What each op of a cut graph belongs to.
+
+    Attributes:
+        stage: From 0 on.
+        piece: Of the batch; -1 for what runs once.
+        phase: See `phases`.
+    """
+
+    stage: Int64[ndarray, " n"]
+    piece: Int64[ndarray, " n"]
+    phase: Int64[ndarray, " n"]
+
+
+def units_of(whole: Graph, cut: Graph, stages: Stages) -> Units:
+    """Return what each op of a cut graph belongs to.
+
+    Args:
+        whole: The step with its batch whole.
+        cut: The same graph, or its batch in pieces.
+        stages: Of the whole one.
+    """
+    number = {op.name: i for i, op in enumerate(whole.ops)}
+    n, a = len(cut.ops), cut.arrays
+    of, piece = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    for i, op in enumerate(cut.ops):
+        base, _, suffix = op.name.rpartition("@")
+        if op.name in number:
+            of[i] = number[op.name]
+            continue
+        if suffix.isdecimal():
+            piece[i] = int(suffix)
+        of[i] = number.get(base, -1)
+    stage = np.where(of >= 0, stages.stage[of], -1)
+    phase = np.where(of >= 0, stages.phase[of], -1)
+    order = a.topological.tolist()
+    for i in order:
+        if stage[i] < 0:
+            made = a.tensor_op[a.input_tensor[a.input_ptr[i] : a.input_ptr[i + 1]]]
+            found = made[(stage[made] >= 0) & (phase[made] != SOURCE)]
+            if len(found):
+                stage[i], phase[i] = stage[found[-1]], phase[found[-1]]
+    for i in reversed(order):
+        if stage[i] < 0:
+            read = np.concatenate(
+                [
+                    a.consumer_op[a.consumer_ptr[t] : a.consumer_ptr[t + 1]]
+                    for t in range(a.output_ptr[i], a.output_ptr[i + 1])
+                ]
+                or [np.empty(0, dtype=np.int64)]
+            )
+            read = read[stage[read] >= 0]
+            first = read[np.lexsort((stage[read], phase[read]))][:1]
+            stage[i], phase[i] = (stage[first[0]], phase[first[0]]) if len(first) else (0, UPDATE)
+            if phase[i] == SOURCE:
+                phase[i] = FORWARD
+    return Units(stage, piece, phase)
