@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pardnn.errors import UsageError
-
-Pass = Literal["F", "I", "W", "B"]
 
 
 class Unit(NamedTuple):
     """A pass of a stage on a piece of the batch."""
 
-    what: Pass
+    what: str
     stage: int
     piece: int
 
@@ -113,7 +111,43 @@ SCHEDULES: Mapping[str, Schedule] = {
 }
 
 
-def _numbered(steps: Iterable[tuple[Pass, int]], pieces: int) -> list[Unit]:
+def unit_times(rows: Rows, stages: int) -> dict[Unit, int]:
+    """Return when each unit begins if forward passes, input and weight gradients take 1 each.
+
+    Args:
+        rows: Of each device.
+        stages: In all.
+    """
+    begins, ends = dict[Unit, int](), dict[tuple[str, int, int], int]()
+    heads, now = [0] * len(rows), [0] * len(rows)
+    while any(head < len(row) for head, row in zip(heads, rows, strict=True)):
+        before = list(heads)
+        for d, row in enumerate(rows):
+            while heads[d] < len(row):
+                unit = row[heads[d]]
+                needs = [ends.get(need, -1) for need in _needs(unit, stages)]
+                if min(needs, default=0) < 0:
+                    break
+                begins[unit] = max(now[d], *needs, 0)
+                now[d] = begins[unit] + (2 if unit.what == "B" else 1)
+                for part in ("I", "W") if unit.what == "B" else (unit.what,):
+                    ends[part, unit.stage, unit.piece] = now[d]
+                heads[d] += 1
+        assert before != heads, "units that wait for each other"
+    return begins
+
+
+def _needs(unit: Unit, stages: int) -> list[tuple[str, int, int]]:
+    """Return the passes that a unit comes after."""
+    what, stage, piece = unit
+    if what == "F":
+        return [("F", stage - 1, piece)] if stage else []
+    if what == "W":
+        return [("I", stage, piece)]
+    return [("F", stage, piece), *([("I", stage + 1, piece)] if stage + 1 < stages else [])]
+
+
+def _numbered(steps: Iterable[tuple[str, int]], pieces: int) -> list[Unit]:
     """Return passes of stages as units: each takes the next piece; those past the last are left."""
     seen, row = Counter[tuple[str, int]](), list[Unit]()
     for what, stage in steps:
@@ -150,7 +184,7 @@ def _alternating(
     backward = [chunk * devices + device for size in rounds for chunk in reversed(range(chunks))
                 for _ in range(size)]  # fmt: skip
     warm_up = min(warm_up, len(forward))
-    steps: list[tuple[Pass, int]] = [("F", stage) for stage in forward[:warm_up]]
+    steps: list[tuple[str, int]] = [("F", stage) for stage in forward[:warm_up]]
     waiting = deque[int]()
     for turn, stage in enumerate(backward):
         steps += [("F", one) for one in forward[warm_up + turn : warm_up + turn + 1]]
@@ -164,10 +198,10 @@ def _alternating(
     return _numbered([*steps, *(("W", stage) for stage in waiting)], pieces)
 
 
-def _zb_v_row(device: int, devices: int, pieces: int) -> list[tuple[Pass, int]]:
+def _zb_v_row(device: int, devices: int, pieces: int) -> list[tuple[str, int]]:
     down, up = device, 2 * devices - 1 - device
     total = max(2 * devices - 1, pieces)
-    steps: list[tuple[Pass, int]] = [("F", down)] * (2 * (devices - device) - 1)
+    steps: list[tuple[str, int]] = [("F", down)] * (2 * (devices - device) - 1)
     steps += [("F", up), ("F", down)] * device
     steps += [("F", up), ("I", up), ("W", up)] * (devices - device)
     begun, ended = 2 * devices - device - 1, devices
@@ -182,10 +216,10 @@ def _zb_v_row(device: int, devices: int, pieces: int) -> list[tuple[Pass, int]]:
     return [*steps, *[("W", up)] * device, *[("W", down)] * device]
 
 
-def _dualpipe_v_row(device: int, devices: int, pieces: int) -> list[tuple[Pass, int]]:
+def _dualpipe_v_row(device: int, devices: int, pieces: int) -> list[tuple[str, int]]:
     down, up = device, 2 * devices - 1 - device
     after, half = devices - 1 - device, (device + 1) // 2
-    steps: list[tuple[Pass, int]] = [("F", down)] * (2 * after)
+    steps: list[tuple[str, int]] = [("F", down)] * (2 * after)
     steps += [("F", down), ("F", up)] * (device + 1)
     steps += [("I", up), ("W", up), ("F", up)] * after
     steps += [("F", down), ("B", up), ("F", up), ("B", down)] * (pieces - 2 * devices + device + 1)

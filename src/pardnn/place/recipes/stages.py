@@ -236,7 +236,7 @@ def _place_the_rest(graph: Graph, p: Phases, users: ndarray, stage: Int64[ndarra
             else:
                 stage[op] = max(saved, default=min(above, default=stage.max(initial=0)))
     for op in order:  # what adds up the gradient of a parameter that several stages read
-        if p.phase[op] == WEIGHT and len({stage[i] for i in p.reads[op]}) > 1:
+        if p.phase[op] == WEIGHT and len(set(stage[p.reads[op]].tolist())) > 1:
             owners = {of_parameter[i] for i in p.readers[op] if i in of_parameter}
             if len(owners) == 1 and all(p.phase[i] == WEIGHT for i in p.reads[op]):
                 stage[op] = stage[owners.pop()]

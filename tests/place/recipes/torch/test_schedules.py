@@ -96,4 +96,3 @@ def test_each_pass_runs_once_and_nobody_waits_for_ever(
                 moved = True
     assert not any(left)
     assert len(done) == 3 * (last + 1) * pieces
-

@@ -1,0 +1,136 @@
+"""Pipelines as experts build them: stages, a schedule, and nothing that looks for better.
+
+Problem: a recipe is told in stages and passes; a plan places and orders ops.
+Idea: stages of the whole step (`stages`), the schedule's row for each device (`schedules`), and
+every op of the cut graph in the unit that it belongs to (`units`). Ops of a unit run in the order
+of the graph, the update after all units. What an earlier unit needs comes with that: all of a
+batch's labels before the first gradient of a mean, all pieces before a batch norm.
+Complexity: O((ops + edges) log ops).
+Reference: see `schedules`.
+Deviations: stages are balanced by seconds; where that does not fit, by the bytes that they hold.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.csr import GraphArrays
+from pardnn.graph.ir import Graph
+from pardnn.kernels.sorting import inverse_permutation
+from pardnn.place.colocation import closed_arrays, legal_placement, runnable
+from pardnn.place.decision import Decision
+from pardnn.place.ordering.fit import fits
+from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.recipes.phases import BACKWARD, FORWARD, SOURCE, WEIGHT, phases_of
+from pardnn.place.recipes.schedules import SCHEDULES, Rows, Schedule, unit_times
+from pardnn.place.recipes.stages import stages_of
+from pardnn.place.recipes.units import Units, units_of
+from pardnn.sim.levels import slowest_link
+from pardnn.sim.machine import Machine
+from pardnn.sim.peak import peaks
+
+#: How much the bytes that stages hold count beside their seconds, the next where one does not fit.
+MEMORY_SHARES = (0.0, 0.35, 0.7)
+
+#: What a pass runs.
+PHASES = {"F": (FORWARD,), "I": (BACKWARD,), "W": (WEIGHT,), "B": (BACKWARD, WEIGHT)}
+
+
+class CutStep(NamedTuple):
+    """A step whose batch is cut, beside the whole one.
+
+    Attributes:
+        whole: The step as it was captured.
+        seconds: Of each of its ops.
+        cut: The graph in pieces; the same where there is one piece.
+        batched: Tensors of the whole graph that are in pieces.
+        pieces: How many.
+    """
+
+    whole: Graph
+    seconds: Float64[ndarray, " n"]
+    cut: Graph
+    batched: frozenset[str]
+    pieces: int
+
+
+def place_pipeline(
+    step: CutStep, machine: Machine, capacities: list[int | None], name: str
+) -> Decision:
+    """Return the plan of a schedule by name.
+
+    Args:
+        step: What is placed.
+        machine: Durations and links of the cut graph.
+        capacities: Usable bytes of each device; None is unlimited.
+        name: A key of `SCHEDULES`.
+
+    Raises:
+        InfeasibleError: E301, if it does not fit; E302, if an op can run nowhere.
+        UsageError: E227, if the schedule needs more pieces.
+    """
+    schedule, devices = SCHEDULES[name], machine.num_devices
+    rows = schedule.rows(devices, step.pieces)
+    count = devices * schedule.chunks
+    device_of = np.array([schedule.device_of(s, devices) for s in range(count)], dtype=np.int64)
+    arrays = closed_arrays(step.cut)
+    runs, overwrites = runnable(arrays, machine), first_overwrites(step.cut)
+    phases = phases_of(step.whole, step.batched)
+    seconds = np.where(np.isfinite(step.seconds), step.seconds, 0.0)
+    byte_seconds = slowest_link(machine)[1]
+    missing = np.inf
+    for memory in MEMORY_SHARES:
+        stages = stages_of(
+            step.whole, phases, seconds, count, byte_seconds=byte_seconds, memory=memory
+        )
+        units = units_of(step.whole, step.cut, stages)
+        place = legal_placement(arrays, runs, device_of[units.stage])
+        rank = unit_ranks(arrays, units, schedule, rows)
+        order = np.lexsort((inverse_permutation(arrays.topological), rank))
+        position = inverse_permutation(order)
+        plan = memory_bounded_plan(arrays, machine, place, position, capacities, overwrites)
+        if fits(arrays, plan, capacities):
+            return Decision(plan)
+        missing = min(missing, int((peaks(arrays, plan) - limits(capacities)).max()))
+    raise InfeasibleError(
+        f"{name} in {step.pieces} pieces does not fit: a device would hold {missing} bytes more "
+        "than it may.\nUse more microbatches, or auto, which looks for other orders."
+    )
+
+
+def unit_ranks(
+    arrays: GraphArrays, units: Units, schedule: Schedule, rows: Rows
+) -> Int64[ndarray, " n"]:
+    """Return when each op has its turn: that of its unit, or of what reads it if that is earlier.
+
+    What runs once for all pieces comes as late as what reads it allows.
+
+    Args:
+        arrays: The cut graph.
+        units: What its ops belong to.
+        schedule: The schedule.
+        rows: Its rows.
+    """
+    turn: dict[tuple[int, int, int], int] = {}
+    for unit, at in unit_times(rows, len(rows) * schedule.chunks).items():
+        for phase in PHASES[unit.what]:
+            turn[phase, unit.stage, unit.piece] = at
+    last = max(turn.values()) + 1
+    rank = np.empty(arrays.num_ops, dtype=np.int64)
+    for op, (phase, stage, piece) in enumerate(
+        zip(units.phase.tolist(), units.stage.tolist(), units.piece.tolist(), strict=True)
+    ):
+        rank[op] = -1 if phase == SOURCE else turn.get((phase, stage, piece), last)
+    tensor_rank = np.full(arrays.num_tensors, last, dtype=np.int64)
+    for op in arrays.topological[::-1].tolist():
+        made = tensor_rank[arrays.output_ptr[op] : arrays.output_ptr[op + 1]]
+        rank[op] = min(rank[op], made.min(initial=last))
+        read = arrays.input_tensor[arrays.input_ptr[op] : arrays.input_ptr[op + 1]]
+        tensor_rank[read] = np.minimum(tensor_rank[read], rank[op])
+    return rank
