@@ -125,6 +125,7 @@ def test_residuals_that_do_not_share_a_device_pay_for_the_message() -> None:
     graph = build_graph("apart", ops_of([*rows, Row(reads=(1, 2))]))
     machine = machine_for(graph, cluster_of(2))
     group = np.array([0, 1, 0, 1])
+    group.setflags(write=False)  # as all arrays of graphs: else kernels are compiled once more
     arrays = graph.arrays._replace(group=group)
     bounds = [lower_bound_seconds(arrays, machine, [limit] * 2) for limit in (128, 127)]
     assert bounds[1] == pytest.approx(bounds[0] + 0.75)

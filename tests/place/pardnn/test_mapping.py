@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.pardnn.cluster_graph import cluster_graph_of
 from pardnn.place.pardnn.mapping import map_clusters, placement
 from pardnn.place.pardnn.problem import Clusters, Problem, problem_of
 from pardnn.place.pardnn.slicing import slice_graph
@@ -45,6 +46,15 @@ def test_devices_are_those_of_algorithm_2() -> None:
         assert map_clusters(problem, clusters)[0].tolist() == expected
         merged, balanced = merged + count, balanced + len(expected) - num_devices - count
     assert min(merged, balanced) > 25
+
+
+def test_kernels_see_one_layout_whatever_the_devices() -> None:
+    """Of unlike devices, rows once lay column by column: each kernel was compiled once more."""
+    graph = random_graph(0, 12, "layered")
+    for machine in (uneven_machine(graph, 3, 0), machine_for(graph, cluster_of(3))):
+        problem = problem_of(problem_for(graph, 3).arrays, machine)
+        found = cluster_graph_of(problem, slice_graph(problem, 3))
+        assert found.seconds.flags.c_contiguous
 
 
 def _op(name: str, seconds: float, size: int, *reads: str) -> Op:

@@ -358,7 +358,7 @@ def _plan_of(
     sent = transfers_of(a, place, k)
     turn = np.array(arrivals, dtype=np.int64)
     return PlanArrays(
-        place=np.ascontiguousarray(place, dtype=np.int64),
+        place=np.array(place, dtype=np.int64),
         order_ptr=np.cumsum([0, *map(len, order)], dtype=np.int64),
         order_op=np.array([op for row in order for op in row], dtype=np.int64),
         message_tensor=sent.tensor[turn],

@@ -49,7 +49,7 @@ def ordered_plan(
         timeline: A complete timeline of this placement.
         overwrites: From `first_overwrites`.
     """
-    place = np.ascontiguousarray(place, dtype=np.int64)
+    place = np.array(place, dtype=np.int64)  # writable: kernels are compiled for that alone
     order_op = by_column(timeline.dispatch, place)
     counts = np.bincount(place, minlength=num_devices)
     by_start = by_time(timeline.message_start, timeline.message_finish)
@@ -82,7 +82,7 @@ def free_plan(
         place: Device of each op.
         position: Of each op in a topological order of all ops.
     """
-    place = np.ascontiguousarray(place, dtype=np.int64)
+    place = np.array(place, dtype=np.int64)  # writable: kernels are compiled for that alone
     order_op = by_column(position, place)
     counts = np.bincount(place, minlength=num_devices)
     order_ptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

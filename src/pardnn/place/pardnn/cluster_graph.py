@@ -80,7 +80,9 @@ def cluster_graph_of(problem: Problem, clusters: Clusters) -> ClusterGraph:
     end = np.searchsorted(levels, end)
     cluster = np.repeat(np.arange(c), np.diff(ptr))
     within = (begin[cluster] <= level) & (level < end[cluster])
-    rows = np.where(np.isfinite(problem.machine.seconds), problem.machine.seconds, 0.0)[:, op]
+    rows = np.where(np.isfinite(problem.machine.seconds), problem.machine.seconds, 0.0)
+    # Row by row in memory, which an index would not keep: else kernels are compiled once more.
+    rows = np.take(rows, op, axis=1)
     fastest = problem.seconds[op]
     work = np.bincount(level, weights=fastest, minlength=len(levels))
     until = np.concatenate([[0.0], np.cumsum(work)])
