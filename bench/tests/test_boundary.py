@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from bench.common import RESULTS
 from bench.placement.boundary import ALGORITHMS, CLOSE, boundary_row, least, page
 from bench.placement.memory import Case
@@ -28,6 +30,7 @@ def pairs() -> Graph:
     return build_graph("pairs", ops)
 
 
+@pytest.mark.jit
 def test_a_row_says_where_an_algorithm_gives_up() -> None:
     graph = pairs()
     row = boundary_row(Case("hand", graph, graph_costs(graph), 2), ("pardnn",))

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from bench.tofu.figure_11 import CONVOLUTION, claims, partition_rows, picture
 from bench.tofu.page import page
 from bench.tofu.table_1 import limited_search
@@ -11,6 +13,7 @@ from pardnn.shard.search.tofu import find_sharding
 from testbed.kept_graphs import load
 
 
+@pytest.mark.long
 def test_what_convolutions_fetch_is_what_the_objective_counts() -> None:
     graph = load("wresnet_50_4")
     sharding = find_sharding(graph, Cluster.preset("p2-k80", 4), "bytes").sharding

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pardnn.cli import main
+from tests.long_cases import long_but
 
 #: Notes the process that executes it: ranks and the reference step are processes of their own.
 FILE = """
@@ -38,10 +39,10 @@ TIGHT = ["--devices", "2", "--max-memory", "400B"]
 @pytest.mark.parametrize(
     ("command", "status"),
     [
-        (["capture", "-o", "g.json"], 0),
-        (["plan", "--devices", "2", "--costs", "v100"], 0),
+        *long_but((), [(["capture", "-o", "g.json"], 0)]),
+        *long_but((), [(["plan", "--devices", "2", "--costs", "v100"], 0)]),
         (["plan", *TIGHT, "--costs", "v100"], 3),  # and looks for a batch that fits
-        (["estimate", "--devices", "2", "--costs", "v100"], 0),
+        *long_but((), [(["estimate", "--devices", "2", "--costs", "v100"], 0)]),
         (["compare", "--devices", "2", "--costs", "v100", "--algorithms", "heft,single"], 0),
         (
             [

@@ -12,6 +12,7 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import LOSS_KIND, Graph
 from tests.backends.torch.stepping import Entry, assert_as_eager, on_ranks, small
+from tests.long_cases import long_but
 
 
 def sgd(model: Any, **settings: Any) -> torch.optim.Optimizer:
@@ -243,10 +244,9 @@ def scheduled(kind: str, *args: Any) -> Entry:
 @pytest.mark.parametrize(
     ("kind", "args"),
     [
-        ("StepLR", (2, 0.5)),
         ("LambdaLR", (lambda epoch: 0.95**epoch,)),
-        ("CosineAnnealingLR", (10,)),
         ("OneCycleLR", (0.5, 20)),
+        *long_but((), [("StepLR", (2, 0.5)), ("CosineAnnealingLR", (10,))]),
     ],
 )
 def test_schedules_inside_the_step(kind: str, args: tuple[Any, ...]) -> None:

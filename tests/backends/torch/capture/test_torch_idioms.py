@@ -15,6 +15,7 @@ from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_advice import entry
 from tests.backends.torch.models import small
+from tests.long_cases import long_but
 
 
 def optimizer_in_backward() -> models.Entry:
@@ -103,7 +104,9 @@ ON_RANKS = (solved, hessian, of_parameters)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("loss_of", [chosen, solved, euler, hessian, jacobians, of_parameters])
+@pytest.mark.parametrize(
+    "loss_of", [*long_but((), [chosen]), solved, euler, hessian, jacobians, of_parameters]
+)
 def test_solvers_and_transforms(loss_of: Any) -> None:
     compare = assert_equal if loss_of in ON_RANKS else test_capture_equal.assert_equal
     compare(functools.partial(entry, loss_of))

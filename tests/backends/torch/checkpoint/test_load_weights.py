@@ -18,6 +18,7 @@ from tests.backends.torch.checkpoint.test_whole_model import close, model_bits
 from tests.backends.torch.checkpoint.training import Rank, in_double, on_ranks, plan_of, values
 from tests.backends.torch.executors import batches, bits
 from tests.backends.torch.ranks import run_ranks
+from tests.long_cases import long_but
 
 
 class SlowWeights(torch.optim.Optimizer):
@@ -70,8 +71,14 @@ def loaded_on_one_device(factory: Any, path: Path, steps: int) -> Any:
     return tuple(value)
 
 
-@pytest.mark.parametrize("factory", [tied, slow])
-@pytest.mark.parametrize("algorithm", ["placed", "allrow-greedy"])
+@pytest.mark.parametrize(
+    ("algorithm", "factory"),
+    [
+        ("placed", tied),
+        ("allrow-greedy", slow),
+        *long_but((), [("placed", slow), ("allrow-greedy", tied)]),
+    ],
+)
 def test_weights_from_files_train_as_on_one_device(
     factory: Any, algorithm: str, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ from tests.backends.torch.checkpoint.training import (
 from tests.backends.torch.executors import batches, bits, loss_of, perceptron
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 #: `make resume-matrix` runs all.
 LONG = "MATRIX" in os.environ
@@ -95,7 +96,9 @@ def test_placed_to_placed_keeps_every_bit(factory: Factory, size: int, tmp_path:
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size > 1])
 @pytest.mark.parametrize("factory", DOUBLES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize(("first", "then"), [("placed", "tofu"), ("tofu", "placed")])
+@pytest.mark.parametrize(
+    ("first", "then"), [("placed", "tofu"), *long_but((), [("tofu", "placed")])]
+)
 def test_placed_and_cut_read_each_other(
     first: str, then: str, factory: Factory, size: int, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from pardnn.backends.torch.parallelize import parallelize
 from tests.backends.torch.checkpoint.training import values
 from tests.backends.torch.executors import bits
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.long_cases import long_but
 
 
 def critic_step(critic: Any, generator: Any, optimizer: Any, real: Any, noise: Any) -> Any:
@@ -83,7 +84,7 @@ def on_ranks(size: int, body: Any, seed: int) -> list[Any]:
     return values(run_ranks(size, run, limit_s=120))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 1)])
+@pytest.mark.parametrize(("before", "after"), [(2, 3), *long_but((), [(3, 1)])])
 def test_both_go_on_with_every_bit(before: int, after: int, tmp_path: Path) -> None:
     names = "critic", "generator"
 

@@ -17,6 +17,7 @@ from tests.backends.torch import models
 from tests.backends.torch.checkpoint.training import Rank, in_double, on_ranks, plan_of, values
 from tests.backends.torch.executors import batches, bits
 from tests.backends.torch.ranks import run_ranks
+from tests.long_cases import long_but
 
 ALGORITHMS = ["placed", "allrow-greedy"]
 
@@ -224,7 +225,7 @@ def test_state_dicts_are_taken_by_every_rank(algorithm: str) -> None:
     assert all(close(found, first[0]) for found in then)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", long_but({"placed"}, ALGORITHMS))
 def test_a_tied_model_is_exported_under_its_own_names(algorithm: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
 

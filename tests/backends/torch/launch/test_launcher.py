@@ -72,6 +72,7 @@ def test_two_ranks_train_as_the_users_own_step() -> None:
         assert 0.9 * predicted <= measured <= predicted
 
 
+@pytest.mark.long
 def test_a_buffer_that_no_loss_depends_on_is_compared_too() -> None:
     """It counts from 1 on ranks and from 3 on one device: 6 and 8 after five steps."""
     graph = graph_of("other_buffer_on_ranks")
@@ -128,6 +129,7 @@ def test_limits_hold() -> None:
     assert all(m <= limit for m, limit in zip(result.peak_bytes_measured, limits, strict=True))
 
 
+@pytest.mark.long
 def test_a_rank_beyond_its_limit_is_stopped() -> None:
     graph, plan, peaks = large_plan(2)
     # 15 % of it must be more than what the allowance leaves free.

@@ -25,6 +25,7 @@ from tests.backends.torch.executors import (
 )
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import run_ranks
+from tests.long_cases import long_but
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
@@ -39,7 +40,9 @@ MODELS = ["accumulation", "gan", "gpt2", "inception", "llama", "lstm", "mixture"
           "two_tower"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", long_but({"accumulation", "gpt2", "llama", "lstm", "resnet"}, MODELS)
+)
 def test_models_give_the_bits_of_one_device(name: str) -> None:
     factory = models.MODELS[name]
     graph = captured(factory)

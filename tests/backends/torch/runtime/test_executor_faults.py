@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -32,6 +33,7 @@ from tests.backends.torch.faults import (
 )
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import Outcome, connect, run_ranks
+from tests.long_cases import long_but
 
 ENDS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -41,8 +43,12 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("fraction", [0.05, 0.5, 0.95], ids=["forward", "backward", "update"])
-@pytest.mark.parametrize("how", ENDS)
+QUICK = {("SIGKILL", 0.05), ("SIGTERM", 0.5), ("exit 0", 0.95), ("abort", 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("how", "fraction"), long_but(QUICK, itertools.product(ENDS, [0.05, 0.5, 0.95]))
+)
 def test_a_rank_that_dies_is_named_by_all_others(how: str, fraction: float) -> None:
     """Case 56; also for exit status 0."""
     outcomes = run_with_faults({1: at(fraction, ENDS[how])}, num_devices=3, timeout_s=5.0)

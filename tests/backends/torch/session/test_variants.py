@@ -26,6 +26,7 @@ from pardnn.planner.options import PlanOptions
 from tests.backends.torch.executors import bits
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import Outcome, connect, run_ranks
+from tests.long_cases import long_but
 
 CONFIG = SimpleNamespace(scale=1.0)
 FACTOR = 1.0
@@ -213,7 +214,14 @@ def assert_followed(name: str, size: int) -> None:
         assert captures == 2
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    "name",
+    long_but(
+        {"int argument", "dropout.p", "eval", "config object", "global", "group added",
+         "layer replaced", "short batch"},
+        CHANGES,
+    ),
+)  # fmt: skip
 def test_what_changes_is_followed(name: str) -> None:
     assert_followed(name, 1)
 

@@ -14,6 +14,7 @@ from pardnn.shard.aten.without import reason_without
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.strategy import strategies
 from tests.backends.torch.models import MODELS
+from tests.long_cases import long_but
 from tests.reference.interpreter import Interpreter
 
 
@@ -77,7 +78,7 @@ def problems_of(graph: Any, step: Any, args: Any) -> tuple[list[Any], int]:
     return problems, count
 
 
-@pytest.mark.parametrize("model", sorted(STEPS))
+@pytest.mark.parametrize("model", long_but({"gpt2", "llama", "lstm", "resnet"}, sorted(STEPS)))
 def test_every_call_of_a_step_is_cut_right(model: str) -> None:
     step, args = STEPS[model]()
     graph = capture(step, *args)

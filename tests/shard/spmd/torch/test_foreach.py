@@ -22,6 +22,7 @@ from pardnn.shard.search.tofu import search
 from pardnn.shard.spmd.legalize import legalize
 from testbed.zoo import gpt2
 from tests.backends.torch import models, spmd
+from tests.long_cases import long_but
 from tests.shard.spmd.torch.test_partitioner import certified_run
 
 FOREACH = {
@@ -80,7 +81,7 @@ def residual_bytes(graph: Graph, plan: Plan) -> int:
 
 
 @pytest.mark.parametrize("option", ["foreach", "fused"])
-@pytest.mark.parametrize("model", ["network", "gpt2"])
+@pytest.mark.parametrize("model", long_but({"network"}, ["network", "gpt2"]))
 def test_lists_take_no_more_memory_than_one_tensor_at_a_time(model: str, option: str) -> None:
     one = planned(model, foreach=False)
     lists = planned(model, **{option: True})

@@ -32,6 +32,7 @@ from pardnn.shard.spmd.comm_overlap import OverlapScheduler, overlapped_plan
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models, spmd
+from tests.long_cases import long_but
 
 MESHES = [(2,), (3,), (4,), (2, 2), (2, 3), (2, 2, 2)]
 #: Model and how many shardings of it are tried: a model of 1,000 ops takes a second or two each.
@@ -104,7 +105,7 @@ def certified_run(
     return plan
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", long_but({"small", "lstm", "gpt2"}, TRIED))
 def test_any_sharding_computes_the_same(name: str) -> None:
     cut: list[int] = []
 

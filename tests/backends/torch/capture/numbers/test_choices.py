@@ -19,6 +19,7 @@ from tests.backends.torch.stepping import (
     on_ranks,
     small,
 )
+from tests.long_cases import long_but
 
 
 def finite_loss(model, optimizer, x, y):
@@ -187,7 +188,11 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    "step",
+    long_but({"finite_loss", "returned_before", "skipped_parts", "scaled_gradients"}, STEPS),
+    ids=lambda step: step.__name__,
+)
 def test_either_way_is_as_eager(step: Callable[..., Any]) -> None:
     sizes = (1, 2) if step is finite_loss else (2,)
     assert_as_eager(lambda: made(step), nan_at_two, steps=6, sizes=sizes)
