@@ -23,8 +23,8 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
     """
     assert plan.cluster is not None
     if not plan.keeps_bits:
-        graph = planned_graph(graph, plan)
-        costs = partitioned_costs(graph, plan.cluster, costs)
+        whole, graph = graph, planned_graph(graph, plan)
+        costs = partitioned_costs(whole, graph, plan.cluster, costs)
     arrays = plan_arrays(graph, plan)
     timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
     phase = phases(graph)

@@ -41,7 +41,8 @@ def plan(
         objective: "seconds" minimises the makespan, "bytes" the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: The same input, options and seed give the same bytes of plan.
-        costs: None: the ops' own `seconds` if they state them, else "measured"; or a preset.
+        costs: None: the ops' own `seconds` if they state them, else "measured" of a captured graph
+            and "a100" of any other; or a preset. "measured" runs the graph's calls.
         time_limit: Seconds after which nothing more is tried; may break reproducibility.
         state: What lies on the devices already, from `pardnn.state_in_place`: the plan leaves each
             parameter, buffer and optimizer state of it where it is.

@@ -9,15 +9,21 @@ from pathlib import Path
 from pardnn import backends
 from pardnn.cluster import Rate, write_cluster
 from pardnn.graph.ir import Graph
+from pardnn.planner.costs import described_kinds
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import LinksResult, ProfileResult, RankLinksResult
 
 
 def profiled(graph: Graph, threads: int = 1) -> ProfileResult:
-    """Time the graph's distinct calls on this machine's device."""
-    with progress_bar("timing ops") as progress:
-        here = backends.this_device()
-        _, stats = backends.profile_graph(graph, here, progress, threads=threads)
+    """Time the graph's distinct calls on this machine's device; those of a file in a child."""
+    here = backends.this_device()
+    if graph.is_captured:
+        with progress_bar("timing ops") as progress:
+            _, stats = backends.profile_graph(graph, here, progress, threads=threads)
+    else:
+        with status("timing the ops of a graph file, in a process of its own"):
+            kinds = described_kinds(graph)
+            _, stats = backends.profile_file(graph, here, allowed=kinds, threads=threads)
     return ProfileResult(measured=stats.measured, cached=stats.cached, seconds=stats.seconds)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from pardnn.backends.torch.parallelize import parallelize
     from pardnn.backends.torch.profile.link_times import cached_links, measure_links
+    from pardnn.backends.torch.profile.of_file import profile_file
     from pardnn.backends.torch.profile.op_times import cached_table, profile_graph
     from pardnn.backends.torch.profile.rank_links import measure_rank_links
 
@@ -38,6 +39,7 @@ _HOME = {
     "measure_links": "profile.link_times",
     "measure_rank_links": "profile.rank_links",
     "parallelize": "parallelize",
+    "profile_file": "profile.of_file",
     "profile_graph": "profile.op_times",
     "rank_memory_bytes": "devices",
     "run_call": "ops.verify_description",
@@ -59,6 +61,7 @@ __all__ = [
     "measure_links",
     "measure_rank_links",
     "parallelize",
+    "profile_file",
     "profile_graph",
     "rank_memory_bytes",
     "run_call",

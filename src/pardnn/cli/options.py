@@ -115,8 +115,9 @@ CostChoice = Annotated[
     str | None,
     typer.Option(
         "--costs",
-        help="measured (timed on this machine, cached) or a preset: v100, k80, a100, h100, h200, "
-        "cpu. Default: the graph's own seconds, else measured.",
+        help="measured (timed on this machine, cached; runs the ops, of a graph file too) or a "
+        "preset: v100, k80, a100, h100, h200, cpu. Default: the graph's own seconds, else measured "
+        "of a step and a100 of a graph file.",
     ),
 ]
 KeepState = Annotated[

@@ -129,11 +129,14 @@ class Graph:
         name: Any text.
         ops: In the order of the file, which need not be topological.
         arrays: The same graph as flat arrays, indices in the order of `ops`.
+        is_captured: Whether it was captured in this process, so that its calls are those of the
+            user's own step. A file cannot say so of itself.
     """
 
     name: str
     ops: tuple[Op, ...]
     arrays: GraphArrays = field(repr=False, compare=False)
+    is_captured: bool = field(default=False, repr=False, compare=False)
 
     def __hash__(self) -> int:
         """Hash by name and size: hashing the ops would cost as much as reading them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -14,8 +16,12 @@ from pardnn.cost.presets import device_model
 from pardnn.cost.roofline import op_seconds
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
+from pardnn.shard.aten.lookup import description_of
 
 Progress = Callable[[int, int], None]
+
+#: Costs of a graph that states none and was not captured here: nothing of it is run.
+FILE_PRESET = "a100"
 
 
 def states_costs(graph: Graph) -> bool:
@@ -36,8 +42,10 @@ def costs_for(
     Args:
         graph: The graph.
         cluster: Tells the device types.
-        choice: None: the graph's own `seconds` if every call states them, else "measured";
-            "measured": timed on this machine's device and cached; or a preset's name.
+        choice: None: the graph's own `seconds` if every call states them, else "measured" of a
+            graph captured in this process and `FILE_PRESET` of any other, which may be a file of
+            somebody else's; "measured": timed on this machine's device and cached, which runs the
+            graph's calls; or a preset's name.
         threads: That an op may use on a CPU.
         progress: Called with the number of calls timed and in all.
 
@@ -47,19 +55,29 @@ def costs_for(
     if choice is None and states_costs(graph):
         return graph_costs(graph)
     types = list(dict.fromkeys(device.type for device in cluster.devices))
-    if choice in (None, "measured"):
+    if choice is None:
+        choice = "measured" if graph.is_captured else FILE_PRESET
+    if choice == "measured":
         here = backends.this_device()
         devices = {kind: "cpu" if kind == "cpu" else here for kind in types}
         # No device of the cluster holds more than its limit, nor does the one that times its ops.
         limits = [device.memory for device in cluster.devices if device.memory is not None]
         memory = max(limits, default=None)
+        if graph.is_captured:
+            profile = functools.partial(backends.profile_graph, progress=progress)
+        else:
+            profile = functools.partial(backends.profile_file, allowed=described_kinds(graph))
         tables = {
-            kind: backends.profile_graph(graph, device, progress, threads=threads, memory=memory)[0]
+            kind: profile(graph, device, threads=threads, memory=memory)[0]
             for kind, device in devices.items()
         }
         return measured_costs(graph, tables)
-    assert choice is not None
     return preset_costs(graph, choice, types, threads=threads)
+
+
+def described_kinds(graph: Graph) -> set[str]:
+    """Return the kinds of a graph's calls that have a description, ours or the user's."""
+    return {op.kind for op in graph.ops if not op.is_source and description_of(op.kind)}
 
 
 def known_costs(graph: Graph, *, threads: int = 1) -> Costs | None:
@@ -72,18 +90,20 @@ def known_costs(graph: Graph, *, threads: int = 1) -> Costs | None:
 
 
 def partitioned_costs(
-    partitioned: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1
+    graph: Graph, partitioned: Graph, cluster: Cluster, costs: Costs, *, threads: int = 1
 ) -> Costs:
     """Return the costs of a partitioned graph, from the same source as those of the graph.
 
     Args:
-        partitioned: The partitioned graph.
+        graph: The graph.
+        partitioned: Its partitioned graph.
         cluster: Tells the device types.
-        costs: Of the graph that it was made from.
+        costs: Of the graph.
         threads: That an op may use on a CPU.
     """
     if costs.source == "graph":
         return graph_costs(partitioned)
+    partitioned = dataclasses.replace(partitioned, is_captured=graph.is_captured)
     names = [name for name in costs.source.split(", ") if name != "cpu"]
     return costs_for(partitioned, cluster, names[0] if names else "cpu", threads=threads)
 

@@ -101,14 +101,16 @@ def _in_pieces(problem: Problem, count: int, placing: Sequence[str], decide: Dec
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
     pieces = cut_batch(graph, count)
     cut = build_graph(graph.name, pieces.ops)
+    cut = dataclasses.replace(cut, is_captured=graph.is_captured)
     is_measured = costs.source == "measured"
-    known = (
-        scaled_costs(graph, costs, cut) if is_measured else partitioned_costs(cut, cluster, costs)
-    )
+    if is_measured:
+        known = scaled_costs(graph, costs, cut)
+    else:
+        known = partitioned_costs(graph, cut, cluster, costs)
     inner = dataclasses.replace(problem, graph=cut, costs=known)
     outcome = decide(inner, placing)
     if is_measured:
-        known = partitioned_costs(cut, cluster, costs)
+        known = partitioned_costs(graph, cut, cluster, costs)
         timeline = simulate(cut, machine_of(known, cluster), outcome.plan)
         outcome = outcome._replace(makespan_s=timeline.makespan)
     plan = dataclasses.replace(plan_from_arrays(cut, outcome.plan), pieces=pieces)

@@ -28,7 +28,8 @@ class PlanOptions:
         reserve: Fraction of each device's memory to leave unused.
         seed: Of the algorithm. The same input, options and seed give the same bytes of plan.
         time_limit: Seconds after which `auto` tries nothing more; may break reproducibility.
-        costs: None: the ops' own `seconds` if they state them, else "measured"; or a preset.
+        costs: None: the ops' own `seconds` if they state them, else "measured" of a captured graph
+            and "a100" of any other; or a preset. "measured" runs the graph's calls.
         threads: That an op may use on a CPU.
 
     Raises:

@@ -245,7 +245,7 @@ def _completed(problem: Problem, legal: Sharding, relay_axes: int = 0) -> Sharde
     if costs.source == "measured":
         chosen = scaled_costs(graph, costs, local)
     else:
-        chosen = partitioned_costs(local, problem.cluster, costs)
+        chosen = partitioned_costs(graph, local, problem.cluster, costs)
     plan, arrays, makespan, sent = _overlapped(problem, local, plan, arrays, chosen)
     return ShardedPlan(plan, local, chosen, arrays, makespan, sent, 0.0)
 
@@ -298,7 +298,7 @@ def _within_memory(
 
 def _measured(problem: Problem, found: ShardedPlan) -> ShardedPlan:
     """Measure the local ops, and time the transfers once more."""
-    chosen = partitioned_costs(found.graph, problem.cluster, problem.costs)
+    chosen = partitioned_costs(problem.graph, found.graph, problem.cluster, problem.costs)
     plan, arrays, makespan, _ = _overlapped(problem, found.graph, found.plan, found.arrays, chosen)
     return found._replace(plan=plan, costs=chosen, arrays=arrays, makespan_s=makespan)
 

@@ -8,6 +8,7 @@ the ancestors of a call are a bit set.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -140,7 +141,7 @@ def graph_of(
     marked = () if loss is None else (loss.name,)
     mark = Op(name=LOSS_KIND, kind=LOSS_KIND, inputs=marked, arguments=arguments or None)
     ops.append(mark)
-    return build_graph(name, ops)
+    return dataclasses.replace(build_graph(name, ops), is_captured=True)
 
 
 def _groups(calls: Sequence[Call]) -> dict[Storage, str]:

@@ -41,7 +41,7 @@ from pardnn.cost.host import available_bytes, cpu_name
 from pardnn.cost.presets import DEVICE_MODELS, device_model
 from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
-from pardnn.errors import UnsupportedError
+from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import Graph, Op, Tensor
 
 #: Timed repetitions of one call, and the seconds after which there are no more of them. Few
@@ -60,6 +60,10 @@ SWEEP_BYTES = 4 << 20
 BUDGET_SECONDS = 60.0
 
 Progress = Callable[[int, int], None]
+
+#: What an op may raise that cannot be run as it is.
+_REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, MemoryError, FileError,
+             UnsupportedError)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ def profile_graph(
     folder: Path | None = None,
     budget_seconds: float = BUDGET_SECONDS,
     memory: int | None = None,
+    admit: Callable[[Op], None] | None = None,
+    is_kept: bool = True,
 ) -> tuple[CostTable, ProfileStats]:
     """Time every distinct call of the graph that the cache does not know.
 
@@ -124,6 +130,9 @@ def profile_graph(
         budget_seconds: After which each remaining call is timed once.
         memory: Bytes of tensors that it may take; a call that needs more is estimated by a
             roofline. None: what the device has free.
+        admit: Raises `UnsupportedError` for an op that may not run; it is estimated, and so is
+            what the budget leaves no time for. None runs all.
+        is_kept: Whether what was measured goes into the cache.
 
     Returns:
         Costs for `measured_costs`, and what was done. Views and host arithmetic are costed by one
@@ -139,9 +148,9 @@ def profile_graph(
         cases = _cases(graph, tensors)
         missing = [case for case in cases if case.text not in cached.entries]
         table, estimates, estimated = _measure_all(
-            cached, missing, graph, tensors, device, progress, budget_seconds, memory
+            cached, missing, graph, tensors, device, progress, budget_seconds, memory, admit
         )
-    if table is not cached:
+    if table is not cached and is_kept:
         save_table(table, folder)
     # Not kept: with more memory, the call can be timed.
     table = table.with_entries(estimates) if estimates else table
@@ -200,6 +209,7 @@ def _measure_all(
     progress: Progress | None,
     budget_seconds: float,
     memory: int | None,
+    admit: Callable[[Op], None] | None,
 ) -> tuple[CostTable, dict[str, Entry], list[tuple[str, str, str]]]:
     """Return the table with what was timed, the estimates of the rest, and what that is."""
     found: dict[str, Entry] = {}
@@ -209,15 +219,19 @@ def _measure_all(
     if not {VIEW_SIGNATURE, HOST_SIGNATURE} <= set(cached.entries):
         found |= _overheads(device)
     in_context: Mapping[str, Entry] = {}
-    if missing and device.type == "cpu":
+    if missing and device.type == "cpu" and (admit is None or _all_admitted(graph, admit)):
         in_context = profile_in_context(graph, tensors, end, memory)
         found |= {text: each for text, each in in_context.items() if text not in cached.entries}
     for done, case in enumerate(missing):
         try:
             if case.text not in in_context:
                 hurry = time.perf_counter() > end
+                if admit is not None:
+                    admit(case.op)
+                    if hurry:
+                        raise UnsupportedError("there is no time left to measure it")
                 found[case.text] = _measure(case.op, tensors, device, memory, hurry=hurry)
-        except (RuntimeError, TypeError, ValueError, IndexError, UnsupportedError) as error:
+        except _REFUSALS as error:
             seconds = op_seconds(case.op, tensors, _estimator(device))
             estimates[case.text] = Entry(seconds=seconds)
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]:.200}"
@@ -225,6 +239,16 @@ def _measure_all(
         if progress is not None:
             progress(done + 1, len(missing))
     return (cached.with_entries(found) if found else cached), estimates, estimated
+
+
+def _all_admitted(graph: Graph, admit: Callable[[Op], None]) -> bool:
+    try:
+        for op in graph.ops:
+            if not (op.is_source or is_free(op)):
+                admit(op)
+    except _REFUSALS:
+        return False
+    return True
 
 
 def _estimator(device: torch.device) -> DeviceModel:
