@@ -2,7 +2,6 @@
 
 import pytest
 
-from bench.common.paging import page_bytes
 from bench.thesis.batch import made_family, read_rule, write_rule
 from bench.thesis.page import page
 from bench.thesis.unroll import unrolled
@@ -10,6 +9,7 @@ from pardnn.api.batch_scaling import graph_at
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.planner.paging import page_bytes
 from testbed import families
 
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.paging import page_bytes
 from bench.thesis.batch import again_paths, model
 from bench.thesis.search import RESERVE, cluster_of, timed_plan
 from bench.thesis.split import split_of, split_step
@@ -38,6 +37,7 @@ from pardnn.place.decision import Decision
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import capacities
+from pardnn.planner.paging import page_bytes
 from pardnn.sim.machine import machine_of
 
 #: Bytes/s between a device and the host.

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from bench.common.paging import layer_order, page_bytes
 from bench.thesis.batch import model
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.paging import layer_order, page_bytes
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import decide_sharded

@@ -178,6 +178,13 @@ def test_compare_and_estimate(run_json: Run, tiny: Path) -> None:
     assert status == 0
     for row in found["rows"]:
         assert row["fits"] == (row["error"] is None) == (row["makespan_s"] is not None)
+    estimated = ("--algorithms", "single", "--baselines")
+    status, found = run_json("compare", graph, "--devices", 2, *estimated)
+    assert [row["algorithm"] for row in found["rows"]] == [
+        "single", "ideal", "small-batch", "swapping",
+    ]  # fmt: skip
+    assert [row["estimated"] for row in found["rows"]] == [False, True, True, True]
+    assert found["rows"][1]["makespan_s"] == pytest.approx(found["rows"][0]["makespan_s"] / 2)
     status, found = run_json("estimate", graph, "--devices", 1, "--max-memory", "2KB")
     assert status == 0
     assert not found["fits"]

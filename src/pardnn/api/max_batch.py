@@ -21,13 +21,14 @@ from pardnn.plan.check import capacities
 from pardnn.plan.memory import peak_bytes
 from pardnn.planner.algorithms import SHARDED, algorithms_to_try
 from pardnn.planner.costs import costs_for
+from pardnn.planner.estimated_baselines import estimated_baselines
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.progress import progress_bar, status
-from pardnn.report.results import MaxBatchResult, PlanResult, TriedBatch
+from pardnn.report.results import CompareRow, MaxBatchResult, PlanResult, TriedBatch
 from pardnn.sim.peak import least_bytes
 
 #: Where the search starts if FUNCTION names no default for its `batch_size`.
@@ -57,7 +58,7 @@ def max_batch(entry: EntryPoint, cluster: Cluster, options: PlanOptions) -> MaxB
             "Give each a limit: --max-memory 16GiB, or a cluster whose devices have one.",
             code="E216",
         )
-    search = _Search(entry, cluster, options, start=_start(entry))
+    search = _Search(entry, cluster, options, start=own_batch_size(entry))
     best = search.confirmed(search.predicted_largest())
     result = search.plans[best]
     return MaxBatchResult(
@@ -85,7 +86,7 @@ def smaller_batch(problem: Problem, entry: EntryPoint, batch_size: int | None = 
     Raises:
         PardnnError: The entry point cannot be captured at a smaller size.
     """
-    size = batch_size or _start(entry)
+    size = batch_size or own_batch_size(entry)
     graph, costs, options = problem.graph, problem.costs, problem.options
     search = _Search(entry, problem.cluster, options, start=size)
     search.graphs[size] = graph
@@ -102,7 +103,23 @@ def smaller_batch(problem: Problem, entry: EntryPoint, batch_size: int | None = 
     return None
 
 
-def _start(entry: EntryPoint) -> int:
+def baselines_of(
+    problem: Problem, source: EntryPoint | str, batch_size: int | None
+) -> tuple[CompareRow, ...]:
+    """Return the rows of ideal, small batch and swapping; a graph file has no other batch sizes.
+
+    Args:
+        problem: A graph, and what it would run on.
+        source: Where it is from.
+        batch_size: Of that graph; None: the entry point's own.
+    """
+    if isinstance(source, str) or "batch_size" not in source.parameters:
+        return estimated_baselines(problem)
+    size = batch_size or own_batch_size(source)
+    return estimated_baselines(problem, size, lambda batch: captured(source, batch)[0])
+
+
+def own_batch_size(entry: EntryPoint) -> int:
     """Return FUNCTION's own batch size.
 
     Raises:

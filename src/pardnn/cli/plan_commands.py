@@ -135,6 +135,12 @@ def compare(
     algorithms: Annotated[
         str | None, typer.Option("--algorithms", help="Names, separated by commas.")
     ] = None,
+    baselines: Annotated[
+        bool,
+        typer.Option(
+            "--baselines", help="Add ideal, small batch and swapping, estimated: none is run."
+        ),
+    ] = False,
     reserve: opt.Reserve = 0.1,
     seed: opt.Seed = 0,
     costs: opt.CostChoice = None,
@@ -144,6 +150,7 @@ def compare(
 ) -> None:
     """Plan with several algorithms, side by side under one simulator."""
     from pardnn.api.capture import graph_of, opened
+    from pardnn.api.max_batch import baselines_of
     from pardnn.planner.algorithms import ALGORITHMS, SHARDED, check_algorithm
     from pardnn.planner.costs import costs_for
     from pardnn.planner.make_plan import compare as compare_algorithms
@@ -155,9 +162,12 @@ def compare(
         check_algorithm(name)
     options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
-    graph = graph_of(opened(target), batch_size)
-    chosen = costs_for(graph, machine, costs, threads=threads)
-    rows = compare_algorithms(Problem(graph, machine, chosen, options), names)
+    source = opened(target)
+    graph = graph_of(source, batch_size)
+    problem = Problem(graph, machine, costs_for(graph, machine, costs, threads=threads), options)
+    rows = compare_algorithms(problem, names)
+    if baselines:
+        rows += baselines_of(problem, source, batch_size)
     show(CompareResult(rows=rows), as_json, None)
 
 

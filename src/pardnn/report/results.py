@@ -86,7 +86,7 @@ class SimulateResult:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRow:
-    """One algorithm; without a plan only `error` is set."""
+    """One algorithm; without a plan only `error` is set. A row that is `estimated` has no plan."""
 
     __pydantic_config__ = STRICT
 
@@ -96,6 +96,8 @@ class CompareRow:
     planning_s: float | None
     fits: bool
     error: str | None
+    estimated: bool = False
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

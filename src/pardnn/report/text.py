@@ -231,15 +231,16 @@ def _compare(result: results.CompareResult) -> RenderableType:
     rows = [
         (
             row.algorithm,
-            seconds_text(row.makespan_s),
+            seconds_text(row.makespan_s) + (" (estimated)" if row.estimated else ""),
             "-" if row.peak_bytes is None else bytes_text(max(row.peak_bytes)),
             seconds_text(row.planning_s),
-            "yes" if row.fits else "no",
+            "no" if not row.fits else "-" if row.estimated else "yes",
         )
         for row in result.rows
     ]
     head = ("algorithm", "step (simulated)", "largest peak", "planning", "fits")
-    why = [f"{row.algorithm}: {row.error.splitlines()[0]}" for row in result.rows if row.error]
+    said = [(row.algorithm, row.error or row.note) for row in result.rows]
+    why = [f"{name}: {text.splitlines()[0]}" for name, text in said if text]
     return Group(table("", head, rows), *why)
 
 
