@@ -115,13 +115,11 @@ def _swapping(problem: Problem, batch_size: int | None, at: AtBatch | None) -> C
             continue
         if count > 1 and batch_size is not None and at is not None:
             graph = at(batch_size // count)
-        seconds = _step_seconds(problem, graph)
-        chosen = sorted(range(k), key=lambda d: seconds[d])[:count]
-        moved = 0
-        for size in {problem.capacities[d] for d in chosen} - {None}:
-            assert size is not None
-            moved = max(moved, page_bytes(graph, size, "belady"))
-        slowest = max(seconds[d] for d in chosen)
-        found.append((max(slowest, moved * count / HOST_BANDWIDTH), count))
-    seconds, count = min(found)
-    return _row("swapping", seconds, f"{count} device{'s' * (count > 1)} over one link to the host")
+        # Of the fastest devices, the one that is slowest, and the one that has to swap most.
+        each = zip(_step_seconds(problem, graph), problem.capacities, strict=True)
+        chosen = sorted(each, key=lambda row: row[0])[:count]
+        limits = {limit for _, limit in chosen if limit is not None}
+        moved = max((page_bytes(graph, limit, "belady") for limit in limits), default=0)
+        found.append((max(chosen[-1][0], moved * count / HOST_BANDWIDTH), count))
+    step, count = min(found)
+    return _row("swapping", step, f"{count} device{'s' * (count > 1)} over one link to the host")
