@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from pardnn.cluster import Cluster, Device, Link
-from pardnn.cost.costs import preset_costs
+from pardnn.cost.costs import Costs, preset_costs
 from pardnn.errors import UsageError
 from pardnn.plan.mesh import make_mesh
+from pardnn.plan.plan import plan_arrays, planned_graph
 from pardnn.shard.partition.mesh_strategies import mesh_strategy_of, owned_array
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
@@ -16,8 +17,13 @@ from pardnn.shard.search.objective_seconds import seconds_objective, traffic
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state
 from pardnn.shard.search.tofu import find_sharding, search
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.spmd.partitioner import spmd_partition
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import machine_of
 from testbed.hand_graphs import matmul, mlp
 from tests.shard.search.test_tofu import assert_valid
+from tests.shard.spmd.test_relays import levels, product
 
 pytestmark = pytest.mark.jit
 
@@ -116,3 +122,41 @@ def test_an_all_reduce_adds_up_in_shares():
 def test_seconds_need_links():
     with pytest.raises(UsageError, match="links"):
         search(matmul(8, 8, 8), make_mesh((2,)), "seconds")
+
+
+@pytest.mark.parametrize("bandwidths", [(1e9, 1e11), (1e9, 1e10, 1e11)])
+@pytest.mark.parametrize(("loop", "dims"), [("i", (0, 0, 0)), ("j", (0, 1, 1)), ("k", (1, 0, 0))])
+def test_priced_seconds_are_those_of_the_messages_and_relays_save_none(bandwidths, loop, dims):
+    """In the simulator each pair of devices has a link: what is passed on arrives later.
+
+    So the price of direct fetches is the least, and exact. Plans relay only up to `RELAYED`.
+    """
+    n = len(bandwidths)
+    shape, cluster, graph = (2,) * n, levels(*bandwidths), product(64, 256, 512)
+    layouts = {name: (dim,) * n for name, dim in zip("xwy", dims, strict=True)}
+    problem = make_problem(graph, NEEDED)
+    objective = seconds_objective(graph, problem, cluster, preset_costs(graph, "k80"))
+    (call,), (factor,) = op_calls(graph), problem.factors
+    strategies = mesh_strategy_of(call.call, (loop,) * n, make_mesh(shape))
+    assert strategies is not None
+    priced = 0.0
+    for operand in factor.operands:
+        name = "y" if operand.outputs else {64: "x", 256: "w"}[operand.shape[0]]
+        owned = owned_array(operand.shape, layouts[name], shape)
+        assert owned is not None
+        request = TableRequest(operand, strategies, owned[None], shape)
+        priced += float(objective.communication([request])[0][0, 0])
+    sharding = Sharding(make_mesh(shape), layouts, {"y": (loop,) * n})
+    direct, relayed = (
+        message_seconds(graph, spmd_partition(graph, sharding, relay_axes=axes), cluster)
+        for axes in (0, n - 1)
+    )
+    assert direct == pytest.approx(priced)
+    assert relayed > direct
+
+
+def message_seconds(graph, plan, cluster):
+    """What the messages of a plan take in the simulator, ops taking no time."""
+    local = planned_graph(graph, plan)
+    costs = Costs({"accelerator": np.zeros(len(local.ops))}, "graph")
+    return simulate(local, machine_of(costs, cluster), plan_arrays(local, plan)).makespan
