@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,11 +52,17 @@ class Lines:
         name = Path(path).stem
         found = {test for line in lines for test in self._tests[path, line]}
 
-        def rank(test: str) -> tuple[bool, bool, float, str]:
-            seconds = self._seconds[test]
-            slow = seconds > 2
-            return slow, f"test_{name}.py" not in test and not test.startswith(own), seconds, test
+        def rank(test: str) -> tuple[bool, int, int, float, str]:
+            seconds, file = self._seconds[test], test.partition("::")[0]
+            far = 0 if file.endswith(f"/test_{name}.py") else 1 if test.startswith(own) else 2
+            return seconds > 2, far, turn[test], seconds, test
 
+        # Cases of one test see much the same: one of each test first, then the next of each.
+        turn: dict[str, int] = {}
+        cases = Counter[str]()
+        for test in sorted(found, key=lambda test: (self._seconds[test], test)):
+            turn[test] = cases[test.partition("[")[0]]
+            cases[test.partition("[")[0]] += 1
         chosen: list[str] = []
         for test in sorted(found, key=rank):
             budget_s -= self._seconds[test]

@@ -209,7 +209,10 @@ def _others(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Call(func=func, args=args) if _name(func) not in SYMMETRIC:
             # One pair, of two that look alike: others end in an error of types.
             for i in range(len(args) - 1):
-                if type(args[i]) is type(args[i + 1]) and type(args[i]) is not ast.Starred:
+                one, other = args[i : i + 2]
+                if type(one) is type(other) and type(one) is not ast.Starred:
+                    if ast.dump(one) == ast.dump(other):
+                        continue
                     yield _with(node, args=[*args[:i], args[i + 1], args[i], *args[i + 2 :]])
                     break
         case ast.IfExp(test=test) | ast.If(test=test):

@@ -12,8 +12,10 @@ import pytest
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
+from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.memory import device_storages, memory_profiles
 from pardnn.plan.mesh import make_mesh
+from pardnn.plan.partitioned_graph import SLICE, UPDATE, Partition
 from pardnn.plan.plan import Message, Plan, plan_arrays, planned_graph
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spmd_partition
@@ -117,6 +119,18 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
         r"it cuts .*\[3, 5\].* of shape \[4, 8\]",
     ),
     "swapped": (lambda p: changed(p, "h:b@0", arguments(joined_at([0, 2], [0, 8]))), "beside"),
+    "beyond the end": (
+        lambda p: changed(p, "h:b@0", arguments(joined_at([3, 5], [0, 8]))),
+        "does not fit",
+    ),
+    "before the begin": (
+        lambda p: changed(p, "h:b@0", arguments(joined_at([-1, 1], [0, 8]))),
+        "does not fit",
+    ),
+    "of another length": (
+        lambda p: changed(p, "h:b@0", arguments(joined_at([2, 3], [0, 8]))),
+        "does not fit",
+    ),
     "missing": (
         lambda p: changed(p, "h:b@1", arguments(lambda d: d["args"][1].pop())),
         "its slices hold 16 of 32 elements",
@@ -188,6 +202,34 @@ def test_a_graph_that_is_none_is_told() -> None:
         plan, partition=dataclasses.replace(plan.partition, ops=(*ops, ops[-1]))
     )
     assert "two ops are named" in plan_problems(graph, double)[0]
+
+
+@pytest.mark.parametrize(("at", "problem"), [(0, None), (1, "a place of another one")])
+def test_an_update_puts_a_part_back_where_it_was(at: int, problem: str | None) -> None:
+    kind, mesh = "aten.clone.default", make_mesh((2,))
+    graph = build_graph("update", [
+        Op(name="x", kind="input", outputs=(tensor("x", 4),)),
+        Op(name="t", kind=kind, inputs=("x",), outputs=(tensor("t", 4),)),
+    ])  # fmt: skip
+    sources = [
+        Op(name=f"x@{d}", kind="input", outputs=(tensor(f"x@{d}", 2),),
+           arguments={"shard": {"of": "x", "box": [[2 * d, 2 * d + 2]]}})
+        for d in range(2)
+    ]  # fmt: skip
+    part = Op(name="t:part@0", kind=SLICE, inputs=("x@0",), outputs=(tensor("t:part@0", 1),),
+              arguments={"args": [{"tensor": "x@0"}, [[0, 1]]]})  # fmt: skip
+    args = [{"tensor": "x@0"}, [[at, at + 1]], {"tensor": "t:part@0"}]
+    update = Op(name="t@0", kind=UPDATE, inputs=("x@0", "t:part@0"), outputs=(tensor("t@0", 2),),
+                arguments={"args": args})  # fmt: skip
+    clone = Op(name="t@1", kind=kind, inputs=("x@1",), outputs=(tensor("t@1", 2),))
+    layouts = {"x": ("Shard(0)",), "t": ("Shard(0)",)}
+    plan = Plan(
+        placement={"x@0": 0, "x@1": 1, "t:part@0": 0, "t@0": 0, "t@1": 1},
+        order=(("x@0", "t:part@0", "t@0"), ("x@1", "t@1")),
+        partition=Partition(mesh=mesh, sharding=layouts, ops=(*sources, part, update, clone)),
+    )
+    found = list(partition_problems(graph, plan))
+    assert found == [] if problem is None else problem in found[0]
 
 
 def test_what_is_received_in_place_takes_no_memory() -> None:

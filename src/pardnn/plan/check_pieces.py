@@ -90,7 +90,7 @@ class _Checker:
         """Return what is wrong with an op, and note what its results are."""
         if op.kind == FETCH:
             shape = (op.arguments or {})["args"][0]
-            if tuple(shape) != (op.outputs[0].shape or ()):
+            if tuple(shape) != op.outputs[0].shape:
                 return f"it makes {list(shape)}, its result is of {op.outputs[0].shape}"
         if op.name in self.whole:
             return self._same(op, self.whole[op.name])

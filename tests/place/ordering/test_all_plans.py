@@ -55,6 +55,20 @@ def test_placements_may_fill_devices_to_the_last_byte() -> None:
         assert len(found) == count
 
 
+def test_what_is_first_in_the_file_may_run_late() -> None:
+    """`z` of 10 bytes, first in the file, fits once `a` is gone: 6 + 10 + 1, not 6 + 6 + 10."""
+    ops = [
+        Op(name=name, kind="aten.mm.default" if reads else "input", inputs=reads,
+           outputs=(Tensor(name=name, bytes=size),), seconds={"accelerator": 1.0})
+        for name, size, reads in (("z", 10, ()), ("a", 6, ()), ("b", 6, ("a",)),
+                                  ("c", 1, ("b", "z")))
+    ]  # fmt: skip
+    graph, alone = build_graph("late", ops), np.zeros(4, dtype=np.int64)
+    for limit, fits in ((17, True), (16, False)):
+        found = searched_plan(graph.arrays, [limit], first_overwrites(graph), [alone])
+        assert (found.plan is not None) == fits
+
+
 @pytest.mark.jit
 def test_no_refusal_at_the_least_limit() -> None:
     """At the least limit at which any plan fits there is a plan; one byte below there is none."""

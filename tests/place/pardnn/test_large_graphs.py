@@ -92,6 +92,10 @@ def test_plans_of_large_graphs_are_valid_and_fit(
         machine = machine_for(graph, cluster_of(2))
         free = pardnn.place_pardnn(graph, machine, [None] * 2).plan
         assert np.isfinite(run_lists(graph.arrays, machine, free).makespan)
+        enough = pardnn.place_pardnn(graph, machine, [10**9] * 2)
+        assert enough.moved_ops == 0
+        assert "memory" not in enough.seconds_by_step
+        assert (enough.plan.place == free.place).all()
         limit = _least(graph)
         try:
             plan = pardnn.place_pardnn(graph, machine, [limit] * 2).plan
@@ -122,3 +126,30 @@ def test_repair_of_the_fastest_is_the_last_word_if_it_costs_little(
     tried.clear()
     assert fit_memory(Task(problem, problem, [10**6] * 2, written), candidates) is not None
     assert not tried
+
+
+@pytest.mark.jit
+def test_ops_of_small_graphs_stand_in_any_order() -> None:
+    for seed in range(6):
+        graph = _graph(seed)
+        machine = machine_for(graph, cluster_of(2))
+        found = pardnn.place_pardnn(graph, machine, [None] * 2).plan
+        assert np.isfinite(run_lists(graph.arrays, machine, found).makespan)
+
+
+@pytest.mark.jit
+def test_every_candidate_of_a_small_graph_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[np.ndarray] = []
+    monkeypatch.setattr(
+        step2_memory, "fit_candidate", lambda _a, _m, place, *_: tried.append(place)
+    )
+    graph = _graph(4)
+    problem = problem_for(graph, 2, with_views=True)
+    candidates, _ = partition(problem)
+    task = Task(problem, problem, [10**6] * 2, first_overwrites(graph))
+    assert fit_memory(task, candidates) is not None
+    assert [place.tolist() for place in tried] == [c.place.tolist() for c in candidates]
+    monkeypatch.setattr(step2_memory, "START_OPS", 2 * problem.arrays.num_ops)
+    tried.clear()
+    fit_memory(task, candidates)
+    assert len(tried) == 2

@@ -1,12 +1,18 @@
-"""Activations that are larger than parameters are spread like parameters."""
+"""Packing by memory, on cases worked by hand."""
 
 import numpy as np
 
 from pardnn.graph.build import build_graph
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import limits
-from pardnn.place.pardnn.memory_packing import packed_place
+from pardnn.place.pardnn.memory_packing import (
+    attributed_units,
+    balanced_place,
+    packed_place,
+    residual_pins,
+)
 from pardnn.place.pardnn.memory_tracking import memory_profile_of
+from pardnn.place.pardnn.problem import Problem
 from tests.place.machines import problem_for
 from tests.place.pardnn.test_view_priority import op_of
 
@@ -28,3 +34,95 @@ def test_activations_larger_than_parameters_are_spread() -> None:
     live = memory_profile_of(graph.arrays, place, position, capacity).top[:, 1]
     alone = memory_profile_of(graph.arrays, np.zeros_like(place), position, capacity).top[0, 1]
     assert live.max() < 0.5 * alone
+
+
+def _problem(*rows: tuple[str, int, str], num_devices: int = 2) -> Problem:
+    """Ops of one second by name, bytes and what they read; without inputs they stay."""
+    return problem_for(build_graph("by hand", [
+        op_of(name, tuple(f"{read}.out" for read in reads.split()), float(name[0] not in "pv"),
+              size, memory="normal" if reads or name[0] == "x" else "residual")
+        for name, size, reads in rows
+    ]), num_devices)  # fmt: skip
+
+
+def _units(problem: Problem, live: list[float] | None = None, parts: int = 1) -> str:
+    """The op for whose unit each op is taken."""
+    names = "".join(name[-1] for name in _names(problem))
+    order = np.arange(problem.arrays.num_ops)
+    held = None if live is None else np.array(live)
+    units = attributed_units(problem, order, held, parts)
+    return "".join(names[np.flatnonzero(problem.arrays.group == unit)[0]] for unit in units)
+
+
+def _names(problem: Problem) -> list[str]:
+    return [chr(ord("0") + i) for i in range(problem.arrays.num_ops)]
+
+
+def test_an_op_belongs_to_what_it_reads_most_of() -> None:
+    """Parameters count twice; what reads nothing goes with what reads it."""
+    for size, unit in ((6, "1"), (4, "0")):
+        rows = [("p0", 6, ""), ("p1", size, ""), ("x2", 1, ""), ("f3", 10, "p0"),
+                ("f4", 3, "f3 p1 x2")]  # fmt: skip
+        assert _units(_problem(*rows)) == f"01{unit}0{unit}"
+
+
+def test_what_is_held_at_the_peak_counts_more_than_its_size() -> None:
+    rows = [("p0", 6, ""), ("p1", 6, ""), ("f2", 99, "p0"), ("f3", 5, "p1"), ("f4", 3, "f2 f3")]
+    assert _units(_problem(*rows)) == "01010"
+    assert _units(_problem(*rows), [0, 0, 0, 5, 0]) == "01011"
+
+
+def test_what_a_full_unit_cannot_hold_begins_another_one() -> None:
+    """Of 40 bytes a unit may hold 20: two of four activations, then the next two elsewhere."""
+    rows = [("p0", 50, ""), ("f1", 10, "p0"), ("f2", 10, "p0"), ("f3", 10, "p0"), ("f4", 10, "p0")]
+    live = [0.0, 10.0, 10.0, 10.0, 10.0]
+    assert _units(_problem(*rows), live, 2) == "00033"
+    assert _units(_problem(*rows), live, 1) == "00000"
+    assert _units(_problem(*rows), live, 4) == "00234"
+    assert _units(_problem(*rows)) == "00000"
+
+
+def test_without_anything_that_stays_each_group_is_a_unit() -> None:
+    assert _units(_problem(("x0", 4, ""), ("f1", 4, "x0"), ("f2", 4, "f1"))) == "012"
+
+
+def test_units_are_cut_in_the_order_of_their_use() -> None:
+    """Used are 3, 1, 0 and 2, a view aside; 4 and 5, which nothing uses, come in the file's order.
+
+    Of equal units, capacities of 3 and 1 take the first four and the last two at 2/3 to 1/3.
+    """
+    rows = [(f"p{i}", 10, "") for i in range(6)]
+    rows += [("v6", 0, "p2"), ("f7", 0, "p3"), ("f8", 0, "p1"), ("f9", 0, "p0"), ("f:", 0, "p2")]
+    problem = _problem(*rows)
+    position = np.arange(11)
+    position[[4, 5]] = 5, 4
+    for capacity, expected in (
+        ([200, 100], [0, 0, 0, 0, 1, 1]),
+        ([100, 100], [0, 0, 1, 0, 1, 1]),
+        ([500, 100], [0, 0, 0, 0, 1, 0]),
+    ):
+        place = packed_place(problem, position, np.array(capacity))
+        assert place[:6].tolist() == expected
+        assert place[6:].tolist() == [place[i] for i in (2, 3, 1, 0, 2)]
+
+
+def test_sizes_alone_are_balanced_largest_first() -> None:
+    """10 to device 0, 6 and 5 to device 1, where 89 bytes are left of 100, then 2 to device 0."""
+    rows = [("p0", 2, ""), ("p1", 5, ""), ("p2", 10, ""), ("p3", 6, ""), ("f4", 1, "p1"),
+            ("f5", 1, "p0")]  # fmt: skip
+    problem, limit = _problem(*rows), np.array([100, 100])
+    assert balanced_place(problem, np.arange(6), limit).tolist() == [0, 1, 0, 1, 1, 0]
+    assert balanced_place(problem, np.arange(6), np.array([100, 105])).tolist() == [
+        0,
+        1,
+        1,
+        0,
+        1,
+        0,
+    ]
+    # What stays on device 0 comes first, so the 10 bytes go to device 1.
+    only = problem._replace(runs=problem.runs & ~np.array([[0, 1], *[[0, 0]] * 5], dtype=bool),
+                            fixed=np.array([0, -1, -1, -1, -1, -1]))  # fmt: skip
+    assert balanced_place(only, np.arange(6), limit).tolist() == [0, 0, 1, 0, 0, 0]
+    pins = residual_pins(problem, np.array([1, 0, 1, 0, 1, 1]))
+    assert pins.tolist() == [1, 0, 1, 0, -1, -1]

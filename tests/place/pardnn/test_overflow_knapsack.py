@@ -1,5 +1,6 @@
 """Addressing overflow (Eqs. 4.4 and 4.5) on cases worked by hand: which units move, and where."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -107,6 +108,13 @@ def test_moves_are_those_of_the_naive_knapsack() -> None:
     fitted = compared = 0
     for seed in range(40):
         graph, k = grouped_graph(seed, 7 + seed % 4), 2 + seed % 2
+        if seed % 4 == 0:  # some tensors hold nothing
+            graph = build_graph("some empty", [
+                dataclasses.replace(op, outputs=tuple(
+                    dataclasses.replace(t, bytes=t.bytes // 4 * 4) for t in op.outputs
+                ))
+                for op in graph.ops
+            ])  # fmt: skip
         problem = problem_for(graph, k)
         rng = np.random.default_rng(seed)
         place = rng.integers(0, k, len(problem.runs))[problem.arrays.group]
