@@ -131,6 +131,34 @@ class RectifiedAdam(_Counting):
             p.add_(mean, alpha=-group["lr"] / (1 - beta1**step))
 
 
+class Ranger(_Counting):
+    """Keeps what it computed of the step's number, for the other parameters, and looks ahead."""
+
+    def __init__(self, params: Any, k: int = 3, **more: Any) -> None:
+        super().__init__(params, **more)
+        self.k, self.buffer = k, [[None, None] for _ in range(2)]
+
+    def update(self, p: Any, grad: Any, state: Any, group: Any, beta1: float, beta2: float) -> None:
+        """Update one parameter."""
+        if "slow" not in state:
+            state["slow"] = torch.empty_like(p)
+            state["slow"].copy_(p)
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.mul_(beta1).add_(grad, alpha=1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        kept: list[Any] = self.buffer[int(state["step"] % 2)]
+        if state["step"] == kept[0]:
+            rate = kept[1]
+        else:
+            kept[0] = state["step"]
+            rate = math.sqrt(1 - beta2 ** state["step"]) / (1 - beta1 ** state["step"])
+            kept[1] = rate
+        p.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-rate * group["lr"])
+        if state["step"] % self.k == 0:
+            state["slow"].add_(p - state["slow"], alpha=0.5)
+            p.copy_(state["slow"])
+
+
 class Lookahead(Optimizer):
     """Draws slow weights towards the fast ones of another optimizer at every k-th step."""
 

@@ -3,10 +3,14 @@
 from typing import Any
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
-from testbed.counting_optimizers import OPTIMIZERS, Lookahead
+from pardnn.backends.torch.parallelize import parallelize
+from testbed.counting_optimizers import OPTIMIZERS, Lookahead, Ranger
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import run_ranks
 from tests.backends.torch.stepping import Entry, assert_as_eager, eager, on_ranks, small
 
 
@@ -64,6 +68,38 @@ def test_lookahead_counts_beside_its_base() -> None:
         assert found == expected
     (found,) = on_ranks(lookahead, 1, steps=3)
     assert "(optimizer.counter + 1) % " in found
+
+
+class InTurn(torch.optim.SGD):
+    """Decays weights at every second step, counted in the group."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group.setdefault("count", 0)
+            for p in group["params"] if group["count"] == 0 else ():
+                p.data.mul_(0.5)
+            group["count"] += 1
+            if group["count"] >= 2:
+                group["count"] = 0
+        super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Ranger, InTurn])
+def test_paths_by_a_count_are_followed(kind: Any) -> None:
+    def make() -> Entry:
+        model, x, y = small()
+        return train, (model, kind(model.parameters(), lr=0.1), x, y)
+
+    expected = eager(make, state=counts, steps=6)
+
+    def body(_rank: int, _store: str) -> Any:
+        step, args = make()
+        decide = lambda graph, size, _: random_plan(graph, size)  # noqa: E731
+        fast = parallelize(step, *args, decide=decide, device="cpu")
+        return [[fast(*args[2:]).item().hex(), repr(counts(args)), ""] for _ in range(6)]
+
+    (found,) = run_ranks(1, body)
+    assert found.value == expected, found.error
 
 
 def test_captured_state_is_put_back() -> None:

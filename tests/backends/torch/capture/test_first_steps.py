@@ -134,7 +134,23 @@ class AfterTheStep(torch.optim.SGD):
                 parameter.lerp_(kept, 0.1)
 
 
-@pytest.mark.parametrize("make", [FirstGradient, AfterTheStep])
+class WrittenAgain(torch.optim.SGD):
+    """Keeps the first weights in a tensor that it has filled with zeros before."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if "slow" not in state:
+                    state["slow"] = torch.zeros_like(parameter)
+                    state["slow"].copy_(parameter)
+                state["slow"].lerp_(parameter, 0.5)
+                parameter.copy_(state["slow"])
+
+
+@pytest.mark.parametrize("make", [FirstGradient, AfterTheStep, WrittenAgain])
 def test_state_that_starts_from_data_is_refused(make: Any) -> None:
     step, args = small(functools.partial(make, lr=0.1))
     with pytest.raises(UnsupportedError, match=r"state\.model\.0\.weight") as caught:

@@ -31,25 +31,21 @@ from pardnn.backends.torch.capture.first_use import (
     changed_tensors,
     created_tensors,
     is_made_of_constants,
+    written_at_first,
 )
-from pardnn.backends.torch.capture.numbers.containers import (
-    Filled,
-    OtherUse,
-    alike,
-    filled_containers,
-)
+from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
-from pardnn.backends.torch.capture.numbers.schedules import (
-    schedule_numbers,
-    stepped,
-)
+from pardnn.backends.torch.capture.numbers.recorders import Recorders
+from pardnn.backends.torch.capture.numbers.schedules import schedule_numbers, stepped
 from pardnn.backends.torch.capture.numbers.selection import (
     NO_SYMBOLS,
     Numbers,
     Selection,
+    check_constants,
     granted,
     put_back_data,
+    put_defaults,
     reconsidered,
     tell_numbers,
     without_ints,
@@ -70,10 +66,10 @@ from pardnn.backends.torch.capture.source_updates import (
     Captured,
     StepTrace,
     accelerator_of,
-    check_gradients,
     check_same,
     check_shared_storage,
     check_trains,
+    left_over,
     ordered_live_calls,
     shared_sources,
     source_updates,
@@ -160,8 +156,9 @@ def capture_step(
     mode = fake_mode_of(entry.value for entry in original.tensors)
     cache = FakeCache(mode)
     session = _Session(
-        step, arguments, batch, mode, cache, original, whole_of, must_train, has_loss
-    )
+        step, arguments, batch, mode, cache, original, whole_of, must_train, has_loss,
+        Recorders(original),
+    )  # fmt: skip
     with generators_restored(), collector_paused(), access_allowed():
         try:
             return session.captured(name or getattr(step, "__name__", "step"))
@@ -187,10 +184,11 @@ class _Session:
         whole_of: Returns the geometry of the whole, where a live tensor is a shard.
         must_train: Whether the step must change a parameter.
         has_loss: Whether it must return a loss.
+        recorders: Stand for what the step only fills or tells.
         checks: Known branches on data that only raise, of the first step and of the others.
         caches: Of `functools`, in which a trace has left fake tensors.
-        filled: Containers that the step only fills, as far as is known.
-        unfilled: Names of those with which it does more.
+        held: Gradients that were there before the first trace, by name.
+        carried: Those of them that the step reads: each call hands them on to the next.
     """
 
     step: Callable[..., Any]
@@ -202,10 +200,11 @@ class _Session:
     whole_of: WholeOf
     must_train: bool
     has_loss: bool
+    recorders: Recorders
     checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
     caches: list[Any] = field(default_factory=list)
-    filled: dict[str, Filled] = field(default_factory=dict)
-    unfilled: set[str] = field(default_factory=set)
+    held: dict[str, Any] = field(default_factory=dict)
+    carried: dict[str, Any] = field(default_factory=dict)
 
     def clear_caches(self) -> None:
         """Clear the caches in which a trace has left fake tensors."""
@@ -214,19 +213,12 @@ class _Session:
 
     def captured(self, name: str) -> Captured:
         """Return the step as a graph, and try again where a container is not only filled."""
-        refused: PardnnError | None = None
         while True:
-            self.filled = {}
+            self.recorders.begin()
             try:
                 return self._captured(name)
-            except OtherUse as use:
-                self.unfilled |= alike(use.name, self.filled)
-            except (UnsupportedError, UserCodeError) as error:
-                # A recorder may be in the way of the user's code.
-                if refused is not None or not self.filled:
-                    raise refused or error from error.__cause__
-                refused = error if isinstance(error, UnsupportedError) else None
-                self.unfilled.update(self.filled)
+            except (OtherUse, UnsupportedError, UserCodeError) as error:
+                self.recorders.learn(error)
             restore(self.original.contents)
 
     def _captured(self, name: str) -> Captured:
@@ -234,7 +226,7 @@ class _Session:
         sharing = shared_sources(sources_of(self.original, self.batch), self.whole_of)
         first, settled, numbers, created = self._first_step()
         initial, irregular, constants = created
-        chosen = Selection(held=schedule_numbers(settled))
+        chosen = Selection(held=schedule_numbers(settled), defaults=numbers.defaults)
         for _ in range(_MAX_TRACES):
             other: Selection | None
             try:
@@ -243,8 +235,11 @@ class _Session:
                     constants = constants.without(changed)
                     continue
                 other = reconsidered(chosen, trace, first, numbers)
-                if other is None:
-                    check_gradients(first, trace)
+                if other is None and (left := left_over(first, trace)):
+                    self.carried = {name: self.held[name] for name in left}
+                    other = chosen
+                elif other is None:
+                    irregular |= written_at_first(first, trace, initial)
                     graph = self._assembled(name, trace, chosen, irregular, sharing)
                     left = uncarried(trace, first, graph)
                     self._check_repeatable(trace, chosen, initial, constants, settled)
@@ -270,13 +265,14 @@ class _Session:
         live = sources_of(self.original, self.batch)
         before = values_by_name(self.original.contents, tensor_names(live))
         first = self._trace(NO_SYMBOLS, locate=False)
-        self.filled = filled_containers(self.original, self.unfilled)
-        restore([(name, each.holder, each.content) for name, each in self.filled.items()])
+        self.recorders.take_filled()
         created = created_tensors(first, walk_objects(self.step, self.args), self.batch, live)
         put_back_data(self.original.contents)
+        defaults = put_defaults(self.original.contents)
         settled = walk_objects(self.step, self.args)
         names = tensor_names(sources_of(settled, self.batch))
-        return first, settled, Numbers(before, values_by_name(settled.contents, names)), created
+        after = values_by_name(settled.contents, names)
+        return first, settled, Numbers(before | defaults, after, defaults), created
 
     def _assembled(
         self,
@@ -332,6 +328,7 @@ class _Session:
             restore(settled.contents)
         again = self._trace(chosen.plain(), initial=initial, constants=constants, locate=False)
         check_same(trace, again)
+        check_constants(trace, again)
         check_same_effects(trace.effects, again.effects)
 
     def _trace(
@@ -377,11 +374,14 @@ class _Session:
             chosen.set_start(objects, names)
             objects = walk_objects(self.step, self.args)
         made_anew = {s.name: s for s in sources if s.name in constants.values}
-        found = [s for s in outside(self.filled, sources) if s.name not in constants.values]
+        rest = [s for s in sources if s.name not in made_anew]
+        found = outside(self.recorders.filled, rest)
         gradients = held_gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
         numbers = chosen.sources(found, objects, names)
-        kept = {source.name: source.get() for source in gradients}
+        is_first = chosen is NO_SYMBOLS
+        kept = self.carried | {source.name: source.get() for source in gradients}
+        self.held = kept if is_first else self.held
         placeholders = insert_placeholders(objects, tensors, self.mode, self.whole_of)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
@@ -390,11 +390,11 @@ class _Session:
         for source in tensors:
             trace.add(source, placeholders[source.name], initial)
         made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
+        trace.gradients = made
         for source in gradients:
             trace.add(source, made[source.name], initial)
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
-        is_first = chosen is NO_SYMBOLS
         with symbols_inserted(trace, numbers):
-            run_noted(trace, self.step, self.args, self.mode, self.filled, names, is_first)
+            run_noted(trace, self.step, self.args, self.mode, self.recorders, names, is_first)
         return trace

@@ -89,6 +89,29 @@ def changed_tensors(trace: StepTrace) -> list[str]:
     return found
 
 
+def written_at_first(
+    first: StepTrace, trace: StepTrace, initial: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return why states do not start from their number: the first step writes them once more.
+
+    Args:
+        first: Trace of the first step.
+        trace: Of the step that repeats.
+        initial: First values of states by name.
+    """
+    found: dict[str, str] = {}
+    for name, value in first.created.items():
+        storage, now = value.storage, trace.values.get(name)
+        is_number = isinstance(initial.get(name), int | float)
+        if storage is None or now is None or now.storage is None or not is_number:
+            continue
+        # One that is made empty is filled by a write of its own.
+        is_empty = ".empty" in storage.owner.call.kind
+        if len(storage.writes) - is_empty > len(now.storage.writes):
+            found[name] = "is written once more by the first step, when it is created"
+    return found
+
+
 NOTHING_KEPT = KeptTensors((), {})
 
 
@@ -97,7 +120,7 @@ CreatedTensors = tuple[dict[str, Any], dict[str, str], KeptTensors]
 
 
 def created_tensors(
-    first: StepTrace, objects: ObjectGraph, batch: Sequence[int], live: Iterable[Source]
+    first: StepTrace, objects: ObjectGraph, batch: Sequence[int], before: Iterable[Source]
 ) -> CreatedTensors:
     """Return how the tensors begin that the first step created.
 
@@ -105,10 +128,13 @@ def created_tensors(
         first: Its trace.
         objects: The object graph after it.
         batch: Indices of the arguments that are the batch.
-        live: The sources that were there before.
+        before: The sources that were there before.
     """
-    existing, found = {source.name for source in live}, sources_of(objects, batch)
+    existing, found = {source.name for source in before}, sources_of(objects, batch)
     created = [source for source in found if source.name not in existing]
+    live = {source.name: source.get() for source in created}
+    tensors = {name: each for name, each in live.items() if isinstance(each, torch.Tensor)}
+    first.created = {n: first.tracer.aliases.fresh_value(each) for n, each in tensors.items()}
     initial, irregular = initial_values(first.tracer, created, objects)
     for source in held_gradients(found):
         if source.name not in first.values:

@@ -113,6 +113,13 @@ def is_arithmetic(change: Changed) -> bool:
     return change.slot is not None and before and after
 
 
+def is_filled(change: Changed) -> bool:
+    """Whether a place that held None has got a number that the step computes from others."""
+    now = isinstance(change.now, _NUMBERS) and not isinstance(change.now, bool)
+    is_item = change.slot is not None and isinstance(change.slot.holder, list)
+    return is_item and change.then is None and now
+
+
 def changes(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:
     """Return the plain values, and the containers by their size, that have changed.
 

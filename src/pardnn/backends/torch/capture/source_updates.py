@@ -9,8 +9,8 @@ values in its own tensor.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ import torch
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.restore import Changed
 from pardnn.backends.torch.capture.result import kept_copy
+from pardnn.backends.torch.capture.rewrites.undoing import record
 from pardnn.backends.torch.capture.to_graph import (
     add_order_edges,
     live_calls,
@@ -47,6 +48,8 @@ class StepTrace:
         effects: What the step tells: `numbers.effects.Effects`.
         choices: Code of it that runs by data: `numbers.choices.Choices`.
         length: Number of calls of the step itself, before copies back were added.
+        gradients: Placeholders of gradients that were held before the step, by name.
+        created: Of the first step: values of the tensors that it creates, by name.
         made_anew: Sources that the trace makes of constants, with their storage and its number of
             writes before the step; see `first_use`.
     """
@@ -61,6 +64,8 @@ class StepTrace:
     effects: Any = None
     choices: Any = None
     length: int = 0
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    created: Mapping[str, Value] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
     def add(self, source: Source, fake: Any, initial: dict[str, Any] | None) -> None:
@@ -96,15 +101,29 @@ def check_trains(trace: StepTrace) -> None:
     Raises:
         UsageError: E201.
     """
-    parameters = [trace.values[n] for n, s in trace.sources.items() if s.kind == "parameter"]
-    if not any(value.storage and value.storage.writes for value in parameters):
+    added = [n for n, s in trace.sources.items() if s.parameter is not None and s.get() is not None]
+    storages = [trace.values[name].storage for name in added]
+    # A call that only adds to gradients leaves them to one that takes another path.
+    is_part = _may_go_otherwise(trace) and any(each and each.writes for each in storages)
+    if not is_part and not _changes_parameters(trace):
         raise UsageError(
             "nothing to train: the step changes no parameter of any model it reaches.\n"
             "It should call loss.backward() and optimizer.step() on parameters that require\n"
-            "gradients. Gradients that several calls accumulate are added up in one call instead:\n"
-            "for x, y in batches: ...; loss.backward(), then optimizer.step().",
-            details={"parameters": len(parameters)},
+            "gradients.",
         )
+
+
+def _changes_parameters(trace: StepTrace) -> bool:
+    named = trace.sources.items()
+    storages = [trace.values[n].storage for n, s in named if s.kind == "parameter"]
+    return any(storage and storage.writes for storage in storages)
+
+
+def _may_go_otherwise(trace: StepTrace) -> bool:
+    """Whether numbers or flags have decided which path the step takes."""
+    scalars = trace.tracer.scalars
+    flags = [name for name in trace.settings if ".param_groups." not in f".{name}"]
+    return bool(scalars.conditions or scalars.guards or flags)
 
 
 def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
@@ -119,6 +138,7 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
     """
     calls: list[Call] = []
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
+    hands_on = not _changes_parameters(trace) and _may_go_otherwise(trace)
     for name, source in trace.sources.items():
         value = trace.values[name]
         if value.storage is None:
@@ -130,6 +150,8 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
         # What a source holds at the end matters only if the next step reads it.
         kept = is_registered(source) and name not in irregular
         matters = source.kind == "parameter" or kept or value.storage in read
+        # Where a call makes gradients and no update, another one is to read them.
+        matters |= hands_on and source.parameter is not None
         if isinstance(live, torch.Tensor) and not matters:
             continue
         copies = _copy_back(trace, source, value, live)
@@ -183,7 +205,8 @@ def is_registered(source: Source) -> bool:
 def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> list[Call]:
     """Record `source.copy_(live)` where `live` is another tensor than the source."""
     if live is None and source.parameter is not None:
-        return []
+        # Dropped: the next call begins with zeros, which its own gradient is added to.
+        return [_zeroed(trace, source)]
     if not isinstance(live, torch.Tensor):
         raise unsupported.replaced_tensor(source.name, "which is no tensor")
     new = trace.tracer.aliases.fresh_value(live)
@@ -196,6 +219,11 @@ def _copy_back(trace: StepTrace, source: Source, value: Value, live: Any) -> lis
     if new.storage is not None and new.storage.source:
         raise unsupported.replaced_tensor(source.name, f"namely {new.storage.owner.call.name!r}")
     return [trace.tracer.aliases.copy_back(value, new)]
+
+
+def _zeroed(trace: StepTrace, source: Source) -> Call:
+    record(trace.tracer, "zero_", trace.gradients[source.name])
+    return trace.tracer.calls[-1]
 
 
 def gradients_read(first: StepTrace) -> list[str]:
@@ -286,11 +314,9 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
             tainted.update(call.outputs)
 
 
-def check_gradients(first: StepTrace, trace: StepTrace) -> None:
-    """Reject a gradient from before the first step that only that step reads."""
-    left_over = [name for name in gradients_read(first) if name not in trace.sources]
-    if left_over:
-        raise unsupported.left_over_gradient(left_over[0].removesuffix(".grad"))
+def left_over(first: StepTrace, trace: StepTrace) -> list[str]:
+    """Return the gradients from before the first step that it reads, and no later step finds."""
+    return [name for name in gradients_read(first) if name not in trace.sources]
 
 
 def check_same(one: StepTrace, other: StepTrace) -> None:

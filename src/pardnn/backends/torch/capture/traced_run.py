@@ -7,10 +7,8 @@ data becomes an `UnsupportedError`; any other is the user's.
 from __future__ import annotations
 
 import contextlib
-import io
 import random
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,10 +18,12 @@ from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.choices import Choices
-from pardnn.backends.torch.capture.numbers.containers import Filled, recorders_inserted
+from pardnn.backends.torch.capture.numbers.containers import recorders_inserted
 from pardnn.backends.torch.capture.numbers.effects import effects_noted
-from pardnn.backends.torch.capture.numbers.python_calls import python_calls
+from pardnn.backends.torch.capture.numbers.python_calls import numbers_told, python_calls
+from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.schedules import schedules_noted
+from pardnn.backends.torch.capture.numbers.told_sinks import stand_ins_inserted
 from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, unseen_states
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
@@ -31,6 +31,7 @@ from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.held_numbers import with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import walk_objects
+from pardnn.backends.torch.user_step.used_names import used_names
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, without_addresses
 
 
@@ -51,10 +52,8 @@ def run_traced(
     """
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        # stdout is for results alone, and a step is traced more than once.
-        quiet = contextlib.redirect_stdout(_Quiet())
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
-        with mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad(), quiet:
+        with mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad():
             result = step(*args)
         tracer.rng_replays.finish()
     except PardnnError:
@@ -89,7 +88,7 @@ def run_noted(
     step: Callable[..., Any],
     args: list[Any],
     mode: fake_tensor.FakeTensorMode,
-    filled: Mapping[str, Filled],
+    recorders: Recorders,
     names: Mapping[int, str],
     is_first: bool,
 ) -> None:
@@ -100,7 +99,7 @@ def run_noted(
         step: The user's step.
         args: Its arguments, with placeholders and symbols in them.
         mode: Of the fake tensors.
-        filled: Containers that it only fills.
+        recorders: Stand for what it only fills or tells.
         names: Of the placeholders by id.
         is_first: Whether it is the first step.
 
@@ -113,25 +112,19 @@ def run_noted(
     with contextlib.ExitStack() as stack:
         trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
         trace.effects = effects = stack.enter_context(effects_noted(tracer))
-        stack.enter_context(recorders_inserted(objects, filled, effects.filled))
+        stack.enter_context(recorders_inserted(objects, recorders.filled, effects.filled))
+        stack.enter_context(stand_ins_inserted(objects, recorders.sinks, effects.told))
         choices = Choices(
             tracer, lambda: walk_objects(step, args), effects, trace.schedules, is_first=is_first
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
+        stack.enter_context(numbers_told(used_names(step, objects.seen.values()).functions))
         trace.result = run_traced(step, args, tracer, mode)
     check_unseen(unseen)
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
     trace.length = len(tracer.calls)
-
-
-class _Quiet(io.TextIOBase):
-    """Standard output while a step is traced: what is written goes to standard error."""
-
-    def write(self, text: str) -> int:
-        """Write a text to standard error."""
-        return sys.stderr.write(text)
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -64,16 +64,6 @@ def data_dependent_size(where: str | None) -> UnsupportedError:
     )
 
 
-def left_over_gradient(parameter: str) -> UnsupportedError:
-    """Return E806: a gradient from before the first step, which that step alone would add to."""
-    return UnsupportedError(
-        f"{parameter!r} holds a gradient from before the first step, which would be added to the "
-        "first step's and no other's.\nDrop it: optimizer.zero_grad() before the step is captured.",
-        code="E806",
-        details={"parameter": parameter},
-    )
-
-
 def data_dependent_draws(kind: str, where: str | None) -> UnsupportedError:
     """Return E822: how many random numbers an op draws depends on its input."""
     return _error(
@@ -282,7 +272,8 @@ def text_of_a_number(where: str | None) -> UnsupportedError:
     """Return E802: a text made of a number that changes, and not printed or logged."""
     return _error(
         f"the step makes a text of a number that differs from step to step{_at(where)}, and does\n"
-        "something else with it than to print or log it.\n"
+        "something else with it than to print, log or collect it, or to write it to a file that\n"
+        "was open before the step.\n"
         "Return the number from the step, and make the text of it there.",
         where,
         "E802",

@@ -152,7 +152,7 @@ def _steps(
         losses.append(executor.step(binding.inputs(batch, {})).item())
         binding.end_step(executor.effects)
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results alone
-            tell(executor.effects)
+            tell(executor.effects, binding.sinks())
         state.steps += 1
         stops = stop is not None and stop.tick()
         is_last = stops and job.on_signal == "save"

@@ -253,7 +253,7 @@ class Binding:
         From here on the example batch is not needed, and let go of.
         """
         places = self._host.places
-        filled = self._host.filled
+        filled = self._host.filled | self.sinks()
         self._guards = Guards(self._step, self._args, self._batch, places, self._ints, filled)
         batch = self.read(self.example())
         self._kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
@@ -374,6 +374,10 @@ class Binding:
         self._host.write(effects, objects)
         self._given = ()
         self._starting.end()
+
+    def sinks(self) -> dict[str, Any]:
+        """Return the files and writers that the step tells something, by name."""
+        return self._host.sinks()
 
     def _is_of_batch(self, name: str) -> bool:
         return any(f"{name}.".startswith(f"{self._names[i]}.") for i in self._batch)

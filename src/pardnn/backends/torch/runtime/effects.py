@@ -5,17 +5,23 @@ from __future__ import annotations
 import builtins
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
+
+from pardnn.backends.torch.ops.codec import decode
+from pardnn.backends.torch.ops.host_scalars import format_number
 from pardnn.errors import UserCodeError
 
 
-def tell(effects: Iterable[dict[str, Any]]) -> None:
+def tell(effects: Iterable[dict[str, Any]], sinks: Mapping[str, Any]) -> None:
     """Print, log and check what a step did, in its order; every rank calls it after the step.
 
     Args:
         effects: As `capture.numbers.effects` notes them, with this step's numbers.
+        sinks: This rank's files and writers that the step tells something, by name; None is told
+            nothing.
 
     Raises:
         Exception: A check of the step came out otherwise: of the class that the step raises, if
@@ -30,6 +36,10 @@ def tell(effects: Iterable[dict[str, Any]]) -> None:
             _log(*content)
         elif kind == "check":
             _check(*content)
+        elif kind == "tell" and sinks.get(content[0]) is not None:
+            _, method, args, kwargs = content
+            named = {key: value_of(item) for key, item in kwargs}
+            getattr(sinks[content[0]], method)(*map(value_of, args), **named)
 
 
 def _stream(name: str) -> str:
@@ -38,7 +48,22 @@ def _stream(name: str) -> str:
 
 def text_of(parts: list[Any]) -> str:
     """Return the text that parts make: texts, and numbers with their formats."""
-    return "".join(part if isinstance(part, str) else format(*part) for part in parts)
+    return "".join(part if isinstance(part, str) else format_number(*part) for part in parts)
+
+
+def value_of(content: Any) -> Any:
+    """Return what `content` stands for, in which tensors and numbers are in their places."""
+    if not isinstance(content, dict):
+        return content
+    ((kind, parts),) = content.items()
+    if kind == "text":
+        return text_of(parts)
+    if kind == "value":
+        return decode(parts, torch.device("cpu"))
+    if kind == "dict":
+        return {value_of(key): value_of(item) for key, item in parts}
+    items = map(value_of, parts)
+    return tuple(items) if kind == "tuple" else list(items)
 
 
 def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any) -> None:

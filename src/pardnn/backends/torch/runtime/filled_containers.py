@@ -9,10 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
-from pardnn.backends.torch.ops.codec import decode
-from pardnn.backends.torch.runtime.effects import text_of
+from pardnn.backends.torch.runtime.effects import value_of
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.errors import FileError, shown
 from pardnn.graph.ir import Graph
@@ -44,12 +41,12 @@ def fill(effects: Iterable[Mapping[str, Any]], containers: Mapping[str, Any]) ->
     """
     for name, keys, method, args in (each["call"] for each in effects if "call" in each):
         container = containers[name]
-        for key in map(_value, keys):
+        for key in map(value_of, keys):
             container = container.setdefault(key, [])
         kind = next((kind for kind in CONTAINERS if isinstance(container, kind)), None)
         if kind is None or method not in _METHODS[kind]:
             raise FileError(f"a step does not call {method!r:.80} of {shown(name)}")
-        getattr(container, method)(*map(_value, args))
+        getattr(container, method)(*map(value_of, args))
 
 
 def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -> None:
@@ -63,18 +60,3 @@ def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -
     for entry in (entry for objects in batch for entry in objects.tensors):
         if entry.name in rebound and entry.slot is not None:
             entry.slot.set(rebound[entry.name])
-
-
-def _value(content: Any) -> Any:
-    """Return what `content` stands for, in which tensors and numbers are in their places."""
-    if not isinstance(content, dict):
-        return content
-    ((kind, parts),) = content.items()
-    if kind == "text":
-        return text_of(parts)
-    if kind == "value":
-        return decode(parts, torch.device("cpu"))
-    if kind == "dict":
-        return {_value(key): _value(item) for key, item in parts}
-    items = map(_value, parts)
-    return tuple(items) if kind == "tuple" else list(items)

@@ -13,7 +13,7 @@ from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_view
 from pardnn.backends.torch.runtime.program import Program
-from pardnn.errors import UsageError, shown
+from pardnn.errors import RankError, UsageError, shown
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.state_layout import STATE_KINDS, Shard
 
@@ -93,6 +93,12 @@ def _broadcast(
     rank: int, mine: torch.Tensor | None, place: torch.Tensor, world: World
 ) -> torch.Tensor:
     """Return on all ranks the tensor `mine` of `rank`, which has the shape of `place`."""
+    if world.size > 1 and world.reported is not None:
+        raise RankError(
+            f"the ranks stopped before: {world.reported.message}\nWhat they held is whole in the "
+            "last checkpoint alone.",
+            details={"rank": world.rank, "first_failing_rank": world.rank} | world.reported.details,
+        ) from world.reported
     if world.channel is None or world.channel.group is None:
         assert mine is not None
         return mine

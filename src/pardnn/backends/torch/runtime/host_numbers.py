@@ -10,12 +10,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from pardnn.backends.torch.ops.codec import Reference
 from pardnn.backends.torch.ops.host_program import host_program
+from pardnn.backends.torch.runtime.effects import value_of
 from pardnn.backends.torch.runtime.filled_containers import CONTAINERS, fill, filled_names
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
     missing_slots,
     numbers_by_name,
     place,
+    slot_of_name,
     slots_of,
 )
 from pardnn.backends.torch.user_step.item_guards import Change
@@ -25,8 +27,9 @@ from pardnn.backends.torch.user_step.object_graph import (
     argument_names,
     walk_objects,
 )
+from pardnn.backends.torch.user_step.sinks import may_be_told
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
-from pardnn.errors import MismatchError, shown
+from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
 
 #: Longest text of a condition in a message.
@@ -66,12 +69,15 @@ class HostNumbers:
         written = dict.fromkeys([*dict(self.program.writes), *told])
         self.filled: dict[str, Any] = {}
         self._filled: dict[str, Slot] = {}
+        self._empty: dict[str, Slot] = {}
         self._add_filled(step, args, filled_names(graph))
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
         self.places = frozenset(place(slot) for slot in [*slots, *self._filled.values()])
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
         self._new: dict[str, Any] = {}
+        self._sinks = _sink_slots(step, args, graph)
+        self._given: dict[str, Slot] = {}  # where the last batch had sinks
         self._schedules = _schedules(step, args, graph)
 
     def _add_held(self, step: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
@@ -86,6 +92,10 @@ class HostNumbers:
         slots = {name: held[name][0] for name in wanted if name in held}
         lacking = [name for name in wanted if name in self.program.initial and name not in slots]
         slots |= missing_slots(lacking, objects, tensors)
+        for name in (name for name in wanted if name not in slots):
+            slot = slot_of_name(objects, name)
+            if slot is not None and slot.get() is None:  # the step puts a number there
+                slots[name] = self._empty[name] = slot
         _check_known([name for name in wanted if name not in slots], "number")
         self._sources.update((name, Source(name, "input", (slots[name],))) for name in wanted)
         self._watch_holders({name: slots[name] for name in wanted}, objects)
@@ -119,6 +129,10 @@ class HostNumbers:
                 self._containers[id(holder)] = name, slot, holder
                 holder = slot.holder
 
+    def sinks(self) -> dict[str, Any]:
+        """Return the files and writers that the step tells something, as they are now, by name."""
+        return {name: slot.get() for name, slot in (self._sinks | self._given).items()}
+
     def value(self, name: str) -> Any:
         """Return a number as it is now; its first value if it does not exist yet."""
         value = self._sources[name].get()
@@ -139,6 +153,12 @@ class HostNumbers:
         for name, slot in self._filled.items():
             if type(slot.get()) is not type(self.filled[name]):
                 return [Change(name, self.filled[name], slot.get())]
+        for name, slot in self._empty.items():
+            if slot.get() is not None:
+                return [Change(name, None, slot.get())]
+        for name, now in self.sinks().items():
+            if now is not None and not may_be_told(now):
+                return [Change(name, "a file or writer", now)]
         program = self.program
         if not program.rows and not program.conditions and not program.writes:
             return []
@@ -159,7 +179,8 @@ class HostNumbers:
             effects: What the step tells, numbers that it makes of data among it.
             batch: What the batch's arguments hold.
         """
-        told = dict(effect["set"] for effect in effects if "set" in effect)
+        sets = (effect["set"] for effect in effects if "set" in effect)
+        told = {name: value_of(value) for name, value in sets}
         for name, value in {**self._new, **told}.items():
             if isinstance(value, Exception):
                 raise value
@@ -168,6 +189,8 @@ class HostNumbers:
         if self.filled:
             given = {name: holder for each in batch for name, holder, _ in each.contents}
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
+        found = {name: slot_of_name(each, name) for each in batch for name in self._sinks}
+        self._given = {name: slot for name, slot in found.items() if slot is not None}
         for schedule in self._schedules:
             schedule.step()
 
@@ -180,6 +203,27 @@ def _check_known(missing: Sequence[str], what: str) -> None:
             code="E505",
             details={"missing": list(missing[:20])},
         )
+
+
+def _sink_slots(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> dict[str, Slot]:
+    """Return where the sinks are that a graph's step tells something; a rank may have None there.
+
+    Raises:
+        FileError: E402, if the graph calls what no step may.
+    """
+    effects = graph.step_notes.get("effects", [])
+    told = dict.fromkeys((each["tell"][0], each["tell"][1]) for each in effects if "tell" in each)
+    if not told:
+        return {}
+    objects = walk_objects(step, list(args))
+    slots = {name: slot_of_name(objects, name) for name, _ in told}
+    _check_known([name for name, slot in slots.items() if slot is None], "file or writer")
+    for name, method in told:
+        slot = slots[name]
+        value = None if slot is None else slot.get()
+        if value is not None and (method.startswith("_") or not may_be_told(value)):
+            raise FileError(f"a step does not call {method!r:.80} of {shown(name)}")
+    return {name: slot for name, slot in slots.items() if slot is not None}
 
 
 def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> list[LRScheduler]:

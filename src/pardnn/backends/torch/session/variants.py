@@ -58,7 +58,7 @@ class Variant:
     def finished(self) -> Any:
         """Tell what the step that has run prints, logs and checks; return what it returned."""
         self.binding.end_step(self.executor.effects)
-        tell(self.executor.effects)
+        tell(self.executor.effects, self.binding.sinks())
         return self.executor.result
 
 

@@ -263,7 +263,11 @@ class Guards:
         for key in ("param_groups", "state"):
             get = functools.partial(getattr, optimizer, key)
             self._attributes.add(dotted(path, key), get, is_same=True)
-        self._hooks(path, optimizer.__dict__)
+        own = optimizer.__dict__
+        keys = [k for k, v in own.items() if isinstance(v, VALUES) and k in self._used]
+        keys = [key for key in keys if (id(own), key) not in self._written]
+        self._guards.append(ItemGuard(path, own, keys))
+        self._hooks(path, own)
         state = optimizer.state
         self._guards.append(ItemGuard(f"{path}.state", state, list(state), _no_key))
         for each in (each for each in state.values() if isinstance(each, dict)):

@@ -83,6 +83,20 @@ def _places(path: str, holder: Any, content: Any) -> Iterator[tuple[str, Slot, A
                 yield dotted(path, key), slot_of(holder, key), value
 
 
+def named_places(objects: ObjectGraph) -> Iterator[tuple[str, Slot, Any]]:
+    """Yield name, place and value of all that the arguments and objects of a step hold."""
+    args = next((holder for name, holder, _ in objects.contents if name == "args"), [])
+    for name, index in objects.arguments:
+        yield name, Slot(args, index), args[index]
+    for path, holder, content in objects.contents:
+        yield from _places(path, holder, content)
+
+
+def slot_of_name(objects: ObjectGraph, name: str) -> Slot | None:
+    """Return the place that a name stands for; None if there is none."""
+    return next((slot for path, slot, _ in named_places(objects) if path == name), None)
+
+
 def place(slot: Slot) -> tuple[int, Any]:
     """Return what identifies a place, also where two slots lead to it."""
     holder = slot.holder
@@ -112,10 +126,10 @@ def slots_of(contents: Iterable[tuple[str, Any, Any]], value: Any) -> list[Slot]
     """
     found: list[Slot] = []
     for path, holder, content in contents:
-        places = _places(path, holder, content)
+        within = _places(path, holder, content)
         if path == "args":
-            places = (("", Slot(holder, i), item) for i, item in enumerate(content))
-        for _, slot, item in places:
+            within = (("", Slot(holder, i), item) for i, item in enumerate(content))
+        for _, slot, item in within:
             found += _within_tuples(slot, item, value)
     return found
 

@@ -36,7 +36,7 @@ _TORCH_CLASSES = (
     torch.optim.lr_scheduler.ReduceLROnPlateau,
     torch.amp.GradScaler,
 )
-_OPAQUE_PACKAGES = frozenset({
+OPAQUE_PACKAGES = frozenset({
     "builtins", "concurrent", "datetime", "io", "logging", "multiprocessing", "numpy", "pathlib",
     "random", "re", "socket", "ssl", "tempfile", "threading", "_thread", "tokenizers", "torch",
     "typing", "weakref", "pardnn",
@@ -158,6 +158,7 @@ class ObjectGraph:
         stateful: Modules, optimizers, schedulers and gradient scalers.
         contents: What each container and object held: (name, holder, copy).
         seen: Objects by id, held so that no id is used twice.
+        arguments: Name and index of each argument.
     """
 
     tensors: list[Entry] = field(default_factory=list)
@@ -168,6 +169,7 @@ class ObjectGraph:
     stateful: list[Entry] = field(default_factory=list)
     contents: list[tuple[str, Any, Any]] = field(default_factory=list)
     seen: dict[int, Any] = field(default_factory=dict)
+    arguments: list[tuple[str, int]] = field(default_factory=list)
 
 
 def walk_objects(step: Callable[..., Any], args: list[Any]) -> ObjectGraph:
@@ -180,6 +182,7 @@ def walk_objects(step: Callable[..., Any], args: list[Any]) -> ObjectGraph:
     objects = ObjectGraph()
     objects.contents.append(("args", args, list(args)))
     for i, name in enumerate(argument_names(step, len(args))):
+        objects.arguments.append((name, i))
         _visit(objects, Entry(name, args[i], Slot(args, i), argument=i, numeric=True))
     _visit(objects, Entry("", step))
     _visit_hooks(objects)
@@ -200,6 +203,8 @@ def _visit_hooks(objects: ObjectGraph) -> None:
 def walk_value(value: Any, name: str = "") -> ObjectGraph:
     """Return the object graph of one value, as of the argument `name` of a step."""
     objects, holder = ObjectGraph(), [value]
+    objects.contents.append(("args", holder, [value]))
+    objects.arguments.append((name, 0))
     _visit(objects, Entry(name, value, Slot(holder, 0), argument=0, numeric=True))
     return objects
 
@@ -392,4 +397,4 @@ def _is_walked(value: Any) -> bool:
     if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
         return False
     package = type(value).__module__.split(".")[0]
-    return package not in _OPAQUE_PACKAGES and hasattr(value, "__dict__")
+    return package not in OPAQUE_PACKAGES and hasattr(value, "__dict__")

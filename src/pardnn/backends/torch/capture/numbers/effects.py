@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import io
 import itertools
 import logging
 import math
@@ -27,10 +28,11 @@ import torch
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
 from pardnn.backends.torch.capture.numbers.questions import Check
+from pardnn.backends.torch.capture.numbers.told_sinks import sink_name, texts_noted
 from pardnn.backends.torch.capture.result import recorded_result
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
+from pardnn.backends.torch.ops.host_scalars import HostNode, format_number, node_of
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, is_library_file
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
@@ -53,7 +55,8 @@ class Effects:
         self.noted: list[dict[str, Any]] = []
         self.calls: list[Call] = []
         self._tracer = tracer
-        self._texts: list[tuple[Any, str]] = []
+        # Numbers with their formats, and the lines that made texts of them.
+        self._texts: list[tuple[Any, str, str | None]] = []
         self._told: set[int] = set()
 
     @property
@@ -74,7 +77,7 @@ class Effects:
 
     def mark(self, number: Any, spec: str) -> str:
         """Return the mark that stands for a number's text."""
-        self._texts.append((number, spec))
+        self._texts.append((number, spec, self._tracer.locator.line()))
         return f"\ue000{len(self._texts) - 1}\ue001"
 
     def filled(self, name: str, keys: tuple[Any, ...], method: str, args: tuple[Any, ...]) -> None:
@@ -100,8 +103,9 @@ class Effects:
                     raise OtherUse(name)
                 told = [[self._content(each) for each in items] for items in (keys, args)]
                 effect["call"] = [name, told[0], method, told[1]]
-        if len(self._told) < len(self._texts) and not is_first:
-            raise unsupported.text_of_a_number(self._tracer.locator.line())
+        untold = {*range(len(self._texts))} - self._told
+        if untold and not is_first:
+            raise unsupported.text_of_a_number(self._texts[min(untold)][2])
 
     def _is_own(self, value: Any, objects: ObjectGraph) -> bool:
         """Whether a value can be told, and no later step changes it."""
@@ -154,6 +158,34 @@ class Effects:
         error = [check.kind, _MARK.sub("?", check.message), check.line]
         self._note("check", [{"kept": value}, check.outcome, *error])
 
+    def told(self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note a call of a sink, with its arguments as they are now; see `told_sinks`.
+
+        Args:
+            name: Of the sink.
+            method: That is called.
+            args: Its arguments.
+            kwargs: Those by name.
+        """
+        content = [[self._content(each) for each in args]]
+        content += [[[key, self._content(each)] for key, each in kwargs.items()]]
+        self._note("tell", [name, method, *content])
+
+    def written(self, name: str, args: tuple[Any, ...], sep: str, end: str) -> None:
+        """Note a call of `print` with a sink as its file.
+
+        Args:
+            name: Of the sink.
+            args: What is printed.
+            sep: Between two of them.
+            end: After the last.
+        """
+        between = ([sep] if i else [] for i in range(len(args)))
+        parts = [
+            each for s, arg in zip(between, args, strict=True) for each in (*s, *self._parts(arg))
+        ]
+        self._note("tell", [name, "write", [{"text": [*parts, end]}], []])
+
     def changed(self, name: str, number: Any) -> None:
         """Note the new value of a number that an object holds."""
         self.noted.append({"set": [name, self._recorded(number)]})
@@ -163,14 +195,14 @@ class Effects:
         if node_of(arg) is not None:
             return [[self._recorded(arg), ""]]
         if isinstance(arg, torch.Tensor) and arg.numel() <= _MAX_PRINTED:
-            return [[self._recorded(arg), ""]]
+            return [[self._recorded(arg), "str"]]
         pieces = _MARK.split(str(arg))
         parts: list[Any] = []
         for i, piece in enumerate(pieces):
             if i % 2 == 0:
                 parts += [piece] if piece else []
                 continue
-            number, spec = self._texts[int(piece)]
+            number, spec, _ = self._texts[int(piece)]
             self._told.add(int(piece))
             parts.append([self._recorded(number), spec])
         return parts
@@ -196,7 +228,8 @@ def check_same_effects(one: Effects, other: Effects) -> None:
 
 
 #: What a step does that notes an effect.
-_TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks"}
+_TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks",
+         "tell": "it writes"}  # fmt: skip
 
 
 def _plain(data: Any, hints: Mapping[Any, Any]) -> Any:
@@ -211,7 +244,7 @@ def _plain(data: Any, hints: Mapping[Any, Any]) -> Any:
         return data
     if len(data) == 2 and isinstance(data[0], dict) and isinstance(data[1], str):
         number = _plain(data[0], hints)  # a number in a text, with its format
-        return [number, data[1]] if isinstance(number, str) else format(number, data[1])
+        return [number, data[1]] if isinstance(number, str) else format_number(number, data[1])
     texts = itertools.groupby((_plain(item, hints) for item in data), lambda x: type(x) is str)
     return [x for is_text, items in texts for x in (["".join(items)] if is_text else items)]
 
@@ -234,9 +267,25 @@ def effects_noted(tracer: Tracer) -> Iterator[Effects]:
             patch(kind, "__format__", lambda number, spec: effects.mark(number, spec))
             patch(kind, "__str__", lambda number: effects.mark(number, ""))
             patch(kind, "__repr__", lambda number: effects.mark(number, ""))
+        stack.enter_context(contextlib.redirect_stdout(_Written(effects)))
+        stack.enter_context(texts_noted(tracer.locator, effects.mark))
         patch(builtins, "print", _noting_print(effects, builtins.print))
         patch(logging.Logger, "handle", _noting_log(effects, logging.Logger.handle))
         yield effects
+
+
+class _Written(io.TextIOBase):
+    """Standard output while a step is traced: what is written is noted as a print is."""
+
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+
+    def write(self, text: str) -> int:
+        """Note a text; one that a library has printed goes to standard error, at capture alone."""
+        if sys._getframe(1).f_globals.get("__name__") == __name__:
+            return sys.stderr.write(text)
+        self._effects.printed((text,), None, "", "stdout")
+        return len(text)
 
 
 def _noting_print(effects: Effects, real: Callable[..., None]) -> Callable[..., None]:
@@ -244,6 +293,10 @@ def _noting_print(effects: Effects, real: Callable[..., None]) -> Callable[..., 
         *args: Any, sep: str | None = None, end: str | None = None, file: Any = None,
         flush: bool = False,
     ) -> None:  # fmt: skip
+        sink = sink_name(file)
+        if sink is not None:
+            effects.written(sink, args, " " if sep is None else sep, "\n" if end is None else end)
+            return
         library = is_library_file(sys._getframe(1).f_code.co_filename)
         if library or file not in (None, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             real(*args, sep=sep, end=end, file=file, flush=flush)

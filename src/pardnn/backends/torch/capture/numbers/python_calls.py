@@ -13,7 +13,8 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -46,6 +47,34 @@ def python_calls() -> Iterator[None]:
             new = _asking(getattr(builtins, name), decides)
             stack.enter_context(mock.patch.object(builtins, name, new))
         yield
+
+
+@contextlib.contextmanager
+def numbers_told(functions: Iterable[types.FunctionType]) -> Iterator[None]:
+    """Let the user's code see a symbol as a number: `assert isinstance(value, float)`.
+
+    torch's own code tells symbols from numbers.
+
+    Args:
+        functions: The user's, which may run.
+    """
+    asking = (each for each in functions if "isinstance" in each.__code__.co_names)
+    namespaces = {id(each.__globals__): each.__globals__ for each in asking}.values()
+    changed = [each for each in namespaces if "isinstance" not in each]
+    for namespace in changed:
+        namespace["isinstance"] = _is_instance
+    try:
+        yield
+    finally:
+        for namespace in changed:
+            del namespace["isinstance"]
+
+
+def _is_instance(value: Any, kinds: Any) -> bool:
+    node = node_of(value)
+    if isinstance(value, kinds) or node is None:
+        return isinstance(value, kinds)
+    return issubclass(node.kind, kinds)
 
 
 def _is_of_torch() -> bool:

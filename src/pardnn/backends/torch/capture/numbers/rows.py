@@ -74,7 +74,7 @@ def host_rows(
     for name, value in writes.items():
         node = node_of(value)
         written.append([name, encode(value if node is None else node.operand, made.name_of)])
-    if not conditions and not written:
+    if not conditions and not written and not initial:
         return None
     return {
         "rows": made.rows,

@@ -16,12 +16,12 @@ from typing import Any
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.rows import host_rows
-from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic
+from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
 from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.to_graph import is_part_of
 from pardnn.backends.torch.ops.host_program import read_program, same_number
 from pardnn.backends.torch.ops.host_scalars import node_of
-from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
+from pardnn.backends.torch.user_step.held_numbers import NUMBERS, numbers_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
 
@@ -37,6 +37,7 @@ class Selection:
         held: Names of numbers of objects that are.
         start: Values to trace with, by name, instead of those that the first trace left.
         created: Names among them of numbers that the first step creates.
+        defaults: What a `defaultdict` gives for numbers that the first step creates, by name.
     """
 
     floats: bool = True
@@ -45,6 +46,7 @@ class Selection:
     held: frozenset[str] = frozenset()
     start: Mapping[str, Any] = field(default_factory=dict)
     created: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def sources(
         self, found: Iterable[Source], objects: ObjectGraph, names: Mapping[int, str]
@@ -89,10 +91,17 @@ NO_SYMBOLS = Selection(floats=False, ints=False)
 
 @dataclass(frozen=True)
 class Numbers:
-    """The numbers that objects hold, by name: before the first step, and after it."""
+    """The numbers that objects hold, by name.
+
+    Attributes:
+        before: Before the first step.
+        after: After it.
+        defaults: Those that a `defaultdict` gave.
+    """
 
     before: Mapping[str, Any]
     after: Mapping[str, Any]
+    defaults: Mapping[str, Any]
 
 
 def without_ints(chosen: Selection, found: Iterable[Source]) -> Selection | None:
@@ -123,15 +132,18 @@ def reconsidered(
     needed = _needed_ints(trace) - chosen.held
     if needed:
         return replace(chosen, frozen=chosen.frozen | needed)
-    changed = written_numbers(trace, chosen)
+    written = written_numbers(trace, chosen)
+    changed = {name: each for name, each in written.items() if not is_filled(each)}
     unknown = [name for name in changed if name not in trace.sources]
     if any(not is_arithmetic(changed[n]) or n not in numbers.after for n in unknown):
         raise unsupported.changed_state([*changed])
     start = {name: numbers.before[name] for name in changed if name in numbers.before}
     if unknown:
         return replace(chosen, held=chosen.held | {*unknown}, start={**chosen.start, **start})
-    plain = [name for name, change in changed.items() if node_of(change.now) is None]
-    if plain:
+    plain = [
+        n for n, each in changed.items() if node_of(each.now) is None and each.now not in (0, 1)
+    ]
+    if plain:  # a count may begin again, but what else is no number of the step's is frozen
         raise unsupported.changed_state(plain)
     created = frozenset(name for name in changed if name not in numbers.before)
     if {*changed} <= chosen.start.keys():
@@ -150,8 +162,42 @@ def put_back_data(contents: Iterable[tuple[str, Any, Any]]) -> None:
     """
     for change in changes(list(contents)).values():
         node = node_of(change.now)
-        if node is not None and node.hint is None and is_arithmetic(change) and change.slot:
+        is_data = node is not None and node.hint is None and is_arithmetic(change)
+        if change.slot is not None and (is_data or is_filled(change)):
             change.slot.set(change.then)
+
+
+def put_defaults(contents: Iterable[tuple[str, Any, Any]]) -> dict[str, Any]:
+    """Give numbers that the first step created in a `defaultdict` their first values.
+
+    Args:
+        contents: `ObjectGraph.contents` of the walk before the step.
+
+    Returns:
+        These values by name.
+    """
+    found: dict[str, Any] = {}
+    for name, change in changes(list(contents)).items():
+        holder = None if change.slot is None else change.slot.holder
+        is_number = isinstance(change.now, NUMBERS) or node_of(change.now) is not None
+        default = getattr(holder, "default_factory", None)
+        if change.slot is not None and change.then is None and is_number and default in NUMBERS:
+            found[name] = default()
+            change.slot.set(found[name])
+    return found
+
+
+def check_constants(one: StepTrace, other: StepTrace) -> None:
+    """Reject a step that leaves another plain number in another trace: of a clock, say.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    for name, change in one.changed.items():
+        if is_arithmetic(change) and node_of(change.now) is None:
+            again = other.changed.get(name, change).now
+            if node_of(again) is None and again != change.now:
+                raise unsupported.changed_state([name])
 
 
 def tell_numbers(trace: StepTrace, chosen: Selection) -> None:
@@ -269,7 +315,7 @@ def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
         scalars,
         [value for value in scalars.guards if value in own],
         {n: c.now for n, c in written_numbers(trace, chosen).items() if _hint(c) is not None},
-        {name: chosen.start[name] for name in sorted(chosen.created)},
+        {name: chosen.start[name] for name in sorted(chosen.created)} | dict(chosen.defaults),
     )
     read = {value for call in trace.tracer.calls for value in call.inputs}
     read.update(scalars.guards, scalars.conditions)

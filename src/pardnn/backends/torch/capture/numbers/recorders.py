@@ -1,0 +1,62 @@
+"""What a step only fills or tells, as far as its traces have shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pardnn.backends.torch.capture.numbers.containers import (
+    Filled,
+    OtherUse,
+    alike,
+    filled_containers,
+)
+from pardnn.backends.torch.capture.restore import restore
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sinks import is_file, sinks_of
+from pardnn.errors import PardnnError, UnsupportedError
+
+
+class Recorders:
+    """The containers and sinks in the place of which recorders stand while a step is traced.
+
+    Args:
+        objects: The object graph before the first trace.
+
+    Attributes:
+        filled: Containers that the step only fills, by name.
+        sinks: Files, progress bars and writers that it only tells something, likewise.
+    """
+
+    def __init__(self, objects: ObjectGraph) -> None:
+        self._objects = objects
+        self._others: set[str] = set()  # with which the step does more
+        self._refused: PardnnError | None = None
+        self.filled: dict[str, Filled] = {}
+        self.sinks: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Take sinks for what they are, and containers for what only the first step shows."""
+        sinks = sinks_of(self._objects)
+        self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_file(x)}
+        self.filled = {}
+
+    def take_filled(self) -> None:
+        """Take the containers that the first step has filled, and empty them again."""
+        self.filled = filled_containers(self._objects, self._others)
+        restore([(name, each.holder, each.content) for name, each in self.filled.items()])
+
+    def learn(self, error: OtherUse | PardnnError) -> None:
+        """Learn from what ended a trace.
+
+        Raises:
+            PardnnError: Recorders have nothing to do with it.
+        """
+        if isinstance(error, OtherUse):
+            self._others |= alike(error.name, [*self.filled, *self.sinks])
+            return
+        # A recorder may be in the way of the user's code.
+        recorders = {*self.filled} | {n for n, x in self.sinks.items() if not is_file(x)}
+        if self._refused is not None or not recorders:
+            raise self._refused or error from error.__cause__
+        self._refused = error if isinstance(error, UnsupportedError) else None
+        self._others |= recorders

@@ -1,0 +1,219 @@
+"""Calls of files, progress bars and writers, noted while a step is traced: `bar.update(1)`.
+
+Problem: what a step writes to a file at capture would be written three times then, with marks in
+the place of numbers that only a run knows, and never again.
+
+Idea: as for lists that a step fills, each sink (`user_step.sinks`) has a stand-in while the step
+is traced, which notes the calls whose results are dropped. Any other use ends the trace, and the
+step is traced anew with the object itself; a file has no other use. A file that the step opens for
+writing is refused: it would be emptied at capture.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import io
+import json
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+
+from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
+from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.held_numbers import slots_of
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sinks import is_file
+from pardnn.errors import UnsupportedError
+
+#: Called with the name of a sink, a method, and its arguments.
+Tell = Callable[[str, str, tuple[Any, ...], dict[str, Any]], None]
+
+#: Begins of the names of methods that take a tensor for its numbers.
+_TELLING = ("add_", "log", "record", "set_", "update", "write")
+
+
+class StandIn:
+    """Stands for a sink while a step is traced.
+
+    Args:
+        name: Of the sink.
+        real: The sink.
+        tell: Called with what is called.
+    """
+
+    is_pardnn_recorder = True  # no walk enters it
+
+    def __init__(self, name: str, real: Any, tell: Tell) -> None:
+        self.__dict__.update(pardnn=(name, real, tell))
+
+    @property
+    def __class__(self) -> type:
+        """The class of the sink, for `isinstance`."""
+        return type(self.__dict__["pardnn"][1])
+
+    def __getattr__(self, key: str) -> Any:
+        """Return what notes a call of a method."""
+        name, real, tell = self.__dict__["pardnn"]
+        if key.startswith("_") or not callable(getattr(type(real), key, None)):
+            raise other_use(name, real, key)
+
+        def note(*args: Any, **kwargs: Any) -> None:
+            args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
+            given = [*args, *kwargs.values()]
+            is_known = all(map(_is_told, given)) and (
+                key.startswith(_TELLING) or not _of_graph(given)
+            )
+            if not is_known or not _is_dropped(sys._getframe(1)):
+                raise other_use(name, real, key)
+            tell(name, key, args, kwargs)
+
+        return note
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        """Refuse: that is another use."""
+        name, real, _ = self.__dict__["pardnn"]
+        raise other_use(name, real, key)
+
+    def __bool__(self) -> bool:
+        """Whether the sink is true, which is asked as `if writer:`."""
+        name, real, _ = self.__dict__["pardnn"]
+        if hasattr(type(real), "__bool__") or hasattr(type(real), "__len__"):
+            raise other_use(name, real, "its truth")
+        return True
+
+
+def other_use(name: str, real: Any, key: str) -> BaseException:
+    """Return what ends a trace in which more is done with a sink than to tell it something."""
+    return _file_is_used(name, key) if is_file(real) else OtherUse(name)
+
+
+def sink_name(value: Any) -> str | None:
+    """Return the name of the sink for which a value stands; None for any other value."""
+    return value.__dict__["pardnn"][0] if type(value) is StandIn else None
+
+
+@contextlib.contextmanager
+def stand_ins_inserted(
+    objects: ObjectGraph, sinks: Mapping[str, Any], tell: Tell
+) -> Iterator[None]:
+    """Put a stand-in in the place of each sink, for as long as the context is open.
+
+    Args:
+        objects: The object graph of the step.
+        sinks: By name.
+        tell: Called with what the step calls.
+    """
+    slots = {name: slots_of(objects.contents, sink) for name, sink in sinks.items()}
+    for name, sink in sinks.items():
+        for slot in slots[name]:
+            slot.set(StandIn(name, sink, tell))
+    try:
+        yield
+    finally:
+        for name, sink in sinks.items():
+            for slot in slots[name]:
+                if sink_name(slot.get()) == name:
+                    slot.set(sink)
+
+
+@contextlib.contextmanager
+def texts_noted(locator: Locator, mark: Callable[[Any, str], str]) -> Iterator[None]:
+    """Refuse files that the step opens, and let `json` make marks of numbers that change.
+
+    Args:
+        locator: Finds the user's line.
+        mark: Returns the mark that stands for a number's text.
+    """
+    real = builtins.open
+
+    def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        is_torchs = caller.startswith("torch.") and not caller.startswith("torch.serialization")
+        if not is_torchs and isinstance(mode, str) and set(mode) & set("wax+"):
+            raise _opened(str(file), locator.line())
+        return real(file, mode, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+
+        def patch(owner: Any, name: str, new: Any) -> None:
+            stack.enter_context(mock.patch.object(owner, name, new))
+
+        patch(builtins, "open", opening)
+        patch(io, "open", opening)
+        patch(json, "dumps", _marking(json.dumps, mark))
+        patch(json, "dump", lambda obj, fp, **kwargs: _dumped(obj, fp, kwargs))
+        yield
+
+
+def _dumped(obj: Any, file: Any, kwargs: dict[str, Any]) -> None:
+    file.write(json.dumps(obj, **kwargs))
+
+
+def _marking(real: Callable[..., str], mark: Callable[[Any, str], str]) -> Callable[..., str]:
+    def dumps(obj: Any, **kwargs: Any) -> str:
+        numbers: list[Any] = []
+
+        def replaced(value: Any) -> Any:
+            if node_of(value) is not None:
+                numbers.append(value)
+                return f"\ue002{len(numbers) - 1}\ue003"
+            if isinstance(value, dict):
+                return {key: replaced(item) for key, item in value.items()}
+            return [replaced(item) for item in value] if isinstance(value, list | tuple) else value
+
+        plain = replaced(obj)
+        text = real(plain if numbers else obj, **kwargs)
+        for i, number in enumerate(numbers):
+            text = text.replace(real(f"\ue002{i}\ue003", **kwargs), mark(number, "json"))
+        return text
+
+    return dumps
+
+
+def _of_graph(values: list[Any]) -> bool:
+    """Whether gradients may be asked for through a value: `accelerator.backward(loss)`."""
+    return any(isinstance(each, torch.Tensor) and each.requires_grad for each in values)
+
+
+def _is_told(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or is_told(value)
+
+
+def _is_dropped(frame: types.FrameType | None) -> bool:
+    """Whether the result of the call that a frame makes goes nowhere."""
+    while frame is not None:
+        code, at = frame.f_code.co_code, frame.f_lasti + 2
+        while at < len(code) and dis.opname[code[at]] == "CACHE":
+            at += 2
+        following = dis.opname[code[at]] if at < len(code) else ""
+        if following != "RETURN_VALUE":
+            return following == "POP_TOP"
+        frame = frame.f_back
+    return False
+
+
+def _file_is_used(name: str, key: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the step uses {key!r} of the file {name!r}. A step may write to a file, which each rank "
+        "does\nafter the step; reading, seeking and the results of such calls belong outside of "
+        "it.",
+        code="E802",
+        details={"file": name},
+    )
+
+
+def _opened(file: str, where: str | None) -> UnsupportedError:
+    return UnsupportedError(
+        f"the step opens {file!r:.200} for writing{f' ({where})' if where else ''}: it would be "
+        "done at capture,\nmore than once. Open the file before the step, and write to it in the "
+        'step: log = open(path, "a").',
+        code="E802",
+        details={"source": where} if where else {},
+    )

@@ -1,0 +1,82 @@
+"""Where a step tells things: open files, csv writers, progress bars, writers of experiments.
+
+A sink is an object of a library, or an open file, that only takes what it is given: it holds no
+tensor that a step could compute with, and no module does hold it. Capture notes the calls that a
+step makes of it, and each rank makes them after each step.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import enum
+import io
+import sys
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.user_step.held_numbers import named_places
+from pardnn.backends.torch.user_step.object_graph import (
+    OPAQUE_PACKAGES,
+    ObjectGraph,
+    is_library_file,
+    walk_value,
+)
+
+_CSV_WRITER = type(csv.writer(io.StringIO()))
+#: Their objects are sinks whatever they hold; a progress bar holds the data that it goes through.
+_OF_SINKS = ("tqdm", "torch.utils.tensorboard", "tensorboardX")
+_NO_SINKS = (torch.Tensor, torch.nn.Module, dict, list, set, enum.Enum, BaseException)
+
+
+def is_file(value: Any) -> bool:
+    """Whether a value is a file that is open for writing, or writes to one."""
+    if isinstance(value, io.IOBase):
+        return not value.closed and value.writable()
+    return isinstance(value, _CSV_WRITER)
+
+
+def sinks_of(objects: ObjectGraph) -> dict[str, Any]:
+    """Return the sinks that a step reaches, by name.
+
+    Args:
+        objects: The object graph of the step.
+    """
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    modules = tuple(f"{name}." for name in objects.modules.values() if name)
+    for name, _, value in named_places(objects):
+        if id(value) in seen or "<" in name:
+            continue
+        is_held = name.startswith(modules)
+        if is_file(value) or (not is_held and _is_librarys(value) and not _holds_tensors(value)):
+            seen.add(id(value))
+            found.setdefault(name, value)
+    return found
+
+
+def may_be_told(value: Any) -> bool:
+    """Whether a value may be called after a step: one of `sinks_of` may."""
+    return is_file(value) or (_is_librarys(value) and not _holds_tensors(value))
+
+
+def _is_librarys(value: Any) -> bool:
+    kind = type(value)
+    module = kind.__module__
+    if module.startswith(_OF_SINKS):
+        return hasattr(value, "__dict__")
+    if module.partition(".")[0] in OPAQUE_PACKAGES or isinstance(value, _NO_SINKS):
+        return False
+    if not hasattr(value, "__dict__") or isinstance(value, type) or callable(value):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    is_installed = "/site-packages/" in file and is_library_file(file)
+    return is_installed and not dataclasses.is_dataclass(value)
+
+
+def _holds_tensors(value: Any) -> bool:
+    if type(value).__module__.startswith(_OF_SINKS):
+        return False
+    held = walk_value(value)
+    return bool(held.tensors or held.stateful or held.arrays)

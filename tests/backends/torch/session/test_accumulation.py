@@ -1,0 +1,92 @@
+"""Gradients that several calls add up before one of them updates: every loss is that of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import UsageError
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.stepping import Entry, cut_plan, small
+
+CALLS, EACH = 7, 3
+
+
+def made(kind: str) -> Entry:
+    """Return a step that updates at every third call, in one of the usual forms."""
+    model, x, y = (each.double() for each in small())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    if kind == "left over":
+        F.mse_loss(model(x), y).backward()
+
+    def step(model, optimizer, x, y, i):
+        if kind == "dropped before" and i % EACH == 0:
+            optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        (loss / EACH).backward()
+        if (i + 1) % EACH == 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            if kind != "dropped before":
+                optimizer.zero_grad(set_to_none=kind != "set to zero")
+        return loss
+
+    return step, (model, optimizer, x, y, 0)
+
+
+def losses(run: Callable[..., Any], x: torch.Tensor, y: torch.Tensor) -> list[float]:
+    return [run(x.roll(i, 0), y, i).item() for i in range(CALLS)]
+
+
+def beside_eager(kind: str, size: int, plan_of: Any) -> tuple[list[float], list[list[float]]]:
+    step, (model, optimizer, x, y, _) = made(kind)
+    expected = losses(lambda *batch: step(model, optimizer, *batch), x, y)
+
+    def body(rank: int, path: str) -> list[float]:
+        connect(rank, size, path, 20).close()
+        step, args = made(kind)
+        decide = lambda graph, size, _: plan_of(graph, size)  # noqa: E731
+        fast = parallelize(step, *args, decide=decide, timeout=20, device="cpu")
+        found = losses(fast, *args[2:4])
+        fast.close()
+        return found
+
+    outcomes = run_ranks(size, body)
+    assert all(each.status == 0 for each in outcomes), [each.error for each in outcomes]
+    return expected, [each.value for each in outcomes]
+
+
+@pytest.mark.parametrize("kind", ["dropped", "dropped before", "set to zero", "left over"])
+def test_gradients_live_between_calls(kind: str) -> None:
+    expected, found = beside_eager(kind, 1, random_plan)
+    assert found == [expected]
+
+
+def test_ranks_hand_their_gradients_on() -> None:
+    expected, found = beside_eager("left over", 2, random_plan)
+    assert found == [expected, expected]
+
+
+def test_cut_gradients_are_handed_on() -> None:
+    expected, found = beside_eager("dropped", 2, cut_plan)
+    for each in found:
+        assert each == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_step_that_never_updates_is_refused() -> None:
+    model, x, y = small()
+
+    def step(model, x, y):
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    with pytest.raises(UsageError, match="nothing to train"):
+        capture(step, model, x, y)
