@@ -73,9 +73,12 @@ def test_lookahead_counts_beside_its_base() -> None:
 class InTurn(torch.optim.SGD):
     """Decays weights at every second step, counted in the group."""
 
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        self.param_groups[0]["count"] = 0
+
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            group.setdefault("count", 0)
             for p in group["params"] if group["count"] == 0 else ():
                 p.data.mul_(0.5)
             group["count"] += 1
