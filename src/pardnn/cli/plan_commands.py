@@ -146,21 +146,25 @@ def compare(
     costs: opt.CostChoice = None,
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
+    microbatches: opt.Microbatches = None,
     as_json: opt.Json = False,
 ) -> None:
     """Plan with several algorithms, side by side under one simulator."""
     from pardnn.api.capture import graph_of, opened
     from pardnn.api.max_batch import baselines_of
-    from pardnn.planner.algorithms import ALGORITHMS, SHARDED, check_algorithm
+    from pardnn.planner.algorithms import ALGORITHMS, RECIPES, SHARDED, check_algorithm
     from pardnn.planner.costs import costs_for
     from pardnn.planner.make_plan import compare as compare_algorithms
     from pardnn.planner.problem import Problem
     from pardnn.report.results import CompareResult
 
-    names = [*ALGORITHMS, *SHARDED] if algorithms is None else algorithms.split(",")
+    others = SHARDED if microbatches is None else RECIPES
+    names = [*ALGORITHMS, *others] if algorithms is None else algorithms.split(",")
     for name in names:
         check_algorithm(name)
-    options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
+    options = opt.plan_options(
+        reserve=reserve, seed=seed, costs=costs, threads=threads, microbatches=microbatches
+    )
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
     graph = graph_of(source, batch_size)

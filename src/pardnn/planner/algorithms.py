@@ -20,6 +20,7 @@ from pardnn.place.baselines.round_robin import place_round_robin
 from pardnn.place.baselines.single import place_single
 from pardnn.place.decision import Decision
 from pardnn.place.pardnn import place_pardnn
+from pardnn.place.recipes.schedules import SCHEDULES
 from pardnn.place.thesis.steps import place_thesis
 from pardnn.shard.search import baselines, tofu
 from pardnn.shard.sharding import Sharding
@@ -50,6 +51,17 @@ SHARDED: Mapping[str, Callable[..., Sharding]] = {
     "equal-chop": baselines.equal_chop,
     "icml18": baselines.icml18,
     "data-parallel": baselines.data_parallel,
+}
+
+#: Pipelines as experts build them, of a step whose batch is in pieces.
+RECIPES = tuple(SCHEDULES)
+
+#: Recipes that no plan can express yet, and why.
+NOT_YET: Mapping[str, str] = {
+    "zero-1": "a parameter and its states lie on one device, or all lie cut alike",
+    "zero-2": "a parameter and its states lie on one device, or all lie cut alike",
+    "zero-3": "partial gradients are added up where the first one is, not where the weight lies",
+    "megatron": "cuts along features do not combine with whole ops yet",
 }
 
 #: Those that run a solver in a child process, which may not be installed.
@@ -83,9 +95,14 @@ def check_algorithm(name: str) -> None:
     Raises:
         UsageError: E210, listing the algorithms.
     """
-    if name not in (BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED):
-        known = ", ".join([BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED])
-        raise UsageError(f"no algorithm {name!r:.40}; there are {known}", code="E210")
+    if name in NOT_YET:
+        raise UsageError(
+            f"{name} cannot be planned yet: {NOT_YET[name]}.\nUse data-parallel, tofu, or auto.",
+            code="E210",
+        )
+    known = [BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED, *RECIPES]
+    if name not in known:
+        raise UsageError(f"no algorithm {name!r:.40}; there are {', '.join(known)}", code="E210")
 
 
 def algorithms_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:

@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
+from pardnn.place.recipes.pipeline import CutStep
+from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.plan import plan_from_arrays
-from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import ShardedPlan
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.engine import simulate
-from pardnn.sim.machine import machine_of
+from pardnn.sim.machine import fastest_seconds, machine_of
 
 #: Code of the error that a step has no batch of so many pieces.
 NO_BATCH = "E226"
@@ -107,7 +109,10 @@ def _in_pieces(problem: Problem, count: int, placing: Sequence[str], decide: Dec
         known = scaled_costs(graph, costs, cut)
     else:
         known = partitioned_costs(graph, cut, cluster, costs)
-    inner = dataclasses.replace(problem, graph=cut, costs=known)
+    step = CutStep(graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch), count)
+    inner = dataclasses.replace(problem, graph=cut, costs=known, cut=step)
+    if problem.options.algorithm in (BEST, BEST_WHOLE):
+        placing = [*placing, *suitable(cluster.num_devices, count)]
     outcome = decide(inner, placing)
     if is_measured:
         known = partitioned_costs(graph, cut, cluster, costs)

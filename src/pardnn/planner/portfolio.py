@@ -18,9 +18,10 @@ from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.polish import polish_best
+from pardnn.place.recipes.pipeline import place_pipeline
 from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.plan.plan import PlanArrays
-from pardnn.planner.algorithms import ALGORITHMS, BEFORE, SHARDED
+from pardnn.planner.algorithms import ALGORITHMS, BEFORE, RECIPES, SHARDED
 from pardnn.planner.kept_state import plan_before
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
@@ -64,7 +65,7 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
 
     Args:
         problem: What to plan; the algorithm among its options does not count.
-        algorithm: A key of `ALGORITHMS` or `SHARDED`, or `BEFORE`.
+        algorithm: Of `ALGORITHMS`, `SHARDED` or `RECIPES`, or `BEFORE`.
         best: What was found before: a sharded plan is given up where a quick estimate is worse.
 
     Raises:
@@ -143,6 +144,8 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
         return Decision(plan)
     if problem.state is not None and algorithm == "pardnn":
         return place_pardnn(graph, machine, usable, known=problem.known)
+    if algorithm in RECIPES:
+        return place_pipeline(problem.step, machine, usable, algorithm)
     return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
 
 

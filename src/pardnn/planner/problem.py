@@ -13,12 +13,13 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
 from pardnn.place.pardnn.warm_start import KnownPlaces
+from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.check import capacities
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of, places_before
 from pardnn.planner.options import PlanOptions
 from pardnn.shard.sharding import FixedLayouts
-from pardnn.sim.machine import Machine, machine_of
+from pardnn.sim.machine import Machine, fastest_seconds, machine_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +32,7 @@ class Problem:
         costs: Durations of the graph's ops.
         options: How to plan.
         state: What lies on the devices already and stays where it is; None for nothing.
+        cut: The graph beside the whole step, if its batch is in pieces.
     """
 
     graph: Graph
@@ -38,6 +40,7 @@ class Problem:
     costs: Costs
     options: PlanOptions = field(default_factory=PlanOptions)
     state: StateInPlace | None = None
+    cut: CutStep | None = None
 
     @functools.cached_property
     def machine(self) -> Machine:
@@ -74,6 +77,12 @@ class Problem:
         """
         usable = capacities(self.cluster, self.options.reserve)
         return usable if self.state is None else usable_beside(self.graph, self.state, usable)
+
+    @property
+    def step(self) -> CutStep:
+        """The graph beside the whole step; beside itself if its batch is whole."""
+        graph = self.graph
+        return self.cut or CutStep(graph, fastest_seconds(self.machine), graph, frozenset(), 1)
 
     def with_options(self, **changed: Any) -> Problem:
         """Return the same problem with some options changed."""

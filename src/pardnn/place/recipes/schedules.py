@@ -37,11 +37,13 @@ class Schedule(NamedTuple):
         rows: Of each device, given the numbers of devices and of pieces.
         chunks: Stages per device.
         is_v: Whether stages are dealt out there and back.
+        least_pieces: Per device.
     """
 
     rows: Callable[[int, int], Rows]
     chunks: int
     is_v: bool = False
+    least_pieces: int = 0
 
     def device_of(self, stage: int, num_devices: int) -> int:
         """Return the device of a stage."""
@@ -107,8 +109,14 @@ SCHEDULES: Mapping[str, Schedule] = {
     "interleaved-1f1b": Schedule(interleaved_1f1b, 2),
     "zero-bubble-h1": Schedule(zero_bubble_h1, 1),
     "zb-v": Schedule(zb_v, 2, is_v=True),
-    "dualpipe-v": Schedule(dualpipe_v, 2, is_v=True),
+    "dualpipe-v": Schedule(dualpipe_v, 2, is_v=True, least_pieces=2),
 }
+
+
+def suitable(devices: int, pieces: int) -> list[str]:
+    """Return the names of the schedules that so many devices and pieces can have."""
+    found = [name for name, one in SCHEDULES.items() if pieces >= one.least_pieces * devices]
+    return found if devices > 1 else []
 
 
 def unit_times(rows: Rows, stages: int) -> dict[Unit, int]:
