@@ -267,9 +267,9 @@ FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
     "a count of other rows": ("l:count", _with(inputs=("y",)), "combines no pieces so"),
     "rows of a piece": ("l:rows", _with(inputs=("h@0",)), "combines no pieces so"),
     "a sum after the last part": (
-        "g:add@1", lambda op: dataclasses.replace(op, inputs=("l:sum", "l@2"), arguments={
-            "args": _refs(iter(("l:sum", "l@2")))}, name="l:add@3",
-            outputs=(_tensor("l", ()),)), "make no sense|combines no pieces so",
+        "l:divide", lambda op: dataclasses.replace(
+            _reading("l:sum", "l@2")(op), name="l:add@3", kind=ADD
+        ), "combines no pieces so",
     ),
     "arguments that are none": ("x:slice@0", _with(arguments={"args": [1]}), "make no sense"),
 }  # fmt: skip

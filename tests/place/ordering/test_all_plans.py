@@ -69,6 +69,20 @@ def test_what_is_first_in_the_file_may_run_late() -> None:
         assert (found.plan is not None) == fits
 
 
+def test_a_copy_takes_room_once_it_arrives() -> None:
+    """`z` of 10 bytes on device 1 is gone, but for 1 byte, before the 6 bytes of `a` come."""
+    ops = [
+        Op(name=name, kind="aten.mm.default" if reads else "input", inputs=reads,
+           outputs=(Tensor(name=name, bytes=size),), seconds={"accelerator": 1.0})
+        for name, size, reads in (("z", 10, ()), ("y", 1, ("z",)), ("a", 6, ()),
+                                  ("c", 1, ("a", "y")))
+    ]  # fmt: skip
+    graph, place = build_graph("copy", ops), np.array([1, 1, 0, 1])
+    for limit, fits in ((11, True), (10, False)):
+        found = searched_plan(graph.arrays, [6, limit], first_overwrites(graph), [place])
+        assert (found.plan is not None) == fits
+
+
 @pytest.mark.jit
 def test_no_refusal_at_the_least_limit() -> None:
     """At the least limit at which any plan fits there is a plan; one byte below there is none."""

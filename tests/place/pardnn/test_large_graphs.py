@@ -153,3 +153,24 @@ def test_every_candidate_of_a_small_graph_is_fitted(monkeypatch: pytest.MonkeyPa
     tried.clear()
     fit_memory(task, candidates)
     assert len(tried) == 2
+
+
+def test_list_scheduling_starts_from_clusters_heft_and_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[step1_makespan.Candidate] = []
+
+    def recorded(_: Problem, start: step1_makespan.Candidate, __: np.ndarray):
+        starts.append(start)
+        return start
+
+    monkeypatch.setattr(step1_makespan, "improved", recorded)
+    problem = problem_for(random_graph(1, 12, "layered", memory=False), 2)
+    candidates, _ = partition(problem)
+    assert len(starts) == 3
+    assert all(any(start is found for found in candidates) for start in starts)
+    assert all(start.place.any() for start in starts)
+    alone = problem_for(random_graph(1, 12, "layered", memory=False), 1)
+    starts.clear()
+    assert len(partition(alone)[0]) == 2
+    assert not starts

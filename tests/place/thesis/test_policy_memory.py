@@ -1,10 +1,11 @@
 """Plans for engines with their own scheduler, and the thesis's steps alone."""
 
+import numpy as np
 import pytest
 
 import pardnn
 from pardnn.errors import InfeasibleError, UsageError
-from pardnn.place.thesis.policy_memory import scheduled
+from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import plan_from_arrays
@@ -29,6 +30,21 @@ def test_memory_is_that_of_the_scheduler_that_will_run_it() -> None:
     spread = pardnn.plan(graph, cluster_of(3, memory=15), reserve=0.0, policy="fifo")
     assert max(pardnn.simulate(graph, spread, policy="fifo").peak_bytes) <= 15
     assert any("under fifo" in note for note in spread.notes)
+
+
+def test_a_placement_that_fits_to_the_last_byte_is_kept() -> None:
+    kept = 0
+    for seed in range(6):
+        graph = random_graph(seed, 10, FAMILIES[seed % 5], memory=False)
+        machine, place = machine_for(graph, cluster_of(2)), np.arange(len(graph.ops)) % 2
+        timeline = scheduled(graph.arrays, machine, place, "fifo")
+        peaks = policy_peaks(graph.arrays, place, 2, timeline).tolist()
+        found = fit_scheduler(graph, machine, place, peaks, "fifo", only=True)
+        if found is not None:
+            kept += 1
+            assert found.moved_ops == 0
+            assert found.plan.place.tolist() == place.tolist()
+    assert kept > 1
 
 
 def test_an_engine_with_its_own_scheduler_runs_whole_ops() -> None:
