@@ -261,7 +261,8 @@ def changed_state(names: Sequence[str]) -> UnsupportedError:
     return UnsupportedError(
         f"the step changes Python state: {first}{more}. The change would happen once, at capture,\n"
         "and never again. Followed are numbers that the step changes by arithmetic, and lists and\n"
-        "dictionaries that it fills, and does not read, with numbers, texts and tensors.\n"
+        "dictionaries that it fills, and does not read, with numbers, texts and tensors, where\n"
+        "what holds them exists before the first step.\n"
         "Move it out of the step: collect and compare what it returns, after it has returned.",
         code="E804",
         details={"changed": list(names)},

@@ -66,7 +66,7 @@ def test_what_is_written_is_that_of_the_eager_step() -> None:
         at.csv.writerow([i, loss.item()])
         at.named.writerow({"i": i, "loss": loss.item() * 2})
         at.bar.update(2)
-        at.bar.set_postfix(loss=loss.item())
+        at.bar.set_postfix(loss=loss.item()) if at.bar else None
         print(json.dumps({"loss": loss.item()}))
         sys.stdout.write(f"{loss.item():.2f}\n")
 

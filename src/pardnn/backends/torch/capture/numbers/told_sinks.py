@@ -186,13 +186,22 @@ def _is_told(value: Any) -> bool:
     return isinstance(value, torch.Tensor) or is_told(value)
 
 
+def _opcode_after(code: bytes, at: int) -> str:
+    """Return the name of the instruction that follows a call, behind its cache and jumps."""
+    while at < len(code):
+        name = dis.opname[code[at]]
+        if name == "JUMP_FORWARD":
+            at += 2 * code[at + 1]
+        elif name != "CACHE":
+            return name
+        at += 2
+    return ""
+
+
 def _is_dropped(frame: types.FrameType | None) -> bool:
     """Whether the result of the call that a frame makes goes nowhere."""
     while frame is not None:
-        code, at = frame.f_code.co_code, frame.f_lasti + 2
-        while at < len(code) and dis.opname[code[at]] == "CACHE":
-            at += 2
-        following = dis.opname[code[at]] if at < len(code) else ""
+        following = _opcode_after(frame.f_code.co_code, frame.f_lasti + 2)
         if following != "RETURN_VALUE":
             return following == "POP_TOP"
         frame = frame.f_back
