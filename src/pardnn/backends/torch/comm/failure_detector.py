@@ -23,6 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pardnn.backends.torch.comm.secret import SignedStore, counter
 from pardnn.errors import MismatchError, PardnnError, RankError, StuckError, error_from
 
 POLL_S = 0.25
@@ -64,7 +65,7 @@ class FailureDetector:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: dist.Store | SignedStore,
         rank: int,
         size: int,
         describe: Callable[[], State],
@@ -110,7 +111,7 @@ class FailureDetector:
     def _answer(self) -> None:
         """Publish this rank's state for each rank that has asked since."""
         # Only read: a file store grows with each write.
-        asked = int(self._store.get("asked")) if self._store.check(["asked"]) else 0
+        asked = counter(self._store, "asked")
         for number in range(self._answered + 1, asked + 1):
             self._publish_state(str(number))
         self._answered = asked

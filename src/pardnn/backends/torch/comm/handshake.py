@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pardnn.backends.torch.comm.failure_detector import LostError, State
+from pardnn.backends.torch.comm.secret import SignedStore
 from pardnn.backends.torch.comm.wire_format import MessageSpec, first_difference, spec_text
 from pardnn.errors import MismatchError, StuckError
 from pardnn.graph.file import fingerprint
@@ -92,7 +93,11 @@ class Watch(NamedTuple):
 
 
 def wait_for(
-    store: dist.Store, keys: Sequence[str], writers: Sequence[int], watch: Watch, doing: str
+    store: dist.Store | SignedStore,
+    keys: Sequence[str],
+    writers: Sequence[int],
+    watch: Watch,
+    doing: str,
 ) -> None:
     """Wait until all keys are in the store.
 

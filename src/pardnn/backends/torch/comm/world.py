@@ -34,6 +34,7 @@ from pardnn.backends.torch.comm.nodes import (
     may_be_several,
     node_numbers,
 )
+from pardnn.backends.torch.comm.secret import ForgedError, SignedStore, prove_links, signed
 from pardnn.backends.torch.comm.unix_sockets import connect_local
 from pardnn.errors import MismatchError, PardnnError, RankError, StuckError
 
@@ -62,7 +63,7 @@ class World:
     size: int
     device: torch.device
     timeout_s: float
-    store: dist.Store | None = None
+    store: dist.Store | SignedStore | None = None
     channel: Channel | None = None
     nodes: tuple[int, ...] = (0,)
     detector: FailureDetector | None = None
@@ -239,6 +240,10 @@ def join(
             return World(0, 1, device, timeout_s)
         store = _own_store()
         group = dist.new_group(list(range(size)), timeout=wait, backend=backend)
+        if backend == "gloo":
+            prove_links(group, rank, size)
+    except ForgedError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"the ranks did not find each other within {timeout_s:g} s: {_first_line(error)}.\n"
@@ -294,10 +299,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-def _own_store() -> dist.Store:
+def _own_store() -> dist.Store | SignedStore:
     # `join` is collective, so the count is the same on every rank.
     default = dist.distributed_c10d._get_default_store()
-    return dist.PrefixStore(f"pardnn/{_attempt()}/{next(_count)}", default)
+    return signed(dist.PrefixStore(f"pardnn/{_attempt()}/{next(_count)}", default))
 
 
 def _attempt() -> str:

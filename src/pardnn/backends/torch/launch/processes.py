@@ -28,6 +28,8 @@ from torch.distributed.elastic.multiprocessing import (
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from pardnn.backends.torch.comm.nodes import loopback_environment
+from pardnn.backends.torch.comm.secret import VARIABLE as SECRET_VARIABLE
+from pardnn.backends.torch.comm.secret import make_secret
 from pardnn.backends.torch.comm.stop_signal import SIGNALS
 from pardnn.backends.torch.launch.job import (
     SIGNAL_FILE,
@@ -57,8 +59,9 @@ def run_processes(directory: Path, job: Job) -> Mapping[int, ProcessFailure]:
         KeyboardInterrupt: If a signal ended the run.
     """
     num_ranks = len(job.limits)
+    shared = loopback_environment() | {SECRET_VARIABLE: make_secret()}
     environments = {
-        rank: loopback_environment() | {
+        rank: shared | {
             "RANK": str(rank), "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks),
         }

@@ -1,0 +1,166 @@
+"""The secret of a run: by it ranks know each other, and what they find in the shared store.
+
+Whoever reaches the store of torchrun can write to it, and whoever reaches a port of gloo's can take
+a rank's place. With a secret that only the ranks have, every value in the store carries an HMAC
+over its key and its content, and before the first message each two ranks of a process group answer
+a challenge of the other one. Nothing is encrypted.
+
+`pardnn run` makes a secret for each run. Under torchrun it is in `PARDNN_SECRET`, the same on all
+nodes; without it nothing is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from pardnn.errors import RankError
+
+VARIABLE = "PARDNN_SECRET"
+_NONCE_BYTES = 32
+_DIGEST_BYTES = hashlib.sha256().digest_size
+#: Beyond the tags of messages, see `Channel`.
+_CHALLENGE_TAG, _ANSWER_TAG = 1 << 27, 1 << 28
+
+
+class ForgedError(RankError, RuntimeError):
+    """Something comes from outside of the run; a failure detector passes over it."""
+
+    default_code = "E607"
+
+
+def make_secret() -> str:
+    """Return a secret for a new run."""
+    return secrets.token_hex(32)
+
+
+def run_secret() -> bytes | None:
+    """Return the secret of this run; None if there is none."""
+    return os.environ.get(VARIABLE, "").encode() or None
+
+
+class SignedStore:
+    """A store in which values are signed; counters (`add`) and the presence of keys are not.
+
+    Args:
+        plain: The store.
+        secret: Of the run.
+    """
+
+    def __init__(self, plain: dist.Store, secret: bytes) -> None:
+        self.plain = plain
+        self._secret = secret
+
+    def _signed(self, key: str, value: str) -> str:
+        content = f"{len(key)}:{key}{value}".encode()
+        return hmac.new(self._secret, content, hashlib.sha256).hexdigest() + value
+
+    def _checked(self, key: str, found: bytes) -> bytes:
+        value = found[2 * _DIGEST_BYTES :]
+        expected = self._signed(key, value.decode(errors="replace")).encode()
+        if not hmac.compare_digest(expected, found):
+            raise ForgedError(
+                f"what the store holds under {key!r:.80} is not from a rank of this run.\n"
+                f"Give all ranks one {VARIABLE}; else somebody else can write to the store."
+            )
+        return value
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+        self.plain.set(key, self._signed(key, value))
+
+    def get(self, key: str) -> bytes:
+        """Return a value.
+
+        Raises:
+            ForgedError: E607, if no rank of this run has set it.
+        """
+        return self._checked(key, self.plain.get(key))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set a value if there is none; return the one that stands.
+
+        Args:
+            key: Of the value.
+            expected: Empty: that there is none.
+            desired: The value.
+
+        Raises:
+            ForgedError: E607, if no rank of this run has set it.
+        """
+        assert not expected
+        return self._checked(key, self.plain.compare_set(key, "", self._signed(key, desired)))
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are there."""
+        return self.plain.check(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter."""
+        return self.plain.add(key, amount)
+
+
+def signed(store: dist.Store) -> dist.Store | SignedStore:
+    """Return the store that this run's ranks use: signed, if there is a secret."""
+    secret = run_secret()
+    return store if secret is None else SignedStore(store, secret)
+
+
+def counter(store: dist.Store | SignedStore, key: str) -> int:
+    """Return a counter of a store, 0 where nobody has added to it."""
+    plain = store.plain if isinstance(store, SignedStore) else store
+    return int(plain.get(key)) if plain.check([key]) else 0
+
+
+def prove_links(group: dist.ProcessGroup, rank: int, size: int) -> None:
+    """Let each two ranks prove to each other, over gloo, that they have the run's secret.
+
+    Args:
+        group: Of CPU tensors.
+        rank: This rank.
+        size: Number of ranks.
+
+    Raises:
+        ForgedError: E607, naming the first rank that has another secret, or none.
+    """
+    secret = run_secret()
+    if secret is None:
+        return
+    peers = [peer for peer in range(size) if peer != rank]
+    own = {peer: secrets.token_bytes(_NONCE_BYTES) for peer in peers}
+    theirs = _exchanged(group, peers, own, _CHALLENGE_TAG)
+    answers = {peer: _answer(secret, theirs[peer], rank, peer) for peer in peers}
+    found = _exchanged(group, peers, answers, _ANSWER_TAG)
+    for peer in peers:
+        if not hmac.compare_digest(found[peer], _answer(secret, own[peer], peer, rank)):
+            raise ForgedError(
+                f"who answers rank {rank} as rank {peer} does not have the secret of this run.\n"
+                f"Give all ranks one {VARIABLE}; else somebody else is at the port of that rank.",
+                details={"rank": rank, "peer": peer},
+            )
+
+
+def _answer(secret: bytes, nonce: bytes, rank: int, peer: int) -> bytes:
+    """Return what a rank answers to the challenge of a peer."""
+    return hmac.new(secret, b"%d to %d:" % (rank, peer) + nonce, hashlib.sha256).digest()
+
+
+def _exchanged(
+    group: dist.ProcessGroup, peers: Sequence[int], sent: dict[int, bytes], tag: int
+) -> dict[int, bytes]:
+    """Send each peer 32 bytes, and return those of each."""
+    works, received = [], {}
+    for peer in peers:
+        received[peer] = torch.zeros(_DIGEST_BYTES, dtype=torch.uint8)
+        works.append(group.recv([received[peer]], peer, tag))
+        content = torch.frombuffer(bytearray(sent[peer]), dtype=torch.uint8)
+        works.append(group.send([content], peer, tag))
+    for work in works:
+        work.wait()
+    return {peer: bytes(each.tolist()) for peer, each in received.items()}
