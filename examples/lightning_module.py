@@ -1,17 +1,16 @@
-"""Lightning's `Trainer` on several ranks, by manual optimisation: its loop and callbacks, our step.
+"""Lightning's `Trainer` by manual optimisation: its loop and callbacks.
 
-Run it with `torchrun --nproc-per-node 2 examples/lightning_module.py`.
+torchrun --nproc-per-node 2 examples/lightning_module.py
 """
-
-import os
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pardnn
+
+rank = pardnn.connect()
 
 
 class Classifier(pl.LightningModule):
@@ -29,6 +28,7 @@ class Classifier(pl.LightningModule):
         return torch.optim.AdamW(self.net.parameters(), lr=1e-2)
 
     @staticmethod
+    @pardnn.parallelize
     def step(net, optimizer, x, y):
         """Forward, backward and update."""
         optimizer.zero_grad()
@@ -38,41 +38,16 @@ class Classifier(pl.LightningModule):
         return loss
 
     def training_step(self, batch, _number):
-        """Do one step on one device."""
+        """Do one step."""
         self.losses.append(self.step(self.net, self.optimizers().optimizer, *batch).item())
 
 
-class DistributedClassifier(Classifier):
-    """The same on all ranks."""
-
-    fast_step = None
-
-    def training_step(self, batch, _number):
-        """Do one step on all ranks."""
-        if self.fast_step is None:
-            optimizer = self.optimizers().optimizer
-            self.fast_step = pardnn.parallelize(self.step, self.net, optimizer, *batch)
-        self.losses.append(self.fast_step(*batch).item())
-
-
-def trained(kind):
-    """Return the losses of a module of some kind."""
-    pl.seed_everything(0, verbose=False)
-    module = kind()
-    data = TensorDataset(torch.randn(96, 16), torch.randint(4, (96,)))
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", devices=1, **quiet)
-    trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True))
-    return module.losses
-
-
-if __name__ == "__main__":
-    rank = int(os.environ.get("RANK", "0"))
-    if "WORLD_SIZE" in os.environ:
-        # Ranks find each other here; Lightning itself shall not spread the data.
-        dist.init_process_group("gloo")
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"):
-            os.environ.pop(name, None)
-    losses = trained(DistributedClassifier)
-    if rank == 0:
-        print("losses", " ".join(f"{loss:.6f}" for loss in losses))
+pl.seed_everything(0, verbose=False)
+module = Classifier()
+data = TensorDataset(torch.randn(96, 16), torch.randint(4, (96,)))
+quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+trainer = pl.Trainer(max_epochs=2, accelerator="cpu", devices=1, **quiet)
+trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True))
+losses = module.losses
+if rank == 0:
+    print("losses", *(f"{loss:.6f}" for loss in losses if loss is not None))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pardnn.api.parallelize import parallelize
     from pardnn.api.planning import estimate, plan
     from pardnn.api.simulate import simulate
+    from pardnn.api.tools import connect, trainer
     from pardnn.api.verify import verify
     from pardnn.cluster import Cluster
     from pardnn.errors import PardnnError
@@ -38,6 +39,7 @@ __all__ = [
     "capture",
     "check_plan",
     "check_state_kept",
+    "connect",
     "deferred",
     "describe",
     "estimate",
@@ -47,6 +49,7 @@ __all__ = [
     "read_plan",
     "simulate",
     "state_in_place",
+    "trainer",
     "verify",
     "write_graph",
     "write_plan",
@@ -60,6 +63,7 @@ _HOME = {
     "capture": "pardnn.api.capture",
     "check_plan": "pardnn.plan.check",
     "check_state_kept": "pardnn.plan.state_in_place",
+    "connect": "pardnn.api.tools",
     "deferred": "pardnn.api.deferred",
     "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api.planning",
@@ -68,6 +72,7 @@ _HOME = {
     "read_plan": "pardnn.plan.file",
     "simulate": "pardnn.api.simulate",
     "state_in_place": "pardnn.plan.state_in_place",
+    "trainer": "pardnn.api.tools",
     "verify": "pardnn.api.verify",
     "write_graph": "pardnn.graph.file",
     "write_plan": "pardnn.plan.file",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import socket
 import subprocess
@@ -14,11 +15,9 @@ from safetensors.torch import load_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-#: Recipe -> what trains the same on one device, without pardnn.
-RECIPES = {
-    "gan": "trained(lambda step, a, b, optimizer, *_: partial(step, a, b, optimizer))",
-    "lightning_module": "trained(Classifier)",
-}
+PLAIN = EXAMPLES / "plain"
+#: Scripts of tools; below `plain`, the same without pardnn.
+TOOLS = ("trainer", "accelerate_loop", "lightning_module")
 
 
 def torchrun(*command: str) -> tuple[str, ...]:
@@ -40,63 +39,50 @@ def losses(process: subprocess.Popen[str]) -> list[str]:
     return line.split()[1:]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_has_the_losses_of_the_tool_on_one_device(name: str, tmp_path: Path) -> None:
-    alone = (
-        f"from functools import partial; from {name} import *; torch.set_num_threads(1)\n"
-        f"print('losses', ' '.join(f'{{loss:.6f}}' for loss in {RECIPES[name]}))"
-    )
+def changed_lines(plain: str, ours: str) -> list[str]:
+    """Lines of a script that its plain twin does not have, blank ones left out."""
+    rows = difflib.ndiff(plain.splitlines(), ours.splitlines())
+    return [row[2:] for row in rows if row.startswith("+ ") and row[2:].strip()]
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_five_lines_of_a_tools_script_change_at_most(name: str) -> None:
+    plain, ours = (path.read_text() for path in (PLAIN / f"{name}.py", EXAMPLES / f"{name}.py"))
+    assert 0 < len(changed_lines(plain, ours)) <= 5
+    assert "pardnn" not in plain.partition('"""\n\n')[2]
+    # Nothing was taken away either: each line of the plain script is there, or changed.
+    assert len(changed_lines(ours, plain)) <= 2
+
+
+def on_one_device(name: str, *args: str) -> subprocess.Popen[str]:
+    """Run the plain script of a tool."""
+    return started(str(PLAIN / f"{name}.py"), *args)
+
+
+@pytest.mark.parametrize("name", ["lightning_module", "accelerate_loop"])
+def test_a_tools_script_has_the_losses_of_its_plain_twin(name: str) -> None:
     run = torchrun("--standalone", "--nproc-per-node", "2", f"{name}.py")
-    on_ranks, reference = started(*run), started("-c", alone)
-    expected = losses(reference)
-    assert losses(on_ranks) == expected
-    assert len(expected) >= 6
-
-
-#: The loop as its users write it, of what examples/accelerate_loop.py trains.
-ACCELERATE = """
-from accelerate_loop import *
-torch.set_num_threads(1)
-set_seed(0)
-model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-data = torch.utils.data.TensorDataset(torch.randn(96, 16), torch.randint(4, (96,)))
-loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
-losses = []
-for _ in range(2):
-    for x, y in loader:
-        with accelerator.accumulate(model):
-            loss = nn.functional.cross_entropy(model(x), y)
-            accelerator.backward(loss)
-            if accelerator.sync_gradients:
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-print("losses", *(f"{loss:.6f}" for loss in losses))
-"""
-
-
-def test_an_accelerate_loop_has_the_losses_of_one_device() -> None:
-    run = torchrun("--standalone", "--nproc-per-node", "2", "accelerate_loop.py")
-    on_ranks, reference = started(*run), started("-c", ACCELERATE)
+    on_ranks, reference = started(*run), on_one_device(name)
     expected = losses(reference)
     assert losses(on_ranks) == expected
     assert len(expected) == 12
 
 
-def test_a_trainer_accumulates_saves_and_goes_on_as_on_one_device(tmp_path: Path) -> None:
+def test_a_recipe_has_the_losses_of_one_device() -> None:
     alone = (
-        "from trainer import *; torch.set_num_threads(1)\n"
-        f"losses = trained(Trainer, {str(tmp_path / 'alone')!r})\n"
-        "print('losses', *(f'{loss:.6f}' for loss in losses))"
+        "from functools import partial; from gan import *; torch.set_num_threads(1)\n"
+        "found = trained(lambda step, a, b, optimizer, *_: partial(step, a, b, optimizer))\n"
+        "print('losses', ' '.join(f'{loss:.6f}' for loss in found))"
     )
+    on_ranks = started(*torchrun("--standalone", "--nproc-per-node", "2", "gan.py"))
+    expected = losses(started("-c", alone))
+    assert losses(on_ranks) == expected
+    assert len(expected) >= 6
+
+
+def test_a_trainer_accumulates_saves_and_goes_on_as_on_one_device(tmp_path: Path) -> None:
     run = torchrun("--standalone", "--nproc-per-node", "2", "trainer.py", str(tmp_path / "ours"))
-    on_ranks, reference = started(*run), started("-c", alone)
+    on_ranks, reference = started(*run), on_one_device("trainer", str(tmp_path / "alone"))
     expected = losses(reference)
     assert losses(on_ranks) == expected
     assert len(expected) == 8  # two of them of validations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -37,12 +39,19 @@ def parallelize(
 ) -> Callable[..., Any]:
     """Return the step as an object that runs it on all ranks of `torchrun`.
 
+    With a step alone, as a decorator is used, its arguments are those of the first call, and every
+    call takes all of them, models and optimizers too::
+
+        @pardnn.parallelize
+        def step(model, optimizer, x, y): ...
+
     Every rank builds the same models, and calls the object with the same whole batch. Learning
     rates and other hyperparameters are read from the optimizers at every call.
 
     Args:
         step: The training step.
-        *args: Its arguments, the same on every rank.
+        *args: Its arguments, the same on every rank. None for those of the first call, if the step
+            takes any.
         plan: Made for this step; None plans on rank 0 and shares the plan. What changes later is
             planned for the plan's cluster, with its algorithm or, where that cannot leave the state
             where it is, as `algorithm` says.
@@ -84,6 +93,12 @@ def parallelize(
     Raises:
         MismatchError: E5xx, if the ranks, the plan and the step do not belong together.
     """
+    if not args and _takes_arguments(step):
+        return backends.OnFirstCall(step, functools.partial(
+            parallelize, step, plan=plan, cluster=cluster, algorithm=algorithm, reserve=reserve,
+            seed=seed, costs=costs, timeout=timeout, shapes=shapes, on_signal=on_signal,
+            microbatches=microbatches,
+        ))  # fmt: skip
     given = cluster or (plan.cluster if plan is not None else None)
     measured: list[Cluster] = []
 
@@ -114,6 +129,17 @@ def parallelize(
         on_signal=on_signal,
         is_limited=given is not None, on_cluster=on_cluster if given is None else None,
     )  # fmt: skip
+
+
+def _takes_arguments(step: Callable[..., Any]) -> bool:
+    """Whether a step cannot be called without arguments."""
+    try:
+        inspect.signature(step).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it tells no signature
+        return False
+    return False
 
 
 def links_text(found: ThisCluster) -> str:

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pardnn.backends.torch.capture.capture import capture
+    from pardnn.backends.torch.connect import connect
     from pardnn.backends.torch.deferred_init.deferred import deferred
     from pardnn.backends.torch.devices import rank_memory_bytes, this_device, visible_devices
+    from pardnn.backends.torch.first_call import OnFirstCall
+    from pardnn.backends.torch.hugging_face import trainer_class
     from pardnn.backends.torch.launch.launcher import run_plan
     from pardnn.backends.torch.make_step import capture_factory
     from pardnn.backends.torch.ops.verify_description import (
@@ -29,11 +32,13 @@ if TYPE_CHECKING:
     from pardnn.backends.torch.profile.rank_links import measure_rank_links
 
 _HOME = {
+    "OnFirstCall": "first_call",
     "cached_links": "profile.link_times",
     "cached_table": "profile.op_times",
     "call_with_values": "ops.verify_description",
     "capture": "capture.capture",
     "capture_factory": "make_step",
+    "connect": "connect",
     "deferred": "deferred_init.deferred",
     "in_double": "ops.verify_description",
     "measure_links": "profile.link_times",
@@ -46,16 +51,19 @@ _HOME = {
     "run_plan": "launch.launcher",
     "sample_values": "ops.verify_description",
     "this_device": "devices",
+    "trainer_class": "hugging_face",
     "verify_worker_ops": "ops.verify_description",
     "visible_devices": "devices",
 }
 
 __all__ = [
+    "OnFirstCall",
     "cached_links",
     "cached_table",
     "call_with_values",
     "capture",
     "capture_factory",
+    "connect",
     "deferred",
     "in_double",
     "measure_links",
@@ -68,6 +76,7 @@ __all__ = [
     "run_plan",
     "sample_values",
     "this_device",
+    "trainer_class",
     "verify_worker_ops",
     "visible_devices",
 ]

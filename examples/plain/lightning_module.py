@@ -1,0 +1,47 @@
+"""Lightning's `Trainer` by manual optimisation: its loop and callbacks.
+
+torchrun --nproc-per-node 2 examples/lightning_module.py
+"""
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Classifier(pl.LightningModule):
+    """A model, its optimizer and one training step, as Lightning wants them."""
+
+    def __init__(self):
+        """Build the network."""
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 4))
+        self.losses = []
+
+    def configure_optimizers(self):
+        """Return the optimizer."""
+        return torch.optim.AdamW(self.net.parameters(), lr=1e-2)
+
+    @staticmethod
+    def step(net, optimizer, x, y):
+        """Forward, backward and update."""
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def training_step(self, batch, _number):
+        """Do one step."""
+        self.losses.append(self.step(self.net, self.optimizers().optimizer, *batch).item())
+
+
+pl.seed_everything(0, verbose=False)
+module = Classifier()
+data = TensorDataset(torch.randn(96, 16), torch.randint(4, (96,)))
+quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+trainer = pl.Trainer(max_epochs=2, accelerator="cpu", devices=1, **quiet)
+trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True))
+losses = module.losses
+print("losses", *(f"{loss:.6f}" for loss in losses if loss is not None))

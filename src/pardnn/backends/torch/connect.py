@@ -1,0 +1,29 @@
+"""`connect`: the ranks of torchrun, met in a script whose tool would spread data and wrap models.
+
+Trainer, accelerate and Lightning read torchrun's variables and then do a rank's work their own way:
+a part of the data each, the model in DDP. Here each rank must see all the data and one device. So
+the ranks are connected first, and the variables are taken away.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+from pardnn.backends.torch.comm.world import rank_device
+from pardnn.backends.torch.devices import this_device
+
+#: What tools read to find that they are one of several ranks.
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+def connect() -> int:
+    """Connect the ranks; return this one's number, 0 without torchrun."""
+    if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
+        kind = this_device()
+        rank_device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    for name in _VARIABLES:
+        os.environ.pop(name, None)
+    return dist.get_rank() if dist.is_initialized() else 0
