@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from pardnn.backends.torch.parallelize import Parallel
 from pardnn.backends.torch.user_step.sources import batch_indices
 from pardnn.errors import UsageError
 
@@ -21,10 +20,10 @@ class OnFirstCall:
         make: Returns the `Parallel` for the arguments of the first call.
     """
 
-    def __init__(self, step: Callable[..., Any], make: Callable[..., Parallel]) -> None:
+    def __init__(self, step: Callable[..., Any], make: Callable[..., Any]) -> None:
         functools.update_wrapper(self, step)
         self._make = make
-        self._fast: Parallel | None = None
+        self._fast: Any = None
         self._kept: dict[int, Any] = {}
         self._count = 0
 
