@@ -17,22 +17,24 @@ from typing import Any, NamedTuple, final
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
-from pardnn.plan.pieces import ADD, Pieces, piece_of
+from pardnn.plan.pieces import ADD, INTO, Pieces, piece_of
 
 
 class _Meaning(NamedTuple):
     """What a tensor of the cut graph is.
 
     Attributes:
-        what: "whole", "piece", "view" (of a piece), "part" (partial result), "sum" (of the first
-            `number` partial results), "rows" (which rows of a target count) or "blank".
+        what: "whole", "piece", "view" (of a piece), "part" (a sum of partial results), "rows"
+            (which rows of a target count) or "blank".
         of: A tensor of the graph.
-        number: Of the piece.
+        number: Of the piece; of the first piece of a sum.
+        end: The piece after the last of a sum.
     """
 
     what: str
     of: str
     number: int = 0
+    end: int = 0
 
 
 def pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
@@ -117,22 +119,33 @@ class _Checker:
         return f"it reads {wrong[0]!r:.60} before it is whole" if wrong else None
 
     def _part(self, op: Op, whole: Op, piece: int) -> str | None:
-        if op.kind != whole.kind:
+        total: _Meaning | None = None
+        if op.kind == INTO.get(whole.kind):
+            into = (op.arguments or {})["args"][0]["tensor"]
+            total = self._taken(into, whole.outputs[0].name)
+            if total is None or total.end != piece:
+                return f"what it adds its result to is no sum of the pieces before {piece}"
+        elif op.kind != whole.kind:
             return f"it is {op.kind}, no piece of {whole.kind}"
-        for name in op.inputs:
+        for name in op.inputs[1:] if total else op.inputs:
             found = self.meaning.get(name)
             own = found is not None and (found.what == "whole" or found.number == piece)
             if found is None or found.of not in whole.inputs or not own:
                 return f"it reads {name!r:.60}, which is not of what {whole.name!r:.60} reads"
             if found.what not in ("whole", "piece", "blank"):
                 return f"it reads {name!r:.60}, which is not complete"
+        if total is not None:
+            found = self._summed(op, _Meaning("part", total.of, total.number, piece + 1))
+            return "it has no such result" if found is None else None
         results = {piece_of(tensor.name, piece): tensor.name for tensor in whole.outputs}
         for tensor in op.outputs:
             of = results.get(tensor.name)
             if of is None:
                 return f"{tensor.name!r:.60} is no piece of its results"
-            what = "piece" if of in self.pieces.batch else "part"
-            found = self.meaning[tensor.name] = _Meaning(what, of, piece)
+            is_piece = of in self.pieces.batch
+            found = self.meaning[tensor.name] = (
+                _Meaning("piece", of, piece) if is_piece else _Meaning("part", of, piece, piece + 1)
+            )
             problem = self._shaped(tensor, found)
             if problem is not None:
                 return problem
@@ -196,27 +209,36 @@ class _Checker:
     def _sum(self, op: Op, what: str, of: str, args: Any, read: list[_Meaning]) -> _Meaning | None:
         """Return what an op makes that adds up partial results, or divides their sums."""
         (output,) = op.outputs
-        parts = [_Meaning("part", of, i) for i in range(self.number)]
-        if what == "add" and op.kind == ADD:
-            first, part = (self.meaning[each["tensor"]] for each in args)
-            done = 1 if first == parts[0] else first.number
-            is_next = first in (parts[0], _Meaning("sum", of, done)) and done < self.number
-            if not is_next or part != parts[done]:
+        if what in ("add", "gather") and op.kind == ADD:
+            first, part = (self._taken(each["tensor"], of) for each in args)
+            if first is None or part is None or part.number != first.end:
                 return None
-            if done + 1 < self.number:
-                return _Meaning("sum", of, done + 1)
-            return _Meaning("whole", of) if output.name == of else None
+            return self._summed(op, first._replace(end=part.end))
         if what == "reduce" and op.kind == REDUCE:
             is_sum = of.endswith(":sum") and output.name == of
             of = of.removesuffix(":sum") if is_sum else of
-            parts = [_Meaning("part", of, i) for i in range(self.number)]
+            parts = [_Meaning("part", of, i, i + 1) for i in range(self.number)]
             if [self.meaning[each["tensor"]] for each in args[1]] != parts:
                 return None
-            return _Meaning("sum", of, self.number) if is_sum else _Meaning("whole", of)
+            return _Meaning("part", of, 0, self.number) if is_sum else _Meaning("whole", of)
         if what == "divide" and op.kind == "aten.div.Tensor" and output.name == of:
-            is_mean = read[:1] == [_Meaning("sum", of, self.number)] and read[1].what == "whole"
+            is_mean = read[:1] == [_Meaning("part", of, 0, self.number)] and read[1].what == "whole"
             return _Meaning("whole", of) if is_mean else None
         return self._count(op, what, of, read)
+
+    def _taken(self, name: str, of: str) -> _Meaning | None:
+        """Return what sum of a tensor's parts is written or added now: none may read it again."""
+        found = self.meaning.pop(name, None)
+        return found if found is not None and found[:2] == ("part", of) else None
+
+    def _summed(self, op: Op, found: _Meaning) -> _Meaning | None:
+        """Return what an op makes in place of its first input; None if that is not what it says."""
+        (output,) = op.outputs
+        is_all = (found.number, found.end) == (0, self.number)
+        if output.alias_of != op.inputs[0] or (output.name == found.of) != is_all:
+            return None
+        found = self.meaning[output.name] = _Meaning("whole", found.of) if is_all else found
+        return None if self._shaped(output, found) else found
 
     def _count(self, op: Op, what: str, of: str, read: list[_Meaning]) -> _Meaning | None:
         """Return what an op makes that counts rows for a mean."""

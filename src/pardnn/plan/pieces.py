@@ -10,7 +10,9 @@ as a sharded plan is one of its partitioned graph (`plan.partitioned_graph`).
 | `t:slice@i` | `pardnn.slice` | piece i of what is whole, a view |
 | `t:copy@i` | `pardnn.fetch` | piece i, copied where the view would have gaps |
 | `t:join` | `pardnn.fetch` | the whole of its pieces |
-| `t:add@i` | `aten.add_.Tensor` | partial results 0 to i, in the storage of the first |
+| `h@i` | `aten.addmm_.default` | what a product `h` adds to the sum of the pieces before it |
+| `t:add@i` | `aten.add_.Tensor` | the same for other partial results, in the storage of the first |
+| `t:gather@i` | `aten.add_.Tensor` | the sum of accumulators up to the one that ends with piece i |
 | `t:reduce` | `pardnn.reduce` | the whole of partial results that are no sum, or are returned |
 | `t:divide` | `aten.div.Tensor` | a mean of sums |
 | `t:rows`, `t:count` | `aten.ne.Scalar`, `aten.sum.default` | what a mean divides by |
@@ -31,6 +33,10 @@ from pardnn.graph.ir import Op
 
 #: What adds a partial result to another one in place.
 ADD = "aten.add_.Tensor"
+#: What makes a partial result and adds it to another one in place.
+INTO: Mapping[str, str] = {
+    "aten.mm.default": "aten.addmm_.default", "aten.bmm.default": "aten.baddbmm_.default",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +64,14 @@ class Pieces:
 def piece_of(name: str, piece: int) -> str:
     """Return the name of a piece of an op or a tensor."""
     return f"{name}@{piece}"
+
+
+def piece_number(name: str) -> int:
+    """Return the number of the piece that a name ends with; -1 if it ends with none."""
+    _, at, piece = name.rpartition("@")
+    return int(piece) if at and piece.isdecimal() and len(piece) < 6 else -1
+
+
+def first_piece(name: str) -> str:
+    """Return the name of the first piece of what a name is a piece of; the name itself if none."""
+    return name if piece_number(name) < 0 else piece_of(name.rpartition("@")[0], 0)

@@ -69,6 +69,17 @@ def test_one_device_holds_less_in_pieces() -> None:
     assert cut.peak_bytes[0] < whole.peak_bytes[0]
 
 
+def test_stages_of_pieces_fit_where_the_whole_batch_does_not() -> None:
+    """As tight as one piece after the other allows, and each device does all pieces of its own."""
+    cluster = Cluster.uniform(2, bandwidth=300e9, memory="3MiB")
+    with pytest.raises(PardnnError, match="E301|fit"):
+        pardnn.plan(graph(), cluster, "contiguous", reserve=0.0, costs="v100")
+    plan = pardnn.plan(graph(), cluster, "contiguous", reserve=0.0, costs="v100", microbatches=8)
+    assert all(
+        plan.placement[f"{name}@0"] == plan.placement[f"{name}@7"] for name in ("addmm", "tanh_4")
+    )
+
+
 def test_auto_is_no_slower_than_the_whole_batch() -> None:
     found, whole = planned("auto").predicted, planned(None).predicted
     assert found is not None

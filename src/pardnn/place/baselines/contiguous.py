@@ -4,7 +4,8 @@ Ops in topological order are cut into K blocks of work in proportion to the devi
 where devices are limited, of memory in proportion to their limits. A backward op stays with its
 forward op, and groups stay together, so that forward, backward and update of a layer share a
 device. Neighbouring blocks are on devices of neighbouring numbers, so on one island of fast links
-where the cluster lists its islands one after the other.
+where the cluster lists its islands one after the other. Pieces of a batch go where the first one
+does: a stage runs all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy import ndarray
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import closed_arrays, legal_placement, runnable, speed_shares
 from pardnn.place.decision import Decision, fitted
+from pardnn.plan.pieces import first_piece
 from pardnn.sim.machine import Machine, fastest_seconds
 
 
@@ -54,12 +56,14 @@ def place_contiguous(
 
 
 def _forward_ops(graph: Graph) -> Int64[ndarray, " n"]:
-    """Number of the forward op that each op belongs to; its own if it is none's backward."""
+    """Number of the forward op that each op belongs to; its own if it is none's backward.
+
+    Of the first piece, if the batch is in pieces.
+    """
     number = {op.name: i for i, op in enumerate(graph.ops)}
-    return np.array(
-        [number.get(op.backward_of or op.name, i) for i, op in enumerate(graph.ops)],
-        dtype=np.int64,
-    )
+    names = (op.backward_of or op.name for op in graph.ops)
+    leaders = (number.get(first_piece(name), number.get(name)) for name in names)
+    return np.array([i if of is None else of for i, of in enumerate(leaders)], dtype=np.int64)
 
 
 def _owned_bytes(graph: Graph) -> Float64[ndarray, " n"]:

@@ -8,6 +8,8 @@ does, and the simulator chooses. Of a step without pieces that are alike, all is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
@@ -40,7 +42,12 @@ def _seconds(machine: Machine) -> np.ndarray:
 
 
 def place_modulo(
-    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+    graph: Graph,
+    machine: Machine,
+    capacities: list[int | None],
+    *,
+    seed: int = 0,
+    targets: Sequence[Int64[ndarray, " n"]] | None = None,
 ) -> Decision:
     """Place contiguous blocks of groups, and repeat one piece's schedule.
 
@@ -49,6 +56,7 @@ def place_modulo(
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the search over orders.
+        targets: Placements that are tried, as near as groups allow; None for blocks of groups.
 
     Raises:
         InfeasibleError: E301, if no such plan fits; E302, if an op can run nowhere.
@@ -59,9 +67,11 @@ def place_modulo(
     pieces = pieces_of(graph, seconds)
     alone = Pieces(1, np.zeros(arrays.num_ops, dtype=np.int64), np.arange(arrays.num_ops))
     reference = piece_by_piece(graph, pieces or alone)
+    if targets is None:
+        targets = stage_placements(arrays, seconds, reference, machine.num_devices)
     places = {
         place.tobytes(): place
-        for target in stage_placements(arrays, seconds, reference, machine.num_devices)
+        for target in targets
         if (place := legal_placement(arrays, runs, target)) is not None
     }
     plan = None

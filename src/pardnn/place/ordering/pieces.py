@@ -2,14 +2,14 @@
 
 Two ops are alike if they are the same call of one group on inputs that come from ops that are
 alike, all the way up; state that outlives the step is like nothing but itself. So the forward of a
-layer on one microbatch is like that on another, and unlike that of any other layer. The number of
+layer on one microbatch is like that on another, and unlike that of any other layer. A graph whose
+batch was cut says by its names what is a piece (`plan.pieces`). Else the number of
 pieces is the one of most of the work; what is there once (sums of gradients, the update) belongs to
 no piece. O(edges log edges).
 """
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,9 @@ from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, op_edges
 from pardnn.graph.ir import Graph
+from pardnn.kernels.sorting import inverse_permutation
+from pardnn.plan.piece_order import piece_by_piece as one_after_the_other
+from pardnn.plan.pieces import first_piece, piece_number
 
 #: Pieces count if they make at least this part of the work.
 LEAST_WORK = 0.5
@@ -44,6 +47,9 @@ def pieces_of(graph: Graph, seconds: Float64[ndarray, " n"]) -> Pieces | None:
         graph: The graph.
         seconds: Of each op, on any device.
     """
+    named = _named(graph)
+    if named is not None:
+        return named
     kinds = _kinds(graph)
     times = np.bincount(kinds)
     work = np.bincount(times[kinds], weights=seconds)
@@ -63,6 +69,22 @@ def pieces_of(graph: Graph, seconds: Float64[ndarray, " n"]) -> Pieces | None:
             model[op] = members.setdefault((kind, within), op)
             seen[kind] += 1
     return Pieces(count, piece, model)
+
+
+def _named(graph: Graph) -> Pieces | None:
+    """Return the pieces of a graph whose batch was cut, which names them; None for others.
+
+    Sums are no pieces, but for products that add themselves to one.
+    """
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    piece = np.array([piece_number(op.name) for op in graph.ops], dtype=np.int64)
+    model = np.array([number.get(first_piece(op.name), -1) for op in graph.ops], dtype=np.int64)
+    piece[model < 0] = -1
+    times = np.bincount(model[piece >= 0], minlength=1)
+    count = int(piece.max(initial=-1)) + 1
+    if count < 2 or not np.isin(times, (0, count)).all():
+        return None
+    return Pieces(count, piece, np.where(piece < 0, np.arange(len(piece)), model))
 
 
 def _kinds(graph: Graph) -> Int64[ndarray, " n"]:
@@ -87,22 +109,5 @@ def piece_by_piece(graph: Graph, pieces: Pieces) -> Int64[ndarray, " n"]:
         graph: The graph.
         pieces: Its pieces.
     """
-    n, pairs = graph.arrays.num_ops, op_edges(graph.arrays)
-    missing = np.bincount(pairs[:, 1], minlength=n).tolist()
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 0], minlength=n))]).tolist()
-    after, file = pairs[:, 1].tolist(), np.empty(n, dtype=np.int64)
-    file[graph.arrays.topological] = np.arange(n)
-    turn = pieces.piece.tolist()
-    ready = [(turn[op], int(file[op]), op) for op in range(n) if missing[op] == 0]
-    heapq.heapify(ready)
-    position = np.empty(n, dtype=np.int64)
-    for count in range(n):
-        now, _, op = heapq.heappop(ready)
-        position[op] = count
-        for x in after[ptr[op] : ptr[op + 1]]:
-            missing[x] -= 1
-            if missing[x] == 0:
-                begins = turn[x] if pieces.piece[x] >= 0 else now
-                turn[x] = begins
-                heapq.heappush(ready, (begins, int(file[x]), x))
-    return position
+    order = one_after_the_other(op_edges(graph.arrays), pieces.piece, graph.arrays.topological)
+    return inverse_permutation(order)

@@ -3,8 +3,8 @@
 Idea: an op that is cut becomes one op per piece, "h@0", "h@1" and so on, in the order of the graph;
 all others stay as they are. What is whole is sliced where pieces read it (a view), what is in
 pieces is joined where an op reads it whole, and partial results are added in the order of the
-pieces, each into the first one's storage, so that memory holds one accumulator and no number
-depends on where pieces run. Every name of the graph stays the name of the same whole value.
+pieces (`sums`), so that no number depends on where they run. Every name of the graph stays the name
+of the same whole value.
 Two things would make all pieces wait for each other, and do not: an op that reads only the shape
 of a value makes its result without it, and the number of rows that a mean loss divides by comes
 from the targets alone.
@@ -14,33 +14,37 @@ Deviations: random ops run once, on the whole, so that the numbers are those of 
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, final
 
 from pardnn.errors import UnsupportedError, shown
 from pardnn.graph.ir import Graph, MemoryKind, Op, Tensor, alias_of
 from pardnn.plan.mesh import Box
-from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE, check_batch_is_read_only
-from pardnn.plan.pieces import ADD, Pieces, piece_of
-from pardnn.shard.boxes import bytes_of, is_one_run, lengths, new_strides, whole
+from pardnn.plan.partitioned_graph import FETCH, SLICE, check_batch_is_read_only
+from pardnn.plan.pieces import Pieces, piece_of
+from pardnn.shard.boxes import bytes_of, is_one_run, lengths, whole
 from pardnn.shard.cache import begin_graph
 from pardnn.shard.microbatch.analysis import BatchCut, analyse_batch
 from pardnn.shard.microbatch.call_cut import CallCut, piece_boxes
 from pardnn.shard.microbatch.early_results import changed, filled, is_counting, with_sums
+from pardnn.shard.microbatch.sheet import Sheet, in_order, new_tensor
 from pardnn.shard.microbatch.strides import piece_strides, stated, strides_of
+from pardnn.shard.microbatch.sums import Sums
 from pardnn.shard.spmd.emitter import box_list
 from pardnn.shard.spmd.templates import localised, result_names
 from pardnn.shard.tdl.language import Reducer
 
 
-def cut_batch(graph: Graph, num_pieces: int) -> Pieces:
+def cut_batch(graph: Graph, num_pieces: int, accumulators: int | None = None) -> Pieces:
     """Return a step with its batch in pieces.
 
     Args:
         graph: A captured graph.
         num_pieces: At least 2; they differ by at most one sample.
+        accumulators: Into how many storages partial sums are added, each of pieces in a row: 1 if
+            one device has all pieces of a layer, as many as copies of a layer that work side by
+            side. None: a storage for each piece, which any device may add to the others.
 
     Raises:
         UsageError: E226, if the step has no batch that can be cut so.
@@ -51,7 +55,7 @@ def cut_batch(graph: Graph, num_pieces: int) -> Pieces:
     begin_graph()
     summed = with_sums(graph)
     cut = analyse_batch(summed, num_pieces)
-    writer = _Writer(summed, cut)
+    writer = _Writer(summed, cut, accumulators or num_pieces)
     whole = {op.name: op for op in graph.ops}
     for number in summed.arrays.topological.tolist():
         op = summed.ops[number]
@@ -63,7 +67,7 @@ def cut_batch(graph: Graph, num_pieces: int) -> Pieces:
     return Pieces(
         points=cut.points,
         batch={name: (at.dim, at.scale) for name, at in cut.dims.items() if name in writer.used},
-        ops=tuple(writer.ops),
+        ops=in_order(writer.sheet),
     )
 
 
@@ -71,11 +75,12 @@ def cut_batch(graph: Graph, num_pieces: int) -> Pieces:
 class _Writer:
     """The cut graph while it is written."""
 
-    def __init__(self, graph: Graph, cut: BatchCut) -> None:
+    def __init__(self, graph: Graph, cut: BatchCut, accumulators: int) -> None:
         self.cut = cut
         self.tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
         self.by_name = {op.name: op for op in graph.ops}
-        self.ops: list[Op] = []
+        self.sheet = Sheet()
+        self.sums = Sums(self.sheet, cut.points, accumulators)
         #: Tensors of which there are pieces.
         self.used: set[str] = set()
         #: Tensors that are made of their pieces, and the op that joins them.
@@ -99,7 +104,7 @@ class _Writer:
             return
         is_late = any(name in self.late for name in op.inputs)
         if is_late and (made := filled(op)) is not None:
-            self.ops.append(made)
+            self.sheet.ops.append(made)
             return
         for name in op.inputs:
             self._whole(name, op)
@@ -108,7 +113,7 @@ class _Writer:
         backward = op.backward_of
         if backward in self.cut.ops:
             backward = None
-        self.ops.append(changed(op, after=after, backward_of=backward))
+        self.sheet.ops.append(changed(op, after=after, backward_of=backward))
 
     def _after(self, op: Op, piece: int | None) -> list[str]:
         """Return what comes before an op, or a piece of it, without being read."""
@@ -137,37 +142,8 @@ class _Writer:
         rows = [[{"tensor": n}, box_list(box)] for n, box in zip(names, boxes, strict=True)]
         op_name = self.joined[name] = f"{name}:join"
         args = [list(tensor.shape or ()), None, rows]
-        self._helper(op_name, FETCH, args, names, self._new(tensor, name), reader, memory=memory)
-
-    def _new(self, tensor: Tensor, name: str, box: Box | None = None) -> Tensor:
-        """Return a dense tensor of its own storage."""
-        shape = tensor.shape if box is None else lengths(box)
-        strides = None if shape is None else new_strides(tensor, shape)
-        size = tensor.bytes if shape is None else bytes_of(tensor, shape)
-        return Tensor(name=name, bytes=size, shape=shape, dtype=tensor.dtype, strides=strides)
-
-    def _helper(
-        self,
-        name: str,
-        kind: str,
-        args: list[Any],
-        inputs: Sequence[str],
-        output: Tensor,
-        beside: Op,
-        *,
-        memory: MemoryKind = "normal",
-        kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Append an op that is no op of the graph."""
-        arguments: dict[str, Any] = {"args": args, **({"kwargs": kwargs} if kwargs else {})}
-        self.ops.append(
-            Op(
-                name=name, kind=kind, inputs=tuple(dict.fromkeys(inputs)), outputs=(output,),
-                memory=memory, source=beside.source, module=beside.module, step=beside.step,
-                arguments=arguments, seconds=None if beside.seconds is None else
-                dict.fromkeys(beside.seconds, 0.0),
-            )
-        )  # fmt: skip
+        made = new_tensor(tensor, name)
+        self.sheet.helper(op_name, FETCH, args, names, made, reader, memory=memory)
 
     def _piece(self, name: str, reader: Op, piece: int) -> str:
         """Return a piece of a tensor; of one that is whole it is a slice."""
@@ -190,13 +166,13 @@ class _Writer:
             name=view, bytes=bytes_of(tensor, shape), shape=shape, dtype=tensor.dtype,
             strides=stated(shape, strides), alias_of=name,
         )  # fmt: skip
-        self._helper(
+        self.sheet.helper(
             f"{name}:slice@{piece}", SLICE, args, (name,), found, reader, memory="reference"
         )
         if is_copied:
             rows = [[{"tensor": view}, box_list(whole(shape))]]
-            made = self._new(tensor, out, box)
-            self._helper(
+            made = new_tensor(tensor, out, box)
+            self.sheet.helper(
                 f"{name}:copy@{piece}", FETCH, [list(shape), None, rows], (view,), made, reader
             )
         else:
@@ -205,8 +181,8 @@ class _Writer:
     def _blank(self, op: Op, slot: str, piece: int, shape: tuple[int, ...], like: Tensor) -> str:
         """Return a tensor of which only the shape counts."""
         name = f"{op.name}:{slot}:blank@{piece}"
-        made = self._new(like, name, whole(shape))
-        self._helper(name, FETCH, [list(shape), None, []], (), made, op)
+        made = new_tensor(like, name, whole(shape))
+        self.sheet.helper(name, FETCH, [list(shape), None, []], (), made, op)
         return name
 
     def _pieces(self, op: Op) -> None:
@@ -221,7 +197,7 @@ class _Writer:
             self.late.add(tensor.name)
             reducer = reducers.get(tensor.name)
             if isinstance(reducer, Reducer) and tensor.name != counted:
-                self._combine(op, tensor, reducer, [r.name for r in op.outputs])
+                self.sums.combine(op, tensor, reducer, [r.name for r in op.outputs])
             elif tensor.name in self.cut.made:
                 self.used.add(tensor.name)
                 if op.memory == "residual":
@@ -245,18 +221,18 @@ class _Writer:
         backward = op.backward_of
         if backward in self.cut.ops:
             backward = piece_of(str(backward), piece)
-        self.ops.append(
-            Op(
-                name=piece_of(op.name, piece), kind=op.kind,
-                inputs=tuple(dict.fromkeys(local.values())),
-                after=tuple(dict.fromkeys(self._after(op, piece))), outputs=outputs,
-                memory="normal" if op.memory == "residual" else op.memory,
-                seconds=op.seconds and {k: s * fraction for k, s in op.seconds.items()},
-                workspace=math.ceil(op.workspace * fraction), group=op.group, source=op.source,
-                module=op.module, backward_of=backward, step=op.step,
-                arguments=_arguments(op, cut, piece, local, by_name, counted),
-            )
+        made = Op(
+            name=piece_of(op.name, piece), kind=op.kind,
+            inputs=tuple(dict.fromkeys(local.values())),
+            after=tuple(dict.fromkeys(self._after(op, piece))), outputs=outputs,
+            memory="normal" if op.memory == "residual" else op.memory,
+            seconds=op.seconds and {k: s * fraction for k, s in op.seconds.items()},
+            workspace=math.ceil(op.workspace * fraction), group=op.group, source=op.source,
+            module=op.module, backward_of=backward, step=op.step,
+            arguments=_arguments(op, cut, piece, local, by_name, counted),
         )  # fmt: skip
+        self.sheet.piece[made.name] = piece
+        self.sheet.ops.append(self.sums.adding(made, op, cut.outputs, piece))
 
     def _input(self, op: Op, cut: CallCut, slot: str, name: str, piece: int) -> str:
         """Return what a piece reads in a slot."""
@@ -278,11 +254,11 @@ class _Writer:
         """Return what a piece makes of a result: its samples, or a partial result."""
         name, source = piece_of(tensor.name, piece), alias_of(op, tensor)
         if tensor.name not in self.cut.made:
-            return self._new(tensor, name)
+            return new_tensor(tensor, name)
         at = self.cut.dims[tensor.name]
         box = piece_boxes(tensor.shape or (), at, self.cut.points)[piece]
         if source is None:
-            return self._new(tensor, name, box)
+            return new_tensor(tensor, name, box)
         source, shape = by_name[source], lengths(box)
         strides = strides_of(tensor)
         if source in self.of_whole:
@@ -294,57 +270,6 @@ class _Writer:
             strides=stated(shape, strides), alias_of=source,
         )  # fmt: skip
 
-    def _combine(self, op: Op, tensor: Tensor, reducer: Reducer, results: list[str]) -> None:
-        """Add up the partial results of a tensor."""
-        parts = [piece_of(tensor.name, i) for i in range(self.cut.num_pieces)]
-        if reducer.name == "quotient":
-            assert reducer.by is not None
-            total = f"{tensor.name}:sum"
-            self._reduce(op, tensor, total, f"{total}:reduce", "sum", parts)
-            args = [{"tensor": total}, {"tensor": results[reducer.by]}]
-            self._helper(
-                f"{tensor.name}:divide", "aten.div.Tensor", args, (total, results[reducer.by]),
-                self._new(tensor, tensor.name), op, memory=op.memory,
-            )  # fmt: skip
-        elif reducer.name == "sum" and op.memory != "residual":
-            self._accumulate(op, tensor, parts)
-        else:
-            name = f"{tensor.name}:reduce"
-            self._reduce(op, tensor, tensor.name, name, reducer.name, parts, memory=op.memory)
-
-    def _reduce(
-        self,
-        op: Op,
-        tensor: Tensor,
-        out: str,
-        name: str,
-        how: str,
-        parts: list[str],
-        *,
-        memory: MemoryKind = "normal",
-    ) -> None:
-        points = self.cut.points
-        sizes = [b - a for a, b in itertools.pairwise(points)]
-        weights = [size / points[-1] for size in sizes] if how == "mean" else None
-        args = [how, [{"tensor": part} for part in parts], weights]
-        self._helper(name, REDUCE, args, parts, self._new(tensor, out), op, memory=memory)
-
-    def _accumulate(self, op: Op, tensor: Tensor, parts: list[str]) -> None:
-        """Add each partial result into the first one's storage, in the order of the pieces."""
-        total = parts[0]
-        for i, part in enumerate(parts[1:], start=1):
-            out = tensor.name if i == len(parts) - 1 else f"{tensor.name}:sum@{i}"
-            made = self._new(tensor, out)
-            made = Tensor(
-                name=out, bytes=made.bytes, shape=made.shape, dtype=made.dtype,
-                strides=made.strides, alias_of=total,
-            )  # fmt: skip
-            args = [{"tensor": total}, {"tensor": part}]
-            self._helper(
-                f"{tensor.name}:add@{i}", ADD, args, (total, part), made, op, memory="reference"
-            )
-            total = out
-
     def _count(self, op: Op) -> str:
         """Write the number of rows that count, from the targets alone; return its name."""
         total = op.outputs[1]
@@ -354,12 +279,12 @@ class _Writer:
         counted = Tensor(
             name=f"{total.name}:rows", bytes=math.prod(shape), shape=shape, dtype="bool"
         )
-        self._helper(
+        self.sheet.helper(
             counted.name, "aten.ne.Scalar", [{"tensor": target}, args[4]], (target,), counted, op
         )
-        self._helper(
+        self.sheet.helper(
             f"{total.name}:count", "aten.sum.default", [{"tensor": counted.name}],
-            (counted.name,), self._new(total, total.name), op,
+            (counted.name,), new_tensor(total, total.name), op,
             kwargs={"dtype": {"dtype": total.dtype}},
         )  # fmt: skip
         return total.name

@@ -12,8 +12,10 @@ from pardnn.backends.torch.ops.codec import bind
 from pardnn.errors import PardnnError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, Graph
-from pardnn.plan.pieces import Pieces, piece_of
+from pardnn.plan.check_pieces import pieces_problems
+from pardnn.plan.pieces import ADD, Pieces, piece_of
 from pardnn.shard.microbatch.rewrite import cut_batch
+from pardnn.sim.peak import one_device_peak
 from testbed import small_models
 from tests.backends.torch import models, spmd
 
@@ -75,10 +77,13 @@ def run_pieces(graph: Graph, values: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
-def assert_equal(step: Any, args: Any, num_pieces: int) -> tuple[Graph, Pieces]:
+def assert_equal(
+    step: Any, args: Any, num_pieces: int, accumulators: int | None = None
+) -> tuple[Graph, Pieces]:
     """Compare what each tensor of the step is, whole and in pieces."""
     graph = capture(step, *args)
-    pieces = cut_batch(graph, num_pieces)
+    pieces = cut_batch(graph, num_pieces, accumulators)
+    assert list(pieces_problems(graph, pieces)) == []
     cut, values = build_graph("cut", pieces.ops), spmd.source_values(step, args, graph)
     whole, seen = spmd.run_whole(graph, values), run_pieces(cut, values)
     for name, expected in whole.items():
@@ -98,6 +103,18 @@ def test_pieces_compute_what_the_whole_batch_does(name: str) -> None:
     step, args = STEPS[name]()
     _, pieces = assert_equal(step, args, 3)
     assert pieces.points == (0, 2, 4, 7)
+
+
+@pytest.mark.parametrize("accumulators", [1, 2])
+def test_products_add_themselves_to_their_accumulators(accumulators: int) -> None:
+    _, pieces = assert_equal(*STEPS["rows that do not count"](), 4, accumulators)
+    into = [op for op in pieces.ops if op.kind == "aten.addmm_.default"]
+    assert len(into) == 2 * (4 - accumulators)
+    assert all(op.outputs[0].alias_of == op.inputs[0] for op in into)
+    added = [op.name.rpartition(":")[2] for op in pieces.ops if op.kind == ADD and ":" in op.name]
+    biases = [f"add@{i}" for i in range(1, 4) if i % (4 // accumulators)]
+    gathered = ["gather@3"] * (accumulators == 2)
+    assert sorted(added) == sorted(2 * biases + 4 * gathered)
 
 
 def test_a_recurrent_network_is_cut_from_its_first_state_on() -> None:
@@ -133,6 +150,29 @@ def test_no_piece_waits_for_the_loss_of_another() -> None:
     assert not [
         name for name in needed if name.startswith(("addmm", "log_softmax")) and "@1" in name
     ]
+
+
+@pytest.mark.parametrize("name", ["rows that do not count", "mean"])
+def test_a_piece_is_done_before_the_next_one_begins(name: str) -> None:
+    step, args = STEPS[name]()
+    pieces = cut_batch(capture(step, *args), 3)
+    row = [op.name.rpartition("@")[2] for op in pieces.ops if op.kind == "aten.addmm.default"]
+    row += [op.name.rpartition("@")[2] for op in pieces.ops if op.kind == "aten.mm.default"]
+    order = [op.name for op in pieces.ops if op.kind in ("aten.addmm.default", "aten.mm.default")]
+    assert [name.rpartition("@")[2] for name in order] == sorted(row)
+
+
+def test_in_their_order_pieces_hold_little() -> None:
+    """Labels that all pieces wait for come with the first one, and nothing else does."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(6)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    args = (model, optimizer, torch.randn(512, 16), torch.randint(16, (512,)))
+    step = small_models.classify_step
+    graph = capture(step, *args)
+    cut = build_graph("cut", cut_batch(graph, 8).ops)
+    assert 3 * one_device_peak(cut.arrays) < one_device_peak(graph.arrays)
 
 
 def test_more_pieces_than_samples_are_refused() -> None:
