@@ -27,6 +27,8 @@ READS = {
     "h": ("x", "w"), "g": ("x", "h"), "m": ("h",), "l": ("h", "y"), "z": ("h",), "k": ("d", "h"),
     "b": ("h",), "q": ("t",), "r": ("u",), "n": ("h", "g", "m", "l", "z", "k", "b", "q", "r"),
 }  # fmt: skip
+#: A number beside the tensors: of the whole op, of its pieces.
+MORE: dict[str, list[Any]] = {"k": [1, 2]}
 KINDS = {"z": "aten.zeros_like.default", "l": "aten.mean.default"}
 Row = tuple[dict[str, str], list[list[int]]]
 
@@ -43,7 +45,8 @@ def _graph() -> Graph:
         Op(name=name, kind=KINDS.get(name, f"aten.{name}.default") if name in READS else "input",
            inputs=READS.get(name, ()),
            outputs=(_tensor(name, shape, "int64" if name == "y" else "float32"),),
-           arguments={"args": [{"tensor": read} for read in READS.get(name, ())]})
+           arguments={"args": [*({"tensor": read} for read in READS.get(name, ())),
+                               *MORE.get(name, [])[:1]]})
         for name, shape in SHAPES.items()
     ])  # fmt: skip
 
@@ -68,7 +71,9 @@ def _part(name: str, piece: int, *reads: str) -> Op:
     """A piece of an op: of a batch, or a partial result."""
     shape = _lengths(name, piece) if name in BATCH else SHAPES[name]
     kind = KINDS.get(name, f"aten.{name}.default")
-    return _op(f"{name}@{piece}", kind, [], reads, _tensor(f"{name}@{piece}", shape))
+    args: list[Any] = _refs(iter(reads))
+    return _op(f"{name}@{piece}", kind, args + MORE.get(name, [])[1:],
+               reads, _tensor(f"{name}@{piece}", shape))  # fmt: skip
 
 
 def _refs(names: Iterator[str]) -> list[dict[str, str]]:
@@ -118,7 +123,8 @@ def _reduce(of: str, made: str) -> Op:
 
 def _add(first: str, i: int, made: str) -> Op:
     reads = (first, f"g@{i}")
-    return _op(f"g:add@{i}", ADD, _refs(iter(reads)), reads, _tensor(made, SHAPES["g"]))
+    total = dataclasses.replace(_tensor(made, SHAPES["g"]), alias_of=first)
+    return _op(f"g:add@{i}", ADD, _refs(iter(reads)), reads, total)
 
 
 def _pieces(graph: Graph) -> Pieces:
@@ -213,6 +219,23 @@ def _arguments(*args: Any, **fields: Any) -> Callable[[Op], Op]:
 
 
 FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
+    "a mean where a sum is needed": (
+        "k@0", _arguments({"tensor": "k:share"}, {"tensor": "h@0"}, 1), "its arguments are others",
+    ),
+    "a sum of no share": (
+        "k@0", _arguments({"tensor": "d"}, {"tensor": "h@0"}, 2, inputs=("d", "h@0")),
+        "its arguments are others",
+    ),
+    "a number too many": (
+        "h@0", _arguments({"tensor": "x@0"}, {"tensor": "w"}, 1), "its arguments are others",
+    ),
+    "tensors in another order": (
+        "h@0", _arguments({"tensor": "w"}, {"tensor": "x@0"}), "its arguments are others",
+    ),
+    "results that are named": (
+        "h@0", _with(arguments={"args": _refs(iter(("x@0", "w"))), "returns": ["h@0"]}),
+        "names its results otherwise",
+    ),
     "a piece that is missing": ("h@1", lambda op: None, "op 'h' is there in 2 pieces of 3"),
     "another one's samples": ("h@1", _with(inputs=("x@0", "w")), "'x@0', which is not of what 'h'"),
     "what it does not read": ("h@1", _with(inputs=("u@1", "w")), "'u@1', which is not of what"),
@@ -248,18 +271,27 @@ FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
         "k:share", _arguments({"tensor": "w"}, 1 / 10, inputs=("w",)), "combines no pieces so",
     ),
     "a sum begun with the second": ("g:add@1", _reading("g@1", "g@1"), "combines no pieces so"),
-    "a part twice": ("g:add@2", _reading("g:1", "g@1"), "combines no pieces so"),
+    "a part twice": ("g:add@2", _reading("g:1", "g@1"), "make no sense"),
     "a part left out": ("g:add@1", _reading("g@0", "g@2"), "combines no pieces so"),
     "parts of two tensors": ("g:add@1", _reading("g@0", "m@1"), "combines no pieces so"),
     "a sum that is no sum yet": (
-        "g:add@2", _with(outputs=(_tensor("g:2", (3, 2)),)), "combines no pieces so",
+        "g:add@2", _with(outputs=(dataclasses.replace(_tensor("g:2", (3, 2)), alias_of="g:1"),)),
+        "combines no pieces so",
+    ),
+    "a sum in a storage of its own": (
+        "g:add@2", _with(outputs=(_tensor("g", (3, 2)),)), "combines no pieces so",
+    ),
+    "a part that is read after it has taken another": (
+        "m:reduce", _arguments("sum", _refs(iter(("g@0", "g@1", "g@2"))), None,
+                               inputs=("g@0", "g@1", "g@2")),
+        "make no sense",
     ),
     "parts in another order": (
         "m:reduce", _arguments("sum", _refs(iter(("m@1", "m@0", "m@2"))), None),
         "combines no pieces so",
     ),
     "parts of something else": (
-        "m:reduce", _arguments("sum", _refs(iter(("g@0", "g@1", "g@2"))), None),
+        "m:reduce", _arguments("sum", _refs(iter(("k@0", "k@1", "k@2"))), None),
         "combines no pieces so",
     ),
     "a mean of no sum": ("l:divide", _with(inputs=("m", "l:count")), "combines no pieces so"),

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, final
 
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.check_piece_calls import Share, call_problem
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
 from pardnn.plan.pieces import ADD, INTO, Pieces, piece_of
@@ -25,7 +26,7 @@ class _Meaning(NamedTuple):
 
     Attributes:
         what: "whole", "piece", "view" (of a piece), "part" (a sum of partial results), "rows"
-            (which rows of a target count) or "blank".
+            (which rows of a target count), "share" (of a loss's gradient) or "blank".
         of: A tensor of the graph.
         number: Of the piece; of the first piece of a sum.
         end: The piece after the last of a sum.
@@ -66,7 +67,7 @@ class _Checker:
 
     def __init__(self, graph: Graph, pieces: Pieces, tensors: Mapping[str, Tensor]) -> None:
         self.pieces, self.tensors = pieces, tensors
-        self.number = len(pieces.points) - 1
+        self.number, self.last = len(pieces.points) - 1, pieces.points[-1]
         self.whole = {op.name: op for op in graph.ops}
         self.there = {op.name for op in pieces.ops}
         self.part_of = {
@@ -119,21 +120,21 @@ class _Checker:
         return f"it reads {wrong[0]!r:.60} before it is whole" if wrong else None
 
     def _part(self, op: Op, whole: Op, piece: int) -> str | None:
+        args = (op.arguments or {})["args"]
         total: _Meaning | None = None
         if op.kind == INTO.get(whole.kind):
-            into = (op.arguments or {})["args"][0]["tensor"]
-            total = self._taken(into, whole.outputs[0].name)
+            total = self._taken(args[0]["tensor"], whole.outputs[0].name)
+            args = args[1:]
             if total is None or total.end != piece:
                 return f"what it adds its result to is no sum of the pieces before {piece}"
         elif op.kind != whole.kind:
             return f"it is {op.kind}, no piece of {whole.kind}"
-        for name in op.inputs[1:] if total else op.inputs:
-            found = self.meaning.get(name)
-            own = found is not None and (found.what == "whole" or found.number == piece)
-            if found is None or found.of not in whole.inputs or not own:
-                return f"it reads {name!r:.60}, which is not of what {whole.name!r:.60} reads"
-            if found.what not in ("whole", "piece", "blank"):
-                return f"it reads {name!r:.60}, which is not complete"
+        read = op.inputs[1:] if total else op.inputs
+        problem = next((p for p in (self._read(name, whole, piece) for name in read) if p), None)
+        share = Share(self.pieces.points[piece + 1] - self.pieces.points[piece], self.last)
+        problem = problem or call_problem(op, args, whole, piece, share, self._stands_for)
+        if problem is not None:
+            return problem
         if total is not None:
             found = self._summed(op, _Meaning("part", total.of, total.number, piece + 1))
             return "it has no such result" if found is None else None
@@ -150,6 +151,25 @@ class _Checker:
             if problem is not None:
                 return problem
         return None
+
+    def _read(self, name: str, whole: Op, piece: int) -> str | None:
+        """Return what is wrong with a tensor that a piece reads."""
+        found = self.meaning.get(name)
+        if found is None or found.of not in whole.inputs:
+            return f"it reads {name!r:.60}, which is not of what {whole.name!r:.60} reads"
+        is_share = found.what == "share" and name == f"{whole.name}:share"
+        if found.what != "whole" and not is_share and found.number != piece:
+            return f"it reads {name!r:.60}, which is not of what {whole.name!r:.60} reads"
+        if not is_share and found.what not in ("whole", "piece", "blank"):
+            return f"it reads {name!r:.60}, which is not complete"
+        return None
+
+    def _stands_for(self, name: str, of: str) -> bool:
+        """Whether a piece may read a tensor in place of another one, of the graph."""
+        found = self.meaning[name]
+        if found.what == "blank":
+            return self.tensors[found.of].dtype == self.tensors[of].dtype
+        return found.of == of
 
     def _shaped(self, tensor: Tensor, found: _Meaning) -> str | None:
         """Return whether a tensor has the shape of what it is."""
@@ -195,7 +215,7 @@ class _Checker:
         grad, of = (each["tensor"] for each in (self.whole[reader].arguments or {})["args"][:2])
         number = math.prod(self.tensors[of].shape or ())
         is_share = args[1] == 1 / number and read == [_Meaning("whole", grad)]
-        return read[0] if is_share else None
+        return _Meaning("share", grad) if is_share else None
 
     def _joins(self, of: str, args: Any) -> bool:
         rows = [

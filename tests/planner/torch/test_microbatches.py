@@ -129,6 +129,10 @@ FAULTS: dict[str, Callable[[Plan], list[str]]] = {
         arguments={"args": [{"tensor": op.inputs[0]}, {"tensor": op.inputs[1][:-1] + "1"}]},
     ),
     "another call": lambda p: faulty(p, op_named(p, "tanh@0"), kind="aten.sigmoid.default"),
+    "another number": lambda p: faulty(
+        p, (op := op_named(p, "nll_loss_backward@1")),
+        arguments={"args": [*call(op)["args"][:4], 3, *call(op)["args"][5:]]},
+    ),
     "another piece": lambda p: faulty(
         p, (op := op_named(p, "tanh@1")), inputs=(op.inputs[0][:-1] + "0",),
         arguments={"args": [{"tensor": op.inputs[0][:-1] + "0"}]},

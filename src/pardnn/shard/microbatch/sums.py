@@ -32,7 +32,9 @@ class Sums:
 
     def __init__(self, sheet: Sheet, points: Sequence[int], accumulators: int) -> None:
         self.sheet, self.points, self.number = sheet, points, len(points) - 1
-        ends = cut_points(self.number, min(accumulators, self.number))
+        #: Each piece has a storage of its own: the first one's takes all others in turn.
+        self.is_apart = accumulators >= self.number
+        ends = cut_points(self.number, 1 if self.is_apart else accumulators)
         assert ends is not None
         self.rows = list(itertools.pairwise(ends))
 
@@ -43,8 +45,8 @@ class Sums:
         return name if self.rows[0] == (0, piece + 1) == (0, self.number) else f"{name}:sum@{piece}"
 
     def into(self, op: Op, reducer: object, piece: int) -> str | None:
-        """Return the accumulator that a piece of an op adds its result to; None for none."""
-        if op.kind not in INTO or len(op.outputs) != 1 or not is_added(op, reducer):
+        """Return the accumulator that a piece of a product adds its result to; None for none."""
+        if self.is_apart or op.kind not in INTO or not is_added(op, reducer):
             return None
         is_first = any(piece == first for first, _ in self.rows)
         return None if is_first else self.total(op.outputs[0].name, piece - 1)

@@ -1,0 +1,96 @@
+"""The checker of a piece's call: it is that of the whole op, on the piece's tensors.
+
+Numbers are those of the whole call, but for sizes, of which a piece may have its share or say what
+-1 stood for (its result's shape is checked beside), and for means that become sums: a gradient of
+a mean is then given a share of its gradient, and a mean of rows is divided by their number after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pardnn.graph.ir import Op
+from pardnn.plan.pieces import piece_of
+
+#: How losses say that they are a mean, or a sum.
+MEAN, SUM = 1, 2
+#: Losses of which a mean is made of sums of pieces.
+COUNTING = ("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+
+
+class Share(NamedTuple):
+    """Samples of a piece, of those of the batch."""
+
+    piece: int
+    batch: int
+
+
+def call_problem(
+    op: Op, args: list[Any], whole: Op, piece: int, share: Share, reads: Callable[[str, str], bool]
+) -> str | None:
+    """Return what is wrong with the arguments of a piece.
+
+    Args:
+        op: The piece.
+        args: Its arguments, without an accumulator.
+        whole: The op of the graph.
+        piece: Number of the piece.
+        share: Its samples.
+        reads: Whether a tensor stands for another one, of the graph, in a piece.
+    """
+    found, expected = dict(op.arguments or {}), dict(whole.arguments or {})
+    if found.pop("returns", None) != _returns(op, whole, piece):
+        return "it names its results otherwise"
+    changes, changed = found.pop("mutates", []), expected.pop("mutates", [])
+    if len(changes) != len(changed) or not all(map(reads, changes, changed)):
+        return "it changes other tensors in place"
+    found["args"] = args
+    expected.pop("returns", None)
+    if _is_sum(op, whole) and MEAN in expected["args"][2:]:
+        at = expected["args"].index(MEAN, 2)
+        expected["args"] = [*expected["args"][:at], SUM, *expected["args"][at + 1 :]]
+    return None if _is_same(found, expected, share, reads, False) else "its arguments are others"
+
+
+def _is_sum(op: Op, whole: Op) -> bool:
+    """Whether a mean is made of the pieces' sums."""
+    if any(name == f"{whole.name}:share" for name in op.inputs):
+        return True
+    return whole.kind.startswith(COUNTING) and len(op.outputs) < len(whole.outputs)
+
+
+def _returns(op: Op, whole: Op, piece: int) -> list[str | None] | None:
+    """Return which results the arguments must name; None for none."""
+    stated = (whole.arguments or {}).get("returns")
+    if stated is None and len(op.outputs) == len(whole.outputs):
+        return None
+    names = stated or [tensor.name for tensor in whole.outputs]
+    made = {tensor.name for tensor in op.outputs}
+    pieces = [None if name is None else piece_of(name, piece) for name in names]
+    return [name if name in made else None for name in pieces]
+
+
+def _is_same(
+    found: Any, expected: Any, share: Share, reads: Callable[[str, str], bool], is_size: bool
+) -> bool:
+    """Whether arguments are those of the whole call, as far as a piece's may be."""
+    if isinstance(expected, dict):
+        if not isinstance(found, dict) or set(found) != set(expected):
+            return False
+        if set(expected) == {"tensor"}:
+            return reads(found["tensor"], expected["tensor"])
+        return all(_is_same(found[key], expected[key], share, reads, False) for key in expected)
+    if isinstance(expected, list | tuple):
+        is_list = isinstance(found, list | tuple) and len(found) == len(expected)
+        is_sizes = not any(isinstance(each, list | dict | tuple) for each in expected)
+        pairs = zip(found, expected, strict=True) if is_list else ()
+        return is_list and all(_is_same(a, b, share, reads, is_sizes) for a, b in pairs)
+    if type(found) is not type(expected):
+        return False
+    if found == expected:
+        return True
+    is_number = is_size and type(expected) is int
+    return is_number and (
+        (expected == -1 and found >= 0) or found * share.batch == expected * share.piece
+    )
