@@ -14,7 +14,7 @@ from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
-from pardnn.shard.microbatch.analysis import analyse_batch
+from pardnn.shard.microbatch.analysis import most_pieces
 
 
 def next_plan(
@@ -68,9 +68,7 @@ def _algorithm(own: Plan) -> str:
 def _possible(graph: Graph, options: PlanOptions) -> PlanOptions:
     """Return the options with as many pieces as a short batch, or a step without one, allows."""
     wanted = options.microbatches
-    try:
-        if isinstance(wanted, int) and wanted > 1:
-            analyse_batch(graph, wanted)
-    except UsageError:
-        return dataclasses.replace(options, microbatches=None)
-    return options
+    if not isinstance(wanted, int) or wanted == 1:
+        return options
+    number = most_pieces(graph, wanted)
+    return dataclasses.replace(options, microbatches=number if number > 1 else None)

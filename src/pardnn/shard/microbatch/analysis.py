@@ -86,6 +86,18 @@ def analyse_batch(graph: Graph, num_pieces: int) -> BatchCut:
     return best
 
 
+def most_pieces(graph: Graph, wanted: int) -> int:
+    """Return in how many pieces a step can be cut, at most as many as wanted; 1 if not at all."""
+    sizes = {min(size, wanted) for size, _ in _batches(graph)}
+    for number in sorted(sizes, reverse=True):
+        try:
+            analyse_batch(graph, number)
+        except UsageError:
+            continue
+        return number
+    return 1
+
+
 def _work(call: OpCall) -> int:
     """Return the bytes that a call makes, of which a cut makes pieces."""
     return sum(tensor.bytes for tensor in call.op.outputs)

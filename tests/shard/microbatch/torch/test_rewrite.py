@@ -14,6 +14,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import LOSS_KIND, Graph
 from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.pieces import ADD, Pieces, piece_of
+from pardnn.shard.microbatch.analysis import most_pieces
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.peak import one_device_peak
 from testbed import small_models
@@ -173,6 +174,12 @@ def test_in_their_order_pieces_hold_little() -> None:
     graph = capture(step, *args)
     cut = build_graph("cut", cut_batch(graph, 8).ops)
     assert 3 * one_device_peak(cut.arrays) < one_device_peak(graph.arrays)
+
+
+def test_a_short_batch_is_cut_in_as_many_pieces_as_it_has_samples() -> None:
+    step, args = STEPS["mean"]()
+    graph = capture(step, *args)
+    assert [most_pieces(graph, wanted) for wanted in (3, 7, 8)] == [3, 7, 7]
 
 
 def test_more_pieces_than_samples_are_refused() -> None:
