@@ -3,11 +3,13 @@
 Numbers are those of the whole call, but for sizes, of which a piece may have its share or say what
 -1 stood for (its result's shape is checked beside), and for means that become sums: a gradient of
 a mean is then given a share of its gradient, and a mean of rows is divided by their number after.
+Of calls whose numbers say where elements are (`LOCATED`), and of ops of other libraries, only the
+tensors are compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from pardnn.graph.ir import Op
@@ -17,6 +19,12 @@ from pardnn.plan.pieces import piece_of
 MEAN, SUM = 1, 2
 #: Losses of which a mean is made of sums of pieces.
 COUNTING = ("aten.nll_loss_forward", "aten.nll_loss2d_forward")
+
+#: Calls whose numbers may say where in the batch a piece is, or how long it is.
+LOCATED = (
+    "aten.arange", "aten.slice", "aten.tril", "aten.triu", "aten.diagonal", "aten.as_strided",
+    "aten.constant_pad_nd", "aten.native_group_norm",
+)  # fmt: skip
 
 
 class Share(NamedTuple):
@@ -47,8 +55,13 @@ def call_problem(
         return "it changes other tensors in place"
     found["args"] = args
     expected.pop("returns", None)
-    if _is_sum(op, whole) and MEAN in expected["args"][2:]:
-        at = expected["args"].index(MEAN, 2)
+    if whole.kind.startswith(LOCATED) or not whole.kind.startswith("aten."):
+        names, others = list(_tensors(found)), list(_tensors(expected))
+        is_same = len(names) == len(others) and all(map(reads, names, others))
+        return None if is_same else "it reads other tensors"
+    first = 3 if whole.kind.startswith(COUNTING) else 2
+    if _is_sum(op, whole) and MEAN in expected["args"][first:]:
+        at = expected["args"].index(MEAN, first)
         expected["args"] = [*expected["args"][:at], SUM, *expected["args"][at + 1 :]]
     return None if _is_same(found, expected, share, reads, False) else "its arguments are others"
 
@@ -57,7 +70,19 @@ def _is_sum(op: Op, whole: Op) -> bool:
     """Whether a mean is made of the pieces' sums."""
     if any(name == f"{whole.name}:share" for name in op.inputs):
         return True
-    return whole.kind.startswith(COUNTING) and len(op.outputs) < len(whole.outputs)
+    return whole.kind.startswith(COUNTING)
+
+
+def _tensors(value: Any) -> Iterator[str]:
+    """Yield the names of tensors in arguments."""
+    if isinstance(value, dict):
+        if set(value) == {"tensor"}:
+            yield value["tensor"]
+            return
+        value = [value[key] for key in sorted(value)]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
 
 
 def _returns(op: Op, whole: Op, piece: int) -> list[str | None] | None:
