@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import final
 
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.place.recipes.schedules import suitable
+from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import ShardedPlan
+from pardnn.planner.staged import decide_staged
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import fastest_seconds, machine_of
 
 #: Code of the error that a step has no batch of so many pieces.
 NO_BATCH = "E226"
+#: The algorithm that places layers in stages.
+STAGES = "modulo"
 #: Numbers of pieces without a better plan after which `auto` tries no more.
 PATIENCE = 2
-#: Ops of a cut graph above which `auto` tries no more pieces.
+#: Numbers of pieces that are tried, each twice the one before; what is tried if one was best.
+MOST_DOUBLINGS, FEW_PIECES = 7, 4
+#: Ops of the graph, times pieces, above which `auto` tries no more pieces.
 MANY_OPS = 60_000
 
 Decide = Callable[[Problem, Sequence[str]], Outcome]
@@ -59,38 +66,73 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
 def _best(
     problem: Problem, names: Sequence[str], placing: Sequence[str], decide: Decide
 ) -> Outcome:
-    best: Outcome | None = None
-    failure: InfeasibleError | None = None
-    worse, spent = 0, 0.0
-    for count in _counts():
+    """Return the best plan of 1, 2, 4 pieces and so on.
+
+    Stages are tried of each number, which is quick. The other algorithms then cut the batch in as
+    many pieces as was best, or in each number where there are no stages.
+    """
+    others = [name for name in placing if name != STAGES]
+    quick = [name for name in placing if name == STAGES] or others
+    found = _Best(problem)
+    found.try_(lambda: decide(problem, names))
+    count = 1
+    try:
+        for number in _counts():
+            is_better = found.try_(lambda number=number: _in_pieces(problem, number, quick, decide))
+            count = number if is_better else count
+            if found.is_done(number):
+                break
+        if others and quick != others:
+            count = count if count > 1 else FEW_PIECES
+            found.try_(lambda: _in_pieces(problem, count, others, decide))
+    except UsageError as error:
+        if error.code != NO_BATCH:
+            raise
+    return found.best()
+
+
+@final
+class _Best:
+    """The best of several outcomes."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.found: Outcome | None = None
+        self.failure: InfeasibleError | None = None
+        self.worse, self.spent = 0, 0.0
+
+    def try_(self, plan: Callable[[], Outcome]) -> bool:
+        """Return whether a plan is there and better than those before."""
         try:
-            found = (
-                decide(problem, names)
-                if count == 1
-                else _in_pieces(problem, count, placing, decide)
-            )
+            outcome = plan()
         except InfeasibleError as error:
-            failure = failure or error
-            continue
-        except UsageError as error:
-            if error.code != NO_BATCH:
-                raise
-            break
-        spent += found.planning_s
-        is_better = best is None or _score(problem, found) < _score(problem, best)
-        best, worse = (found, 0) if is_better else (best, worse + 1)
-        is_large = found.sharded is not None and len(found.sharded.graph.ops) > MANY_OPS
-        if worse >= PATIENCE or is_large:
-            break
-    if best is None:
-        assert failure is not None
-        raise failure
-    return best._replace(planning_s=spent)
+            self.failure = self.failure or error
+            return False
+        self.spent += outcome.planning_s
+        best = self.found
+        is_better = best is None or _score(self.problem, outcome) < _score(self.problem, best)
+        self.found, self.worse = (outcome, 0) if is_better else (best, self.worse + 1)
+        return is_better
+
+    def is_done(self, number: int) -> bool:
+        """Whether more pieces than so many are not tried: they cost more launches, and planning."""
+        return self.worse >= PATIENCE or number * len(self.problem.graph.ops) > MANY_OPS
+
+    def best(self) -> Outcome:
+        """Return the best outcome; its planning time is that of all.
+
+        Raises:
+            InfeasibleError: E301, the first, if there is none.
+        """
+        if self.found is None:
+            assert self.failure is not None
+            raise self.failure
+        return self.found._replace(planning_s=self.spent)
 
 
 def _counts() -> Iterator[int]:
-    """Yield 1, 2, 4 and so on; an end is where the batch has fewer samples."""
-    return itertools.islice((1 << power for power in itertools.count()), 8)
+    """Yield 2, 4, 8 and so on; an end is where the batch has fewer samples."""
+    return (1 << power for power in range(1, MOST_DOUBLINGS + 1))
 
 
 def _score(problem: Problem, outcome: Outcome) -> float:
@@ -99,23 +141,82 @@ def _score(problem: Problem, outcome: Outcome) -> float:
 
 
 def _in_pieces(problem: Problem, count: int, placing: Sequence[str], decide: Decide) -> Outcome:
-    """Cut the batch, and place the pieces; what was measured of the whole ops is scaled first."""
+    """Return the best plan of a cut batch: in stages, and by the other algorithms asked for."""
+    others = [name for name in placing if name != STAGES]
+    tries: list[Callable[[], Outcome]] = []
+    if STAGES in placing:
+        tries.append(lambda: _staged(problem, count, decide))
+    if others:
+        tries.append(lambda: _spread(problem, count, others, decide))
+    return _fastest(problem, tries)
+
+
+def _fastest(problem: Problem, tries: Sequence[Callable[[], Outcome]]) -> Outcome:
+    """Return the best of several outcomes; its planning time is that of all.
+
+    Raises:
+        InfeasibleError: E301, the first, if there is none.
+    """
+    best = _Best(problem)
+    for one in tries:
+        best.try_(one)
+    return best.best()
+
+
+def _staged(problem: Problem, count: int, decide: Decide) -> Outcome:
+    """Cut the batch with one accumulator for each sum, and place layers in stages."""
+    pieces, inner = _cut(problem, count, 1)
+    tries = [lambda: _ordered(problem, inner)]
+    if recipes := _recipes(problem, count):
+        quick = inner.with_options(algorithm=STAGES)
+        tries.append(lambda: decide(quick, recipes))
+    return _completed(problem, inner, pieces, _fastest(problem, tries))
+
+
+def _ordered(problem: Problem, inner: Problem) -> Outcome:
+    """Search for stages of a cut graph, and orders of them."""
+    started = time.perf_counter()
+    plan = decide_staged(problem.graph, inner).plan
+    timeline = simulate(inner.graph, inner.machine, plan)
+    return Outcome(
+        algorithm=STAGES, plan=plan, moved_ops=0, makespan_s=timeline.makespan,
+        transfer_bytes=timeline.transfer_bytes(inner.graph),
+        planning_s=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _recipes(problem: Problem, count: int) -> list[str]:
+    """Return the pipelines by name that are tried beside what is searched for."""
+    is_best = problem.options.algorithm in (BEST, BEST_WHOLE)
+    return suitable(problem.cluster.num_devices, count) if is_best else []
+
+
+def _spread(problem: Problem, count: int, placing: Sequence[str], decide: Decide) -> Outcome:
+    """Cut the batch with an accumulator for each piece, and place each piece anywhere."""
+    pieces, inner = _cut(problem, count, None)
+    outcome = decide(inner, [*placing, *_recipes(problem, count)])
+    return _completed(problem, inner, pieces, outcome)
+
+
+def _cut(problem: Problem, count: int, accumulators: int | None) -> tuple[Pieces, Problem]:
+    """Cut the batch; what was measured of the whole ops is scaled."""
     graph, cluster, costs = problem.graph, problem.cluster, problem.costs
-    pieces = cut_batch(graph, count)
+    pieces = cut_batch(graph, count, accumulators)
     cut = build_graph(graph.name, pieces.ops)
     cut = dataclasses.replace(cut, is_captured=graph.is_captured)
-    is_measured = costs.source == "measured"
-    if is_measured:
+    if costs.source == "measured":
         known = scaled_costs(graph, costs, cut)
     else:
         known = partitioned_costs(graph, cut, cluster, costs)
     step = CutStep(graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch), count)
-    inner = dataclasses.replace(problem, graph=cut, costs=known, cut=step)
-    if problem.options.algorithm in (BEST, BEST_WHOLE):
-        placing = [*placing, *suitable(cluster.num_devices, count)]
-    outcome = decide(inner, placing)
-    if is_measured:
-        known = partitioned_costs(graph, cut, cluster, costs)
+    return pieces, dataclasses.replace(problem, graph=cut, costs=known, cut=step)
+
+
+def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
+    """Return an outcome with its cut graph, timed as measured where the whole ops were."""
+    cluster, cut, known = problem.cluster, inner.graph, inner.costs
+    if problem.costs.source == "measured":
+        known = partitioned_costs(problem.graph, cut, cluster, problem.costs)
         timeline = simulate(cut, machine_of(known, cluster), outcome.plan)
         outcome = outcome._replace(makespan_s=timeline.makespan)
     plan = dataclasses.replace(plan_from_arrays(cut, outcome.plan), pieces=pieces)
@@ -124,5 +225,5 @@ def _in_pieces(problem: Problem, count: int, placing: Sequence[str], decide: Dec
             plan=plan, graph=cut, costs=known, arrays=outcome.plan, makespan_s=outcome.makespan_s,
             transfer_bytes=outcome.transfer_bytes, planning_s=outcome.planning_s,
         ),
-        notes=(f"batch in {count} pieces", *outcome.notes),
+        notes=(f"batch in {len(pieces.points) - 1} pieces", *outcome.notes),
     )  # fmt: skip

@@ -19,7 +19,7 @@ from pardnn.errors import PardnnError, UsageError
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
-from pardnn.plan.pieces import Pieces
+from pardnn.plan.pieces import INTO, Pieces
 from pardnn.plan.plan import Plan, planned_graph
 from pardnn.planner.costs import costs_for
 from pardnn.planner.options import PlanOptions
@@ -80,6 +80,48 @@ def test_stages_of_pieces_fit_where_the_whole_batch_does_not() -> None:
     )
 
 
+@functools.cache
+def staged(memory: str | None) -> Plan:
+    cluster = Cluster.uniform(2, bandwidth=300e9, memory=memory)
+    return pardnn.plan(graph(), cluster, "modulo", reserve=0.0, costs="v100", microbatches=8)
+
+
+def test_layers_become_stages_whose_order_keeps_to_the_limit() -> None:
+    """Told nothing but the graph: blocks of layers, and each product adds to one accumulator."""
+    plan = staged("3MiB")
+    assert plan_problems(graph(), plan) == []
+    assert plan.algorithm == "modulo"
+    assert plan.predicted is not None
+    assert max(plan.predicted.peak_bytes) <= 3 << 20
+    layers = [plan.placement["addmm@0"], plan.placement["addmm_6@0"]]
+    assert len(set(layers)) == 2
+    assert added(plan, 7).outputs[0].alias_of == added(plan, 6).outputs[0].name
+    by_hand = pardnn.plan(
+        graph(), Cluster.uniform(2, bandwidth=300e9, memory="3MiB"), "contiguous", reserve=0.0,
+        costs="v100", microbatches=8,
+    ).predicted  # fmt: skip
+    assert by_hand is not None
+    assert plan.predicted.makespan_s < by_hand.makespan_s
+
+
+def added(plan: Plan, piece: int) -> Op:
+    """A product of the last layer but one that adds itself to an accumulator."""
+    name = next(op.name for op in planned_graph(graph(), plan).ops if op.kind == INTO[PRODUCT])
+    return op_named(plan, f"{name.rpartition('@')[0]}@{piece}")
+
+
+@pytest.mark.parametrize("piece", [1, 7])
+def test_a_product_that_adds_to_another_sum_is_found(piece: int) -> None:
+    plan = staged("3MiB")
+    op, args = added(plan, piece), call(added(plan, piece))["args"]
+    other = {"tensor": next(o for o in pieces_of(plan).ops if o.kind == PRODUCT).outputs[0].name}
+    for wrong in ([other, *args[1:]], [args[0], args[2], args[1]], [*args[:2], other]):
+        inputs = tuple(each["tensor"] for each in wrong)
+        assert faulty(plan, op, inputs=inputs, arguments={"args": wrong})[0].startswith("pieces:")
+    assert faulty(plan, op, outputs=(dataclasses.replace(op.outputs[0], alias_of=None),))
+    assert faulty(plan, op, kind=PRODUCT)
+
+
 def test_auto_is_no_slower_than_the_whole_batch() -> None:
     found, whole = planned("auto").predicted, planned(None).predicted
     assert found is not None
@@ -89,6 +131,9 @@ def test_auto_is_no_slower_than_the_whole_batch() -> None:
 
 def test_planning_is_reproducible() -> None:
     assert plan_to_json(planned(3)) == plan_to_json(planned.__wrapped__(3))
+
+
+PRODUCT = "aten.mm.default"
 
 
 def op_named(plan: Plan, end: str) -> Op:
