@@ -1,4 +1,4 @@
-"""One piece after the other: what all pieces wait for comes first, what waits for all comes soon."""
+"""One piece after the other: what all wait for comes first, what waits for all comes soon."""
 
 import numpy as np
 

@@ -9,8 +9,8 @@ tensors are compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 from pardnn.graph.ir import Op
 from pardnn.plan.pieces import piece_of
@@ -76,12 +76,13 @@ def _is_sum(op: Op, whole: Op) -> bool:
 def _tensors(value: Any) -> Iterator[str]:
     """Yield the names of tensors in arguments."""
     if isinstance(value, dict):
-        if set(value) == {"tensor"}:
-            yield value["tensor"]
+        named = cast("dict[str, Any]", value)
+        if set(named) == {"tensor"}:
+            yield named["tensor"]
             return
-        value = [value[key] for key in sorted(value)]
+        value = [named[key] for key in sorted(named)]
     if isinstance(value, list | tuple):
-        for each in value:
+        for each in cast("Sequence[Any]", value):
             yield from _tensors(each)
 
 
@@ -101,16 +102,20 @@ def _is_same(
 ) -> bool:
     """Whether arguments are those of the whole call, as far as a piece's may be."""
     if isinstance(expected, dict):
-        if not isinstance(found, dict) or set(found) != set(expected):
+        wanted, given = cast("dict[str, Any]", expected), cast("dict[str, Any]", found)
+        if not isinstance(found, dict) or set(given) != set(wanted):
             return False
-        if set(expected) == {"tensor"}:
-            return reads(found["tensor"], expected["tensor"])
-        return all(_is_same(found[key], expected[key], share, reads, False) for key in expected)
+        if set(wanted) == {"tensor"}:
+            return reads(given["tensor"], wanted["tensor"])
+        return all(_is_same(given[key], wanted[key], share, reads, False) for key in wanted)
     if isinstance(expected, list | tuple):
-        is_list = isinstance(found, list | tuple) and len(found) == len(expected)
-        is_sizes = not any(isinstance(each, list | dict | tuple) for each in expected)
-        pairs = zip(found, expected, strict=True) if is_list else ()
-        return is_list and all(_is_same(a, b, share, reads, is_sizes) for a, b in pairs)
+        own = cast("Sequence[Any]", found)
+        listed = cast("Sequence[Any]", expected)
+        is_sizes = not any(isinstance(each, list | dict | tuple) for each in listed)
+        is_listed = isinstance(found, list | tuple) and len(own) == len(listed)
+        return is_listed and all(
+            _is_same(a, b, share, reads, is_sizes) for a, b in zip(own, listed, strict=True)
+        )
     if type(found) is not type(expected):
         return False
     if found == expected:

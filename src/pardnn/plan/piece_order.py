@@ -28,14 +28,16 @@ def piece_by_piece(
     """
     n, none = len(piece), len(piece)
     pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
-    ptr = np.searchsorted(pairs[:, 0], np.arange(n + 1)).tolist()
-    after, file = pairs[:, 1].tolist(), np.empty(n, dtype=np.int64)
-    file[order] = np.arange(n)
-    place, turn = file.tolist(), np.where(piece < 0, none, piece).tolist()
-    for op in reversed(order.tolist()):
+    ptr: list[int] = np.searchsorted(pairs[:, 0], np.arange(n + 1)).tolist()
+    after: list[int] = pairs[:, 1].tolist()
+    given: list[int] = order.tolist()
+    place, turn = [0] * n, [none if own < 0 else own for own in map(int, piece.tolist())]
+    for position, op in enumerate(given):
+        place[op] = position
+    for op in reversed(given):
         for x in after[ptr[op] : ptr[op + 1]]:
             turn[op] = min(turn[op], turn[x])
-    missing = np.bincount(pairs[:, 1], minlength=n).tolist()
+    missing: list[int] = np.bincount(pairs[:, 1], minlength=n).tolist()
     ready = [(turn[op], place[op], op) for op in range(n) if missing[op] == 0]
     heapq.heapify(ready)
     found = np.empty(n, dtype=np.int64)

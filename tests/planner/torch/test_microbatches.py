@@ -106,8 +106,9 @@ def test_layers_become_stages_whose_order_keeps_to_the_limit() -> None:
 
 def added(plan: Plan, piece: int) -> Op:
     """A product of the last layer but one that adds itself to an accumulator."""
-    name = next(op.name for op in planned_graph(graph(), plan).ops if op.kind == INTO[PRODUCT])
-    return op_named(plan, f"{name.rpartition('@')[0]}@{piece}")
+    ops = {op.name: op for op in pieces_of(plan).ops}
+    name = next(op.name for op in ops.values() if op.kind == INTO[PRODUCT])
+    return ops[f"{name.rpartition('@')[0]}@{piece}"]
 
 
 @pytest.mark.parametrize("piece", [1, 7])
