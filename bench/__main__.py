@@ -4,9 +4,10 @@
   experts draw by hand, `msr-fiddle` plans published placement problems, `limits` finds the least
   limit of each algorithm, `scale` times planning up to a million ops, `thesis` regenerates the
   tables of the ParDNN thesis, `state-in-place` says what leaving state where it is costs.
-- Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-search` measures the
-  search of shardings, `tofu-equality` compares sharded training with one device, `coverage` cuts
-  what torch's own samples of its operators call.
+- Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-in-place` measures
+  what adding gradients up in place would bring, `tofu-search` the search of shardings,
+  `tofu-equality` compares sharded training with one device, `coverage` cuts what torch's own
+  samples of its operators call.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
@@ -41,6 +42,7 @@ NAMED = {
     "sweep": "bench.sweep.main",
     "tofu": "bench.tofu.main",
     "tofu-equality": "bench.runtime.equality",
+    "tofu-in-place": "bench.tofu.in_place",
     "tofu-search": "bench.tofu.search",
     "two-nodes": "bench.runtime.two_nodes",
 }

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 
 from bench.tofu.figure_11 import CONVOLUTION, claims, partition_rows, picture
+from bench.tofu.in_place import ADD, ADD_IN_PLACE, accumulated
 from bench.tofu.page import page
 from bench.tofu.table_1 import limited_search
 from pardnn.cluster import Cluster
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Op, Tensor
 from pardnn.shard.search.communication_bytes import sharding_bytes
 from pardnn.shard.search.tofu import find_sharding
 from testbed.kept_graphs import load
@@ -46,6 +49,30 @@ def test_claims_follow_the_figures() -> None:
 def test_the_search_without_recursion_is_ended_at_its_limit() -> None:
     found = limited_search("wresnet_50_4", Cluster.preset("p2-k80", 8), 0, together=True)
     assert found == {"error": "more than 0 s"}
+
+
+def test_gradients_are_added_up_in_place_where_nothing_else_reads_them() -> None:
+    def tensor(name: str, **more: Any) -> Tensor:
+        return Tensor(name=name, bytes=16, shape=(2, 2), dtype="float32", **more)
+
+    def add(name: str, *inputs: str) -> Op:
+        args = {"args": [{"tensor": each} for each in inputs]}
+        return Op(name=name, kind=ADD, inputs=inputs, outputs=(tensor(name),), arguments=args)
+
+    def view(name: str, of: str) -> Op:
+        made = (tensor(name),)
+        return Op(name=name, kind="aten.t.default", inputs=(of,), outputs=made, memory="reference")
+
+    made = [Op(name=f"g{n}", kind="aten.mm.default", outputs=(tensor(f"g{n}"),)) for n in range(5)]
+    weight = Op(name="w", kind="parameter", outputs=(tensor("w"),), memory="residual")
+    ops = [weight, *made, view("v1", "g1"), view("v2", "v1"), view("v3", "g3"), view("v4", "g3"),
+           add("s1", "w", "v2"), add("s2", "s1", "g0"), add("s3", "v3", "w"), add("s4", "g4", "s2"),
+           add("again", "g4", "w")]  # fmt: skip
+    graph, changed = accumulated(build_graph("sums", ops))
+    # s3 finds a weight and one of two views of g3; g4 is read twice, so s4 is made in s2.
+    assert changed == ["s1", "s2", "s4"]
+    aliases = {op.name: op.outputs[0].alias_of for op in graph.ops if op.kind == ADD_IN_PLACE}
+    assert aliases == {"s1": "v2", "s2": "s1", "s4": "s2"}
 
 
 def plan(name: str, step: float, compute: float, sent: float, peak: float) -> dict[str, Any]:

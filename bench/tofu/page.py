@@ -41,8 +41,8 @@ _NOTES = """## Where this differs from the paper, and why
   to 11 % above those that the paper measured.
 - **Batches**: Tofu fits larger ones here than in the paper (128 images for WResNet-50-4 down to 8
   for WResNet-152-10; 128 sentences for RNN-10-8K), since plans hold nothing after its last use.
-  Gradients of time steps are not added up in place, as they are in the paper: a sum is a new
-  tensor.
+  Gradients of time steps are not added up in place, as they are in the paper; `python -m bench
+  tofu-in-place` measures what that would bring.
 - **Small batch** fits one WResNet more, 152-4, whose weights, gradients and history take 10.5 of
   12 GiB. Where it fits it is within 5 % of Tofu; the paper has it 12 % and 15 % above.
 - **Swapping** is an optimum: it knows the future, and hides what it can. On the RNNs of 6K and 8K
