@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.ordering.schedule import free_plan
+from pardnn.place.recipes.schedules import SCHEDULES, unit_times
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import PlanArrays, plan_arrays, plan_from_arrays
 from pardnn.planner.make_plan import make_plan
@@ -114,3 +116,24 @@ def test_pipeline_without_bubbles_between_steps() -> None:
     options = PlanOptions(algorithm="modulo", reserve=0.0)
     _, result = make_plan(Problem(graph, cluster, graph_costs(graph), options))
     assert (result.makespan_s, result.period_s) == (27.0, 24.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "makespan", "expected"), [("zb-v", 25.5, 24.0), ("1f1b", 30.0, 30.0)]
+)
+def test_schedules_by_hand(name: str, makespan: float, expected: float) -> None:
+    """ZB-V has no bubble between steps; of 1F1B the first device is busy or waits all the time."""
+    schedule = SCHEDULES[name]
+    graph = pipeline(4, 8, chunks=schedule.chunks)
+    turn: dict[str, int] = {f"w{s}": -1 for s in range(4 * schedule.chunks)}
+    for unit, at in unit_times(schedule.rows(4, 8), 4 * schedule.chunks).items():
+        for what in {"I": "B", "B": "BW"}.get(unit.what, unit.what):
+            turn[f"{what}{unit.stage}.{unit.piece}"] = at
+    names = [op.name for op in graph.ops]
+    stages = [int(name[1:].partition(".")[0]) for name in names]
+    place = np.array([schedule.device_of(stage, 4) for stage in stages])
+    order = np.lexsort((np.arange(len(names)), [turn[name] for name in names]))
+    machine = machine_of(graph_costs(graph), pipeline_cluster(4, None))
+    plan = free_plan(graph.arrays, 4, place, inverse_permutation(order))
+    assert run_lists(graph.arrays, machine, plan).makespan == makespan
+    assert period(graph.arrays, machine, plan).seconds == expected

@@ -13,6 +13,7 @@ import torch
 from pardnn.backends.torch.checkpoint.checkpointed import Checkpointed
 from pardnn.backends.torch.checkpoint.contents import guard_spread_objects, root_modules
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
+from pardnn.backends.torch.comm.pending_loss import settle_loss
 from pardnn.backends.torch.comm.stop_signal import OnSignal, StopSignal
 from pardnn.backends.torch.comm.world import join, rank_device
 from pardnn.backends.torch.deferred_init.deferred import recording_of
@@ -69,7 +70,8 @@ class Parallel(Checkpointed):
 
         Returns:
             What the step returns, the same on every rank: the loss, or tuples, lists, dicts and
-            objects of tensors and numbers (an object as `Fields`), without gradients.
+            objects of tensors and numbers (an object as `Fields`), without gradients. A loss alone
+            is waited for when it is read, so that the next step can begin.
 
         Raises:
             MismatchError: E505, E509 or E512, if the batch or what has changed cannot be followed;
@@ -258,6 +260,8 @@ class Parallel(Checkpointed):
         The user's process group stays.
         """
         try:
+            if self._state.users == [self._training]:
+                settle_loss(self._world)
             self._training.close()
         finally:
             if self._training in self._state.users:

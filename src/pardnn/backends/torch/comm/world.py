@@ -39,6 +39,8 @@ from pardnn.backends.torch.comm.unix_sockets import connect_local
 from pardnn.errors import MismatchError, PardnnError, RankError, StuckError
 
 _count = itertools.count()
+#: Longest wait at the end of a process for messages that are on their way, seconds.
+LEAVE_S = 5.0
 _NOT_STARTED: State = {"text": "not yet in its first step", "waits_for": None, "messages": []}
 
 
@@ -57,6 +59,8 @@ class World:
         detector: Made by `detect_failures`.
         describe: Returns what this rank is doing now, see `FailureDetector`; the executor sets it.
         reported: The error of `report_failure`.
+        lock: Held by the thread that exchanges messages.
+        pending: Messages that a step has left to be waited for; it can `settle` them.
     """
 
     rank: int
@@ -69,6 +73,8 @@ class World:
     detector: FailureDetector | None = None
     describe: Callable[[], State] = lambda: dict(_NOT_STARTED)
     reported: PardnnError | None = None
+    lock: Any = field(default_factory=threading.RLock)
+    pending: Any = None
     _waits: State = field(default_factory=dict)
 
     def detect_failures(self, on_failure: Callable[[State], None] | None = None) -> None:
@@ -86,7 +92,7 @@ class World:
                 self.store, self.rank, self.size, describe, self.timeout_s, on_failure
             )
             # A thread that is inside the store when the process ends would abort it.
-            atexit.register(self.close)
+            atexit.register(self._leave)
 
     def all_gather(
         self,
@@ -170,9 +176,17 @@ class World:
         self.close()
         return error
 
+    def _leave(self) -> None:
+        """Close at the end of the process: peers may still wait for what this rank has sent."""
+        if self.pending is not None and self.reported is None and self.channel is not None:
+            self.channel.timeout_s = min(self.channel.timeout_s, LEAVE_S)
+            with contextlib.suppress(PardnnError):
+                self.pending.settle()
+        self.close()
+
     def close(self) -> None:
         """Close the connections that this rank opened; again does nothing."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._leave)
         if self.detector is not None:
             self.detector.close()
         if self.channel is not None:

@@ -226,7 +226,7 @@ class Executor:
                 returns them, so that its failure is reported to all ranks.
 
         Returns:
-            The loss, in a tensor of its own; the same value on every rank.
+            The loss, in a tensor of its own, which waits when it is read (`comm.pending_loss`).
 
         Raises:
             MismatchError: E512, if an input is not of the captured shape or type.
@@ -239,7 +239,7 @@ class Executor:
             self._inputs = inputs() if callable(inputs) else inputs
             self._check_inputs(self._inputs)
             check_written(self.program, self._inputs, self.world.device)
-            with torch.no_grad():
+            with torch.no_grad(), self.world.lock:
                 if self.agreement is not None:
                     self.agreement.post(len(self.step_s))
                 self._run() if self._is_measured else self._run_measured()

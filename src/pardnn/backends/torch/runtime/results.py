@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.comm.pending_loss import post_loss, settle_loss
 from pardnn.backends.torch.comm.wire_format import MessageSpec, laid_out
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.devices import empty_tensor
@@ -57,8 +58,12 @@ def share_results(
 
     Returns:
         The loss, what the step returned, and what it tells (`runtime.effects`); tensors of their
-        own, the same on every rank.
+        own, the same on every rank. A loss that is returned alone may still be on its way.
     """
+    settle_loss(world)
+    if _returns_loss(program) and program.result_specs:
+        loss = post_loss(world, program.result_specs, loss)
+        return loss, loss, []
     shards = {shard.tensor for found in program.kept.values() for shard in found}
     values = {name: live[name] for name in shards if name in live}
     written = {name: inputs[name].detach() for name in program.written}
@@ -89,6 +94,17 @@ def share_results(
     if program.result is None:
         return loss, loss, effects
     return loss, _rebuilt(program.result, loss, kept), effects
+
+
+def _returns_loss(program: Program) -> bool:
+    """Whether a step returns its loss, a tensor, and changes and tells nothing else."""
+    loss = program.loss
+    return (
+        loss is not None
+        and bool(loss.inputs)
+        and not (program.tensors[loss.inputs[0]].dtype or "").startswith("host.")
+        and not (program.result or program.effects or program.kept or program.written)
+    )
 
 
 def _filled(effects: Any, kept: Mapping[str, Any]) -> Any:

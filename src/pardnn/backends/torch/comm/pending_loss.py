@@ -1,0 +1,138 @@
+"""The loss on its way: sent at the step's end, waited for when it is read.
+
+A rank that waited there for the loss would wait for the whole step of the rank that computes it,
+and steps could not overlap. So the loss of a step that returns nothing else is posted, and every
+rank goes on. What the others return is a tensor that waits as soon as anything but its shape and
+type is asked for, and from then on is a plain one, as torch's `AsyncCollectiveTensor`. Unread, it
+is waited for at the end of the next step: no rank is more than one step ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.comm.wire_format import MessageSpec, laid_out
+from pardnn.backends.torch.comm.world import World
+from pardnn.errors import PardnnError, RankError
+
+#: Numbers of these messages: above those of any graph and of agreements, below the channel's tags.
+_FIRST_NUMBER = 3 << 22
+
+
+class PendingLoss(torch.Tensor):
+    """A loss that may not have arrived yet; reading it waits. NaN to what reads past Python."""
+
+    _messages: PendingMessages
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Wait for all that are read, and go on with plain tensors."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in _WITHOUT_DATA:
+                return func(*args, **kwargs)
+            if func is torch.Tensor.detach:
+                return pending(func(*args, **kwargs), args[0]._messages)
+            _settle_all([*args, *kwargs.values()])
+            return func(*args, **kwargs)
+
+
+#: What is known before the value has arrived.
+_WITHOUT_DATA = {
+    torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__,
+    torch.Tensor.requires_grad.__get__, torch.Tensor.grad_fn.__get__, torch.Tensor.ndim.__get__,
+    torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel,
+}  # fmt: skip
+
+
+def _settle_all(values: Sequence[Any]) -> None:
+    for value in values:
+        if type(value) is PendingLoss:
+            value._messages.settle()
+            value.__class__ = torch.Tensor
+        elif isinstance(value, list | tuple):
+            _settle_all(value)
+
+
+def pending(value: torch.Tensor, messages: PendingMessages) -> torch.Tensor:
+    """Return a tensor that is read once its messages have arrived; it shares the storage."""
+    found = torch.Tensor._make_subclass(PendingLoss, value)
+    found._messages = messages
+    return found
+
+
+class PendingMessages:
+    """Messages that this rank has posted and not yet waited for: the loss, sent or received.
+
+    Args:
+        world: This rank's connections.
+        specs: The messages.
+    """
+
+    def __init__(self, world: World, specs: Sequence[MessageSpec]) -> None:
+        self._world, self._specs = world, list(specs)
+
+    def settle(self) -> None:
+        """Wait until all have left or arrived; again does nothing.
+
+        Raises:
+            RankError: E6xx, if a rank failed meanwhile.
+            StuckError: E701, if a wait timed out.
+        """
+        channel = self._world.channel
+        assert channel is not None
+        with self._world.lock:
+            if not self._specs:
+                return
+            if channel.group is None:
+                raise self._world.reported or RankError(
+                    "the loss had not arrived when the connections were closed.\n"
+                    "Read it (`loss.item()`) before `close`."
+                )
+            try:
+                while self._specs:
+                    channel.wait(self._specs[-1])
+                    self._specs.pop()
+            except PardnnError as error:
+                raise self._world.report_failure(error) from error.__cause__
+
+
+def post_loss(world: World, specs: Sequence[MessageSpec], loss: Any) -> Any:
+    """Send the loss to all ranks, or post its receive, and return it; the last one is settled.
+
+    Args:
+        world: This rank's connections; several ranks.
+        specs: Of the messages that bring it to every other rank.
+        loss: On the rank that computed it; None elsewhere.
+    """
+    channel, rank = world.channel, world.rank
+    assert channel is not None
+    specs = [
+        spec._replace(number=_FIRST_NUMBER + spec.target)
+        for spec in specs
+        if rank in (spec.source, spec.target)
+    ]
+    messages = world.pending = PendingMessages(world, specs)
+    if rank == specs[0].source:
+        sent = laid_out(loss, specs[0].strides).clone()  # the caller may change what it gets
+        for spec in specs:
+            channel.send(spec, sent)
+        return loss
+    (spec,) = specs
+    buffer = channel.allocate(spec)
+    if buffer.is_floating_point():
+        buffer.fill_(float("nan"))
+    channel.receive(spec)
+    return pending(buffer, messages)
+
+
+def settle_loss(world: World) -> None:
+    """Wait for the loss that this rank has last posted, if there is one."""
+    messages, world.pending = world.pending, None
+    if messages is not None and world.reported is None:
+        messages.settle()
