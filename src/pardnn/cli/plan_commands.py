@@ -52,9 +52,11 @@ def plan(
     """Decide where and in which order every op runs; check the plan; write it."""
     from pardnn.api.advice import planned
     from pardnn.api.capture import graph_of, opened
+    from pardnn.api.schedule_grid import schedule_grid
     from pardnn.backends.entry_point import EntryPoint
     from pardnn.plan.file import write_plan
-    from pardnn.report.text import plan_text
+    from pardnn.planner.costs import costs_for
+    from pardnn.report.text import console, plan_text
 
     options = opt.plan_options(
         algorithm=algorithm,
@@ -77,6 +79,9 @@ def plan(
         write_plan(found, output)
     if not as_json:
         print_text(plan_text(graph, found, result))
+        if found.pieces is not None:
+            known = costs_for(graph, machine, costs, threads=threads)
+            print_text("\n".join(schedule_grid(graph, found, console().width, known)))
     show(result, as_json, f"plan written to {output}" if output else None, shown=True)
 
 

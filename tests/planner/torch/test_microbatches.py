@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 import pardnn
 from pardnn.api import run
 from pardnn.api.draw import draw_plan
+from pardnn.api.schedule_grid import schedule_grid
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cli.options import plan_options
 from pardnn.cluster import Cluster
@@ -60,6 +62,21 @@ def test_a_plan_says_how_many_pieces_and_survives_its_file() -> None:
     again = plan_from_json(plan_to_json(plan))
     assert plan_problems(graph(), again) == []
     assert plan_to_json(again) == plan_to_json(plan)
+
+
+def test_the_schedule_stands_as_a_grid() -> None:
+    """Forward, gradients and the update of each piece in the order of time."""
+    plan = planned(4)
+    lines = schedule_grid(graph(), plan, 100, costs_for(graph(), plan.cluster, "v100"))
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 100
+    cells = [line.split()[1:] for line in lines]
+    for row in cells:
+        letters = "".join(cell[0] for cell in row)
+        assert letters.index("F") < letters.index("B") < letters.rindex("W") < letters.rindex("U")
+    units = {f"{what}{piece}" for what in "FB" for piece in range(4)}
+    assert units <= set(itertools.chain(*cells))
+    assert schedule_grid(graph(), planned(4), 20, costs_for(graph(), plan.cluster, "v100")) == []
 
 
 def test_one_device_holds_less_in_pieces() -> None:
