@@ -31,11 +31,11 @@ class Nodes(NamedTuple):
     again: Int64[ndarray, " n"]  # NEVER, FREELY or WITH
     latest: Int64[ndarray, " n"]  # last op before which it may be called again
     output_ptr: Int64[ndarray, " n+1"]
-    size: Int64[ndarray, " t"]  # of the storage that the tensor owns; 0 for residual ones
+    num_bytes: Int64[ndarray, " t"]  # of the storage that the tensor owns; 0 for residual ones
     use_ptr: Int64[ndarray, " t+1"]
     use_op: Int64[ndarray, " u"]
     view_ptr: Int64[ndarray, " u+1"]
-    view: Int64[ndarray, " v"]  # tensors that a reader makes on the storage of what it reads
+    views: Int64[ndarray, " v"]  # tensors that a reader makes on the storage of what it reads
     base: int  # residual bytes
 
     @property
@@ -76,7 +76,7 @@ def nodes_of(graph: Graph, order: Int64[ndarray, " n"], seconds: Float64[ndarray
         seconds=np.ascontiguousarray(seconds[order], dtype=np.float64),
         workspace=np.ascontiguousarray(a.workspace[order]),
         again=again[order], latest=latest[order], output_ptr=output_ptr.astype(np.int64),
-        size=size.astype(np.int64), use_ptr=use_ptr, use_op=use_op, view_ptr=view_ptr, view=view,
+        num_bytes=size.astype(np.int64), use_ptr=use_ptr, use_op=use_op, view_ptr=view_ptr, views=view,
         base=base,
     )  # fmt: skip
 

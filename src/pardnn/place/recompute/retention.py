@@ -47,7 +47,7 @@ class Schedule(NamedTuple):
 
 def empty_schedule(nodes: Nodes) -> Schedule:
     """Return memory for a schedule."""
-    n, t = nodes.num_ops, len(nodes.size)
+    n, t = nodes.num_ops, len(nodes.num_bytes)
     return Schedule(
         stage=np.full(n, n, dtype=np.int64),
         end=np.zeros((2, t), dtype=np.int64),
@@ -119,7 +119,7 @@ def _intervals(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule) -> None:
                         stage = min(stage, at)
                     end = reader + g * n
                     for v in range(nodes.view_ptr[u], nodes.view_ptr[u + 1]):
-                        end = _later((end, s.end[g, nodes.view[v]]), n, s.stage)
+                        end = _later((end, s.end[g, nodes.views[v]]), n, s.stage)
                     known = s.end[row, t]
                     s.end[row, t] = end if known < 0 else _later((known, end), n, s.stage)
         s.stage[i] = stage
@@ -161,9 +161,9 @@ def evaluate(
                 s.position[n + i] = -1
                 continue
             for t in range(nodes.output_ptr[i], nodes.output_ptr[i + 1]):
-                if nodes.size[t]:
-                    s.live[s.position[i + g * n]] += nodes.size[t]
-                    s.live[s.position[s.end[g, t]] + 1] -= nodes.size[t]
+                if nodes.num_bytes[t]:
+                    s.live[s.position[i + g * n]] += nodes.num_bytes[t]
+                    s.live[s.position[s.end[g, t]] + 1] -= nodes.num_bytes[t]
     for p in range(1, place):
         s.live[p] += s.live[p - 1]
     for i in range(n):

@@ -1,0 +1,99 @@
+"""Second calls for a placed step: each device decides for itself what it calls again.
+
+A second call runs where the first one does and is read there alone: what another device reads is
+sent once. So each device is a step of its own, in which a received copy is made by an op that may
+not be called again, and a send that is held is one more reader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64
+
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.place.recompute.calls import second_calls
+from pardnn.place.recompute.problem import nodes_of
+from pardnn.place.recompute.retention import cost_of, empty_schedule
+from pardnn.place.recompute.search import WORK, retention
+from pardnn.plan.plan import Plan
+from pardnn.plan.recompute import SecondCall
+
+
+def recomputed_plan(
+    graph: Graph,
+    plan: Plan,
+    seconds: Float64[np.ndarray, "k n"],
+    capacities: Sequence[int | None],
+    *,
+    seed: int = 0,
+    work: int = WORK,
+) -> Plan | None:
+    """Return a plan with second calls of ops, so that every device fits; None if none was found.
+
+    Args:
+        graph: The graph.
+        plan: A valid plan for it, memory aside.
+        seconds: Of each op on each device.
+        capacities: Usable bytes of each device; None for unlimited.
+        seed: Of the search.
+        work: Of the search, see `retention`.
+    """
+    number = {op.name: i for i, op in enumerate(graph.ops)}
+    calls: list[SecondCall] = []
+    placement = dict(plan.placement)
+    order: list[tuple[str, ...]] = []
+    for device, capacity in enumerate(capacities):
+        local = device_graph(graph, plan, device)
+        own = np.array([seconds[device, number[op.name]] if op.name in number else 0.0
+                        for op in local.ops])  # fmt: skip
+        rows = np.arange(len(local.ops))
+        nodes = nodes_of(local, rows, np.where(np.isfinite(own), own, 0.0))
+        limit = 2**62 if capacity is None else capacity
+        found = retention(nodes, limit, seed=seed, work=work)
+        if found is None:
+            return None
+        schedule = empty_schedule(nodes)
+        cost_of(nodes, found[0], limit, schedule)
+        made, names = second_calls(local, rows, nodes, found[0], schedule)
+        calls += made
+        placement.update({call.name: device for call in made})
+        order.append(tuple(name for name in names if name in placement))
+    return dataclasses.replace(
+        plan, placement=placement, order=tuple(order), recompute=tuple(calls) or None
+    )
+
+
+def device_graph(graph: Graph, plan: Plan, device: int) -> Graph:
+    """Return what a device does as a graph of its own, its ops in their order.
+
+    Args:
+        graph: The graph.
+        plan: A valid plan for it, memory aside.
+        device: Which device.
+    """
+    ops = {op.name: op for op in graph.ops}
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+    here = plan.order[device]
+    received: dict[str, list[Op]] = {}
+    held: dict[str, list[Op]] = {}
+    last = here[-1] if here else ""
+    for i, message in enumerate(plan.messages):
+        if message.target == device:
+            copy = dataclasses.replace(tensors[message.tensor], alias_of=None)
+            made = Op(name=f"receive:{i}", kind="input", outputs=(copy,))
+            received.setdefault(message.post_before, []).append(made)
+        elif message.source == device:
+            reader = Op(name=f"send:{i}", kind=LOSS_KIND, inputs=(message.tensor,))
+            held.setdefault(message.hold_until or last, []).append(reader)
+    own = set(here)
+    found: list[Op] = []
+    for name in here:
+        op = ops[name]
+        after = tuple(other for other in op.after if other in own)
+        local = dataclasses.replace(op, after=after, group=None)
+        found += [*received.get(name, ()), local, *held.get(name, ())]
+    return build_graph(graph.name, found or [Op(name="send:none", kind=LOSS_KIND)])
