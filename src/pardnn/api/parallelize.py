@@ -36,6 +36,7 @@ def parallelize(
     shapes: Sequence[Sequence[Any]] = (),
     on_signal: Literal["save", "stop"] | None = None,
     microbatches: int | Literal["auto"] | None = None,
+    recompute: bool = False,
 ) -> Callable[..., Any]:
     """Return the step as an object that runs it on all ranks of `torchrun`.
 
@@ -74,6 +75,7 @@ def parallelize(
             with status 130 there, "stop" ends so before the next step. None leaves signals to
             Python.
         microbatches: As for `plan`.
+        recompute: As for `plan`.
 
     Returns:
         `fast`, which every rank uses alike; `help(fast)` says more of each.
@@ -117,7 +119,7 @@ def parallelize(
             from pardnn.planner.options import PlanOptions
 
             options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs,
-                                  microbatches=microbatches)  # fmt: skip
+                                  microbatches=microbatches, recompute=recompute)  # fmt: skip
             return next_plan(graph, target, options, plan, state)
 
         if given is not None and can_fork(backends.this_device()):

@@ -30,6 +30,7 @@ def plan(
     state: StateInPlace | None = None,
     policy: Policy = "order",
     microbatches: int | Literal["auto"] | None = None,
+    recompute: bool = False,
 ) -> Plan:
     """Decide where and in which order every op runs; the plan returned is checked.
 
@@ -51,6 +52,8 @@ def plan(
         microbatches: Cut the batch in so many pieces, each placed by itself, gradients added up
             and the optimizer run once; "auto" takes the best of 1, 2, 4, 8 and so on. Sums are
             added in another order then, so numbers agree to rounding.
+        recompute: Ops may be called a second time, just before the backward pass reads their
+            results, where that lets the step fit or makes it faster; no bit changes.
 
     Raises:
         InfeasibleError: E301 with a witness, if no plan fits.
@@ -66,6 +69,7 @@ def plan(
         costs=costs,
         policy=policy,
         microbatches=microbatches,
+        recompute=recompute,
     )
     problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state)
     return make_plan(problem)[0]

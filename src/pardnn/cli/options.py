@@ -104,6 +104,10 @@ Microbatches = Annotated[
         "--microbatches", metavar="N|auto", help="Pieces that the batch is cut in, placed freely."
     ),
 ]
+Recompute = Annotated[
+    bool,
+    typer.Option("--recompute", help="Call ops a second time where that lets the step fit."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
 TimeLimit = Annotated[
     float | None,

@@ -47,6 +47,7 @@ def plan(
     keep_state: opt.KeepState = None,
     policy: opt.PolicyChoice = "order",
     microbatches: opt.Microbatches = None,
+    recompute: opt.Recompute = False,
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it."""
@@ -67,6 +68,7 @@ def plan(
         costs=costs,
         threads=threads,
         microbatches=microbatches,
+        recompute=recompute,
         policy=policy,
     )
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)

@@ -61,6 +61,7 @@ def run(
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
     microbatches: opt.Microbatches = None,
+    recompute: opt.Recompute = False,
     as_json: opt.Json = False,
 ) -> None:
     """Train for some steps on K ranks of this machine, under hard memory limits."""
@@ -81,6 +82,7 @@ def run(
         costs=costs,
         threads=threads,
         microbatches=microbatches,
+        recompute=recompute,
     )
     result = run_target(
         target,

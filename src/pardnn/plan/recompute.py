@@ -66,7 +66,8 @@ def graph_with_calls(graph: Graph, calls: tuple[SecondCall, ...]) -> Graph:
         InvalidPlanError: E410, if a call is of no op of the graph, or has no reader in it.
         FileError: E402, if the ops form no graph.
     """
-    return build_graph(graph.name, _ops_with_calls(graph, calls))
+    made = build_graph(graph.name, _ops_with_calls(graph, calls))
+    return dataclasses.replace(made, is_captured=graph.is_captured)
 
 
 def topological_positions(graph: Graph) -> dict[str, int]:

@@ -30,6 +30,7 @@ from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_stat
 from pardnn.planner.microbatched import decide_microbatched
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
+from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.sharded import may_shard
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import CompareRow, PlanResult
@@ -81,6 +82,13 @@ def _is_polished(problem: Problem, num_ops: int) -> bool:
 
 
 def _best_of(problem: Problem, names: Sequence[str]) -> Outcome:
+    """Run algorithms on a problem; ops may be called a second time if the options say so."""
+    if problem.options.recompute:
+        return decide_recomputed(problem, names, _best_once)
+    return _best_once(problem, names)
+
+
+def _best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem, improve and complete what they find."""
     num_ops = len(problem.graph.ops)
     polish = _is_polished(problem, num_ops)

@@ -17,6 +17,7 @@ from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.recomputed import costs_again
 from pardnn.planner.sharded import ShardedPlan
 from pardnn.planner.staged import decide_staged
 from pardnn.shard.microbatch.rewrite import cut_batch
@@ -215,11 +216,17 @@ def _cut(problem: Problem, count: int, accumulators: int | None) -> tuple[Pieces
 def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:
     """Return an outcome with its cut graph, timed as measured where the whole ops were."""
     cluster, cut, known = problem.cluster, inner.graph, inner.costs
-    if problem.costs.source == "measured":
+    is_measured = problem.costs.source == "measured"
+    plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
+    if is_measured:
         known = partitioned_costs(problem.graph, cut, cluster, problem.costs)
+    if outcome.sharded is not None:  # with second calls of ops
+        cut, whole = outcome.sharded.graph, cut
+        known = costs_again(whole, known, cut)
+    if is_measured:
         timeline = simulate(cut, machine_of(known, cluster), outcome.plan)
         outcome = outcome._replace(makespan_s=timeline.makespan)
-    plan = dataclasses.replace(plan_from_arrays(cut, outcome.plan), pieces=pieces)
+    plan = dataclasses.replace(plan, pieces=pieces)
     return outcome._replace(
         sharded=ShardedPlan(
             plan=plan, graph=cut, costs=known, arrays=outcome.plan, makespan_s=outcome.makespan_s,

@@ -44,6 +44,7 @@ def next_plan(
             options, algorithm=_algorithm(own), objective=own.objective, seed=own.seed,
             reserve=own.reserve,
             microbatches=len(own.pieces.points) - 1 if own.pieces else None,
+            recompute=options.recompute or own.recompute is not None,
         )  # fmt: skip
     costs = costs_for(graph, cluster, options.costs)
     if state is not None:

@@ -21,6 +21,8 @@ class PlanOptions:
             or "auto-whole" for the best of `AUTO` alone.
         microbatches: Pieces that the batch is cut in, or "auto" for what is fastest of 1, 2, 4, 8
             and so on; None leaves the batch whole.
+        recompute: Whether ops may be called a second time, just before the backward pass reads
+            their results, where that lets a step fit or makes it faster.
         policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
             "priority" mean an engine that schedules them itself: memory then also fits along the
             times that its emulation gives, and no op is cut.
@@ -45,6 +47,7 @@ class PlanOptions:
     threads: int = 1
     policy: Policy = "order"
     microbatches: int | Literal["auto"] | None = None
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
@@ -57,6 +60,12 @@ class PlanOptions:
         if self.policy not in get_args(Policy):
             raise UsageError(f"policy is {self.policy!r:.40}; it can be order, fifo or priority")
         self._check_microbatches()
+        if self.recompute and (self.algorithm in SHARDED or self.policy != "order"):
+            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
+            raise UsageError(
+                "ops that are called a second time are placed whole, in the plan's own order, which "
+                f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
+            )
         if self.policy != "order" and self.algorithm in SHARDED:
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "

@@ -12,9 +12,10 @@ from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
-from pardnn.place.ordering.schedule import free_plan
+from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.recompute.placed import recomputed_plan
-from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, plan_from_arrays, planned_graph
+from pardnn.plan.plan import PlanArrays, plan_arrays, plan_from_arrays, planned_graph
 from pardnn.plan.recompute import first_call
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.portfolio import Outcome
@@ -23,14 +24,18 @@ from pardnn.planner.sharded import ShardedPlan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 
+#: Limits, as multiples of the real ones, for which ops are placed before calls are added; None
+#: for no limit.
+LARGER = (1.25, 1.6, 2.5, None)
+
 Decide = Callable[[Problem, Sequence[str]], Outcome]
 
 
 def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
     """Return the faster one of a plan without second calls and one with them.
 
-    Second calls are found for the placements of the same algorithms without limits, in the order of
-    the step, one that frees memory early, and the plan's own.
+    Second calls are found for the placements of the same algorithms under larger limits and under
+    none, in the order of the step, one that frees memory early, and the plan's own.
 
     Args:
         problem: What to plan.
@@ -57,32 +62,52 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
         failure = error
     if best is not None and problem.cluster.num_devices == 1:
         return best  # nothing is faster than every op once
-    free = dataclasses.replace(
-        problem.cluster,
-        devices=tuple(dataclasses.replace(d, memory=None) for d in problem.cluster.devices),
-    )
-    placed = decide(dataclasses.replace(problem, cluster=free), placing)
-    for plan in _orders(problem, placed):
-        found = _with_calls(problem, placed, plan)
-        if found is not None and (best is None or found.makespan_s < best.makespan_s):
-            best = found
+    for placed in _placements(problem, placing, decide):
+        for plan in _orders(problem, placed):
+            found = _with_calls(problem, placed, plan)
+            if found is not None and (best is None or found.makespan_s < best.makespan_s):
+                best = found
     if best is None:
         assert failure is not None
         raise failure
     return best._replace(planning_s=time.perf_counter() - started)
 
 
+def _placements(problem: Problem, placing: Sequence[str], decide: Decide) -> Iterator[Outcome]:
+    """Yield placements that fit larger limits: second calls are to make them fit."""
+    k, seen = problem.cluster.num_devices, set[bytes]()
+    for factor in LARGER if k > 1 else LARGER[-1:]:
+        devices = (
+            dataclasses.replace(d, memory=d.memory and factor and int(d.memory * factor))
+            for d in problem.cluster.devices
+        )
+        larger = dataclasses.replace(problem.cluster, devices=tuple(devices))
+        try:
+            placed = decide(dataclasses.replace(problem, cluster=larger), placing)
+        except InfeasibleError:
+            continue
+        if placed.plan.place.tobytes() not in seen:
+            seen.add(placed.plan.place.tobytes())
+            yield placed
+
+
 def _orders(problem: Problem, placed: Outcome) -> Iterator[PlanArrays]:
-    a, k = problem.graph.arrays, problem.cluster.num_devices
-    for positions in (file_positions(a), eager_free_positions(a)):
-        yield free_plan(a, k, placed.plan.place, positions)
+    """Yield the orders of a placement to which second calls are added."""
+    graph, machine, place = problem.graph, problem.machine, placed.plan.place
+    a, k, overwrites = graph.arrays, problem.cluster.num_devices, first_overwrites(graph)
     if k > 1:
         yield placed.plan
+    for position in (file_positions(a), eager_free_positions(a)):
+        if k == 1:
+            yield free_plan(a, k, place, position)
+        else:
+            usable = problem.capacities
+            yield memory_bounded_plan(a, machine, place, position, usable, overwrites)
 
 
 def _with_calls(problem: Problem, placed: Outcome, arrays: PlanArrays) -> Outcome | None:
     """Return an outcome of one order with second calls; None if none fits."""
-    graph, machine, cluster = problem.graph, problem.machine, problem.cluster
+    graph, machine = problem.graph, problem.machine
     seconds = np.ascontiguousarray(machine.seconds[machine.device_class])
     plan = recomputed_plan(
         graph, plan_from_arrays(graph, arrays), seconds, problem.capacities,
@@ -90,41 +115,19 @@ def _with_calls(problem: Problem, placed: Outcome, arrays: PlanArrays) -> Outcom
     )  # fmt: skip
     if plan is None:
         return None
-    return judged(graph, plan, problem.costs, placed, cluster_machine=lambda c: machine_of(c, cluster))
-
-
-def judged(
-    graph: Graph,
-    plan: Plan,
-    costs: Costs,
-    placed: Outcome,
-    *,
-    cluster_machine: Callable[[Costs], object],
-) -> Outcome:
-    """Return a plan with second calls, simulated.
-
-    Args:
-        graph: Without the calls.
-        plan: For it.
-        costs: Of its ops.
-        placed: The outcome that it is made from.
-        cluster_machine: What costs mean on the cluster.
-    """
     again = planned_graph(graph, plan)
-    known = costs_again(graph, costs, again)
-    arrays = plan_arrays(again, plan)
-    timeline = simulate(again, cluster_machine(known), arrays)
+    known, arrays = costs_again(graph, problem.costs, again), plan_arrays(again, plan)
+    timeline = simulate(again, machine_of(known, problem.cluster), arrays)
     sent = timeline.transfer_bytes(again)
-    calls = plan.recompute or ()
-    share = _share(known, again)
-    notes = (f"{len(calls)} ops are called again, {share:.2%} of the step's seconds",) if calls else ()
+    count, share = len(plan.recompute or ()), _share(known, again)
+    note = f"{count} ops are called a second time: {share:.2%} more seconds of computing"
     return placed._replace(
         plan=arrays, makespan_s=timeline.makespan, transfer_bytes=sent,
         sharded=ShardedPlan(
             plan=plan, graph=again, costs=known, arrays=arrays, makespan_s=timeline.makespan,
             transfer_bytes=sent, planning_s=placed.planning_s,
         ),
-        notes=(*placed.notes, *notes),
+        notes=(*placed.notes, *((note,) if count else ())),
     )  # fmt: skip
 
 

@@ -1,5 +1,8 @@
 """The kernels of the search for retention intervals: knapsack, simulated annealing, restoring."""
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 import numpy as np
@@ -85,9 +88,7 @@ def knapsack(
 
 
 @helper
-def _pick(
-    nodes: Nodes, f: Families, s: Schedule, place: int, state: Int64[ndarray, " 1"]
-) -> int:
+def _pick(nodes: Nodes, f: Families, s: Schedule, place: int, state: Int64[ndarray, " 1"]) -> int:
     """Return a tensor that waits at a place: the better one of two, mostly; -1 if none does."""
     one, other, count = -1, -1, 0
     for r in range(len(f.tensor)):

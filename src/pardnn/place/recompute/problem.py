@@ -76,8 +76,8 @@ def nodes_of(graph: Graph, order: Int64[ndarray, " n"], seconds: Float64[ndarray
         seconds=np.ascontiguousarray(seconds[order], dtype=np.float64),
         workspace=np.ascontiguousarray(a.workspace[order]),
         again=again[order], latest=latest[order], output_ptr=output_ptr.astype(np.int64),
-        num_bytes=size.astype(np.int64), use_ptr=use_ptr, use_op=use_op, view_ptr=view_ptr, views=view,
-        base=base,
+        num_bytes=size.astype(np.int64), use_ptr=use_ptr, use_op=use_op, view_ptr=view_ptr,
+        views=view, base=base,
     )  # fmt: skip
 
 

@@ -22,10 +22,10 @@ from pardnn.place.recompute.families import families_of
 from pardnn.place.recompute.problem import FREELY, Nodes
 from pardnn.place.recompute.retention import Cost, cost_of, empty_schedule
 
-#: Ops and reads evaluated in all: some ten seconds.
-WORK = 4_000_000_000
-#: Schedules evaluated at most, and at least.
-MOST_ROUNDS, LEAST_ROUNDS = 400_000, 2_000
+#: Ops and reads evaluated in all: some ten seconds at most.
+WORK = 1_000_000_000
+#: Schedules evaluated at most, per family, and at least.
+MOST_ROUNDS, LEAST_ROUNDS = 2_000, 2_000
 #: Ops that what is kept must cross, tried as seeds.
 CHECKPOINTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
@@ -60,7 +60,7 @@ def retention(
         ((cost_of(nodes, kept, limit, schedule), i) for i, kept in enumerate(seeds)),
         key=lambda each: (each[0].late, each[0].excess, each[0].seconds),
     )
-    rounds = int(np.clip(work // _size(nodes), LEAST_ROUNDS, MOST_ROUNDS))
+    rounds = int(np.clip(work // _size(nodes), LEAST_ROUNDS, MOST_ROUNDS * families.num_families))
     found: list[tuple[Cost, Kept]] = [
         (cost, seeds[i]) for cost, i in ranked if cost.excess == 0 and cost.late == 0
     ]
@@ -94,4 +94,3 @@ def _checkpoints(nodes: Nodes, fullest: int, count: int) -> Kept:
         if not ((cuts >= op) & (cuts < last)).any():
             kept[op] = fullest
     return kept
-

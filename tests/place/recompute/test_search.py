@@ -1,0 +1,74 @@
+"""The search for retention intervals: never over the limit, on small steps the optimum."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.recompute.problem import Nodes, nodes_of
+from pardnn.place.recompute.retention import cost_of, empty_schedule
+from pardnn.place.recompute.search import retention
+
+#: Bytes and seconds of each layer's result.
+LAYERS = ((8, 3.0), (4, 1.0), (16, 2.0), (6, 5.0), (12, 1.0))
+
+
+def layers() -> Graph:
+    """A step of five layers: each gradient reads the gradient after it and its layer's input."""
+    ops = [Op(name="f0", kind="input", outputs=(Tensor(name="f0", bytes=2),))]
+    for i, (size, seconds) in enumerate(LAYERS, start=1):
+        ops.append(Op(name=f"f{i}", kind="aten.relu.default", inputs=(f"f{i - 1}",),
+                      outputs=(Tensor(name=f"f{i}", bytes=size),),
+                      seconds={"accelerator": seconds}))  # fmt: skip
+    last = f"f{len(LAYERS)}"
+    for i in range(len(LAYERS), 0, -1):
+        ops.append(Op(name=f"g{i}", kind="aten.mm.default", inputs=(last, f"f{i - 1}"),
+                      outputs=(Tensor(name=f"g{i}", bytes=2),),
+                      seconds={"accelerator": 1.0}))  # fmt: skip
+        last = f"g{i}"
+    return build_graph("layers", ops)
+
+
+def nodes() -> Nodes:
+    graph = layers()
+    seconds = np.array([(op.seconds or {}).get("accelerator", 0.0) for op in graph.ops])
+    return nodes_of(graph, graph.arrays.topological, seconds)
+
+
+def optimum(problem: Nodes, limit: int) -> float | None:
+    """Return the fewest seconds of all choices of what is made twice for the backward pass."""
+    n, schedule = problem.num_ops, empty_schedule(problem)
+    best: float | None = None
+    for chosen in itertools.product((len(LAYERS) + 1, n), repeat=len(LAYERS)):
+        kept = np.array([n, *chosen, *[n] * len(LAYERS)])
+        cost = cost_of(problem, kept, limit, schedule)
+        if cost.peak <= limit and (best is None or cost.seconds < best):
+            best = cost.seconds
+    return best
+
+
+@pytest.mark.parametrize("limit", [24, 28, 30, 36, 40, 44, 48, 50])
+def test_small_steps_are_solved_to_the_optimum(limit: int) -> None:
+    problem = nodes()
+    expected, found = optimum(problem, limit), retention(problem, limit, work=1)
+    if expected is None:
+        assert found is None
+    else:
+        assert found is not None
+        kept, cost = found
+        assert cost.peak <= limit
+        assert cost.seconds <= expected
+        assert cost == cost_of(problem, kept, limit, empty_schedule(problem))
+
+
+def test_a_known_answer_is_never_made_worse() -> None:
+    problem = nodes()
+    small = retention(problem, 30, work=1)
+    assert small is not None
+    large = retention(problem, 31, starts=(small[0],), work=1)
+    assert large is not None
+    assert large[1].seconds <= small[1].seconds

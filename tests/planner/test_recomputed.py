@@ -1,0 +1,85 @@
+"""Plans with second calls of ops: steps that fit no other way, on one device and on several."""
+
+from __future__ import annotations
+
+import pytest
+
+import pardnn
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError, UsageError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.check import check_plan
+from pardnn.plan.file import plan_from_json, plan_to_json
+
+pytestmark = pytest.mark.jit
+
+
+def chain(layers: int) -> Graph:
+    """A step of equal layers; each gradient reads its layer's result."""
+    ops = [Op(name="f0", kind="input", outputs=(Tensor(name="f0", bytes=10),))]
+    names = [f"f{i}" for i in range(1, layers + 1)]
+    read = [("f0",), *((name,) for name in names)]
+    read += [
+        (f"g{i + 1}" if i < layers else f"f{layers}", f"f{i - 1}") for i in range(layers, 0, -1)
+    ]
+    names += [f"g{i}" for i in range(layers, 0, -1)]
+    del read[layers]
+    for name, inputs in zip(names, read, strict=True):
+        made = (Tensor(name=name, bytes=10),)
+        ops.append(Op(name=name, kind="aten.mm.default", inputs=inputs, outputs=made,
+                      seconds={"accelerator": 1.0}))  # fmt: skip
+    return build_graph("chain", ops)
+
+
+def test_a_step_fits_that_did_not() -> None:
+    graph, cluster = chain(8), Cluster.uniform(1, memory=70)
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(graph, cluster, reserve=0.0)
+    plan = pardnn.plan(graph, cluster, reserve=0.0, recompute=True)
+    assert plan.predicted is not None
+    assert plan.predicted.peak_bytes[0] <= 70
+    assert plan.recompute
+    assert plan.predicted.makespan_s == 16 + len(plan.recompute)
+    assert "called a second time" in plan.notes[0]
+    check_plan(graph, plan_from_json(plan_to_json(plan)))
+    assert plan_to_json(pardnn.plan(graph, cluster, reserve=0.0, recompute=True)) == plan_to_json(
+        plan
+    )
+
+
+def test_nothing_is_called_again_where_a_step_fits() -> None:
+    graph, cluster = chain(4), Cluster.uniform(1, memory=1000)
+    assert pardnn.plan(graph, cluster, recompute=True).recompute is None
+
+
+def test_more_memory_is_never_slower() -> None:
+    graph, before = chain(6), float("inf")
+    for memory in (50, 60, 70, 80, 90):
+        plan = pardnn.plan(graph, Cluster.uniform(1, memory=memory), reserve=0.0, recompute=True)
+        assert plan.predicted is not None
+        assert plan.predicted.makespan_s <= before
+        before = plan.predicted.makespan_s
+
+
+def test_devices_decide_for_themselves() -> None:
+    graph, cluster = chain(12), Cluster.uniform(2, memory=60)
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(graph, cluster, "auto-whole", reserve=0.0)
+    plan = pardnn.plan(graph, cluster, "auto-whole", reserve=0.0, recompute=True)
+    assert plan.recompute
+    assert plan.predicted is not None
+    assert max(plan.predicted.peak_bytes) <= 60
+    check_plan(graph, plan, cluster)
+
+
+def test_what_nothing_fits_is_said() -> None:
+    with pytest.raises(InfeasibleError, match="no plan fits"):
+        pardnn.plan(chain(4), Cluster.uniform(1, memory=25), reserve=0.0, recompute=True)
+
+
+def test_plans_that_cut_ops_have_no_second_calls() -> None:
+    with pytest.raises(UsageError, match="called a second time"):
+        pardnn.plan(chain(4), Cluster.uniform(2), "tofu", recompute=True)
+    with pytest.raises(UsageError, match="called a second time"):
+        pardnn.plan(chain(4), Cluster.uniform(2), policy="fifo", recompute=True)
