@@ -63,7 +63,7 @@ class PlanOptions:
         if self.recompute and (self.algorithm in SHARDED or self.policy != "order"):
             other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
             raise UsageError(
-                "ops that are called a second time are placed whole, in the plan's own order, which "
+                "ops that are called a second time are placed whole, in a fixed order, which "
                 f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
             )
         if self.policy != "order" and self.algorithm in SHARDED:
