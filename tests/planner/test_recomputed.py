@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 import pardnn
+from pardnn.api.draw import draw_plan
+from pardnn.api.simulate import simulate
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.planner.costs import costs_for
 
 pytestmark = pytest.mark.jit
 
@@ -71,6 +74,8 @@ def test_devices_decide_for_themselves() -> None:
     assert plan.predicted is not None
     assert max(plan.predicted.peak_bytes) <= 60
     check_plan(graph, plan, cluster)
+    assert draw_plan(graph, plan, costs_for(graph, cluster)).startswith("<svg")
+    assert simulate(graph, plan).makespan_s == plan.predicted.makespan_s
 
 
 def test_what_nothing_fits_is_said() -> None:

@@ -244,7 +244,7 @@ def _placement(
                 "device.\nIts layouts: pardnn layout PLAN --graph GRAPH.",
                 code="E214",
             )
-        return plan.placement, plan.cluster
+        return {op.name: plan.placement[op.name] for op in graph.ops}, plan.cluster
     if kind == MSR_SPLIT:
         machine = _cluster(options, "a split counts accelerators and CPUs")
         types = [device.type for device in machine.devices]

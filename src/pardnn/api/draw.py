@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
-from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
+from pardnn.plan.plan import Plan, called_once, order_rows, plan_arrays, planned_graph
 from pardnn.planner.costs import partitioned_costs
+from pardnn.planner.recomputed import costs_again
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
 from pardnn.sim.engine import simulate
@@ -22,9 +23,12 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
         costs: Durations of the graph's ops.
     """
     assert plan.cluster is not None
+    once = called_once(graph, plan)
     if not plan.keeps_bits:
-        whole, graph = graph, planned_graph(graph, plan)
-        costs = partitioned_costs(whole, graph, plan.cluster, costs)
+        costs = partitioned_costs(graph, once, plan.cluster, costs)
+    graph = planned_graph(graph, plan)
+    if graph is not once:
+        costs = costs_again(once, costs, graph)
     arrays = plan_arrays(graph, plan)
     timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
     phase = phases(graph)
