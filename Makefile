@@ -101,9 +101,10 @@ two-nodes: $(STAMP)
 	TWO_NODES=1 $(BIN)/python -m pytest -q tests/backends/torch/test_two_nodes.py
 
 # What was found is kept in .mutants: a run that was cut goes on, and after new tests survivors alone
-# are asked again. FLAGS='--only src/pardnn/sim --sample 0' takes all mutants below a path.
+# are asked again. Kernels first, as plain Python, then all else. FLAGS='--only src/pardnn/sim --sample 0' takes all mutants below a path.
 mutants: $(STAMP)
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m bench mutants $(FLAGS)
+	$(BIN)/python -m bench mutants $(FLAGS)
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -47,15 +47,19 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
     total = sum(counts.values(), Counter[str]())
     left = [(m, v) for m, v, _ in found if v not in CAUGHT]
     equivalent = sum(reasons.get(m.key, "").startswith("equivalent") for m, _ in left)
-    share = sum(total[each] for each in CAUGHT) / max(1, total.total())
+    caught = sum(total[each] for each in CAUGHT)
+    share = caught / max(1, total.total())
+    share_left = caught / max(1, total.total() - equivalent)
     lines = [
         f"# Mutants, {today}",
         "",
-        f"`make mutants`: {total.total()} small faults, sampled by seed {options.seed}, planted",
-        "one by one in functions; kernels run as plain Python. The tests that run its line are",
-        f"asked, the nearest and quickest first, up to {options.budget:g} s of processor time.",
-        f"**{share:.1%} are caught**: a test fails, or does not end in 6 times its time.",
-        f"Of {len(left)} survivors {equivalent} are equivalent: no input tells them apart.",
+        f"`make mutants`: {total.total()} small faults of a sample of {options.sample or 'all'}",
+        f"(seed {options.seed}) were planted one by one in functions: in kernels where they run as",
+        "plain Python, in all others beside compiled kernels. The tests that run its line are",
+        f"asked, the nearest first, up to {options.budget:g} s of processor time.",
+        f"**{share:.1%} are caught**: a test fails, or does not end in 6 times its time. Of",
+        f"{len(left)} others {equivalent} are equivalent: no input tells them apart;",
+        f"{share_left:.1%} of the rest are caught.",
         "",
         "| package | mutants | caught | timed out | survived | no test | share caught |",
         "| --- | --- | --- | --- | --- | --- | --- |",
