@@ -37,8 +37,9 @@ from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks
 
-#: How much the bytes that stages hold count beside their seconds.
-MEMORY_SHARES = (0.0, 0.35, 0.7)
+#: How stages are balanced: how much the bytes that they hold count beside their seconds, and how
+#: much what they send does against the seconds of the slowest link.
+BALANCES = ((0.0, 1.0), (0.7, 1.0), (0.0, 16.0), (0.7, 16.0))
 
 #: What a pass runs.
 PHASES = {"F": (FORWARD,), "I": (BACKWARD,), "W": (WEIGHT,), "B": (BACKWARD, WEIGHT)}
@@ -87,9 +88,9 @@ def place_pipeline(
     seconds = np.where(np.isfinite(step.seconds), step.seconds, 0.0)
     byte_seconds = slowest_link(machine)[1]
     best, shortest, missing = None, np.inf, np.inf
-    for memory in MEMORY_SHARES:
+    for memory, traffic in BALANCES:
         stages = stages_of(
-            step.whole, phases, seconds, count, byte_seconds=byte_seconds, memory=memory
+            step.whole, phases, seconds, count, byte_seconds=traffic * byte_seconds, memory=memory
         )
         units = units_of(step.whole, step.cut, stages)
         place = legal_placement(arrays, runs, device_of[units.stage])
