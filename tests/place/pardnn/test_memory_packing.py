@@ -49,7 +49,7 @@ def _units(problem: Problem, live: list[float] | None = None, parts: int = 1) ->
     """The op for whose unit each op is taken."""
     names = "".join(name[-1] for name in _names(problem))
     order = np.arange(problem.arrays.num_ops)
-    held = None if live is None else np.array(live)
+    held = None if live is None else np.array(live, dtype=np.float64)
     units = attributed_units(problem, order, held, parts)
     return "".join(names[np.flatnonzero(problem.arrays.group == unit)[0]] for unit in units)
 
