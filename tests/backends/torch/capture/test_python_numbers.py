@@ -64,18 +64,22 @@ def test_an_int_that_decides_a_shape_is_a_setting() -> None:
     assert found.startswith("E509")
 
 
-def test_an_int_of_which_the_type_is_asked_stays_an_int() -> None:
-    model, x, y = small()
+def test_an_int_of_which_the_type_is_asked_is_followed_until_its_type_changes() -> None:
+    def make() -> Entry:
+        model, x, y = small()
 
-    def step(model, optimizer, x, y, k):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y) * (k if isinstance(k, int) else 0.0)
-        loss.backward()
-        optimizer.step()
-        return loss
+        def step(model, optimizer, x, y, k):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y) * (k if isinstance(k, int) else 0.5)
+            loss.backward()
+            optimizer.step()
+            return loss
 
-    graph = capture(step, model, sgd(model), x, y, 3)
-    assert granted(graph)["settings"]["k"] == 3
+        return step, (model, sgd(model), x, y, 3)
+
+    assert_as_eager(make, lambda i: {4: 3 + i})
+    (found,) = on_ranks(make, 1, lambda i: {4: 2.5 if i else 3})
+    assert found.startswith("E509")
 
 
 def test_a_branch_on_what_is_computed_from_an_int_guards_the_condition() -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Literal, NoReturn
 
+from pardnn.backends.torch.comm.pending_loss import settle_loss
 from pardnn.backends.torch.comm.world import World
 from pardnn.errors import PardnnError, UsageError
 
@@ -146,10 +147,11 @@ class StopSignal:
             what: Was done, for people: told on rank 0.
 
         Raises:
-            SystemExit: Always.
+            SystemExit: Always, but for a loss on its way that does not come.
         """
-        self.close()
         world = self._world
+        settle_loss(world)  # the caller may read the last one while this process ends
+        self.close()
         if world.rank == 0:
             _LOG.warning("%s: %s", self.name, what)
         if world.store is not None:
