@@ -58,7 +58,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_an_error_of_the_file() -> None:
     error = {"code": "E432", "message": "damaged", "details": {"rank": 1}}
-    found = _root_cause([{"losses": []}, {"error": error}], None)
+    found = _root_cause([{"losses": []}, {"error": error}], {})
     assert isinstance(found, FileError)
     assert found.exit_status == 4
 
