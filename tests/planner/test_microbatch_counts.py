@@ -1,0 +1,51 @@
+"""Which numbers of pieces `--microbatches auto` tries, given what each would take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pardnn.cost.costs import graph_costs
+from pardnn.planner import microbatched
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import Outcome
+from pardnn.planner.problem import Problem
+from testbed.small_graphs import small_case
+
+#: Seconds of a step in so many pieces: in stages, and by other algorithms.
+STAGED = {2: 8.0, 4: 6.0, 8: 5.0, 16: 5.5, 32: 6.0}
+
+
+@pytest.mark.parametrize(
+    ("others", "best", "tried"),
+    [
+        ({8: 4.9, 4: 4.0, 2: 7.0}, ("pardnn", 4.0), [8, 4, 2]),
+        ({8: 5.2, 4: 4.0, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
+        ({8: 5.2, 4: 5.1, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
+    ],
+)
+def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
+    others: dict[int, float],
+    best: tuple[str, float],
+    tried: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def outcome(name: str, seconds: float) -> Any:
+        return Outcome(name, None, 0, seconds, 0, 0.0)  # type: ignore[arg-type]
+
+    def in_pieces(problem: Any, count: int, names: list[str], decide: Any) -> Outcome:
+        if names == [microbatched.STAGES]:
+            return outcome(names[0], STAGED[count])
+        asked.append(count)
+        return outcome(names[0], others[count])
+
+    monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)
+    graph, cluster = small_case(0, seed=0)
+    options = PlanOptions(microbatches="auto")
+    problem = Problem(graph, cluster, graph_costs(graph), options)
+    names = ["pardnn", microbatched.STAGES]
+    found = microbatched.decide_microbatched(problem, names, lambda *_: outcome("", 9.0))
+    assert ((found.algorithm, found.makespan_s), asked) == (best, tried)
