@@ -13,7 +13,7 @@ from pardnn.place.recipes.pipeline import CutStep
 from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
-from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
+from pardnn.planner.algorithms import BEST, BEST_WHOLE, whole_op_algorithms
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
@@ -52,13 +52,7 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
     """
     wanted = problem.options.microbatches
     assert wanted is not None
-    placing = [name for name in names if name not in SHARDED]
-    if not placing:
-        raise UsageError(
-            "the state lies cut over all devices, and microbatches are placed: no such plan leaves "
-            "it where it is.\nPlan without microbatches.",
-            code="E225",
-        )
+    placing = whole_op_algorithms(names, "microbatches are placed", "microbatches")
     if wanted == "auto":
         return _best(problem, names, placing, decide)
     return decide(problem, names) if wanted == 1 else _in_pieces(problem, wanted, placing, decide)

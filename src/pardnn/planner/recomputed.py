@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, UsageError
+from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
@@ -17,7 +17,7 @@ from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.recompute.placed import recomputed_plan
 from pardnn.plan.plan import PlanArrays, plan_arrays, plan_from_arrays, planned_graph
 from pardnn.plan.recompute import first_call
-from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.algorithms import whole_op_algorithms
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import ShardedPlan
@@ -46,13 +46,7 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
         InfeasibleError: E301, if none fits either way.
         UsageError: E225, if the state lies cut over all devices.
     """
-    placing = [name for name in names if name not in SHARDED]
-    if not placing:
-        raise UsageError(
-            "the state lies cut over all devices, and ops that are called again are whole: no such "
-            "plan leaves it where it is.\nPlan without recompute.",
-            code="E225",
-        )
+    placing = whole_op_algorithms(names, "ops that are called again are whole", "recompute")
     started = time.perf_counter()
     best: Outcome | None = None
     failure: InfeasibleError | None = None
