@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from pardnn.errors import PardnnError
     from pardnn.graph.file import read_graph, write_graph
     from pardnn.graph.ir import Graph
-    from pardnn.plan.check import check_plan
     from pardnn.plan.file import read_plan, write_plan
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import check_state_kept, state_in_place
+    from pardnn.planner.check_plan import check_plan
     from pardnn.shard.tdl.registry import describe
 
 __all__ = [
@@ -61,7 +61,7 @@ _HOME = {
     "PardnnError": "pardnn.errors",
     "Plan": "pardnn.plan.plan",
     "capture": "pardnn.api.capture",
-    "check_plan": "pardnn.plan.check",
+    "check_plan": "pardnn.planner.check_plan",
     "check_state_kept": "pardnn.plan.state_in_place",
     "connect": "pardnn.api.tools",
     "deferred": "pardnn.api.deferred",

@@ -126,8 +126,13 @@ def parallelize(
             return plan_in_child(planned)  # this one is held to its limit
         return planned()
 
+    def prove(graph: Graph, own: Plan) -> None:
+        from pardnn.planner.check_cut import check_cut
+
+        check_cut(graph, own)
+
     return backends.parallelize(
-        step, *args, plan=plan, decide=decide, timeout=timeout, shapes=shapes,
+        step, *args, plan=plan, prove=prove, decide=decide, timeout=timeout, shapes=shapes,
         on_signal=on_signal,
         is_limited=given is not None, on_cluster=on_cluster if given is None else None,
     )  # fmt: skip

@@ -16,9 +16,9 @@ from pardnn.checkpoint.options import SaveOptions
 from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import Graph
-from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint, read_plan
 from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner.check_plan import check_plan
 from pardnn.planner.costs import known_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.report.results import RunResult, StateDifference

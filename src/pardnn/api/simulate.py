@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
-from pardnn.plan.check import check_plan
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.planner.check_plan import check_plan
 from pardnn.planner.costs import costs_for
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays

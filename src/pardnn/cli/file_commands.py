@@ -71,8 +71,8 @@ def layout(
     """Show how a plan that cuts ops lays out every weight and activation; -o draws it (SVG)."""
     from pardnn import files
     from pardnn.graph.file import read_graph
-    from pardnn.plan.check import check_plan
     from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.planner.check_plan import check_plan
     from pardnn.report.layout import layout_result, layout_svg, layout_text
 
     graph, plan = read_graph(graph_file), read_plan(plan_file)

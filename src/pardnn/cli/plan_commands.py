@@ -94,8 +94,8 @@ def check(
 ) -> None:
     """Verify a plan independently of how it was made: exit 0 if valid, 4 if not."""
     from pardnn.graph.file import read_graph
-    from pardnn.plan.check import plan_problems
     from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.planner.check_plan import plan_problems
     from pardnn.report.results import CheckResult
 
     graph, found = read_graph(graph_file), read_plan(plan_file)

@@ -163,11 +163,19 @@ def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None
     Raises:
         InvalidPlanError: E410, with all problems in `details["problems"]`.
     """
-    problems = plan_problems(graph, plan, cluster)
+    raise_problems(plan_problems(graph, plan, cluster))
+
+
+def raise_problems(problems: Sequence[str]) -> None:
+    """Raise if there are problems of a plan.
+
+    Raises:
+        InvalidPlanError: E410, with all of them in `details["problems"]`.
+    """
     if problems:
         more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
         raise InvalidPlanError(
-            f"the plan is not valid: {problems[0]}{more}", details={"problems": problems}
+            f"the plan is not valid: {problems[0]}{more}", details={"problems": list(problems)}
         )
 
 
@@ -361,6 +369,9 @@ def _memory(graph: Graph, plan: Plan, arrays: PlanArrays, cluster: Cluster | Non
     peaks = peak_bytes(graph, arrays)
     if plan.predicted is not None and list(plan.predicted.peak_bytes) != peaks:
         yield f"predicted.peak_bytes is {list(plan.predicted.peak_bytes)}, but it is {peaks}"
+    sent = int(graph.arrays.tensor_bytes[arrays.message_tensor].sum())
+    if plan.predicted is not None and plan.predicted.transfer_bytes != sent:
+        yield f"predicted.transfer_bytes is {plan.predicted.transfer_bytes}, but it is {sent}"
     if cluster is None:
         return
     for device, (peak, capacity) in enumerate(

@@ -39,10 +39,17 @@ def _message_to_dict(message: Message) -> dict[str, Any]:
 def _partition_to_dict(partition: Partition) -> dict[str, Any]:
     mesh = partition.mesh
     shares = {"shares": [list(row) for row in mesh.shares]} if mesh.shares else {}
+    how = {
+        name: value for name in ("in_turn", "reuse", "relay_axes")
+        if (value := getattr(partition, name))
+    }  # fmt: skip
+    if partition.loops is not None:
+        how["loops"] = {name: list(row) for name, row in partition.loops.items()}
     return {
         "mesh": {"shape": list(mesh.shape), "names": list(mesh.names), **shares},
         "sharding": {name: list(words) for name, words in partition.sharding.items()},
         "ops": [op_to_dict(op) for op in partition.ops],
+        **how,
     }
 
 
@@ -71,6 +78,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     if plan.predicted is not None:
         data["predicted"] = dataclasses.asdict(plan.predicted)
         data["predicted"]["peak_bytes"] = list(plan.predicted.peak_bytes)
+        if plan.predicted.costs is None:
+            del data["predicted"]["costs"]
     return {key: value for key, value in data.items() if value is not None and key != "checksum"}
 
 

@@ -57,6 +57,12 @@ class Partition:
         mesh: The devices as a grid.
         sharding: Tensor of the graph to its layout in DTensor's words, one per mesh axis.
         ops: Of all devices; the plan's placement, order and messages are of these.
+        loops: Op of the graph to the loop that is cut at each mesh axis, None where there is none;
+            an op that is absent runs whole everywhere. The ops of all devices follow from these,
+            the layouts and the next three. None in a plan that does not say.
+        in_turn: Whether the slices of a region are received one after the other.
+        reuse: Ops of the graph for which a fetched region is kept for another reader.
+        relay_axes: Of the first mesh axes, how many slices cross once per group.
     """
 
     __pydantic_config__ = STRICT
@@ -64,6 +70,10 @@ class Partition:
     mesh: Mesh
     sharding: Mapping[str, tuple[str, ...]]
     ops: tuple[Op, ...]
+    loops: Mapping[str, tuple[str | None, ...]] | None = None
+    in_turn: bool = False
+    reuse: int = 0
+    relay_axes: int = 0
 
     def __hash__(self) -> int:
         """Hash by mesh and size: hashing the ops would cost as much as reading them."""

@@ -53,13 +53,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """What the planner expects; `peak_bytes` per device is exact, the time is a simulation."""
+    """What the planner expects; bytes are exact, the time is a simulation.
+
+    Attributes:
+        makespan_s: Of one step, simulated.
+        peak_bytes: Of each device.
+        transfer_bytes: Sent in all.
+        costs: Where the seconds of ops come from, see `cost.costs.Costs`; None if not told.
+    """
 
     __pydantic_config__ = STRICT
 
     makespan_s: float
     peak_bytes: tuple[int, ...]
     transfer_bytes: int
+    costs: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,6 +156,7 @@ def finished(
             makespan_s=result.makespan_s,
             peak_bytes=result.peak_bytes,
             transfer_bytes=result.transfer_bytes,
+            costs=result.costs,
         ),
         notes=result.notes,
     )

@@ -26,7 +26,7 @@ from pardnn.backends.torch.runtime.gather import resident_names, whole_source
 from pardnn.backends.torch.runtime.memory_meter import live_bytes
 from pardnn.backends.torch.session.evaluation import Evaluation
 from pardnn.backends.torch.session.live_state import LiveState, live_state_of
-from pardnn.backends.torch.session.new_variant import Decide, Maker
+from pardnn.backends.torch.session.new_variant import Decide, Maker, Prove
 from pardnn.backends.torch.session.variants import Variants
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import batch_indices
@@ -285,6 +285,7 @@ def parallelize(
     is_limited: bool = False,
     on_signal: OnSignal | None = None,
     on_cluster: Callable[[ThisCluster], None] | None = None,
+    prove: Prove | None = None,
 ) -> Parallel:
     """Return the step as a function that runs on all ranks.
 
@@ -306,6 +307,7 @@ def parallelize(
         is_limited: Enforce the memory limits of the plan's cluster from here on.
         on_signal: What SIGTERM and SIGINT on any rank make all ranks do; see `StopSignal`.
         on_cluster: Called on every rank before planning, with measured links; None: not measured.
+        prove: Called on rank 0 with its graph and `plan`: raises unless what that cuts is right.
 
     Raises:
         MismatchError: E5xx, if ranks, plan and step do not belong together.
@@ -322,7 +324,7 @@ def parallelize(
     try:
         state.tell_cluster(on_cluster)
         recording = recording_of(step, args)
-        make = Maker(state, step, history, plan, decide, recording is not None)
+        make = Maker(state, step, history, plan, decide, recording is not None, prove=prove)
         first = make(state.next_number(), args, ())
         limits = is_limited and not state.is_limited
         if limits:

@@ -86,6 +86,10 @@ def spmd_partition(
                 for name in emitter.tensors
             },
             ops=tuple(emitter.ops),
+            loops={name: row for name, row in sharding.axes.items() if any(row)},
+            in_turn=in_turn,
+            reuse=reuse,
+            relay_axes=relay_axes,
         ),
         notes=(
             *whole_state_notes(emitter),

@@ -44,6 +44,7 @@ _CHUNK_BYTES = 4 << 20
 PLANNING_S = 3600.0
 
 Decide = Callable[[Graph, int, StateInPlace | None], Plan]
+Prove = Callable[[Graph, Plan], None]
 
 
 class Shared(NamedTuple):
@@ -74,6 +75,8 @@ class Maker:
             graph than that of `plan` can run.
         is_random: Whether the models are yet to be initialised.
         trains: Whether it is a training step; an evaluation returns what it likes.
+        prove: Raises unless what `plan` cuts computes what the graph does, which `check_plan`
+            cannot know.
     """
 
     def __init__(
@@ -85,10 +88,11 @@ class Maker:
         decide: Decide | None,
         is_random: bool = False,
         trains: bool = True,
+        prove: Prove | None = None,
     ) -> None:
         self._world, self._step, self._state, self._history = state.world, step, state, history
         self._plan, self._decide, self._is_random = plan, decide, is_random
-        self._trains, self._is_first = trains, True
+        self._trains, self._is_first, self._prove = trains, True, prove
         self._executors: weakref.WeakValueDictionary[str, Executor] = weakref.WeakValueDictionary()
 
     def __call__(self, number: int, args: Sequence[Any], changes: Sequence[Change]) -> Variant:
@@ -248,6 +252,8 @@ class Maker:
         check_world(self._world.size, plan)
         check_fingerprint(plan, graph)
         check_plan(graph, plan)
+        if self._prove is not None and self._is_first and plan is self._plan:
+            self._prove(graph, plan)
         made = Made(middle - begin, time.perf_counter() - middle)
         return Shared(graph, plan, captured.uncarried, made)
 

@@ -1,0 +1,200 @@
+"""The proof of a cut: what a cut plan's ops compute is what the graph computes.
+
+Problem: a cut plan brings its own graph, and `plan.check` follows data through it, but cannot know
+what the local op of an op must be: a sum in place of a mean, or another operand of the same shape,
+would pass.
+Idea: only the decision is taken from the plan (layouts, cut loops, how regions are fetched; the
+begins of the pieces). The ops follow from it and the graph once more, and must be those of the plan
+in every field: kind, arguments, inputs, `after`, bytes, strides. So must where they run, and what
+is received in place. What may differ is the order and the messages, which `plan.check` proves.
+No compiler is loaded: a rank may prove what it is given.
+Complexity: that of partitioning once.
+Deviations: the code that cut the graph cuts it again, so a fault of ours is not seen here; that is
+what `plan.check_partitioned_graph`, and numeric tests of all layouts by all operators, are for
+(docs/decisions).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from pardnn.errors import PardnnError, shown
+from pardnn.graph.file import op_to_dict
+from pardnn.graph.ir import Graph, Op
+from pardnn.plan.check import MAX_PROBLEMS, raise_problems
+from pardnn.plan.check_partitioned_graph import boxes_of
+from pardnn.plan.mesh import layout_of
+from pardnn.plan.partitioned_graph import Partition
+from pardnn.plan.pieces import Pieces
+from pardnn.plan.plan import Plan
+from pardnn.shard.microbatch.rewrite import cut_batch
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.spmd.partitioner import spmd_partition
+
+#: What to do where nothing is proven.
+_AGAIN = "Plan this graph again, with the descriptions of all its operators."
+
+
+def cut_problems(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Yield what a cut plan's ops do that does not follow from its decision.
+
+    Args:
+        graph: The graph that it cuts.
+        plan: Valid by `plan.check`; one that cuts nothing has no problems.
+    """
+    if plan.partition is not None:
+        yield from _partition_problems(graph, plan, plan.partition)
+    elif plan.pieces is not None:
+        yield from _pieces_problems(graph, plan.pieces)
+
+
+def check_cut(graph: Graph, plan: Plan) -> None:
+    """Raise unless a cut plan's ops follow from its decision.
+
+    Raises:
+        InvalidPlanError: E410, with all problems in `details["problems"]`.
+    """
+    raise_problems(list(itertools.islice(cut_problems(graph, plan), MAX_PROBLEMS)))
+
+
+def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
+    loops = partition.loops
+    if loops is None:
+        yield f"partition.loops: it does not say along which loops ops are cut.\n{_AGAIN}"
+        return
+    calls = {op.name: op for op in graph.ops if not op.is_source}
+    axes = len(partition.mesh.shape)
+    for name, row in loops.items():
+        if name not in calls or len(row) != axes:
+            yield f"partition.loops: {shown(name)} is no call that could be cut along {list(row)}"
+            return
+    if not (0 <= partition.relay_axes <= axes and partition.reuse >= 0):
+        yield f"partition: relay_axes {partition.relay_axes}, reuse {partition.reuse}"
+        return
+    layouts = {name: layout_of(words) or () for name, words in partition.sharding.items()}
+    try:
+        derived = spmd_partition(
+            graph, Sharding(partition.mesh, layouts, loops), in_turn=partition.in_turn,
+            reuse=partition.reuse, relay_axes=partition.relay_axes,
+        )  # fmt: skip
+    except PardnnError as error:
+        yield f"partition: {error.message}\n{_AGAIN}"
+        return
+    assert derived.partition is not None
+    owned = functools.partial(_owned, calls, derived.placement, partition)
+    yield from _differences("partition", partition.ops, derived.partition.ops, owned)
+    yield from _other_places(plan, derived)
+
+
+def _owned(
+    calls: Mapping[str, Op], placement: Mapping[str, int], partition: Partition, local: Op
+) -> str:
+    """Return what a local op must make, if it is one of an op of the graph, in words."""
+    op, device = calls.get(local.name.rpartition("@")[0]), placement[local.name]
+    found = f" (device {device}"
+    for tensor in op.outputs if op else ():
+        boxes = boxes_of(tensor, partition.sharding[tensor.name], partition.mesh)
+        found += f", box {list(map(list, (boxes or ())[device]))} of {tensor.name!r:.60}"
+    return f"{found})" if op else f"{found},{_made(local)[2:]}"
+
+
+def _other_places(plan: Plan, derived: Plan) -> Iterator[str]:
+    """Yield ops that run elsewhere, and messages received elsewhere, than the cut says."""
+    for name, device in derived.placement.items():
+        if plan.placement.get(name, device) != device:
+            yield f"placement: {shown(name)} is of device {device}, not {plan.placement[name]}"
+    into = {(m.tensor, m.source, m.target): m.into for m in derived.messages}
+    for i, m in enumerate(plan.messages):
+        key = m.tensor, m.source, m.target
+        if key not in into:
+            yield f"messages[{i}]: no op of the cut needs {shown(m.tensor)} on device {m.target}"
+        elif into[key] != m.into:
+            yield f"messages[{i}]: {shown(m.tensor)} is received into {m.into}, not {into[key]}"
+
+
+def _pieces_problems(graph: Graph, pieces: Pieces) -> Iterator[str]:
+    """Compare with the batch cut with an accumulator for each piece, and with one for all."""
+    count = len(pieces.points) - 1
+    names = {op.name for op in pieces.ops}
+    found: list[list[str]] = []
+    for accumulators in (None, 1):
+        try:
+            derived = cut_batch(graph, count, accumulators)
+        except PardnnError as error:
+            yield f"pieces: {error.message}\n{_AGAIN}"
+            return
+        if (derived.points, dict(derived.batch)) != (pieces.points, dict(pieces.batch)):
+            yield (
+                f"pieces: points {list(pieces.points)} and the dims of the batch are not those of "
+                f"{count} pieces, which begin at {list(derived.points)}"
+            )
+            return
+        differences = list(_differences("pieces", pieces.ops, derived.ops, _made))
+        if not differences:
+            return
+        found.insert(0 if names == {op.name for op in derived.ops} else 1, differences)
+    yield from found[0]
+
+
+def _made(op: Op) -> str:
+    """Return what an op makes, in words."""
+    made = ", ".join(f"{t.name!r:.60} of shape {list(t.shape or ())}" for t in op.outputs)
+    return f" (it makes {made})" if made else ""
+
+
+def _differences(
+    what: str, ops: Sequence[Op], derived: Sequence[Op], where: Callable[[Op], str]
+) -> Iterator[str]:
+    """Yield how ops differ from those that follow from the decision."""
+    by_name = {op.name: op for op in derived}
+    names = [op.name for op in ops]
+    foreign = [name for name in names if name not in by_name]
+    missing = by_name.keys() - set(names)
+    if foreign:
+        yield f"{what}: op {shown(foreign[0])} follows from nothing that the plan decides"
+    if missing:
+        yield f"{what}: op {shown(min(missing))} is missing"
+    if foreign or missing:
+        return
+    for op in ops:
+        expected = by_name[op.name]
+        if _text(op) != _text(expected):
+            yield f"{what}: op {shown(op.name)}{where(expected)}: {_field(op, expected)}"
+    moved = next((a for a, b in zip(ops, derived, strict=True) if a.name != b.name), None)
+    if moved is not None:
+        yield f"{what}: op {shown(moved.name)} stands in another place of the list"
+
+
+def _text(op: Op) -> str:
+    """Return an op as JSON text, in which 1, 1.0, true and -0.0 differ."""
+    return json.dumps(op_to_dict(op), sort_keys=True)
+
+
+def _field(op: Op, expected: Op) -> str:
+    """Return where two ops differ first, and how."""
+    path, found, wanted = _first(op_to_dict(op), op_to_dict(expected), "")
+    return f"{path[1:]} is {_value(found)}, derived is {_value(wanted)}"
+
+
+def _value(data: Any) -> str:
+    return "absent" if data is None else f"{data!r:.120}"
+
+
+def _first(found: Any, wanted: Any, path: str) -> tuple[str, Any, Any]:
+    """Return the path to the first difference, and both values there."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        mine, theirs = cast("dict[str, Any]", found), cast("dict[str, Any]", wanted)
+        pairs = [(f".{key}", mine.get(key), theirs.get(key)) for key in sorted({*mine, *theirs})]
+    elif isinstance(found, list | tuple) and isinstance(wanted, list | tuple):
+        rows = itertools.zip_longest(cast("list[Any]", found), cast("list[Any]", wanted))
+        pairs = [(f"[{i}]", a, b) for i, (a, b) in enumerate(rows)]
+    else:
+        return path, found, wanted
+    for step, a, b in pairs:
+        if json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True):
+            return _first(a, b, path + step)
+    return path, found, wanted
