@@ -12,12 +12,14 @@ from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
 from pardnn.report import results
 from pardnn.report.layout import LayoutResult
+from pardnn.report.page.contents import Report, ReportResult
 
 _VALUES: dict[str, type] = {
     "pardnn.graph/1": GraphFile,
     "pardnn.cluster/1": Cluster,
     "pardnn.plan/1": Plan,
     "pardnn.checkpoint/1": Manifest,
+    "pardnn.report/1": Report,
     "capture": results.CaptureResult,
     "plan": results.PlanResult,
     "check": results.CheckResult,
@@ -27,6 +29,7 @@ _VALUES: dict[str, type] = {
     "run": results.RunResult,
     "max-batch": results.MaxBatchResult,
     "layout": LayoutResult,
+    "report": ReportResult,
     "profile": results.ProfileResult,
     "profile --links": results.LinksResult,
     "profile --links, torchrun": results.RankLinksResult,

@@ -1,4 +1,4 @@
-"""The commands about files: third-party formats, layouts, schemas."""
+"""The commands about files: third-party formats, layouts, reports, schemas."""
 
 from __future__ import annotations
 
@@ -91,6 +91,33 @@ def layout(
     if not as_json:
         print_text(layout_text(result))
     show(result, as_json, f"picture written to {output}" if output else None, shown=True)
+
+
+def report(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    output: opt.Output,
+    costs: opt.CostChoice = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a plan as one HTML page to look at, offline: times, memory, modules, messages."""
+    from pardnn import files
+    from pardnn.api.report import report as report_plan
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import read_plan
+    from pardnn.report.page.contents import ReportResult
+    from pardnn.report.page.html import page_html
+
+    found = report_plan(read_graph(graph_file), read_plan(plan_file), costs=costs)
+    page = page_html(found).encode(errors="replace")
+    files.write_bytes(output, page)
+    result = ReportResult(
+        output=str(output),
+        bytes=len(page),
+        makespan_s=found.times.makespan_s,
+        binds=tuple(each.text for each in found.binds),
+    )
+    show(result, as_json, f"report written to {output}: open it in a browser")
 
 
 def schema(

@@ -41,6 +41,7 @@ for command in (
     run_commands.run,
     plan_commands.max_batch,
     file_commands.layout,
+    file_commands.report,
     run_commands.profile,
     file_commands.convert,
     run_commands.doctor,

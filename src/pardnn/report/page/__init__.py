@@ -1,0 +1,1 @@
+"""`pardnn report`: a plan as one page to look at in a browser, offline."""

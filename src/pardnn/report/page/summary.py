@@ -1,0 +1,150 @@
+"""The summary in people's words: what was decided, what it costs, what binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pardnn.report.page.bars import Critical
+from pardnn.report.page.contents import Binding, DeviceRow, LinkRow, Times
+from pardnn.report.page.simulated import Simulated
+from pardnn.report.text import bytes_text, cluster_text, percent_text, seconds_text
+
+#: From this part of what a device may use on, its memory binds.
+TIGHT = 0.95
+#: From this part of the step on, something is worth a sentence.
+WORTH = 0.02
+#: From this part of the step on that it is shorter, the period is worth a sentence.
+LATER = 0.005
+#: From this part of the step on, a device is always busy.
+BUSY = 0.9
+
+
+def decided(found: Simulated, devices: Sequence[DeviceRow]) -> Iterator[str]:
+    """Yield what was decided."""
+    plan, step = found.plan, found.whole.name
+    where = cluster_text(plan.cluster)
+    if plan.partition is not None:
+        mesh = " x ".join(map(str, plan.partition.mesh.shape))
+        yield f"{step}: every op is cut over a mesh of {mesh} devices ({where})."
+    elif plan.pieces is not None:
+        pieces = len(plan.pieces.points) - 1
+        yield f"{step}: the batch is cut in {pieces} pieces, each placed by itself on {where}."
+    else:
+        yield f"{step}: each of {len(found.whole.ops)} ops runs whole on one device of {where}."
+    used = [device for device in devices if device.busy_s > 0]
+    work = sum(device.busy_s for device in used)
+    if 1 < len(used) <= 8:
+        shares = ", ".join(f"{row.name} {percent_text(row.busy_s / work)}" for row in used)
+        yield f"Work by device: {shares}."
+    elif len(used) == 1:
+        yield f"All the work is on {used[0].name}."
+    idle = [device.name for device in devices if device.busy_s <= 0]
+    if idle:
+        yield f"Without work: {', '.join(idle[:8])}{' and others' if len(idle) > 8 else ''}."
+    if plan.recompute:
+        yield f"{len(plan.recompute)} ops are called a second time to save memory."
+    yield f"Decided by {plan.algorithm or 'hand'}; {_kept(found)}"
+
+
+def _kept(found: Simulated) -> str:
+    if found.plan.keeps_bits:
+        return "losses are those of one device, bit for bit."
+    return "losses agree with those of one device to rounding."
+
+
+def costs(found: Simulated, times: Times, devices: Sequence[DeviceRow]) -> Iterator[str]:
+    """Yield what the plan costs."""
+    step = f"A step takes {seconds_text(times.makespan_s)} (simulated, costs: {found.costs})"
+    if times.serial_s and times.makespan_s:
+        step += f", {times.serial_s / times.makespan_s:.2f} times as fast as one device"
+    yield f"{step}."
+    if times.makespan_s - times.period_s > LATER * times.makespan_s:
+        yield f"Among many steps, each takes {seconds_text(times.period_s)} (the period)."
+    if times.lower_bound_s > 0:
+        gap = times.makespan_s / times.lower_bound_s - 1
+        yield (
+            f"No plan takes less than {seconds_text(times.lower_bound_s)}: this one is at most "
+            f"{percent_text(gap)} above the best."
+        )
+    most = max(devices, key=lambda device: device.peak_bytes)
+    text = f"At most {bytes_text(most.peak_bytes)} are held at once, by {most.name}"
+    if most.limit_bytes is not None:
+        text += f", whose limit is {bytes_text(most.limit_bytes)}"
+    yield f"{text}. Peaks follow from the order alone and are proven."
+    sent = found.message_bytes
+    if len(sent):
+        yield f"{len(sent)} messages carry {bytes_text(int(sent.sum()))} between devices."
+
+
+def bindings(
+    found: Simulated,
+    times: Times,
+    devices: Sequence[DeviceRow],
+    links: Sequence[LinkRow],
+    critical: Critical,
+) -> Iterator[Binding]:
+    """Yield what keeps the step from being faster or smaller.
+
+    Args:
+        found: The plan, timed.
+        times: Of a step.
+        devices: Its devices.
+        links: What they send.
+        critical: The critical path.
+    """
+    yield from _memory(devices)
+    step = times.makespan_s or 1.0
+    for row in sorted(links, key=lambda row: -row.critical_s)[:3]:
+        if row.critical_s > WORTH * step:
+            pair = f"{found.names[row.source]} to {found.names[row.target]}"
+            yield Binding(
+                what="link",
+                text=f"The link {pair}: its messages are {percent_text(row.critical_s / step)} of "
+                f"the critical path, {seconds_text(row.critical_s)}.",
+            )
+    busy = max(devices, key=lambda device: device.busy_s)
+    if busy.busy_s >= BUSY * step:
+        yield Binding(
+            what="compute",
+            text=f"{busy.name} computes {percent_text(busy.busy_s / step)} of the step: only less "
+            "or faster work there makes it shorter.",
+        )
+    yield _path(found, times, critical)
+
+
+def _memory(devices: Sequence[DeviceRow]) -> Iterator[Binding]:
+    full = [
+        row for row in devices if row.usable_bytes and row.peak_bytes >= TIGHT * row.usable_bytes
+    ]
+    if not full:
+        return
+    each = "; ".join(
+        f"{row.name} holds {bytes_text(row.peak_bytes)} of {bytes_text(row.usable_bytes)} usable"
+        for row in full[:4]
+    )
+    more = f"; and {len(full) - 4} more" if len(full) > 4 else ""
+    yield Binding(what="memory", text=f"Memory: {each}{more}.")
+
+
+def _path(found: Simulated, times: Times, critical: Critical) -> Binding:
+    step = times.makespan_s or 1.0
+    by_device = found.phase_seconds(found.arrays.place, found.arrays.num_devices) * 0
+    for op in critical.op_s.nonzero()[0].tolist():
+        by_device[found.arrays.place[op], found.phase[op]] += critical.op_s[op]
+    shares = sorted(
+        ((float(row.sum()), name) for row, name in zip(by_device, found.names, strict=True)),
+        key=lambda pair: -pair[0],
+    )
+    listed = ", ".join(
+        f"{name} {percent_text(seconds / step)}"
+        for seconds, name in shares[:4]
+        if seconds > WORTH * step
+    )
+    number = int((critical.op_s > 0).sum())
+    return Binding(
+        what="critical path",
+        text=f"The critical path runs through {number} ops ({listed or 'none long'}) and "
+        f"{int((critical.message_s > 0).sum())} messages "
+        f"({percent_text(times.critical_messages_s / step)}): the step gets no shorter "
+        "unless something on it does.",
+    )

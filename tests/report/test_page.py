@@ -1,0 +1,163 @@
+"""The report of a plan: its figures are those of the plan, and its names are only text."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from pydantic import TypeAdapter
+
+from pardnn.api.report import report
+from pardnn.api.simulate import simulate
+from pardnn.graph.file import write_graph
+from pardnn.plan.file import write_plan
+from pardnn.report.page import bars
+from pardnn.report.page.contents import Report
+from pardnn.report.page.html import data_text, page_html
+from testbed.families import training_step
+from tests.report.steps import HOSTILE, hostile_step, planned
+
+
+@pytest.fixture(scope="module")
+def step():
+    graph = hostile_step()
+    return graph, planned(graph, memory="4KiB")
+
+
+def data_of(page: str) -> dict:
+    """The data in a page, read as a browser does: up to the first end of a script."""
+    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', page, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_figures_are_those_of_the_simulation(step):
+    graph, plan = step
+    found, judged = report(graph, plan), simulate(graph, plan)
+    assert found.times.makespan_s == judged.makespan_s == plan.predicted.makespan_s
+    assert found.times.period_s == judged.period_s
+    assert tuple(row.peak_bytes for row in found.devices) == judged.peak_bytes
+    assert sum(link.bytes for link in found.links) == judged.transfer_bytes
+    assert [row.busy_s for row in found.devices] == pytest.approx(judged.busy_s)
+    assert dict(zip(found.bars.name, found.bars.device, strict=True)) == plan.placement
+    assert sum(found.messages.bytes) == judged.transfer_bytes
+    for row, chart in zip(found.devices, found.memory, strict=True):
+        totals = [sum(column) for column in zip(*chart.held, strict=True)]
+        assert max(totals) == totals[chart.peak_at] == row.peak_bytes
+        live = sum(held.bytes for held in chart.live) + chart.others_bytes
+        workspace = chart.held[-1][chart.peak_at]
+        assert live + workspace == row.peak_bytes
+    whole = found.modules[0]
+    assert whole.path == ""
+    assert sum(whole.phase_s) == pytest.approx(sum(judged.busy_s))
+    assert sum(whole.device_s.values()) == pytest.approx(sum(judged.busy_s))
+
+
+def test_the_critical_path_fills_the_step_and_idle_time_is_explained(step):
+    found = report(*step)
+    assert found.times.critical_compute_s + found.times.critical_messages_s == pytest.approx(
+        found.times.makespan_s
+    )
+    for row in found.devices:
+        waited = sum(seconds for _, seconds in row.waits)
+        assert waited == pytest.approx(found.times.makespan_s - row.busy_s)
+
+
+def test_phases_of_a_step(step):
+    found = report(*step)
+    phase = {name: found.bars.phase[i] for i, name in enumerate(found.bars.name)}
+    names = [f"{name}{i}" for i, name in enumerate(HOSTILE)]
+    assert {phase[name] for name in names} == {0}
+    assert phase["d3"] == 1
+    assert phase["g3"] == 2
+    assert phase["u3"] == 3
+    assert phase["w3"] == phase["x"] == 4
+    module = next(row for row in found.modules if row.path == f"net.3{HOSTILE[3]}")
+    assert module.ops == 3
+
+
+def test_a_sentence_says_that_memory_binds():
+    graph = hostile_step()
+    without = report(graph, planned(graph))
+    assert not [each for each in without.binds if each.what == "memory"]
+    most = max(row.peak_bytes for row in without.devices)
+    tight = planned(graph, memory=f"{most}B")
+    text = next(each.text for each in report(graph, tight).binds if each.what == "memory")
+    assert f"holds {most / 1024:.2f} KiB of {most / 1024:.2f} KiB usable" in text
+
+
+def test_a_page_says_whose_costs_it_shows(step):
+    graph, plan = step
+    assert not any("other costs" in note for note in report(graph, plan).notes)
+    other = dataclasses.replace(plan.predicted, makespan_s=1.0)
+    plan = dataclasses.replace(plan, predicted=other, checksum=None)
+    assert any("other costs: it predicts 1 s" in note for note in report(graph, plan).notes)
+
+
+def test_names_are_only_text(step):
+    page = page_html(report(*step))
+    # One script of ours, and data; nothing of a name ends or begins an element.
+    assert re.findall(r"<script[^>]*>", page) == [
+        '<script type="application/json" id="report">', '<script type="module">',
+    ]  # fmt: skip
+    assert "<img" not in page
+    assert "<svg" not in page
+    data = data_of(page)
+    assert {f"{name}{i}" for i, name in enumerate(HOSTILE)} <= set(data["bars"]["name"])
+    text = data_text(report(*step))
+    assert not set(text) & set("<>&\u2028\u2029")
+
+
+def test_the_page_needs_nothing_but_itself(step):
+    page = page_html(report(*step))
+    assert "default-src 'none'; script-src 'sha256-" in page
+    script = page[page.index('<script type="module">') :]
+    for forbidden in ("innerHTML", "eval(", "outerHTML", "document.write", "http:", "https:"):
+        assert forbidden not in script
+    assert re.findall(r'(?:src|href)="(?!#)', page) == []
+    assert re.findall(r"<[a-z][^>]*\son[a-z]+=", page) == []
+
+
+def test_same_plan_same_page(step):
+    assert page_html(report(*step)) == page_html(report(*step))
+
+
+def test_the_data_keeps_to_its_schema(step):
+    data = data_of(page_html(report(*step)))
+    assert data.pop("phases")
+    assert data.pop("kinds")
+    TypeAdapter(Report).validate_json(json.dumps(data))
+
+
+def test_many_ops_are_drawn_as_runs(monkeypatch):
+    graph = training_step(800)
+    plan = planned(graph, 3)
+    alone = report(graph, plan)
+    monkeypatch.setattr(bars, "MOST_BARS", 100)
+    monkeypatch.setattr(bars, "LEAST_SLICES", 4)
+    found = report(graph, plan)
+    computing = sum(1 for seconds in alone.bars.seconds if seconds > 0)
+    assert len(found.bars.name) < computing / 4
+    assert sum(found.bars.count) == computing
+    assert len(found.messages.tensor) < len(alone.messages.tensor)
+    assert sum(found.messages.bytes) == sum(alone.messages.bytes)
+    assert found.devices == alone.devices
+    assert found.modules == alone.modules
+    assert any("are drawn as" in note for note in found.notes)
+    assert not any("are drawn as" in note for note in alone.notes)
+
+
+def test_the_command_writes_a_page(step, tmp_path, capsys):
+    from pardnn.cli import main
+
+    graph, plan = step
+    write_graph(graph, tmp_path / "g.json")
+    write_plan(plan, tmp_path / "p.json")
+    paths = [str(tmp_path / name) for name in ("p.json", "g.json", "r.html")]
+    with pytest.raises(SystemExit) as end:
+        main.main(["report", paths[0], "--graph", paths[1], "-o", paths[2], "--json"])
+    assert end.value.code == 0
+    said = json.loads(capsys.readouterr().out)
+    page = (tmp_path / "r.html").read_bytes()
+    assert said["bytes"] == len(page)
+    assert page.decode() == page_html(report(graph, plan))
