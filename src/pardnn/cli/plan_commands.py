@@ -53,7 +53,7 @@ def plan(
     """Decide where and in which order every op runs; check the plan; write it."""
     from pardnn.api.advice import planned
     from pardnn.api.capture import graph_of, opened
-    from pardnn.api.schedule_grid import schedule_grid
+    from pardnn.api.draw import schedule_grid
     from pardnn.backends.entry_point import EntryPoint
     from pardnn.plan.file import write_plan
     from pardnn.planner.costs import costs_for

@@ -11,8 +11,7 @@ from torch import nn
 
 import pardnn
 from pardnn.api import run
-from pardnn.api.draw import draw_plan
-from pardnn.api.schedule_grid import schedule_grid
+from pardnn.api.draw import draw_plan, schedule_grid
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cli.options import plan_options
 from pardnn.cluster import Cluster
