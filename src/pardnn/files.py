@@ -13,7 +13,6 @@ import gzip
 import io
 import json
 import os
-import re
 import tempfile
 import zlib
 from pathlib import Path
@@ -169,8 +168,17 @@ def _depth(content: bytes) -> int:
     return int(np.cumsum(step, dtype=np.int32).max(initial=0))
 
 
-#: Where no number has more digits, and no exponent three, none is refused and none is infinite.
-_LARGE_NUMBER = re.compile(rb"[0-9]{%d}|[0-9][eE][+]?[0-9]{3}" % (MAX_DIGITS + 1))
+#: Each digit as 0, both letters of an exponent as e: what `_may_be_large` looks for.
+_SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
+
+
+def _may_be_large(content: bytes) -> bool:
+    """Whether a number may have more than `MAX_DIGITS` digits, or an exponent of three.
+
+    Where none has, none is refused and none is infinite. A text in the file may have them, too.
+    """
+    shape = content.translate(_SHAPE)
+    return any(part in shape for part in (b"0" * (MAX_DIGITS + 1), b"0e000", b"0e+000"))
 
 
 def parse_json(content: bytes, what: str) -> Any:
@@ -182,7 +190,7 @@ def parse_json(content: bytes, what: str) -> Any:
     try:
         if content.count(b"[") + content.count(b"{") > MAX_DEPTH < _depth(content):
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
-        is_large = _LARGE_NUMBER.search(content) is not None
+        is_large = _may_be_large(content)
         return json.loads(
             content.decode("utf-8"),
             object_pairs_hook=_no_duplicates,

@@ -24,7 +24,9 @@ def check_ops(ops: Sequence[Op], *, name: str = "graph") -> None:
         FileError: E402, with up to ten problems in `details["problems"]`.
     """
     problems: list[str] = []
-    for rule in (_names, _values, _references, _aliases, _cycles):
+    is_sorted = _is_sorted(ops)  # then all that is referred to exists, and there is no cycle
+    rules = (_names, _values, _aliases)
+    for rule in rules if is_sorted else (_names, _values, _references, _aliases, _cycles):
         # Later rules assume that names resolve and that values are numbers.
         problems = list(itertools.islice(rule(ops), 10))
         if problems:
@@ -131,8 +133,6 @@ def _is_sorted(ops: Sequence[Op]) -> bool:
 
 
 def _references(ops: Sequence[Op]) -> Iterator[str]:
-    if _is_sorted(ops):
-        return
     producer = {tensor.name: op.name for op in ops for tensor in op.outputs}
     names = {op.name for op in ops}
     for op in ops:
@@ -149,6 +149,8 @@ def _references(ops: Sequence[Op]) -> Iterator[str]:
 
 
 def _aliases(ops: Sequence[Op]) -> Iterator[str]:
+    if all(tensor.alias_of is None for op in ops for tensor in op.outputs):
+        return
     owners = storage_owners(ops)
     for op in ops:
         aliases = [
@@ -172,8 +174,6 @@ def _aliases(ops: Sequence[Op]) -> Iterator[str]:
 
 
 def _cycles(ops: Sequence[Op]) -> Iterator[str]:
-    if _is_sorted(ops):
-        return
     producer = {tensor.name: i for i, op in enumerate(ops) for tensor in op.outputs}
     index = {op.name: i for i, op in enumerate(ops)}
     before = [[*(producer[t] for t in op.inputs), *(index[o] for o in op.after)] for op in ops]
