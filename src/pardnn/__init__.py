@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pardnn.api.deferred import deferred
     from pardnn.api.parallelize import parallelize
     from pardnn.api.planning import estimate, plan
-    from pardnn.api.simulate import simulate
+    from pardnn.api.simulate import check_plan, simulate
     from pardnn.api.tools import connect, trainer
     from pardnn.api.verify import verify
     from pardnn.cluster import Cluster
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pardnn.plan.file import read_plan, write_plan
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import check_state_kept, state_in_place
-    from pardnn.planner.check_plan import check_plan
     from pardnn.shard.tdl.registry import describe
 
 __all__ = [
@@ -61,7 +60,7 @@ _HOME = {
     "PardnnError": "pardnn.errors",
     "Plan": "pardnn.plan.plan",
     "capture": "pardnn.api.capture",
-    "check_plan": "pardnn.planner.check_plan",
+    "check_plan": "pardnn.api.simulate",
     "check_state_kept": "pardnn.plan.state_in_place",
     "connect": "pardnn.api.tools",
     "deferred": "pardnn.api.deferred",

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pardnn import backends
 from pardnn.api.advice import planned
 from pardnn.api.capture import captured
+from pardnn.api.simulate import check_plan
 from pardnn.backends.entry_point import load_entry_point
 from pardnn.checkpoint.options import SaveOptions
 from pardnn.cluster import Cluster
@@ -18,7 +19,6 @@ from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, read_plan
 from pardnn.plan.plan import Plan, planned_graph
-from pardnn.planner.check_plan import check_plan
 from pardnn.planner.costs import known_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.report.results import RunResult, StateDifference

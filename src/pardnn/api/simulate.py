@@ -1,19 +1,36 @@
-"""`pardnn.simulate`."""
+"""`pardnn.simulate` and `pardnn.check_plan`: the time and peaks of a plan, told and proven.
+
+`plan.check` proves what needs no knowledge of operators; `planner.check_cut` that a cut plan
+computes what the graph does; here the predicted time is simulated again. That is the whole proof,
+for plans that come from anywhere. Planners call `plan.check` alone: what they have cut just now,
+they need not cut again.
+"""
 
 from __future__ import annotations
 
-from pardnn.errors import UsageError
+import itertools
+from collections.abc import Iterator
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import graph_costs
+from pardnn.cost.presets import PRESET_NAMES
+from pardnn.errors import PardnnError, UsageError
 from pardnn.graph.ir import Graph
+from pardnn.plan import check
+from pardnn.plan.check import MAX_PROBLEMS, raise_problems
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
-from pardnn.planner.check_plan import check_plan
+from pardnn.planner.check_cut import check_cut, cut_problems
 from pardnn.planner.costs import costs_for
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays
 from pardnn.sim.machine import machine_of
 from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
+
+#: Of a predicted makespan: sums of floats may differ in their last bits between machines.
+TOLERANCE = 1e-9
 
 
 def simulate(
@@ -42,7 +59,8 @@ def simulate(
             code="E212",
         )
     check_fingerprint(plan, graph)
-    check_plan(graph, plan)
+    check.check_plan(graph, plan)
+    check_cut(graph, plan)  # its time may be asked for on another cluster
     graph = planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
     machine = machine_of(costs_for(graph, plan.cluster, costs), plan.cluster)
@@ -59,3 +77,57 @@ def simulate(
         busy_s=tuple(timeline.busy(arrays.place, plan.num_devices).tolist()),
         transfer_bytes=timeline.transfer_bytes(graph),
     )
+
+
+def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> list[str]:
+    """Return every rule that the plan breaks, up to `MAX_PROBLEMS`; empty if it is valid.
+
+    Args:
+        graph: The graph that the plan is for.
+        plan: Any plan.
+        cluster: What it must run on; the plan's own if None.
+    """
+    for rule in (
+        check.plan_problems(graph, plan, cluster), cut_problems(graph, plan), _time(graph, plan)
+    ):  # fmt: skip
+        problems = list(itertools.islice(rule, MAX_PROBLEMS))
+        if problems:
+            return problems
+    return []
+
+
+def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None:
+    """Raise unless the plan is valid for the graph.
+
+    Args:
+        graph: The graph.
+        plan: Any plan.
+        cluster: What it must run on; the plan's own if None.
+
+    Raises:
+        InvalidPlanError: E410, with all problems in `details["problems"]`.
+    """
+    raise_problems(plan_problems(graph, plan, cluster))
+
+
+def _time(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Simulate the step by the costs that the plan names; measured ones, of a CPU too, pass."""
+    predicted, cluster = plan.predicted, plan.cluster
+    costs = predicted and predicted.costs
+    if predicted is None or costs is None or cluster is None:
+        return
+    names = costs.split(", ")
+    if costs == "measured" or ("cpu" in names and set(names) <= set(PRESET_NAMES)):
+        return
+    planned = planned_graph(graph, plan)
+    try:
+        known = graph_costs(planned) if costs == "graph" else costs_for(planned, cluster, costs)
+    except PardnnError as error:
+        yield f"predicted.costs: {error.message}"
+        return
+    found = simulate_arrays(
+        planned, machine_of(known, cluster), plan_arrays(planned, plan)
+    ).makespan
+    if abs(found - predicted.makespan_s) > TOLERANCE * found:
+        stated = predicted.makespan_s
+        yield f"predicted.makespan_s is {stated!r}, but it is {found!r} by {costs}"

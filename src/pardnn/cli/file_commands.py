@@ -70,9 +70,9 @@ def layout(
 ) -> None:
     """Show how a plan that cuts ops lays out every weight and activation; -o draws it (SVG)."""
     from pardnn import files
+    from pardnn.api.simulate import check_plan
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import check_fingerprint, read_plan
-    from pardnn.planner.check_plan import check_plan
     from pardnn.report.layout import layout_result, layout_svg, layout_text
 
     graph, plan = read_graph(graph_file), read_plan(plan_file)

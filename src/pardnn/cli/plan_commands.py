@@ -93,9 +93,9 @@ def check(
     as_json: opt.Json = False,
 ) -> None:
     """Verify a plan independently of how it was made: exit 0 if valid, 4 if not."""
+    from pardnn.api.simulate import plan_problems
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import check_fingerprint, read_plan
-    from pardnn.planner.check_plan import plan_problems
     from pardnn.report.results import CheckResult
 
     graph, found = read_graph(graph_file), read_plan(plan_file)

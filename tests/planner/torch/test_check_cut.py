@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import pardnn
+from pardnn.api.simulate import plan_problems
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
 from pardnn.errors import PardnnError
@@ -24,7 +25,6 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_from_json, plan_to_dict
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, Predicted, plan_arrays, planned_graph
-from pardnn.planner.check_plan import plan_problems
 from pardnn.shard.microbatch.rewrite import cut_batch
 from tests.backends.torch import models
 
