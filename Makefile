@@ -15,6 +15,7 @@
 #   make soak      1,000 steps with 100 saves: nothing grows
 #   make resume-matrix   stop and go on: four models, 1, 2 and 4 ranks, placed and cut
 #   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
+#   make browser       the report in Chromium (Debian: apt-get install chromium)
 #   make mutants   400 small faults planted one by one: which of them no test finds (an hour)
 #   make coverage  as `shapes`, and the lines that no test runs
 
@@ -24,7 +25,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill-matrix soak resume-matrix two-nodes mutants
+	kill-matrix soak resume-matrix two-nodes browser mutants
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -99,6 +100,10 @@ resume-matrix: $(STAMP)
 # Fails where nodes cannot be made, which `make long` skips and says.
 two-nodes: $(STAMP)
 	TWO_NODES=1 $(BIN)/python -m pytest -q tests/backends/torch/test_two_nodes.py
+
+# Fails where there is no Chromium, which `make long` skips and says.
+browser: $(STAMP)
+	CHROMIUM=1 $(BIN)/python -m pytest -q tests/report/test_page_in_browser.py
 
 # What was found is kept in .mutants: a run that was cut goes on, and after new tests survivors alone
 # are asked again. Kernels first, as plain Python, then all else. FLAGS='--only src/pardnn/sim --sample 0' takes all mutants below a path.

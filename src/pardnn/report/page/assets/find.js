@@ -10,8 +10,9 @@ function buildFind(report, place) {
   const state = make("p", { class: "quiet", "aria-live": "polite" });
   const list = make("ul", { id: "find-results" });
   place.append(input, state, list);
-  const entries = findEntries(report);
+  let entries = null; // made at the first search: the page is there sooner
   const show = () => {
+    entries ??= findEntries(report);
     const found = matches(entries, input.value.trim().toLowerCase());
     list.replaceChildren(...found.slice(0, MOST_FOUND).map((entry) => make("li", {}, entryButton(entry, close))));
     state.textContent = input.value.trim() ? `${found.length} found` : "";
