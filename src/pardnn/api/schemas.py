@@ -11,10 +11,11 @@ from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
 from pardnn.report import results
+from pardnn.report.explained import Explained
 from pardnn.report.layout import LayoutResult
 from pardnn.report.page.contents import Report, ReportResult
 
-_VALUES: dict[str, type] = {
+_VALUES: dict[str, Any] = {
     "pardnn.graph/1": GraphFile,
     "pardnn.cluster/1": Cluster,
     "pardnn.plan/1": Plan,
@@ -37,6 +38,7 @@ _VALUES: dict[str, type] = {
     "checkpoint show": results.CheckpointResult,
     "checkpoint verify": results.CheckpointVerifyResult,
     "checkpoint export": results.CheckpointExportResult,
+    "explain": Explained,
     "doctor": results.DoctorResult,
     "error": results.ErrorResult,
 }

@@ -14,7 +14,13 @@ from typing import NoReturn
 
 import typer
 
-from pardnn.cli import checkpoint_commands, file_commands, plan_commands, run_commands
+from pardnn.cli import (
+    checkpoint_commands,
+    file_commands,
+    plan_commands,
+    question_commands,
+    run_commands,
+)
 from pardnn.cli.options import no_command
 from pardnn.cli.output import fail
 from pardnn.errors import PardnnError, UsageError
@@ -48,6 +54,10 @@ for command in (
     file_commands.schema,
 ):
     app.command(name=command.__name__.replace("_", "-"))(command)
+# A name may begin with a minus: `--memory -2GiB`.
+app.command(name="explain", context_settings={"ignore_unknown_options": True})(
+    question_commands.explain
+)
 app.add_typer(checkpoint_commands.app, name="checkpoint")
 
 

@@ -135,6 +135,18 @@ def _gradients(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
+def storage_kinds(graph: Graph) -> list[str]:
+    """Return what the storage of each tensor is for: a field of `MemoryByKind`."""
+    kinds = {"parameter": "parameters", "buffer": "parameters", "constant": "parameters"}
+    kinds["state"] = "optimizer"
+    gradients = _gradients(graph)
+    found = [kinds.get(graph.ops[op].kind, "activations") for op in graph.arrays.tensor_op.tolist()]
+    for tensor in gradients:
+        if found[tensor] == "activations":
+            found[tensor] = "gradients"
+    return found
+
+
 def memory_by_kind(graph: Graph, plan: PlanArrays) -> MemoryByKind:
     """Return what the device with the largest peak holds at that moment."""
     devices = memory_by_device(graph, plan)
@@ -160,21 +172,13 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
         device: Its number.
         at: Position of the op in the device's order.
     """
-    kinds = {"parameter": "parameters", "buffer": "parameters", "constant": "parameters"}
-    kinds["state"] = "optimizer"
-    gradients = _gradients(graph)
-    producer = graph.arrays.tensor_op.tolist()
+    kinds = storage_kinds(graph)
     held: dict[str, int] = {field.name: 0 for field in dataclasses.fields(MemoryByKind)}
     for storage in device_storages(graph, plan)[device]:
         gone = storage.released >= 0 and storage.released < at
         if storage.allocated > at or gone:
             continue
-        kind = kinds.get(graph.ops[producer[storage.tensor]].kind, "activations")
-        if storage.message >= 0:
-            kind = "transfers"
-        elif kind == "activations" and storage.tensor in gradients:
-            kind = "gradients"
-        held[kind] += storage.bytes
+        held["transfers" if storage.message >= 0 else kinds[storage.tensor]] += storage.bytes
     held["workspace"] = int(graph.arrays.workspace[order_rows(plan)[device][at]])
     return MemoryByKind(**held)
 

@@ -1,0 +1,67 @@
+"""The commands that answer questions about plans: nothing is decided and nothing runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from pardnn.cli import options as opt
+from pardnn.cli.output import print_text, show
+from pardnn.errors import UsageError
+
+
+def explain(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[OP|TENSOR|DEVICE|LAYER]",
+            help="What to explain; with --memory a change such as +2GiB, with --time +1.",
+        ),
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="What holds each peak; +2GiB plans with more.")
+    ] = False,
+    time: Annotated[
+        bool, typer.Option("--time", help="What the step's time goes to; +1 plans a device more.")
+    ] = False,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="What each layer costs, and half of it would bring.")
+    ] = False,
+    algorithm: Annotated[
+        str | None,
+        typer.Option("--algorithm", help="Of plans made anew. Default: the best of its kind."),
+    ] = None,
+    costs: opt.CostChoice = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Say why a plan is as it is, and what other decisions would cost."""
+    from pardnn.explain.ask import ask
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import read_plan
+    from pardnn.report.explained_text import explained_text
+    from pardnn.report.progress import status
+
+    if name is not None and name.startswith("-") and not (memory or time):
+        raise UsageError(f"no such option: {name:.40}", code="E200")
+    topic = _topic(memory=memory, time=time, layers=layers)
+    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    with status("planning anew" if topic and name else "simulating"):
+        found = ask(graph, plan, name, topic=topic, algorithm=algorithm, costs=costs)
+    if not as_json:
+        print_text(explained_text(found))
+    show(found, as_json, None, shown=True)
+
+
+def _topic(**asked: bool) -> Literal["memory", "time", "layers"] | None:
+    """Return which option was given.
+
+    Raises:
+        UsageError: E240, if it is more than one.
+    """
+    given = [name for name, is_given in asked.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"ask for one thing: --{given[0]} or --{given[1]}", code="E240")
+    return given[0] if given else None  # pyright: ignore[reportReturnType]

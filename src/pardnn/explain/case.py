@@ -1,0 +1,170 @@
+"""A plan opened for questions: its graph, costs, simulated times, and the layers of its ops."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs
+from pardnn.errors import UsageError
+from pardnn.explain.layers import known_layers, layers_of
+from pardnn.graph.ir import Graph
+from pardnn.place.colocation import colocated
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.plan.check import capacities, check_plan
+from pardnn.plan.file import check_fingerprint
+from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
+from pardnn.planner.costs import costs_for
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import Machine, machine_of
+from pardnn.sim.peak import peaks
+from pardnn.sim.timeline import Timeline
+from pardnn.sim.waits import Causes, causes
+
+#: Times that differ by more, relative to each other, come from other costs.
+SAME_TIME = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A valid plan, and all that is known of it.
+
+    Attributes:
+        graph: That it is for.
+        plan: The plan; it names its cluster.
+        choice: Of costs, as for `plan`.
+        planned: The graph whose ops it places: in pieces, cut, or with second calls.
+        costs: Of the ops of `planned`.
+        machine: These costs, and the links.
+        arrays: The plan by numbers of `planned`.
+        timeline: Its simulation.
+    """
+
+    graph: Graph
+    plan: Plan
+    choice: str | None
+    planned: Graph
+    costs: Costs
+    machine: Machine
+    arrays: PlanArrays
+    timeline: Timeline
+
+    @property
+    def cluster(self) -> Cluster:
+        """What the plan is made for."""
+        assert self.plan.cluster is not None
+        return self.plan.cluster
+
+    @property
+    def usable(self) -> list[int | None]:
+        """Usable bytes of each device."""
+        return capacities(self.cluster, self.plan.reserve)
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of the devices."""
+        return [device.name for device in self.cluster.devices]
+
+    @functools.cached_property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Of each device."""
+        return tuple(peaks(self.planned.arrays, self.arrays).tolist())
+
+    @functools.cached_property
+    def causes(self) -> Causes:
+        """Why everything starts when it does."""
+        return causes(self.planned, self.machine, self.arrays, self.timeline)
+
+    @functools.cached_property
+    def layers(self) -> list[str]:
+        """Layer of each op of `planned`."""
+        own = layers_of(self.graph)
+        if self.planned is self.graph:
+            return own
+        return layers_of(self.planned, known_layers(self.graph, own))
+
+    @functools.cached_property
+    def overwrites(self) -> Int64[ndarray, "w 2"]:
+        """From `first_overwrites`."""
+        return first_overwrites(self.planned)
+
+    @functools.cached_property
+    def groups(self) -> Int64[ndarray, " n"]:
+        """Number of the ops that no placement may split, for each op."""
+        return colocated(self.planned.arrays, self.overwrites)
+
+    @functools.cached_property
+    def tensor_names(self) -> list[str]:
+        """Of the tensors of `planned`."""
+        return [tensor.name for op in self.planned.ops for tensor in op.outputs]
+
+    @functools.cached_property
+    def seconds(self) -> ndarray:
+        """Of each op where it runs."""
+        return self.timeline.finish - self.timeline.start
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Bytes sent between devices."""
+        return self.timeline.transfer_bytes(self.planned)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know before believing the times."""
+        said, now = self.plan.predicted, self.timeline.makespan
+        if said is None or abs(said.makespan_s - now) <= SAME_TIME * max(now, said.makespan_s):
+            return ()
+        note = (
+            f"the plan was made with other costs: it predicts {said.makespan_s:.6g} s for the "
+            f"step, those used here ({self.costs.source}) give {now:.6g} s; --costs chooses them"
+        )
+        return (note,)
+
+
+def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
+    """Check a plan and simulate it.
+
+    Args:
+        graph: The graph that it is for.
+        plan: The plan.
+        costs: As for `plan`.
+
+    Raises:
+        MismatchError: E503, if the plan is for another graph.
+        InvalidPlanError: E410, if it is not valid.
+        UsageError: E212, if it names no cluster.
+    """
+    if plan.cluster is None:
+        raise UsageError(
+            "the plan names no cluster, so nothing can be said of its times.\n"
+            "Plan again: pardnn plan TARGET --devices K -o plan.json.",
+            code="E212",
+        )
+    check_fingerprint(plan, graph)
+    check_plan(graph, plan)
+    planned = planned_graph(graph, plan)
+    found = costs_for(planned, plan.cluster, costs)
+    machine, arrays = machine_of(found, plan.cluster), plan_arrays(planned, plan)
+    timeline = simulate(planned, machine, arrays)
+    return Case(graph, plan, costs, planned, found, machine, arrays, timeline)
+
+
+def op_numbers(case: Case) -> dict[str, int]:
+    """Return the number of each op of the planned graph, by name."""
+    return {op.name: i for i, op in enumerate(case.planned.ops)}
+
+
+def layer_seconds(case: Case, inside: ndarray) -> ndarray:
+    """Return the seconds that each device computes for some ops.
+
+    Args:
+        case: The plan.
+        inside: Whether each op counts.
+    """
+    weights = np.where(inside, case.seconds, 0.0)
+    return np.bincount(case.arrays.place, weights=weights, minlength=case.plan.num_devices)

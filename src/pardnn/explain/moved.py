@@ -1,0 +1,155 @@
+"""Another placement, judged: the ops in an order of its own, simulated, its memory proven.
+
+Two orders are tried and the faster one of those that fit counts: that of the plan, in which what is
+moved keeps its turn, with messages posted as memory allows; and a new one, as the planner finds it
+for a fixed placement. So a move is judged by what it costs without moving anything else, which
+is an upper bound of what it would cost in the best plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.errors import PardnnError
+from pardnn.explain.case import Case
+from pardnn.place.ordering.fit import fit_schedule, fits
+from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.plan.file import stamped
+from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
+from pardnn.report.explained import Alternative
+from pardnn.report.text import bytes_text
+from pardnn.sim.engine import simulate
+from pardnn.sim.peak import peaks
+from pardnn.sim.transfers import missing_link
+
+
+class Judged(NamedTuple):
+    """What a placement comes to.
+
+    Attributes:
+        plan: The faster of those that fit, else the one that was nearest; None if it cannot run.
+        makespan_s: Simulated; None if none fits.
+        peak_bytes: Of each device.
+        transfer_bytes: Sent in all.
+        why: It cannot be; None if it can.
+    """
+
+    plan: PlanArrays | None
+    makespan_s: float | None
+    peak_bytes: tuple[int, ...] | None
+    transfer_bytes: int | None
+    why: str | None
+
+
+def moved(case: Case, ops: Sequence[int], device: int) -> Int64[ndarray, " n"]:
+    """Return the placement with some ops, and all that must be with them, on another device."""
+    place = case.arrays.place.copy()
+    place[np.isin(case.groups, case.groups[list(ops)])] = device
+    return place
+
+
+def judged(case: Case, place: Int64[ndarray, " n"]) -> Judged:
+    """Judge another placement of the ops of a plan.
+
+    Args:
+        case: The plan.
+        place: Device of each op; groups are together.
+    """
+    graph, machine, a = case.planned, case.machine, case.planned.arrays
+    seconds = machine.seconds[machine.device_class[place], np.arange(len(place))]
+    if not np.isfinite(seconds).all():
+        name = graph.ops[int(np.flatnonzero(~np.isfinite(seconds))[0])].name
+        return Judged(None, None, None, None, f"{name!r:.80} cannot run on a device of that type")
+    missing = missing_link(a, machine, place)
+    if missing is not None:
+        ends = sorted({int(place[op]) for op in missing})
+        return Judged(None, None, None, None, f"there is no link between devices {ends}")
+    kept = memory_bounded_plan(
+        a, machine, place, case.timeline.dispatch.copy(), case.usable, case.overwrites
+    )
+    found = [kept] if fits(a, kept, case.usable) else []
+    anew = fit_schedule(graph, machine, place, case.usable)
+    found += [] if anew is None else [anew]
+    if not found:
+        held = tuple(peaks(a, kept).tolist())
+        sent = simulate(graph, machine, kept).transfer_bytes(graph)
+        return Judged(kept, None, held, sent, _over(case, held))
+    timed = [(simulate(graph, machine, plan), plan) for plan in found]
+    line, plan = min(timed, key=lambda each: each[0].makespan)
+    held = tuple(peaks(a, plan).tolist())
+    return Judged(plan, line.makespan, held, line.transfer_bytes(graph), None)
+
+
+def _over(case: Case, held: Sequence[int]) -> str:
+    """Say which device holds too much."""
+    limits = [2**62 if size is None else size for size in case.usable]
+    device = max(range(len(held)), key=lambda d: held[d] - limits[d])
+    return (
+        f"{case.devices[device]} would hold {bytes_text(held[device])}, usable are "
+        f"{bytes_text(case.usable[device])}; tried in two orders"
+    )
+
+
+def plan_of(case: Case, arrays: PlanArrays, makespan: float) -> Plan:
+    """Return an edited plan of whole ops as one that can be written, checked and run.
+
+    Args:
+        case: The plan that was edited.
+        arrays: What became of it.
+        makespan: Simulated, seconds.
+    """
+    edited = plan_from_arrays(case.planned, arrays)
+    sizes = case.planned.arrays.tensor_bytes[arrays.message_tensor]
+    predicted = Predicted(
+        makespan_s=makespan,
+        peak_bytes=tuple(peaks(case.planned.arrays, arrays).tolist()),
+        transfer_bytes=int(sizes.sum()),
+    )
+    plan = dataclasses.replace(
+        case.plan, placement=edited.placement, order=edited.order, messages=edited.messages,
+        predicted=predicted, checksum=None,
+    )  # fmt: skip
+    return stamped(plan, case.graph)
+
+
+def alternative(case: Case, what: str, found: Judged) -> Alternative:
+    """Return a judged placement for the report.
+
+    Args:
+        case: The plan.
+        what: It is, for people.
+        found: How it was judged.
+    """
+    change = None if found.makespan_s is None else found.makespan_s - case.timeline.makespan
+    return Alternative(
+        what=what,
+        judged=True,
+        fits=found.makespan_s is not None,
+        makespan_s=found.makespan_s,
+        change_s=change,
+        peak_bytes=found.peak_bytes,
+        transfer_bytes=found.transfer_bytes,
+        why=found.why,
+    )
+
+
+def moves(case: Case, ops: Sequence[int]) -> tuple[Alternative, ...]:
+    """Judge some ops on each device on which not all of them are."""
+    if case.plan.partition is not None:
+        return ()
+    here = set(case.arrays.place[list(ops)].tolist())
+    others = [d for d in range(case.plan.num_devices) if here != {d}]
+    found: list[Alternative] = []
+    for device in others:
+        what = f"on {case.devices[device]}"
+        try:
+            found.append(alternative(case, what, judged(case, moved(case, ops, device))))
+        except PardnnError as error:
+            found.append(alternative(case, what, Judged(None, None, None, None, error.message)))
+    return tuple(found)

@@ -1,0 +1,99 @@
+"""What a person may ask about, by name: ops, tensors, layers, devices; misspelt names."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Literal, NamedTuple
+
+from pardnn.errors import UsageError, shown
+from pardnn.explain.case import Case
+from pardnn.explain.layers import is_within, origin
+
+#: Names that are suggested for one that there is not.
+SUGGESTED = 5
+
+
+class Subject(NamedTuple):
+    """What is asked about.
+
+    Attributes:
+        kind: What it is.
+        name: Of an op, tensor or layer.
+        device: Its number; -1 if it is none.
+        ops: Numbers of the ops of the planned graph that are meant: an op's pieces, shards and
+            second calls, or those of a layer.
+    """
+
+    kind: Literal["op", "tensor", "layer", "device"]
+    name: str
+    device: int
+    ops: tuple[int, ...]
+
+
+def subject_of(case: Case, name: str) -> Subject:
+    """Return what a name means: an op of the graph or of the plan, a tensor, a layer, or a device.
+
+    A device is named as in the cluster, or by its number.
+
+    Raises:
+        UsageError: E241, with names that are like it.
+    """
+    whole = {op.name: op for op in case.graph.ops}
+    tensors = {t.name: op.name for op in case.graph.ops for t in op.outputs}
+    planned = {op.name: i for i, op in enumerate(case.planned.ops)}
+    if name in whole:
+        return Subject("op", name, -1, _calls(case, name))
+    if name in planned:
+        return Subject("op", name, -1, (planned[name],))
+    if name in tensors:
+        return Subject("tensor", name, -1, _calls(case, tensors[name]))
+    if name in case.tensor_names:
+        maker = case.planned.arrays.tensor_op[case.tensor_names.index(name)]
+        return Subject("tensor", name, -1, (int(maker),))
+    inside = tuple(i for i, layer in enumerate(case.layers) if is_within(layer, name))
+    if name and inside:
+        return Subject("layer", name, -1, inside)
+    number = _device(case, name)
+    if number is not None:
+        return Subject("device", case.devices[number], number, ())
+    raise _unknown(case, name, [*whole, *tensors])
+
+
+def _calls(case: Case, name: str) -> tuple[int, ...]:
+    """Return what the planned graph has of an op: itself, its pieces or shards, further calls."""
+    return tuple(
+        i for i, op in enumerate(case.planned.ops) if op.name == name or origin(op.name) == name
+    )
+
+
+def _device(case: Case, name: str) -> int | None:
+    if name in case.devices:
+        return case.devices.index(name)
+    number = name.lower().removeprefix("device").strip(" :")
+    is_number = number.isascii() and number.isdecimal() and len(number) < 9
+    return int(number) if is_number and int(number) < case.plan.num_devices else None
+
+
+def layer_names(case: Case) -> list[str]:
+    """Return every module path of the graph, and the paths above them, in their order."""
+    found: dict[str, None] = {}
+    for layer in case.layers:
+        parts = layer.split(".") if layer else []
+        found |= {".".join(parts[:i]): None for i in range(1, len(parts) + 1)}
+    return list(found)
+
+
+def _unknown(case: Case, name: str, names: list[str]) -> UsageError:
+    layers = layer_names(case)
+    ends = [layer for layer in layers if name and layer.endswith(f".{name}")]
+    known = [*case.devices, *layers, *names]
+    lower = {each.lower(): each for each in reversed(known)}
+    close = difflib.get_close_matches(name.lower(), lower, n=SUGGESTED, cutoff=0.6)
+    found = list(dict.fromkeys([*ends, *(lower[each] for each in close)]))[:SUGGESTED]
+    devices = ", ".join(case.devices[:SUGGESTED])
+    hint = f"Did you mean {', '.join(map(shown, found))}?" if found else f"Devices are {devices}."
+    return UsageError(
+        f"no op, tensor, layer or device is named {shown(name)}.\n{hint}",
+        code="E241",
+        details={"name": name, "suggestions": found},
+    )

@@ -1,0 +1,313 @@
+"""Explanations as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+
+from pardnn.report import explained as values
+from pardnn.report.text import bytes_text, percent_text, seconds_text, table
+
+#: Rows of a table that are shown; `--json` has all.
+ROWS = 12
+#: Causes that a line names.
+CAUSES = 5
+#: Links of a chain that are shown.
+LINKS = 8
+
+
+def explained_text(result: values.Explained) -> RenderableType:
+    """Return what `explain` found, for people."""
+    lines = _LINES[type(result)](result)
+    return Group(*lines, *(f"note: {note}" for note in result.notes))
+
+
+def change_text(seconds: float | None, of: float) -> str:
+    """Return a change such as "+1.2 ms (+3.4 %)".
+
+    Args:
+        seconds: The change.
+        of: What changes, seconds.
+    """
+    if seconds is None:
+        return "-"
+    if seconds == 0:
+        return "no change"
+    sign = "+" if seconds > 0 else "-"
+    share = f" ({sign}{percent_text(abs(seconds) / of)})" if of > 0 else ""
+    return f"{sign}{seconds_text(abs(seconds))}{share}"
+
+
+def bytes_change_text(num_bytes: int) -> str:
+    """Return a change such as "-1.50 MiB"."""
+    if num_bytes == 0:
+        return "no change"
+    return f"{'+' if num_bytes > 0 else '-'}{bytes_text(abs(num_bytes))}"
+
+
+def alternatives_table(
+    title: str, found: Sequence[values.Alternative], makespan: float
+) -> Iterator[RenderableType]:
+    """Yield what other decisions cost, and why some cannot be.
+
+    Args:
+        title: Stands above.
+        found: The other decisions.
+        makespan: Of the plan, seconds.
+    """
+    if not found:
+        return
+    rows = [
+        (
+            each.what,
+            "not judged" if not each.judged else seconds_text(each.makespan_s),
+            change_text(each.change_s, makespan),
+            "-" if each.peak_bytes is None else bytes_text(max(each.peak_bytes)),
+            "-" if each.transfer_bytes is None else bytes_text(each.transfer_bytes),
+            "yes" if each.fits else "-" if not each.judged else "no",
+        )
+        for each in found
+    ]
+    yield table(title, ("", "step", "change", "largest peak", "sent", "fits"), rows)
+    yield from (f"{each.what}: {each.why}" for each in found if each.why)
+
+
+def _where(layer: str, source: str | None) -> str:
+    """Return layer and line of the user's code, as far as they are known."""
+    return ", ".join(text for text in (layer, source) if text) or "-"
+
+
+def _what(each: values.Wait | values.PathShare | values.Link) -> str:
+    if each.what == "message":
+        return f"message {each.device} to {each.target}"
+    return f"{each.device} computes" if each.what == "compute" else f"order after {each.device}"
+
+
+def _op(result: values.OpExplained) -> Iterator[RenderableType]:
+    where = _where(result.layer, result.source)
+    yield f"op {result.name}: {result.kind}, {where}"
+    for call in result.calls:
+        yield (
+            f"{call.op} runs on {call.device} from {seconds_text(call.start_s)} to "
+            f"{seconds_text(call.finish_s)} of {seconds_text(result.makespan_s)}"
+        )
+        yield from _chain(call)
+    if result.num_calls > len(result.calls):
+        yield f"and {result.num_calls - len(result.calls)} more calls of it"
+    if result.moves_with:
+        listed = ", ".join(result.moves_with[:4])
+        yield f"moves with {len(result.moves_with)} other ops: {listed}, ..."[:200]
+    for name, words in result.layouts.items():
+        yield f"{name} lies as ({', '.join(words)})"
+    yield from _held(result.memory, "what it makes, in memory")
+    yield from alternatives_table("elsewhere", result.alternatives, result.makespan_s)
+
+
+def _chain(call: values.Call) -> Iterator[RenderableType]:
+    if not call.chain:
+        yield "  it waits for nothing"
+        return
+    rows = [
+        (
+            f"  {_what(link)}",
+            seconds_text(link.finish_s - link.start_s),
+            f"until {seconds_text(link.finish_s)}",
+            f"{link.op}{f' and {link.ops - 1} before it' if link.ops > 1 else ''}",
+            link.why or _where(link.layer, link.source),
+        )
+        for link in call.chain[:LINKS]
+    ]
+    yield table("  which is when what it waits for is done, the last first:", ("",) * 5, rows)
+    if len(call.chain) > LINKS:
+        yield f"  and {len(call.chain) - LINKS} links more, back to second 0"
+
+
+def _held(found: Sequence[values.Held], title: str) -> Iterator[RenderableType]:
+    if not found:
+        return
+    rows = [
+        (
+            each.tensor,
+            each.device,
+            bytes_text(each.bytes),
+            each.kind,
+            each.from_op or "before the step",
+            each.last_reader or "it stays",
+            "yes" if each.at_peak else "no",
+        )
+        for each in found[:ROWS]
+    ]
+    columns = ("tensor", "device", "bytes", "kind", "from", "until after", "in the peak")
+    yield table(title, columns, rows)
+
+
+def _tensor(result: values.TensorExplained) -> Iterator[RenderableType]:
+    shape = "" if result.shape is None else f"{list(result.shape)} "
+    dtype = "" if result.dtype is None else f"{result.dtype} "
+    where = _where(result.layer, result.source)
+    yield (
+        f"tensor {result.name}: {dtype}{shape}{bytes_text(result.bytes)}, made by "
+        f"{result.made_by}, {where}"
+    )
+    if result.layout:
+        yield f"it lies as ({', '.join(result.layout)})"
+    yield from _held(result.memory, "its memory")
+    if result.messages:
+        rows = [
+            (
+                f"{each.tensor} from {each.source} to {each.target}",
+                bytes_text(each.bytes),
+                f"{seconds_text(each.start_s)} to {seconds_text(each.finish_s)}",
+                f"leaves {each.why}",
+            )
+            for each in result.messages[:ROWS]
+        ]
+        yield table("sent", ("", "", "", ""), rows)
+    title = f"{result.made_by} elsewhere" if result.layout is None else "otherwise"
+    yield from alternatives_table(title, result.alternatives, result.makespan_s)
+
+
+def _device(result: values.DeviceExplained) -> Iterator[RenderableType]:
+    share = result.idle_s / result.makespan_s if result.makespan_s else 0.0
+    yield (
+        f"device {result.name}: {result.ops} ops, busy {seconds_text(result.busy_s)}, idle "
+        f"{seconds_text(result.idle_s)} ({percent_text(share)}) of "
+        f"{seconds_text(result.makespan_s)} a step"
+    )
+    yield from _causes(result)
+    waits = [
+        (
+            f"{_what(each)}, {each.when}",
+            seconds_text(each.seconds),
+            percent_text(each.seconds / result.idle_s),
+            _where(each.layer, each.source),
+            each.op,
+        )
+        for each in result.waits[:ROWS]
+    ]
+    if waits:
+        columns = ("it waits while", "seconds", "of idle", "layer and line of most of it", "op")
+        yield table("", columns, waits)
+        rest = result.waits[ROWS:]
+        if rest:
+            yield f"and {len(rest)} more: {seconds_text(sum(each.seconds for each in rest))}"
+    busy = [(each.layer or "-", seconds_text(each.seconds)) for each in result.layers[:ROWS]]
+    if busy:
+        yield table("it computes", ("layer", "seconds"), busy)
+    yield from _device_memory(result.memory)
+
+
+def _causes(result: values.DeviceExplained) -> Iterator[RenderableType]:
+    """Yield in one line what it waits for, whatever the layer."""
+    sums: dict[str, float] = {}
+    for each in result.waits:
+        sums[_what(each)] = sums.get(_what(each), 0.0) + each.seconds
+    largest = sorted(sums, key=lambda what: -sums[what])[:CAUSES]
+    said = [f"{what} {percent_text(sums[what] / result.idle_s)}" for what in largest]
+    if said:
+        yield f"it idles while: {', '.join(said)}"
+
+
+def _device_memory(found: values.DeviceMemory) -> Iterator[RenderableType]:
+    at = f", while {found.at_op} runs ({_where(found.layer, found.source)})" if found.at_op else ""
+    yield (
+        f"{found.device}: peak {bytes_text(found.peak_bytes)}, usable "
+        f"{bytes_text(found.usable_bytes)}{at}"
+    )
+    held = [
+        (f"  {each.layer or '-'}", each.kind, bytes_text(each.bytes), percent_text(
+            each.bytes / found.peak_bytes))
+        for each in found.held[:ROWS]
+    ]  # fmt: skip
+    if held:
+        yield table("", ("  layer", "kind", "bytes", "of the peak"), held)
+    rest = found.held[ROWS:]
+    if rest:
+        yield f"  and {len(rest)} more: {bytes_text(sum(each.bytes for each in rest))}"
+
+
+def _layers(result: values.LayersExplained) -> Iterator[RenderableType]:
+    worst = max(result.peak_bytes, default=0)
+    yield (
+        f"step {seconds_text(result.makespan_s)} simulated, largest peak {bytes_text(worst)}; "
+        "half: the same plan with that layer's seconds and bytes halved (predicted)"
+    )
+    rows = [
+        (
+            row.name,
+            seconds_text(sum(row.seconds)),
+            bytes_text(sum(row.held_bytes)),
+            bytes_text(row.state_bytes),
+            bytes_text(row.sent_bytes),
+            change_text(row.half_change_s, result.makespan_s),
+            bytes_change_text(max(row.half_peak_bytes, default=0) - worst),
+        )
+        for row in (result.rows if result.subject == "layer" else result.rows[: 2 * ROWS])
+    ]
+    columns = (
+        "layer", "computes", "at peaks", "of it state", "sends", "half: step", "half: largest peak"
+    )  # fmt: skip
+    yield table("", columns, rows)
+    if result.subject == "layer":
+        yield from _by_device(result)
+
+
+def _by_device(result: values.LayersExplained) -> Iterator[RenderableType]:
+    row = result.rows[0]
+    rows = [
+        (
+            device,
+            seconds_text(row.seconds[i]),
+            bytes_text(row.held_bytes[i]),
+            f"{bytes_text(result.peak_bytes[i])} of {bytes_text(result.usable_bytes[i])}",
+            bytes_change_text(row.half_peak_bytes[i] - result.peak_bytes[i]),
+        )
+        for i, device in enumerate(result.devices)
+    ]
+    yield table("", ("device", "computes", "at the peak", "peak", "half: peak"), rows)
+
+
+def _memory(result: values.MemoryExplained) -> Iterator[RenderableType]:
+    yield f"step {seconds_text(result.makespan_s)} simulated"
+    for device in result.devices:
+        yield from _device_memory(device)
+    yield from _anew(result.anew, result.makespan_s)
+
+
+def _anew(found: Sequence[values.Alternative], makespan: float) -> Iterator[RenderableType]:
+    yield from alternatives_table("", found, makespan)
+    if len(found) == 2 and found[0].makespan_s and found[1].makespan_s:
+        change = found[1].makespan_s - found[0].makespan_s
+        brings = change_text(change, found[0].makespan_s)
+        yield f"the change alone brings {brings} a step (predicted)"
+
+
+def _time(result: values.TimeExplained) -> Iterator[RenderableType]:
+    yield f"step {seconds_text(result.makespan_s)} simulated; what fills it from end to end:"
+    rows = [
+        (
+            _what(each),
+            seconds_text(each.seconds),
+            percent_text(each.seconds / result.makespan_s),
+            _where(each.layer, each.source),
+            each.op,
+        )
+        for each in result.path[:ROWS]
+    ]
+    yield table("", ("", "seconds", "share", "layer and line of most of it", "op"), rows)
+    rest = result.path[ROWS:]
+    if rest:
+        yield f"and {len(rest)} more: {seconds_text(sum(each.seconds for each in rest))}"
+    yield from alternatives_table("", result.faster, result.makespan_s)
+    yield from _anew(result.anew, result.makespan_s)
+
+
+_LINES = {
+    values.OpExplained: _op,
+    values.TensorExplained: _tensor,
+    values.DeviceExplained: _device,
+    values.LayersExplained: _layers,
+    values.MemoryExplained: _memory,
+    values.TimeExplained: _time,
+}

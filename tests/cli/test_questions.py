@@ -1,0 +1,104 @@
+"""Questions on the command line: three that users ask, each answered by one command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Run = Any
+pytestmark = pytest.mark.jit
+
+
+@pytest.fixture
+def plan(run: Run, tiny: Path, tmp_path: Path) -> Path:
+    """A plan of the worked example on two devices of 3000 bytes."""
+    path = tmp_path / "plan.json"
+    cluster = ("--cluster", tiny / "cluster.json", "--reserve", 0, "--algorithm", "round-robin")
+    assert run("plan", tiny / "graph.json", *cluster, "-o", path)[0] == 0
+    return path
+
+
+def test_why_does_device_1_idle(run: Run, run_json: Run, tiny: Path, plan: Path) -> None:
+    ask = ("explain", plan, "--graph", tiny / "graph.json")
+    status, found = run_json(*ask, 1)
+    assert status == 0
+    assert (found["subject"], found["name"]) == ("device", "d1")
+    waits = sum(wait["seconds"] for wait in found["waits"])
+    assert waits == pytest.approx(found["idle_s"])
+    _, judged = run_json("simulate", plan, "--graph", tiny / "graph.json")
+    assert found["busy_s"] == judged["busy_s"][1]
+    assert found["memory"]["peak_bytes"] == judged["peak_bytes"][1]
+    text = run(*ask, "d1")[1]
+    assert "it idles while: d0 computes" in text
+
+
+def test_what_would_more_memory_bring(run: Run, run_json: Run, tiny: Path, plan: Path) -> None:
+    ask = ("explain", plan, "--graph", tiny / "graph.json", "--memory")
+    status, found = run_json(*ask)
+    assert (status, found["anew"]) == (0, [])
+    assert [sum(h["bytes"] for h in d["held"]) for d in found["devices"]] == [
+        d["peak_bytes"] for d in found["devices"]
+    ]
+    for change in ("+1KiB", "-200B"):
+        status, found = run_json(*ask, change, "--algorithm", "pardnn")
+        assert status == 0
+        assert [each["fits"] for each in found["anew"]] == [True, True]
+    status, found = run_json(*ask, "-2000B", "--algorithm", "pardnn")
+    assert [each["fits"] for each in found["anew"]] == [True, False]
+    status, found = run_json(*ask, "+1XiB")
+    assert (status, found["error"]["code"]) == (2, "E202")
+    assert "the change alone brings" in run(*ask, "+1KiB", "--algorithm", "pardnn")[1]
+
+
+def test_which_layer_should_be_smaller(run: Run, run_json: Run, tiny: Path, plan: Path,
+                                       tmp_path: Path) -> None:  # fmt: skip
+    data = json.loads((tiny / "graph.json").read_text())
+    for op in data["ops"]:
+        op["module"] = "net.0" if op["name"] in ("h", "v", "w") else "net.1"
+    graph = tmp_path / "g.json"
+    graph.write_text(json.dumps(data))
+    assert run("plan", graph, "--devices", 2, "--algorithm", "heft", "-o", plan)[0] == 0
+    ask = ("explain", plan, "--graph", graph)
+    status, found = run_json(*ask, "--layers")
+    assert status == 0
+    assert {row["name"] for row in found["rows"]} == {"net.0", "net.1"}
+    gains = [row["half_change_s"] for row in found["rows"]]
+    assert gains == sorted(gains)
+    assert "half: step" in run(*ask, "--layers")[1]
+    status, one = run_json(*ask, "net.1")
+    assert one["rows"][0] in found["rows"]
+    assert one["subject"] == "layer"
+
+
+def test_other_questions(run: Run, run_json: Run, tiny: Path, plan: Path) -> None:
+    ask = ("explain", plan, "--graph", tiny / "graph.json")
+    status, found = run_json(*ask, "--time")
+    assert status == 0
+    assert sum(each["seconds"] for each in found["path"]) == pytest.approx(found["makespan_s"])
+    status, found = run_json(*ask, "--time", "+1", "--algorithm", "heft")
+    assert [each["fits"] for each in found["anew"]] == [True, True]
+    assert len(found["anew"][1]["peak_bytes"]) == 3
+    status, found = run_json(*ask, "b")
+    assert (found["subject"], found["memory"][0]["last_reader"]) == ("op", "c")
+    assert [each["what"] for each in found["alternatives"]]
+    status, found = run_json(*ask, "w1")
+    assert (found["subject"], found["made_by"]) == ("tensor", "u")
+    for name in ("b", "w1", "--time"):
+        assert run(*ask, name)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), "E240"),
+        (("--memory", "--time"), "E240"),
+        (("--layers", "b"), "E240"),
+        (("bb",), "E241"),
+        (("--timee",), "E200"),
+        (("--time", "many"), "E242"),
+    ],
+)
+def test_questions_that_are_none(run_json: Run, tiny: Path, plan: Path, arguments, code) -> None:
+    status, found = run_json("explain", plan, "--graph", tiny / "graph.json", *arguments)
+    assert (status, found["error"]["code"]) == (2, code)

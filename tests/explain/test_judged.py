@@ -1,0 +1,152 @@
+"""What `explain` judges is what `plan`, `check` and `simulate` say of a plan edited by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pardnn
+from pardnn.explain.anew import explain_memory, options_of, with_devices, with_memory
+from pardnn.explain.case import opened
+from pardnn.explain.layer import halved
+from pardnn.explain.moved import judged, moved, moves, plan_of
+from pardnn.explain.op import explain_device, explain_op
+from pardnn.explain.subjects import subject_of
+from pardnn.graph.build import build_graph
+from pardnn.plan.check import plan_problems
+from pardnn.plan.file import stamped
+from testbed import hand_graphs
+from tests.strategies import graphs
+
+CLUSTER = pardnn.Cluster.uniform(3, bandwidth=8.0, latency=0.25)
+
+
+def case_of(graph, cluster=CLUSTER, algorithm="round-robin", **options):
+    options = {"reserve": 0.0, **options}
+    return opened(graph, pardnn.plan(graph, cluster, algorithm=algorithm, **options))
+
+
+@settings(max_examples=8)
+@given(graphs(), st.integers(0, 99), st.sampled_from([None, 40, 200]))
+def test_a_move_is_judged_as_the_edited_plan_is(graph, seed, room):
+    case = case_of(graph)
+    if room is not None:
+        size = max(case.peak_bytes) + room
+        cluster = with_memory(case.cluster, f"{size}B")
+        plan = dataclasses.replace(case.plan, cluster=cluster, checksum=None)
+        case = opened(graph, plan)
+    op = seed % len(graph.ops)
+    for device in range(3):
+        place = moved(case, [op], device)
+        found = judged(case, place)
+        if found.makespan_s is None:
+            assert max(found.peak_bytes) > min(case.usable)
+            continue
+        edited = plan_of(case, found.plan, found.makespan_s)
+        assert plan_problems(graph, edited) == []
+        said = pardnn.simulate(graph, edited)
+        assert said.makespan_s == found.makespan_s
+        assert said.peak_bytes == found.peak_bytes
+        assert said.transfer_bytes == found.transfer_bytes
+        assert edited.placement[graph.ops[op].name] == device
+
+
+@settings(max_examples=12)
+@given(graphs(), st.integers(0, 99))
+def test_waits_fill_the_idle_time_and_chains_lead_to_second_0(graph, seed):
+    case = case_of(graph)
+    for device in range(3):
+        found = explain_device(case, device)
+        assert sum(each.seconds for each in found.waits) == pytest.approx(found.idle_s, abs=1e-9)
+        assert found.busy_s + found.idle_s == pytest.approx(case.timeline.makespan)
+        assert sum(each.seconds for each in found.layers) == pytest.approx(found.busy_s)
+        live = sum(each.bytes for each in found.memory.held)
+        assert live == found.memory.peak_bytes == case.peak_bytes[device]
+    name = graph.ops[seed % len(graph.ops)].name
+    (call,) = explain_op(case, subject_of(case, name)).calls
+    ends = [call.start_s, *(link.start_s for link in call.chain)]
+    assert [link.finish_s for link in call.chain] == ends[:-1]
+    assert ends[-1] == 0
+
+
+def test_half_a_layer_is_the_graph_with_that_layer_half_as_large():
+    graph = hand_graphs.mlp(64, 64, 64, 64)
+    ops = [dataclasses.replace(op, seconds={"accelerator": 0.002}) for op in graph.ops]
+    case = case_of(build_graph("mlp", ops))
+    inside = np.array([op.name in ("w1", "h", "dw1") for op in ops])
+    line, peaks = halved(case, inside)
+
+    def half(op):
+        outputs = (dataclasses.replace(t, bytes=t.bytes // 2, shape=None) for t in op.outputs)
+        return dataclasses.replace(op, seconds={"accelerator": 0.001}, outputs=tuple(outputs))
+
+    smaller = [half(op) if is_in else op for op, is_in in zip(ops, inside, strict=True)]
+    other = build_graph("mlp", smaller)
+    again = opened(other, stamped(dataclasses.replace(case.plan, predicted=None), other))
+    assert again.timeline.makespan == line.makespan < case.timeline.makespan
+    assert again.peak_bytes == peaks
+
+
+def test_a_limit_is_planned_anew_as_the_planner_does():
+    graph = hand_graphs.mlp(64, 64, 64, 64)
+    cluster = pardnn.Cluster.uniform(2, memory="100KiB")
+    case = case_of(graph, cluster, "heft")
+    (now, more) = explain_memory(case, "+60KiB", "heft").anew
+    larger = pardnn.plan(graph, with_memory(cluster, "+60KiB"), algorithm="heft", reserve=0.0)
+    assert now.makespan_s == case.timeline.makespan
+    assert more.makespan_s == larger.predicted.makespan_s
+    assert more.peak_bytes == larger.predicted.peak_bytes
+    (now, less) = explain_memory(case, "20KiB", "heft").anew
+    assert now.fits
+    assert not less.fits
+    assert "does not fit" in less.why
+    assert options_of(case, None).algorithm == "auto-whole"
+
+
+def test_a_device_more_is_like_the_others():
+    assert [d.name for d in with_devices(CLUSTER, "+2").devices[3:]] == ["gpu:3", "gpu:4"]
+    with pytest.raises(pardnn.PardnnError, match="E242"):
+        with_devices(CLUSTER, "2")
+    first, *others = CLUSTER.devices
+    unlike = dataclasses.replace(CLUSTER, devices=(dataclasses.replace(first, speed=2.0), *others))
+    with pytest.raises(pardnn.PardnnError, match="not all alike"):
+        with_devices(unlike, "+1")
+    with pytest.raises(pardnn.PardnnError, match="no device has a memory limit"):
+        with_memory(CLUSTER, "+1GiB")
+
+
+def test_pieces_and_second_calls_move_as_well():
+    graph = hand_graphs.mlp(64, 64, 64, 64)
+    cluster = pardnn.Cluster.uniform(2, memory="1GiB")
+    plan = pardnn.plan(graph, cluster, algorithm="heft", microbatches=2)
+    case = opened(graph, plan)
+    found = explain_op(case, subject_of(case, "h"))
+    assert [call.op for call in found.calls] == ["h@0", "h@1"]
+    for device in range(2):
+        place = moved(case, subject_of(case, "h").ops, device)
+        judgement = judged(case, place)
+        edited = plan_of(case, judgement.plan, judgement.makespan_s)
+        assert plan_problems(graph, edited) == []
+    assert all(each.fits for each in moves(case, subject_of(case, "h@1").ops))
+
+
+def test_other_cuts_are_planned():
+    graph = hand_graphs.mlp(512, 512, 512, 512)
+    cluster = pardnn.Cluster.uniform(2, memory="1GiB")
+    case = opened(graph, pardnn.plan(graph, cluster, algorithm="tofu", objective="bytes"))
+    found = explain_op(case, subject_of(case, "w1"))
+    assert set(found.layouts) == {"w1"}
+    now = tuple(found.layouts["w1"])
+    others = [each for each in found.alternatives if each.fits]
+    assert others
+    assert all(str(now) not in each.what for each in others)
+    assert all(len(each.peak_bytes) == 2 for each in others)
+
+
+def test_costs_that_are_not_the_plans_are_told():
+    graph = hand_graphs.mlp(1024, 1024, 1024, 1024)
+    plan = pardnn.plan(graph, pardnn.Cluster.uniform(2), algorithm="heft", costs="v100")
+    assert not opened(graph, plan, "v100").notes
+    assert "other costs" in opened(graph, plan).notes[0]

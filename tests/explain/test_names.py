@@ -1,0 +1,106 @@
+"""Layers of ops, and what a name means."""
+
+import dataclasses
+
+import pytest
+
+import pardnn
+from pardnn.errors import UsageError
+from pardnn.explain.case import opened
+from pardnn.explain.layers import block_of, is_within, layers_of, origin
+from pardnn.explain.subjects import layer_names, subject_of
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Op, Tensor
+from testbed import hand_graphs
+
+
+def value(name, kind, *inputs, module=None, alias=None, after=()):
+    memory = "reference" if alias else "residual" if kind in ("parameter", "state") else "normal"
+    group = {"net.0.weight": "w", "optimizer.state.net.0.weight.m": "m"}.get(alias or name)
+    return Op(
+        name=name, kind=kind, inputs=inputs, module=module, memory=memory, after=after,
+        group=group, outputs=(Tensor(name=name, bytes=8, alias_of=alias),),
+        seconds={"accelerator": 0.0 if memory == "residual" else 1.0},
+    )  # fmt: skip
+
+
+def step():
+    """Two layers, of which one has a weight that an optimizer with one state updates."""
+    state = "optimizer.state.net.0.weight.m"
+    return build_graph("step", [
+        value("x", "input"),
+        value("net.0.weight", "parameter"),
+        value(state, "state"),
+        value("h", "aten.mm.default", "x", "net.0.weight", module="net.0"),
+        value("y", "aten.exp.default", "h", module="net.1.act"),
+        value("g", "aten.mul.Tensor", "y", module="net.0"),
+        value("m", "aten.add_.Tensor", state, "g", alias=state),
+        value("root", "aten.sqrt.default", "m"),
+        value("rate", "scalar.mul"),
+        value("other", "aten.mul.Tensor", "rate", "h", module="net.1"),
+        value("u", "aten.addcdiv_.default", "net.0.weight", "root", "rate",
+              alias="net.0.weight", after=("h",)),
+    ])  # fmt: skip
+
+
+def test_parameters_states_and_updates_belong_to_their_layer():
+    graph = step()
+    found = dict(zip((op.name for op in graph.ops), layers_of(graph), strict=True))
+    assert {found[name] for name in ("net.0.weight", "optimizer.state.net.0.weight.m")} == {"net.0"}
+    assert {found[name] for name in ("m", "root", "u", "g", "h", "x")} == {"net.0"}
+    assert found["rate"] == ""  # two layers read it
+    assert found["y"] == "net.1.act"
+
+
+def test_graphs_without_modules_have_no_layers():
+    assert set(layers_of(hand_graphs.mlp(4, 4, 4, 4))) == {""}
+
+
+def test_names_of_pieces_and_blocks():
+    assert [origin(name) for name in ("h@1", "h~2", "h~2@11", "h@x", "@1", "a@1.b")] == [
+        "h", "h", "h", "h@x", "@1", "a@1.b"
+    ]  # fmt: skip
+    assert block_of("model.h.3.attn.0") == "model.h.3"
+    assert block_of("model.lm_head") == "model.lm_head"
+    assert is_within("net.1.act", "net.1")
+    assert not is_within("net.10", "net.1")
+
+
+def case():
+    graph = step()
+    cluster = pardnn.Cluster.uniform(2)
+    return opened(graph, pardnn.plan(graph, cluster, algorithm="single"))
+
+
+def test_what_a_name_means():
+    found = case()
+    kinds = [subject_of(found, name).kind for name in ("h", "net.1", "gpu:1", "1", "device 0")]
+    assert kinds == ["op", "layer", "device", "device", "device"]
+    assert subject_of(found, "net").ops == tuple(i for i, layer in enumerate(found.layers) if layer)
+    assert "net.1.act" in layer_names(found)
+
+
+def test_an_op_named_like_a_device_is_the_op():
+    graph = step()
+    ops = [dataclasses.replace(op, name="1") if op.name == "y" else op for op in graph.ops]
+    graph = build_graph("step", ops)
+    plan = pardnn.plan(graph, pardnn.Cluster.uniform(2), algorithm="single")
+    assert subject_of(opened(graph, plan), "1").kind == "op"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("act", "net.1.act"), ("net.0.wieght", "net.0.weight"), ("gpu:7", "gpu:1"), ("ROOT", "root")],
+)
+def test_misspelt_names_get_suggestions(name, near):
+    with pytest.raises(UsageError) as error:
+        subject_of(case(), name)
+    assert error.value.code == "E241"
+    assert near in error.value.details["suggestions"]
+    assert near in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["", "zzzzzzzz", "\x1b[31m</script>"])
+def test_what_is_like_nothing_is_refused(name):
+    with pytest.raises(UsageError, match="E241"):
+        subject_of(case(), name)
