@@ -15,7 +15,9 @@ pytestmark = pytest.mark.jit
 
 
 def test_commands_print_what_the_guide_shows(monkeypatch, tmp_path, capsys):
-    blocks = re.findall(r"```\n\$ ([^\n]*)\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.S)
+    blocks = re.findall(
+        r"```\n\$ ([^\n]*)\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.S
+    )
     assert len(blocks) == 4
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "118")

@@ -148,5 +148,6 @@ def test_other_cuts_are_planned():
 def test_costs_that_are_not_the_plans_are_told():
     graph = hand_graphs.mlp(1024, 1024, 1024, 1024)
     plan = pardnn.plan(graph, pardnn.Cluster.uniform(2), algorithm="heft", costs="v100")
-    assert not opened(graph, plan, "v100").notes
-    assert "other costs" in opened(graph, plan).notes[0]
+    assert not opened(graph, plan).notes
+    assert opened(graph, plan).costs.source == "v100"
+    assert "other costs (v100)" in opened(graph, plan, "k80").notes[0]

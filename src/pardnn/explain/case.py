@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
+from pardnn.cost.presets import PRESET_NAMES
 from pardnn.errors import UsageError
 from pardnn.explain.layers import known_layers, layers_of
 from pardnn.graph.ir import Graph
@@ -19,6 +20,7 @@ from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities, check_plan
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
+from pardnn.planner.check_cut import check_cut
 from pardnn.planner.costs import costs_for
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, machine_of
@@ -119,9 +121,11 @@ class Case:
         said, now = self.plan.predicted, self.timeline.makespan
         if said is None or abs(said.makespan_s - now) <= SAME_TIME * max(now, said.makespan_s):
             return ()
+        others = "" if said.costs is None else f" ({said.costs})"
         note = (
-            f"the plan was made with other costs: it predicts {said.makespan_s:.6g} s for the "
-            f"step, those used here ({self.costs.source}) give {now:.6g} s; --costs chooses them"
+            f"the plan was made with other costs{others}: it predicts {said.makespan_s:.6g} s for "
+            f"the step, those used here ({self.costs.source}) give {now:.6g} s; --costs chooses "
+            "them"
         )
         return (note,)
 
@@ -132,7 +136,7 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
     Args:
         graph: The graph that it is for.
         plan: The plan.
-        costs: As for `plan`.
+        costs: As for `plan`; None for the preset that the plan was made with, if it was one.
 
     Raises:
         MismatchError: E503, if the plan is for another graph.
@@ -147,6 +151,8 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
         )
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
+    check_cut(graph, plan)
+    costs = costs or _stated(plan)
     planned = planned_graph(graph, plan)
     found = costs_for(planned, plan.cluster, costs)
     machine, arrays = machine_of(found, plan.cluster), plan_arrays(planned, plan)
@@ -154,9 +160,11 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
     return Case(graph, plan, costs, planned, found, machine, arrays, timeline)
 
 
-def op_numbers(case: Case) -> dict[str, int]:
-    """Return the number of each op of the planned graph, by name."""
-    return {op.name: i for i, op in enumerate(case.planned.ops)}
+def _stated(plan: Plan) -> str | None:
+    """Return the preset that a plan was made with; None if its costs were others."""
+    names = ((plan.predicted and plan.predicted.costs) or "").split(", ")
+    presets = [name for name in names if name in PRESET_NAMES]
+    return next((name for name in presets if name != "cpu"), presets[0] if presets else None)
 
 
 def layer_seconds(case: Case, inside: ndarray) -> ndarray:

@@ -11,6 +11,7 @@ from pardnn.explain.subjects import Subject
 from pardnn.explain.waiting import chain_of, waits_of, why_then
 from pardnn.graph.ir import Op, Tensor
 from pardnn.report.explained import (
+    Alternative,
     Call,
     DeviceExplained,
     LayerSeconds,
@@ -109,7 +110,8 @@ def explain_device(case: Case, device: int) -> DeviceExplained:
     )
 
 
-def _alternatives(case: Case, subject: Subject, tensors: list[str]):
+def _alternatives(case: Case, subject: Subject, tensors: list[str]) -> tuple[Alternative, ...]:
+    """Judge what the plan could have done with an op or tensor instead."""
     if case.plan.partition is not None:
         return other_cuts(case, tensors)
     return moves(case, subject.ops)
@@ -142,6 +144,8 @@ def _call(case: Case, op: int) -> Call:
 
 def _moves_with(case: Case, ops: tuple[int, ...]) -> tuple[str, ...]:
     """Return the other ops that no placement may put elsewhere."""
+    if case.plan.partition is not None:
+        return ()
     groups = set(case.groups[list(ops)].tolist())
     return tuple(
         op.name

@@ -101,7 +101,8 @@ def _op(result: values.OpExplained) -> Iterator[RenderableType]:
     for name, words in result.layouts.items():
         yield f"{name} lies as ({', '.join(words)})"
     yield from _held(result.memory, "what it makes, in memory")
-    yield from alternatives_table("elsewhere", result.alternatives, result.makespan_s)
+    title = "otherwise" if result.layouts else "elsewhere"
+    yield from alternatives_table(title, result.alternatives, result.makespan_s)
 
 
 def _chain(call: values.Call) -> Iterator[RenderableType]:
