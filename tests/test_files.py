@@ -1,10 +1,13 @@
 """Reading and writing files: strict, bounded, all or nothing."""
 
+import errno
+import fcntl
 import gzip
 import json
 import os
 import resource
 import signal
+import stat
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -351,6 +354,57 @@ def test_failing_device_keeps_the_old_file(
         files.write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_private_file_stays_private(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    files.write_bytes(path, b"old")
+    path.chmod(0o600)
+    files.write_bytes(path, b"new")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"new", 0o600)
+
+
+def test_a_rename_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file before it has its name, the folder after."""
+    synced, fsync = [], os.fsync
+
+    def noting(handle: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(handle).st_mode)
+        synced.append((is_folder, (tmp_path / "f").exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    files.write_bytes(tmp_path / "f", b"new")
+    assert synced == [(False, False), (True, True)]
+
+
+def test_a_folder_that_cannot_be_synced_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def refusing(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    files.write_bytes(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"new"
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    """Neither a young file nor one that a process holds is touched."""
+    names = ["dead", "young", "held"]
+    dead, young, held = (tmp_path / f"{files.TEMPORARY}{name}" for name in names)
+    for path in (dead, young, held):
+        path.write_bytes(b"half")
+        if path != young:
+            os.utime(path, (0, 0))
+    with held.open("rb") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        files.write_bytes(tmp_path / "f", b"new")
+    assert sorted(tmp_path.iterdir()) == sorted([young, held, tmp_path / "f"])
 
 
 def test_interrupt_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

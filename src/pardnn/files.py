@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import functools
 import gzip
 import io
 import json
 import os
+import stat
 import tempfile
+import time
 import zlib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +30,12 @@ from pardnn.errors import FileError, MismatchError, shown
 MAX_BYTES = 1 << 30
 MAX_DEPTH = 64
 MAX_DIGITS = 40
+#: How the names of files begin that are being written.
+TEMPORARY = ".pardnn-"
+#: No file this young is taken for abandoned: its process may not have locked it so far, seconds.
+ABANDONED_S = 60.0
+#: File systems that cannot sync a folder, and folders that can be written but not read.
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)
 
 T = TypeVar("T")
 
@@ -97,7 +106,7 @@ def check_writable(path: str | Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not path.exists() or path.is_file():
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=".pardnn-")
+            handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY)
             os.close(handle)
             Path(name).unlink()
     except (OSError, ValueError) as error:
@@ -113,21 +122,68 @@ def _packed(content: bytes) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".pardnn-")
+    _remove_abandoned(path.parent)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMPORARY)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
+            with contextlib.suppress(OSError):  # no locks on this file system
+                fcntl.flock(stream, fcntl.LOCK_EX)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        temporary.replace(path)
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o666 & ~umask)
+            rename(temporary, path)
     except BaseException:  # Ctrl-C too: no partial file stays
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def rename(temporary: Path, path: Path) -> None:
+    """Give a complete file or folder its name, and wait until that is durable.
+
+    Args:
+        temporary: In the same folder, its content synced.
+        path: Its name. A file that has it is replaced, and its mode is kept.
+
+    Raises:
+        OSError: With the system's reason.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            temporary.chmod(stat.S_IMODE(mode))
+    temporary.replace(path)
+    try:
+        sync_directory(path.parent)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+
+
+def sync_directory(path: Path) -> None:
+    """Wait until the entries of a directory are durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what this user's processes left in a folder that were killed while they wrote."""
+    for path in folder.glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            is_old = time.time() - found.st_mtime > ABANDONED_S
+            if found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode) and is_old:
+                with path.open("rb") as stream:
+                    # Its process holds the lock as long as it lives.
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pardnn.checkpoint.verify import verify
 from pardnn.errors import FileError, MismatchError, UsageError
 from tests.checkpoint.steps import write_step
 
-CALLS = ("open", "write", "fsync", "rename", "mkdir", "close")
+CALLS = ("open", "write", "fsync", "rename", "replace", "mkdir", "close")
 
 
 def loadable(root: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from pardnn.checkpoint import disk
+from pardnn import files
 from pardnn.checkpoint.directory import committed, io_error, read_manifest, resolve
 from pardnn.checkpoint.manifest import Manifest
 from pardnn.checkpoint.verify import export, models_of, verify
@@ -99,8 +99,7 @@ def export_checkpoint(
     temporary = output.with_name(f"{output.name}.tmp-{secrets.token_hex(6)}")
     try:
         count = export(path, manifest, temporary, model=model, optimizer=optimizer)
-        temporary.replace(output)
-        disk.sync_directory(output.parent)
+        files.rename(temporary, output)
     except OSError as error:
         raise io_error("cannot write", output, error) from error
     finally:

@@ -135,10 +135,9 @@ def commit(reservation: Reservation, manifest: Manifest, keep: int | None = None
     path = temporary / MANIFEST
     try:
         disk.write_file(path, [manifest_to_json(manifest)])
-        disk.sync_directory(temporary)
+        files.sync_directory(temporary)
         path = final
-        temporary.rename(final)
-        disk.sync_directory(final.parent)
+        files.rename(temporary, final)
         path = final.parent / LATEST
         unique = temporary.name.rpartition("-")[2]
         disk.replace_file(path, f"{final.name}\n".encode(), path.with_name(f"latest.tmp-{unique}"))
@@ -190,7 +189,7 @@ class Lock:
         path = root / LOCK
         try:
             root.mkdir(parents=True, exist_ok=True)
-            disk.sync_directory(root.parent)
+            files.sync_directory(root.parent)
             self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise io_error("cannot write", path, error) from error

@@ -11,6 +11,8 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from pardnn import files
+
 #: What is handed to the system at once: then the disk writes it while the next is made.
 _WRITE_BYTES = 16 << 20
 #: After so many bytes the system writes them out: one sync at the end could take minutes, and the
@@ -70,15 +72,6 @@ def advise(handle: int, start: int, size: int, advice: str) -> None:
             os.posix_fadvise(handle, start, size, getattr(os, f"POSIX_FADV_{advice}"))
 
 
-def sync_directory(path: Path) -> None:
-    """Wait until the entries of a directory are durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def replace_file(path: Path, content: bytes, temporary: Path) -> None:
     """Write a file by renaming a complete one: there is the old content or the new, never less.
 
@@ -89,12 +82,11 @@ def replace_file(path: Path, content: bytes, temporary: Path) -> None:
     """
     try:
         write_file(temporary, [content])
-        temporary.rename(path)
+        files.rename(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
 
 
 def remove_tree(path: Path) -> None:

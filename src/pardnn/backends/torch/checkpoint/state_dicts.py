@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from pardnn import files
 from pardnn.backends.torch.checkpoint.contents import chunks, root_modules
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.checkpoint.python_values import SCHEDULERS
 from pardnn.backends.torch.checkpoint.whole import Exchange
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.user_step.access import access_allowed
-from pardnn.checkpoint import disk
 from pardnn.checkpoint.directory import io_error
 from pardnn.checkpoint.manifest import SavedTensor
 from pardnn.checkpoint.pieces import header, write_tensors
@@ -56,8 +56,7 @@ def export(
         try:
             if rank == 0:
                 write_tensors(temporary, first, contents(), phases.tick)
-                temporary.replace(path)
-                disk.sync_directory(path.parent)
+                files.rename(temporary, path)
         except OSError as error:
             raise io_error("cannot write", path, error) from error
         finally:
