@@ -24,7 +24,7 @@ LARGE_FOLDERS = {
 }
 #: Where imports stand inside functions: so that `pardnn --help` answers at once, and a rank that
 #: does not plan loads no compiler.
-DOORS = {"cli", "api/parallelize.py"}
+DOORS = {"__main__.py", "cli", "api/parallelize.py"}
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
 

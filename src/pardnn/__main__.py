@@ -1,6 +1,53 @@
-"""`python -m pardnn`: the command line, where the script is not on the path."""
+"""The door of the command line: `pardnn` and `python -m pardnn`.
 
-from pardnn.cli.main import main
+Two things go wrong outside of the commands: an interrupt while they load, and threads of the user's
+code that outlive them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from typing import NoReturn
+
+#: How long threads of the user's code may go on once a command is done, seconds.
+THREADS_S = 1.0
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its status."""
+    try:
+        from pardnn.cli import main as command_line
+
+        command_line.main()
+    except KeyboardInterrupt:  # while it was loading: later ones are told there
+        if "--json" in sys.argv:
+            error = {"code": "E130", "exit": 130, "message": "interrupted", "details": {}}
+            print(json.dumps({"error": error}))
+        _leave(130)
+    except SystemExit as end:
+        _leave(end.code if isinstance(end.code, int) else 0)
+    _leave(0)
+
+
+def _leave(status: int) -> NoReturn:
+    """Exit, also where a thread that is no daemon would keep the process."""
+    end = time.monotonic() + THREADS_S
+    others = [each for each in threading.enumerate() if each is not threading.current_thread()]
+    threads = [each for each in others if not each.daemon]
+    for each in threads:
+        each.join(max(0.0, end - time.monotonic()))
+    if any(each.is_alive() for each in threads):
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
 
 if __name__ == "__main__":
     main()

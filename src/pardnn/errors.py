@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from typing import Any, ClassVar
 
+#: Exit status of a command that was interrupted.
+INTERRUPTED = 130
+
 
 def shown(name: str) -> str:
     """Quote a name for a message: it is data, and may be long or hold control characters."""
@@ -42,7 +45,7 @@ class PardnnError(Exception):
     @property
     def exit_status(self) -> int:
         """Exit status of the command line for this error."""
-        return int(self.code[1])
+        return INTERRUPTED if self.code == "E130" else int(self.code[1])
 
     def __str__(self) -> str:
         """Return the code and the message, continuation lines indented under the first."""

@@ -18,12 +18,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the command line and returns (status, stdout, stderr)."""
 
     def go(*arguments: object) -> tuple[int, str, str]:
-        handler = signal.getsignal(signal.SIGTERM)
+        handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             with pytest.raises(SystemExit) as end:
                 main.main([str(argument) for argument in arguments])
         finally:
-            signal.signal(signal.SIGTERM, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         out, err = capsys.readouterr()
         return int(str(end.value.code)), out, err
 

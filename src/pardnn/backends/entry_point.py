@@ -6,13 +6,23 @@ import contextlib
 import functools
 import importlib.util
 import inspect
+import logging
 import sys
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from pardnn.errors import UsageError, UserCodeError
+
+#: How often a function that does not return is told of, seconds.
+NOTICE_S = 60.0
+#: How the names of modules begin that entry points are loaded as.
+_MODULE = "pardnn_entry_"
+_LOG = logging.getLogger("pardnn")
 
 
 def is_entry_point(target: str) -> bool:
@@ -131,7 +141,7 @@ def _without_exit(factory: Callable[[], Any]) -> Callable[[], Any]:
     def guarded() -> Any:
         try:
             # stdout is for results alone.
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr), _told_while_it_lasts():
                 return factory()
         except SystemExit as error:
             raise UserCodeError(
@@ -142,11 +152,38 @@ def _without_exit(factory: Callable[[], Any]) -> Callable[[], Any]:
     return guarded
 
 
+@contextlib.contextmanager
+def _told_while_it_lasts() -> Iterator[None]:
+    """Say every `NOTICE_S` that the user's function still runs, and where it is."""
+    done, caller = threading.Event(), threading.get_ident()
+
+    def tell() -> None:
+        start = time.monotonic()
+        while not done.wait(NOTICE_S):
+            seconds, place = time.monotonic() - start, _innermost(sys._current_frames().get(caller))
+            _LOG.warning("your function that builds the model runs for %.0f s%s", seconds, place)
+
+    teller = threading.Thread(target=tell, name="pardnn-building", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def _innermost(frame: FrameType | None) -> str:
+    """Return ", at file.py:12": the innermost call in a file of an entry point."""
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(_MODULE):
+        frame = frame.f_back
+    return "" if frame is None else f", at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 def _load(path: Path) -> Any:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python FILE.py` does
-    name = f"pardnn_entry_{path.stem}"
+    name = f"{_MODULE}{path.stem}"
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None

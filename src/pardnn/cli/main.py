@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import traceback
 from types import FrameType
 from typing import NoReturn
@@ -23,7 +24,7 @@ from pardnn.cli import (
 )
 from pardnn.cli.options import no_command
 from pardnn.cli.output import fail
-from pardnn.errors import PardnnError, UsageError
+from pardnn.errors import INTERRUPTED, PardnnError, UsageError
 
 app = typer.Typer(
     name="pardnn",
@@ -61,30 +62,53 @@ app.command(name="explain", context_settings={"ignore_unknown_options": True})(
 app.add_typer(checkpoint_commands.app, name="checkpoint")
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _heed_interrupts() -> threading.Event:
+    """Raise KeyboardInterrupt at SIGTERM too; the event tells of both.
+
+    An import that is interrupted may raise something else.
+    """
+    seen = threading.Event()
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        seen.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    return seen
+
+
+def _interrupted(as_json: bool) -> int:
+    """Tell who reads JSON; return the exit status."""
+    return fail(PardnnError("interrupted", code="E130"), as_json) if as_json else INTERRUPTED
+
+
+def _broken(error: Exception, as_json: bool) -> int:
+    """Tell of an error that is ours; return the exit status."""
+    typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
+    return fail(PardnnError(message, code="E199"), as_json)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = _heed_interrupts()
     try:
         status = app(args=arguments, standalone_mode=False)
+        if status == INTERRUPTED:  # typer makes it of an interrupt
+            status = _interrupted(as_json)
     except typer.Exit as error:
         status = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        status = 130
-        if as_json:
-            status = fail(PardnnError("interrupted", code="E130"), as_json) and 130
+        status = _interrupted(as_json)
     except PardnnError as error:
         status = fail(error, as_json)
     except typer.TyperException as error:  # of the parser
         message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
         status = fail(UsageError(message, code="E200"), as_json)
     except Exception as error:
-        typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
-        message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
-        status = fail(PardnnError(message, code="E199"), as_json)
+        status = _interrupted(as_json) if interrupts.is_set() else _broken(error, as_json)
     sys.exit(status if isinstance(status, int) else 0)

@@ -9,7 +9,7 @@ import typer
 
 from pardnn.cli import options as opt
 from pardnn.cli.output import show
-from pardnn.errors import UsageError
+from pardnn.errors import INTERRUPTED, UsageError
 
 OnSignal = Literal["save", "stop"]
 
@@ -98,7 +98,7 @@ def run(
     )
     show(result, as_json, None)
     if result.stopped_by is not None:
-        raise typer.Exit(130)
+        raise SystemExit(INTERRUPTED)  # not typer's: the result has been shown
     if result.verified is False:
         raise typer.Exit(5)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from pardnn.backends.torch.checkpoint import saving, training_state
+from pardnn.backends.torch.comm.flight_record import PREFIX as RECORDS
 from pardnn.backends.torch.comm.private_folder import private_folder
 from pardnn.backends.torch.parallelize import Parallel, parallelize
 from pardnn.backends.torch.session import new_variant
@@ -141,7 +142,7 @@ def _seen(cell: Cell, outcomes: list[Outcome], took: float, root: Path, folder: 
     with private_folder():
         pass  # as the next run does
     tempfile.tempdir = before
-    left = [path.name for path in folder.glob("pardnn-*")]
+    left = [path.name for path in folder.glob("pardnn-*") if not path.name.startswith(RECORDS)]
     problems += [f"left {left}"] if left else []
     try:
         path = resolve(root)

@@ -15,10 +15,9 @@ import pytest
 import pardnn
 from pardnn.api.run import run_checked
 from pardnn.backends.torch.capture.capture import capture
-from pardnn.backends.torch.launch.launcher import _root_cause
 from pardnn.checkpoint.directory import committed, read_manifest, resolve
 from pardnn.checkpoint.options import SaveOptions, save_options
-from pardnn.errors import FileError, UsageError
+from pardnn.errors import UsageError
 from pardnn.report.results import RunResult
 from tests.backends.torch import entry_points
 from tests.backends.torch.plans import random_plan
@@ -54,13 +53,6 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     assert (then.first_step, then.saved_steps, then.verified) == (3, (6,), True)
     assert then.losses[0] != first.losses[0]
     assert [each.step for each in committed(tmp_path)] == [6]
-
-
-def test_a_damaged_checkpoint_is_an_error_of_the_file() -> None:
-    error = {"code": "E432", "message": "damaged", "details": {"rank": 1}}
-    found = _root_cause([{"losses": []}, {"error": error}], {})
-    assert isinstance(found, FileError)
-    assert found.exit_status == 4
 
 
 def ranks_of(launcher: int) -> list[int]:

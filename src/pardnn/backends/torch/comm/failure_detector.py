@@ -58,6 +58,7 @@ class FailureDetector:
         timeout_s: Longest wait for one message, seconds; longer ones are told before.
         on_failure: Called from the polling thread with the record of the first failure, once this
             rank has published its state; None does nothing.
+        record: Called at each poll with this rank's state, and with True once there is a failure.
 
     Attributes:
         also: Called at each poll, by the polling thread, until there is a failure.
@@ -71,6 +72,7 @@ class FailureDetector:
         describe: Callable[[], State],
         timeout_s: float,
         on_failure: Callable[[State], None] | None = None,
+        record: Callable[[State, bool], None] = lambda _state, _final: None,
     ) -> None:
         self._store = store
         self._timeout_s = timeout_s
@@ -79,6 +81,7 @@ class FailureDetector:
         self._size = size
         self._describe = describe
         self._on_failure = on_failure
+        self._record = record
         self.also: list[Callable[[], None]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="pardnn-failures", daemon=True)
@@ -96,17 +99,21 @@ class FailureDetector:
                 found = self.first_failure()
                 if found is None:
                     self._answer()
-                    self._tell_of_a_long_wait()
+                    state = self._describe()
+                    self._record(state, False)
+                    self._tell_of_a_long_wait(state)
                     for call in list(self.also):
                         call()
                     continue
                 self._publish_state("failure")
+                self._record(self._describe(), True)
                 if self._on_failure is not None:
                     self._on_failure(found)
                 return
 
     def _publish_state(self, occasion: str) -> None:
-        self._store.set(f"state/{occasion}/{self._rank}", json.dumps(self._describe()))
+        state = {key: value for key, value in self._describe().items() if key != "actions"}
+        self._store.set(f"state/{occasion}/{self._rank}", json.dumps(state))
 
     def _answer(self) -> None:
         """Publish this rank's state for each rank that has asked since."""
@@ -116,8 +123,7 @@ class FailureDetector:
             self._publish_state(str(number))
         self._answered = asked
 
-    def _tell_of_a_long_wait(self) -> None:
-        state = self._describe()
+    def _tell_of_a_long_wait(self, state: State) -> None:
         thirds = int(3 * state.get("waited_s", 0.0) / self._timeout_s)
         if thirds > self._told:
             asked = self._store.add("asked", 1)
@@ -130,7 +136,7 @@ class FailureDetector:
             )  # fmt: skip
         self._told = thirds
 
-    def _read(self, key: str, patience_s: float = 0.0) -> State | None:
+    def read(self, key: str, patience_s: float = 0.0) -> State | None:
         """Return the value of a key, waiting for it at most `patience_s`; None if it is absent."""
         end = time.monotonic() + patience_s
         while True:
@@ -143,7 +149,7 @@ class FailureDetector:
 
     def first_failure(self, patience_s: float = 0.0) -> State | None:
         """Return the record of the first failure, waiting at most `patience_s`; None without."""
-        return self._read("failure", patience_s)
+        return self.read("failure", patience_s)
 
     def report(self, error: PardnnError) -> PardnnError:
         """Record a failure, or learn which one came first; return the error to raise.
@@ -174,7 +180,7 @@ class FailureDetector:
 
     def _secondary(self, error: PardnnError, first: State) -> PardnnError:
         """Return the error of a rank that stops because another one failed first."""
-        report = self._read("report", REPORT_S) or _bare_report(first)
+        report = self.read("report", REPORT_S) or _bare_report(first)
         message = f"rank {self._rank} stopped: {report['message'].splitlines()[0]}"
         details = {**report["details"], "report": report, "own": error.message}
         return error_from(report["code"], message, details)
@@ -185,8 +191,9 @@ class FailureDetector:
         self._publish_state(occasion)
         end = time.monotonic() + STATES_S
         found = {self._rank: self._describe()}
+        found[self._rank].pop("actions", None)
         for rank in others:
-            state = self._read(f"state/{occasion}/{rank}", max(0.0, end - time.monotonic()))
+            state = self.read(f"state/{occasion}/{rank}", max(0.0, end - time.monotonic()))
             if state is not None:
                 found[rank] = state
         return found

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,14 @@ from torch.distributed.rendezvous import rendezvous
 
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.failure_detector import FailureDetector, State
+from pardnn.backends.torch.comm.flight_record import (
+    VARIABLE,
+    FlightRecord,
+    add_line,
+    folder_named,
+    main_stack,
+    make_folder,
+)
 from pardnn.backends.torch.comm.handshake import Watch, wait_for
 from pardnn.backends.torch.comm.nodes import (
     advice,
@@ -59,6 +68,8 @@ class World:
         detector: Made by `detect_failures`.
         describe: Returns what this rank is doing now, see `FailureDetector`; the executor sets it.
         reported: The error of `report_failure`.
+        flight: Its flight record, once it has one.
+        is_recorded: Whether the record is to stay.
         lock: Held by the thread that exchanges messages.
         pending: Messages that a step has left to be waited for; it can `settle` them.
     """
@@ -73,9 +84,12 @@ class World:
     detector: FailureDetector | None = None
     describe: Callable[[], State] = lambda: dict(_NOT_STARTED)
     reported: PardnnError | None = None
+    flight: FlightRecord | None = None
+    is_recorded: bool = False
     lock: Any = field(default_factory=threading.RLock)
     pending: Any = None
     _waits: State = field(default_factory=dict)
+    _has_made_records: bool = False
 
     def detect_failures(self, on_failure: Callable[[State], None] | None = None) -> None:
         """Start this rank's failure detector; again, or with a single rank, does nothing.
@@ -89,10 +103,46 @@ class World:
                 return {"rank": self.rank, **self.describe(), **self._waits}
 
             self.detector = FailureDetector(
-                self.store, self.rank, self.size, describe, self.timeout_s, on_failure
+                self.store, self.rank, self.size, describe, self.timeout_s, on_failure, self._record
             )
             # A thread that is inside the store when the process ends would abort it.
             atexit.register(self._leave)
+
+    def _record(self, state: State, final: bool, error: PardnnError | None = None) -> None:
+        """Write what this rank does into its flight record."""
+        record = self._flight_record()
+        if record is None:
+            return
+        self.is_recorded = self.is_recorded or final
+        lines = [state["text"]]
+        if error is not None:
+            lines += ["", *str(error).splitlines()]
+        lines += ["", "last actions:", *state.get("actions", ())]
+        lines += ["", "last messages:", *state.get("messages", ())]
+        if final:
+            lines += ["", "main thread:", *main_stack()]
+        record.write(lines, final=final)
+
+    def _flight_record(self) -> FlightRecord | None:
+        """Return this rank's record; None as long as no folder for it is known."""
+        if self.flight is None and self.detector is not None:
+            folder = self._folder_of_records(self.detector)
+            self.flight = FlightRecord(folder, self.rank) if folder is not None else None
+        return self.flight
+
+    def _folder_of_records(self, detector: FailureDetector) -> Path | None:
+        given = os.environ.get(VARIABLE)
+        if given:
+            return Path(given)
+        # One of the ranks of each node makes it.
+        node = self.nodes[self.rank]
+        if self.nodes.index(node) == self.rank and not self._has_made_records:
+            self._has_made_records, folder = True, make_folder()
+            if folder is not None and self.store is not None:
+                self.store.set(f"flight/{node}", json.dumps({"name": folder.name}))
+            return folder
+        found = detector.read(f"flight/{node}")
+        return folder_named(str(found["name"])) if found is not None else None
 
     def all_gather(
         self,
@@ -171,13 +221,19 @@ class World:
         error.details.setdefault("rank", self.rank)
         error.details.setdefault("first_failing_rank", self.rank)
         if self.detector is not None:
+            state = self.describe()
             error = self.detector.report(error)
+            self._record(state, True, error)
+        if self.flight is not None:
+            add_line(error, self.flight.folder)
         self.reported = error
         self.close()
         return error
 
     def _leave(self) -> None:
         """Close at the end of the process: peers may still wait for what this rank has sent."""
+        # An exception that ends the script is a crash, too: Python has printed it by now.
+        self.is_recorded = self.is_recorded or getattr(sys, "last_value", None) is not None
         if self.pending is not None and self.reported is None and self.channel is not None:
             self.channel.timeout_s = min(self.channel.timeout_s, LEAVE_S)
             with contextlib.suppress(PardnnError):
@@ -189,6 +245,8 @@ class World:
         atexit.unregister(self._leave)
         if self.detector is not None:
             self.detector.close()
+        if self.flight is not None and not self.is_recorded:
+            self.flight.remove()
         if self.channel is not None:
             self.channel.close()
 

@@ -249,6 +249,8 @@ def build(factory: Callable[..., Any], reason: str = "", **kwargs: Any) -> tuple
         with built.storages_built:
             result = factory(**kwargs)
         built.ends = [rng.read_state(generator) for generator in built.generators]
+    except PardnnError:
+        raise  # it says what is wrong already
     except Exception as error:
         raise UserCodeError(
             f"the function that builds the model raised at {_user_line(error)}: "

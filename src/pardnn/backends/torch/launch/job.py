@@ -20,6 +20,8 @@ SIGNAL_FILE = "signal"
 STORE_FILE = "store"
 #: Where ranks leave their state, for the reference to compare.
 STATE_FOLDER = "state"
+#: The stage of a rank that runs the user's function.
+BUILDING = "in the function that builds the model"
 #: Stands for a rank in the name of the reference's result file.
 REFERENCE = "reference"
 
@@ -78,6 +80,22 @@ def read_pid(directory: Path, rank: int) -> int | None:
     """Return the process id of a rank; None if it has not come so far."""
     path = directory / f"pid-{rank}"
     return int(path.read_text(encoding="ascii")) if path.exists() else None
+
+
+def write_stage(directory: Path, rank: int | str, stage: str) -> None:
+    """Let the launcher know what this process has begun to do."""
+    (directory / f"stage-{rank}").write_text(stage, encoding="utf-8")
+
+
+def read_stage(directory: Path, rank: int | str) -> str:
+    """Return what a process had begun to do last; nothing if it has not come so far."""
+    path = directory / f"stage-{rank}"
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def stack_path(directory: Path, rank: int | str) -> Path:
+    """Return the file in which a process that is told to end leaves its stack."""
+    return directory / f"stack-{rank}"
 
 
 def signal_of(directory: Path) -> str | None:

@@ -1,23 +1,22 @@
-"""The launcher: start the ranks of a plan on this machine, collect their results, find root causes.
+"""The launcher: start the ranks of a plan on this machine and collect their results.
 
 Each rank writes one result file in a private directory; the first failing rank is named by what the
-ranks wrote, and by its exit status only if they could write nothing. No rank outlives this process
-(`processes.py`).
+ranks wrote, and by its exit status only if they could write nothing (`root_cause.py`). No rank
+outlives this process (`processes.py`).
 """
 
 from __future__ import annotations
 
 import os
-import signal
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
+from pardnn.backends.torch.comm import flight_record
 from pardnn.backends.torch.comm.private_folder import private_folder
 from pardnn.backends.torch.comm.stop_signal import OnSignal
 from pardnn.backends.torch.comm.world import rank_device
@@ -31,9 +30,10 @@ from pardnn.backends.torch.launch.job import (
     write_job,
 )
 from pardnn.backends.torch.launch.processes import WORKER, run_processes
+from pardnn.backends.torch.launch.root_cause import root_cause
 from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
 from pardnn.checkpoint.options import SaveOptions
-from pardnn.errors import PardnnError, RankError, UserCodeError, error_from
+from pardnn.errors import RankError, UserCodeError
 from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, write_plan
@@ -215,91 +215,26 @@ def _run_ranks(directory: Path, job: Job) -> list[dict[str, Any]]:
     Raises:
         PardnnError: The root cause, if a rank failed.
     """
-    failures = run_processes(directory, job)
-    results = [read_result(directory, rank) for rank in range(len(job.limits))]
-    if not failures and all(each is not None and "losses" in each for each in results):
-        return [each for each in results if each is not None]
-    raise _root_cause(results, failures)
+    records = flight_record.make_folder()
+    is_kept = False
+    try:
+        failures = run_processes(directory, job, records)
+        results = [read_result(directory, rank) for rank in range(len(job.limits))]
+        if not failures and all(each is not None and "losses" in each for each in results):
+            return [each for each in results if each is not None]
+        is_kept = True
+        raise root_cause(directory, job, failures, records)
+    finally:
+        if records is not None and not is_kept:
+            shutil.rmtree(records, ignore_errors=True)
 
 
 def _run_reference(directory: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", WORKER, str(directory), "--reference"]
-    done = subprocess.run(command, check=False)
+    # Its own session: Ctrl-C reaches this process, which ends it.
+    done = subprocess.run(command, check=False, start_new_session=True)
     result = read_result(directory, REFERENCE)
     if result is None or "error" in result:
         said = result["error"]["traceback"] if result else f"it ended with {done.returncode}"
         raise UserCodeError(f"while running your own step on one device:\n{said}")
     return result
-
-
-# What went wrong.
-
-#: Errors of code, the user's or ours: the traceback says more than the message.
-_TRACED_CODES = frozenset({"E101", "E110", "E601"})
-#: Timeouts of a rank that waits, before the first step, for one that is not there.
-_MISSED_CODES = frozenset({"E605", "E702"})
-
-
-def _root_cause(
-    results: Sequence[dict[str, Any] | None], failures: Mapping[int, ProcessFailure]
-) -> PardnnError:
-    """Return the error of the rank that failed first, with a line for each other one.
-
-    Args:
-        results: By rank; None of a rank that wrote nothing.
-        failures: How ranks ended that did not end with status 0.
-    """
-    errors = {rank: each["error"] for rank, each in enumerate(results) if each and "error" in each}
-    silent = [rank for rank, each in enumerate(results) if each is None]
-    if not errors:
-        return _ended_silently(silent, failures)
-    root = _first(errors)
-    first = int(root["details"].get("first_failing_rank", root["details"].get("rank", 0)))
-    missed = root["code"] in _MISSED_CODES and silent
-    lines = [root["message"]]
-    if missed:
-        # The rank that timed out is not the cause: the one that wrote nothing is.
-        first = silent[0]
-        lines.insert(0, f"rank {first} ended before its work was done, and wrote no result.")
-    lines += _exit_line(first, failures)
-    own = errors.get(first)
-    if own is not None and root["code"] in _TRACED_CODES:
-        lines.append(own.get("traceback", "").rstrip())
-    for rank, each in errors.items():
-        if rank != first and each["message"] != root["message"]:
-            lines.append(each["message"].splitlines()[0])
-    details = {key: value for key, value in root["details"].items() if key != "report"}
-    details |= {"first_failing_rank": first}
-    return error_from(root["code"], "\n".join(lines), details)
-
-
-def _first(errors: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Return the error of the rank that failed first: its own, or the report that others got."""
-    for rank, each in errors.items():
-        details = each["details"]
-        if "report" not in details and details.get("rank", rank) == rank:
-            return each
-    for each in errors.values():
-        if "report" in each["details"]:
-            return each["details"]["report"]
-    return next(iter(errors.values()))
-
-
-def _exit_line(rank: int, failures: Mapping[int, ProcessFailure]) -> Iterator[str]:
-    failure = failures.get(rank)
-    if failure is not None and failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        yield f"Rank {rank} was ended by {name}."
-
-
-def _ended_silently(silent: Sequence[int], failures: Mapping[int, ProcessFailure]) -> PardnnError:
-    rank = min(failures, key=lambda each: failures[each].timestamp, default=silent[0])
-    how = "with exit status 0, before its work was done"
-    if rank in failures:
-        code = failures[rank].exitcode
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit status {code}"
-    return RankError(
-        f"rank {rank} ended {how}, and wrote no result.\nLook at what it printed last.",
-        code="E602",
-        details={"rank": rank, "first_failing_rank": rank},
-    )

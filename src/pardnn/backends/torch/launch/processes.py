@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing import (
 )
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from pardnn.backends.torch.comm.flight_record import VARIABLE as RECORDS_VARIABLE
 from pardnn.backends.torch.comm.nodes import loopback_environment
 from pardnn.backends.torch.comm.secret import VARIABLE as SECRET_VARIABLE
 from pardnn.backends.torch.comm.secret import make_secret
@@ -48,18 +49,23 @@ _WATCH_S = 0.25
 _SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
-def run_processes(directory: Path, job: Job) -> Mapping[int, ProcessFailure]:
+def run_processes(
+    directory: Path, job: Job, records: Path | None = None
+) -> Mapping[int, ProcessFailure]:
     """Run all ranks to their end; return how those that failed ended, by rank.
 
     Args:
         directory: Of the run.
         job: What to do.
+        records: Folder of their flight records; None lets ranks choose one.
 
     Raises:
         KeyboardInterrupt: If a signal ended the run.
     """
     num_ranks = len(job.limits)
     shared = loopback_environment() | {SECRET_VARIABLE: make_secret()}
+    if records is not None:
+        shared |= {RECORDS_VARIABLE: str(records)}
     environments = {
         rank: shared | {
             "RANK": str(rank), "LOCAL_RANK": str(rank),

@@ -18,6 +18,7 @@ from pardnn.backends.torch.checkpoint.training_state import TrainingState
 from pardnn.backends.torch.comm.stop_signal import StopSignal
 from pardnn.backends.torch.comm.world import World, join, leave, rank_device
 from pardnn.backends.torch.launch.job import (
+    BUILDING,
     GRAPH_FILE,
     PLAN_FILE,
     STATE_FOLDER,
@@ -26,6 +27,7 @@ from pardnn.backends.torch.launch.job import (
     result_path,
     signal_of,
     write_result,
+    write_stage,
 )
 from pardnn.backends.torch.launch.reference import seed_generators
 from pardnn.backends.torch.make_step import make_step
@@ -65,9 +67,11 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     limit, device = job.limits[rank], _warm_device(job)
     program = Program(read_graph(directory / GRAPH_FILE), read_plan(directory / PLAN_FILE))
     seed_generators(job.seed)
+    write_stage(directory, rank, BUILDING)
     step, args, recording = make_step(load_factory(job.target, job.batch_size))
     binding = Binding(step, args, program.whole, device)
     notes = [f"the model was built on the host: {recording.fallback}"] * bool(recording.fallback)
+    write_stage(directory, rank, "meeting the other ranks, or training with them")
     world = join(device, timeout_s=job.timeout_s, meeting=directory / STORE_FILE)
     example: dict[str, Any] = {}
 

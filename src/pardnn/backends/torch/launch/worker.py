@@ -9,7 +9,9 @@ loads nothing that only ranks need.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import importlib
 import os
 import signal
@@ -21,7 +23,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from pardnn.backends.torch.launch.job import REFERENCE, Job, read_job, write_pid, write_result
+from pardnn.backends.torch.launch.job import (
+    REFERENCE,
+    Job,
+    read_job,
+    stack_path,
+    write_pid,
+    write_result,
+    write_stage,
+)
 from pardnn.errors import PardnnError
 
 #: How long a process that is told to end may take to notice a failure and report it, seconds.
@@ -45,8 +55,11 @@ def _ignore(_number: int, _frame: Any) -> None:
     """Do nothing: the thread that reads the wake-up bytes ends the process."""
 
 
-def _delay_sigterm() -> None:
+def _delay_sigterm(stack: Path) -> None:
     """End `REPORT_S` after SIGTERM, so that this process can report why it failed.
+
+    Args:
+        stack: File that then gets the stacks of its threads.
 
     The launcher ends all ranks as soon as one has died, which the others are about to notice. A
     thread waits for the signal, because the main one may be deep inside a wait or an op.
@@ -59,6 +72,8 @@ def _delay_sigterm() -> None:
     def end() -> None:
         while signal.SIGTERM not in woken.recv(1):
             pass
+        with contextlib.suppress(OSError), stack.open("w") as stream:
+            faulthandler.dump_traceback(stream)
         time.sleep(REPORT_S)
         os._exit(128 + signal.SIGTERM)
 
@@ -77,7 +92,12 @@ def _error(error: BaseException, rank: int | str) -> dict[str, Any]:
     cause = error.__cause__ or error
     lines = traceback.format_exception(cause)
     if isinstance(error, PardnnError):
-        found = {"code": error.code, "message": error.message, "details": error.details}
+        details = {"rank": rank, **error.details}
+        found = {"code": error.code, "message": error.message, "details": details}
+    elif isinstance(error, KeyboardInterrupt):
+        text = f"rank {rank} was interrupted by SIGINT, which it alone was sent"
+        details = {"rank": rank, "first_failing_rank": rank}
+        found = {"code": "E602", "message": text, "details": details}
     else:
         text = f"internal error in rank {rank}: {type(error).__name__}: {error}"
         details = {"rank": rank, "first_failing_rank": rank}
@@ -95,7 +115,10 @@ def main(directory: Path, rank: int | str) -> int:
     job = read_job(directory)
     write_pid(directory, rank)
     _end_with_parent(job.parent)
-    _delay_sigterm()
+    _delay_sigterm(stack_path(directory, rank))
+    # A script in the background of a shell is started deaf to it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    write_stage(directory, rank, "loading the framework")
     # Standard output belongs to the command's own result.
     os.dup2(2, 1)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(job.threads)

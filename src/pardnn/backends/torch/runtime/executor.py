@@ -25,7 +25,12 @@ from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view
 from pardnn.backends.torch.rng.generator import Draws
 from pardnn.backends.torch.rng.stream import make_stream
 from pardnn.backends.torch.runtime.agreement import Agreement
-from pardnn.backends.torch.runtime.failures import out_of_memory, users_line
+from pardnn.backends.torch.runtime.failures import (
+    action_text,
+    out_of_memory,
+    recent_actions,
+    users_line,
+)
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
 from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, live_bytes
@@ -313,21 +318,9 @@ class Executor:
         self._calls = []
         return reported
 
-    def _where(self) -> tuple[str, Op | None]:
-        """Return the action that runs, for people, and its op if it computes one."""
-        if self._at >= len(self._actions):
-            return "the end of its step", None
-        action = self._actions[self._at]
-        if isinstance(action, Compute):
-            op = self.program.ops[action.op]
-            return f"op {shown(op.name)}" + (f" ({op.source})" if op.source else ""), op
-        if isinstance(action, Free):
-            return f"the release of {shown(action.tensors[0])}", None
-        return spec_text(self.program.specs[action.message]), None
-
     def _failure(self, error: Exception) -> PardnnError:
         """Return the error that says where `error` came from and, out of memory, what was held."""
-        where, op = self._where()
+        where, op = action_text(self.program, self._actions, self._at)
         step = len(self.step_s)
         details: dict[str, Any] = {"rank": self.rank, "step": step, "op": op and op.name}
         if is_out_of_memory(error):
@@ -343,7 +336,7 @@ class Executor:
         """Return what this rank is doing now, as JSON; the failure detector's thread calls it."""
         channel = self.world.channel
         now, waits_for, waited_s = f"{self._what} {len(self.step_s)}", None, 0.0
-        text = f"at {self._where()[0]} in {now}"
+        text = f"at {action_text(self.program, self._actions, self._at)[0]} in {now}"
         if not self._is_running:
             text = f"in your script{users_line()}, {self._between()}"
         waiting = channel.waiting if channel is not None else None
@@ -361,7 +354,7 @@ class Executor:
         messages = [f"step {note.step}: {note.event}: {spec_text(note.spec)}" for note in notes]
         return {
             "rank": self.rank, "text": text, "waits_for": waits_for, "waited_s": waited_s,
-            "messages": messages,
+            "messages": messages, "actions": recent_actions(self.program, self._actions, self._at),
         }  # fmt: skip
 
     def _between(self) -> str:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pardnn.backends.torch.comm.wire_format import spec_text
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory, lift_limit
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.object_graph import is_library_file
-from pardnn.errors import RankError
+from pardnn.errors import RankError, shown
+from pardnn.graph.ir import Op
+from pardnn.plan.actions import Action, Compute, Free
+
+#: Of the last actions of a rank that a flight record tells.
+ACTIONS_KEPT = 16
 
 
 def out_of_memory(
@@ -71,6 +77,34 @@ def memory_reason(error: BaseException) -> str:
     """Return what the system said where there was no memory left, and what to do."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return f"{said[:300]}\nRaise --reserve (`reserve=`), or give this device more memory."
+
+
+def action_text(program: Program, actions: Sequence[Action], at: int) -> tuple[str, Op | None]:
+    """Return an action, for people, and its op if it computes one.
+
+    Args:
+        program: What runs.
+        actions: Of this rank.
+        at: Position of the action; their number at the end of the step.
+    """
+    if at >= len(actions):
+        return "the end of its step", None
+    action = actions[at]
+    if isinstance(action, Compute):
+        op = program.ops[action.op]
+        return f"op {shown(op.name)}" + (f" ({op.source})" if op.source else ""), op
+    if isinstance(action, Free):
+        return f"the release of {shown(action.tensors[0])}", None
+    return spec_text(program.specs[action.message]), None
+
+
+def recent_actions(program: Program, actions: Sequence[Action], at: int) -> list[str]:
+    """Return the actions up to the one that runs, for people: those of `action_text`."""
+    first = max(0, at + 1 - ACTIONS_KEPT)
+    return [
+        f"{type(actions[i]).__name__.lower()} {action_text(program, actions, i)[0]}"
+        for i in range(first, min(at + 1, len(actions)))
+    ]
 
 
 def users_line() -> str:

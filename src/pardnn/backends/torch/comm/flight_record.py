@@ -1,0 +1,129 @@
+"""The flight record: what each rank did last, on disk after a run that ended badly.
+
+Problem: a rank that hangs or was killed cannot tell what it was doing. Idea: each rank keeps one
+short text file in a folder of its run. The thread that looks for failures writes it anew four times
+a second, so steps pay nothing, and the record of a rank that is killed is at most that old. A run
+that ends well removes its folder; of the others, the newest `KEPT` of this user stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pardnn.errors import PardnnError
+
+#: How the names of the folders begin, in the system's temporary one.
+PREFIX = "pardnn-flight-"
+#: Names the folder to the ranks that a launcher starts.
+VARIABLE = "PARDNN_FLIGHT_FOLDER"
+KEPT = 10
+MAX_CHARACTERS = 1 << 16
+_MAX_FRAMES = 40
+
+
+def make_folder() -> Path | None:
+    """Make a folder for the records of a run, private to this user; None where that fails."""
+    with contextlib.suppress(OSError):
+        for folder in _own_folders()[KEPT - 1 :]:
+            shutil.rmtree(folder, ignore_errors=True)
+        return Path(tempfile.mkdtemp(prefix=PREFIX))
+    return None
+
+
+def _own_folders() -> list[Path]:
+    """Return this user's folders of records; those that were written last come first."""
+    found: list[tuple[float, Path]] = []
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if folder.is_dir() and not folder.is_symlink() and status.st_uid == os.getuid():
+                found.append((status.st_mtime, folder))
+    return [folder for _, folder in sorted(found, reverse=True)]
+
+
+def folder_named(name: str) -> Path | None:
+    """Return the folder of this name that another rank has made; None if it is not there.
+
+    Args:
+        name: From the store, which may be open to others: it leads to a folder of records of this
+            user or nowhere.
+    """
+    return next((folder for folder in _own_folders() if folder.name == name), None)
+
+
+def main_stack() -> list[str]:
+    """Return where the main thread is, innermost call last."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return []
+    return "".join(traceback.format_stack(frame)[-_MAX_FRAMES:]).splitlines()
+
+
+def add_line(error: PardnnError, folder: Path) -> None:
+    """Name the folder of records in an error, once; in a line of its own where it failed first."""
+    if "flight_record" in error.details:
+        return
+    error.details["flight_record"] = str(folder)
+    if "report" not in error.details:  # else one line is all that a rank says
+        error.message += f"\nFlight record, what each rank did last: {folder}"
+        error.args = (error.message,)
+
+
+class FlightRecord:
+    """One rank's record.
+
+    Args:
+        folder: Of the run.
+        rank: Whose it is.
+        pid: Its process id; None takes this process's.
+    """
+
+    def __init__(self, folder: Path, rank: int, pid: int | None = None) -> None:
+        self.folder = folder
+        self._rank, self._pid = rank, pid or os.getpid()
+        self._path = folder / f"rank-{rank}.txt"
+        self._lock = threading.Lock()
+        self._is_final = False
+
+    def write(self, lines: Iterable[str], *, final: bool = False) -> None:
+        """Replace the record; where it cannot be written, do without.
+
+        Args:
+            lines: What the rank does.
+            final: Keep this one, whatever is written later.
+        """
+        with self._lock:
+            if self._is_final:
+                return
+            self._is_final = final
+            temporary = self._path.with_suffix(".tmp")
+            with contextlib.suppress(OSError):
+                temporary.write_text(self._text(lines), encoding="utf-8", errors="replace")
+                temporary.replace(self._path)
+
+    def _text(self, lines: Iterable[str]) -> str:
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        head = f"rank {self._rank}, process {self._pid}, at {now}"
+        return "\n".join([head, *_printable(lines)])[:MAX_CHARACTERS] + "\n"
+
+    def remove(self) -> None:
+        """Remove the record, and the folder with the last one."""
+        with self._lock, contextlib.suppress(OSError):
+            self._is_final = True
+            self._path.unlink(missing_ok=True)
+            self.folder.rmdir()
+
+
+def _printable(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines that a terminal shows as they are: names in them are data."""
+    for line in lines:
+        yield "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

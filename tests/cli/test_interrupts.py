@@ -1,0 +1,105 @@
+"""Interrupts at any moment, and threads that outlive a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pardnn
+from pardnn.backends import entry_point
+from pardnn.backends.entry_point import load_factory
+from pardnn.cli import main as command_line
+
+#: Two modules that the command line loads send the interrupt, and one later turns it into an error.
+WHILE_LOADING = """
+import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+sys.argv = ["pardnn", "plan", {graph!r}, "--devices", "2", *{more!r}]
+runpy.run_module("pardnn", run_name="__main__")
+"""
+THREAD = """
+import sys, threading, time
+from pardnn import __main__
+from pardnn.cli import main
+__main__.THREADS_S = 0.1
+main.main = lambda: (threading.Thread(target=time.sleep, args=(60,)).start(), sys.exit(3))
+__main__.main()
+"""
+
+
+def run_python(text: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(pardnn.__file__).resolve().parents[1])}
+
+    def heeding() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return subprocess.run(
+        [sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=60,
+        preexec_fn=heeding, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("module", ["typer", "pardnn.place.polish.polish"])
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_an_interrupted_start_leaves_no_traceback(module: str, more: list[str], tiny: Path) -> None:
+    graph = str(tiny / "graph.json")
+    done = run_python(WHILE_LOADING.format(module=module, graph=graph, more=more))
+    assert done.returncode == 130
+    assert done.stderr == ""
+    if not more:
+        assert done.stdout == ""
+        return
+    error = json.loads(done.stdout)["error"]
+    assert error == {"code": "E130", "exit": 130, "message": "interrupted", "details": {}}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_interrupt_with_json_prints_one_object(
+    wrapped: bool, run_json: Any, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what was interrupted raises something else, as imports of extensions do."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            if wrapped:
+                raise ImportError("numpy could not be loaded") from None
+            raise
+
+    monkeypatch.setattr("pardnn.cli.plan_commands.read_graph", interrupted, raising=False)
+    monkeypatch.setattr(command_line, "app", interrupted)
+    status, found = run_json("plan", tiny / "graph.json")
+    assert status == 130
+    assert found["error"]["code"] == "E130"
+    assert found["error"]["exit"] == 130
+
+
+def test_a_thread_of_the_users_does_not_keep_the_command_alive() -> None:
+    start = time.monotonic()
+    done = run_python(THREAD)
+    assert done.returncode == 3, done.stderr
+    assert time.monotonic() - start < 30
+
+
+def test_a_function_that_does_not_return_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(entry_point, "NOTICE_S", 0.05)
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ndef build():\n    time.sleep(0.3)\n    return 1\n")
+    assert load_factory(f"{path}:build")() == 1
+    assert f"your function that builds the model runs for 0 s, at {path}:3" in caplog.messages
