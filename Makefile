@@ -16,6 +16,7 @@
 #   make resume-matrix   stop and go on: four models, 1, 2 and 4 ranks, placed and cut
 #   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
 #   make browser       the report in Chromium (Debian: apt-get install chromium)
+#   make fuzz      10 minutes of damaged files of every kind, through every command that reads them
 #   make mutants   400 small faults planted one by one: which of them no test finds (an hour)
 #   make coverage  as `shapes`, and the lines that no test runs
 
@@ -25,7 +26,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill-matrix soak resume-matrix two-nodes browser mutants
+	kill-matrix soak resume-matrix two-nodes browser mutants fuzz
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -104,6 +105,10 @@ two-nodes: $(STAMP)
 # Fails where there is no Chromium, which `make long` skips and says.
 browser: $(STAMP)
 	CHROMIUM=1 $(BIN)/python -m pytest -q tests/report/test_page_in_browser.py
+# The seed is printed. FUZZ_CASE=SEED-NUMBER repeats one case of a run that failed.
+FUZZ_SECONDS ?= 600
+fuzz: $(STAMP)
+	FUZZ=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -s tests/fuzz
 
 # What was found is kept in .mutants: a run that was cut goes on, and after new tests survivors alone
 # are asked again. Kernels first, as plain Python, then all else. FLAGS='--only src/pardnn/sim --sample 0' takes all mutants below a path.

@@ -128,7 +128,7 @@ def test_an_alias_of_the_owner_becomes_one_of_the_input() -> None:
 
 def test_groups_are_dense_and_shared() -> None:
     ops = [
-        Op(name=name, kind="input", group=group)
+        Op(name=name, kind="k", group=group)
         for name, group in [("a", "x"), ("b", None), ("c", "x"), ("d", "0"), ("e", None)]
     ]
     assert build_graph("groups", ops).arrays.group.tolist() == [0, 1, 0, 2, 3]

@@ -114,7 +114,7 @@ def test_fingerprint_ignores_time_and_place_and_nothing_else(
     assert fingerprint(other) != fingerprint(graph)
     differing = [n for n, digest in op_digests(other).items() if op_digests(graph)[n] != digest]
     assert len(differing) == 1
-    for change in ({"kind": "k"}, {"group": "h"}, {"arguments": {"a": 1}}):
+    for change in ({"kind": "k"}, {"group": "h"}, {"arguments": {"args": [1]}}):
         assert fingerprint(changed(**change)) != fingerprint(graph)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pardnn import files
-from pardnn.cluster import Cluster, Device, Link, Rate, write_cluster
+from pardnn.cluster import MAX_DEVICES, Cluster, Device, Link, Rate, write_cluster
 from pardnn.errors import FileError, MismatchError, UsageError, shown
 from pardnn.graph import interchange
 from pardnn.graph.file import graph_from_json, read_graph, write_graph
@@ -244,6 +244,7 @@ def _placement(
                 "device.\nIts layouts: pardnn layout PLAN --graph GRAPH.",
                 code="E214",
             )
+        _check_placement(plan.placement, graph, plan.num_devices)
         return {op.name: plan.placement[op.name] for op in graph.ops}, plan.cluster
     if kind == MSR_SPLIT:
         machine = _cluster(options, "a split counts accelerators and CPUs")
@@ -254,11 +255,12 @@ def _placement(
     except UnicodeDecodeError:
         raise FileError(f"placement {what} is not text", code="E409") from None
     placement = placement_from_text(text, f"placement {what}")
-    _check_placement(placement, graph, options.cluster)
+    num_devices = MAX_DEVICES if options.cluster is None else options.cluster.num_devices
+    _check_placement(placement, graph, num_devices)
     return placement, options.cluster
 
 
-def _check_placement(placement: dict[str, int], graph: Graph, cluster: Cluster | None) -> None:
+def _check_placement(placement: Mapping[str, int], graph: Graph, num_devices: int) -> None:
     names = [op.name for op in graph.ops]
     odd = sorted(placement.keys() ^ set(names))
     if odd:
@@ -267,13 +269,11 @@ def _check_placement(placement: dict[str, int], graph: Graph, cluster: Cluster |
             f"({len(odd)} such ops).",
             code="E503",
         )
-    if cluster is None:
-        return
-    beyond = next((name for name in names if placement[name] >= cluster.num_devices), None)
+    beyond = next((name for name in names if not 0 <= placement[name] < num_devices), None)
     if beyond is not None:
         raise FileError(
             f"op {shown(beyond)} is placed on device {placement[beyond]}, but there are "
-            f"{cluster.num_devices}",
+            f"{num_devices}",
             code="E409",
         )
 

@@ -141,15 +141,18 @@ def state_of(files: tuple[Path, Path] | None) -> StateInPlace | None:
 
     Raises:
         MismatchError: E503, if the plan is for another graph.
+        InvalidPlanError: E410, if it is not valid for its graph.
     """
     if files is None:
         return None
     from pardnn.graph.file import read_graph
+    from pardnn.plan.check import check_plan
     from pardnn.plan.file import check_fingerprint, read_plan
     from pardnn.plan.state_in_place import state_in_place
 
     graph, plan = read_graph(files[0]), read_plan(files[1])
     check_fingerprint(plan, graph)
+    check_plan(graph, plan)
     return state_in_place(graph, plan)
 
 

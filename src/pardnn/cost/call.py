@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor, writes
 
-#: Keys of the references in `Op.arguments`: a one-entry object whose value names a tensor.
-_REFERENCES = ("tensor", "scalar")
+#: Key of the references in `Op.arguments`: a one-entry object whose value names a tensor.
+_REFERENCE = "tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def reference(value: Any) -> str | None:
     """Name of the tensor that an encoded argument refers to, if it is a reference."""
     if isinstance(value, dict):
         ((key, name), *others) = cast(dict[str, Any], value or {"": None}).items()
-        if key in _REFERENCES and isinstance(name, str) and not others:
+        if key == _REFERENCE and isinstance(name, str) and not others:
             return name
     return None
 
@@ -179,7 +179,7 @@ def _plain(value: Any, numbers: dict[str, int]) -> Any:
         fields = cast(dict[str, Any], value)
         if len(fields) == 1:
             ((key, name),) = fields.items()
-            if key in _REFERENCES and isinstance(name, str):
+            if key == _REFERENCE and isinstance(name, str):
                 return (dict, numbers.setdefault(name, len(numbers)))
         return (dict, tuple([(key, _plain(item, numbers)) for key, item in fields.items()]))
     if isinstance(value, list | tuple):

@@ -8,9 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
 
 from pardnn.errors import FileError, shown
+from pardnn.graph.check_arguments import argument_faults
 from pardnn.graph.ir import Op, Tensor, span_bytes, storage_owners
 
 #: Sums of bytes are int64 in kernels; a graph above this is refused, not wrapped around.
@@ -66,7 +66,8 @@ def _values(ops: Sequence[Op]) -> Iterator[str]:
     total = 0
     for i, op in enumerate(ops):
         total += op.workspace
-        if op.workspace or op.memory != "normal" or op.seconds is not None or op.arguments:
+        is_plain = op.memory == "normal" and op.seconds is None and not op.is_source
+        if op.workspace or op.arguments or not is_plain:
             for fault in _op_faults(op):
                 yield f"ops[{i}] {shown(op.name)}: {fault}"
         for tensor in op.outputs:
@@ -86,17 +87,14 @@ def _op_faults(op: Op) -> Iterator[str]:
         yield f"memory is {op.memory!r}, not normal, residual or reference"
     if op.memory == "reference" and op.outputs and not op.inputs:
         yield "memory is reference, but it reads no tensor whose storage it could share"
+    if op.is_source and (len(op.outputs) != 1 or op.inputs):
+        yield "a source has no inputs and one output"
     if op.seconds is not None and not op.seconds:
         yield "seconds is empty, so no device can run it"
     for kind, seconds in (op.seconds or {}).items():
         if not (math.isfinite(seconds) and seconds >= 0):
             yield f"seconds on {shown(kind)} is {seconds}"
-    if op.arguments is not None and "mutates" in op.arguments:
-        mutates: Any = op.arguments["mutates"]
-        if not isinstance(mutates, list | tuple) or any(
-            name not in op.inputs for name in cast("Sequence[Any]", mutates)
-        ):
-            yield "arguments.mutates is not a list of tensors that it reads"
+    yield from argument_faults(op)
 
 
 def _is_sized(shape: tuple[int, ...] | None, strides: tuple[int, ...] | None) -> bool:

@@ -58,12 +58,16 @@ def _fitting_plan(problem: Problem, names: Sequence[str] = ()) -> PlanArrays | N
         problem: What to plan.
         names: Of algorithms; `ALGORITHMS_TRIED` if there are none.
     """
-    if not names:
-        names = ALGORITHMS_TRIED if problem.cluster.num_devices > 1 else ALGORITHMS_TRIED[:1]
     try:
-        return decide_best(problem.with_options(objective="seconds", time_limit=None), names).plan
+        return _best_plan(problem, names)
     except InfeasibleError:
         return None
+
+
+def _best_plan(problem: Problem, names: Sequence[str]) -> PlanArrays:
+    if not names:
+        names = ALGORITHMS_TRIED if problem.cluster.num_devices > 1 else ALGORITHMS_TRIED[:1]
+    return decide_best(problem.with_options(objective="seconds", time_limit=None), names).plan
 
 
 def _limited(problem: Problem, limit: int | None) -> Problem:
@@ -82,10 +86,12 @@ def minimum_limit(problem: Problem, names: Sequence[str] = ()) -> tuple[int, Pla
     Args:
         problem: What to plan.
         names: Of the algorithms that plan, which place whole ops; see `_fitting_plan`.
+
+    Raises:
+        InfeasibleError: E301, if no limit helps, as where a link or a type of device is missing.
     """
     graph, reserve = problem.graph, problem.options.reserve
-    plan = _fitting_plan(_limited(problem, None), names)
-    assert plan is not None  # without limits everything fits
+    plan = _best_plan(_limited(problem, None), names)
     high = max(peak_bytes(graph, plan))
     low = least_bytes(graph.arrays, problem.cluster.num_devices) - 1
     while high - low > max(1, PRECISION * high):
@@ -195,7 +201,10 @@ def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
     cluster, algorithm = problem.cluster, problem.options.algorithm
     names = () if algorithm in (BEST, BEST_WHOLE) else (algorithm,)
     is_cut = algorithm in SHARDED
-    limit = _cut_limit(problem, peak) if is_cut else minimum_limit(problem, names)[0]
+    try:
+        limit = _cut_limit(problem, peak) if is_cut else minimum_limit(problem, names)[0]
+    except InfeasibleError:  # memory is not what is missing
+        limit = None
     tried = [] if limit is None else [f"--max-memory {_rounded_up(limit)}"]
     device = cluster.devices[0]
     alike = all(d.memory == device.memory and d.type == device.type for d in cluster.devices)

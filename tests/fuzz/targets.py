@@ -1,0 +1,233 @@
+"""The files that commands read, small and valid, and the commands that read each."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import random
+import re
+import shutil
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import typer
+
+from pardnn.checkpoint.weights import open_weights
+from pardnn.cli import main
+from pardnn.cost.table import CostTable, Entry, Machine, load_table, save_table
+from pardnn.errors import PardnnError
+from tests.checkpoint.steps import write_step
+
+DATA = Path(__file__).parents[1] / "data"
+#: What the contract knows of; 1 would be an internal error.
+STATUSES = {0, 2, 3, 4, 5, 8}
+SECONDS = 60
+#: What a terminal acts on, or what changes the order of the text around it.
+UNSAFE = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+PLANS = ("plan", "cut", "pieces", "recompute")
+ALGORITHMS = (
+    "pardnn", "heft", "single", "round-robin", "m-etf", "contiguous", "linear-clustering", "m-topo",
+    "modulo", "tofu", "data-parallel", "allrow-greedy",
+)  # fmt: skip
+MACHINE = Machine(device="a", library="b", threads=1)
+
+Reader = Callable[[Path, random.Random], None]
+
+
+class Target(NamedTuple):
+    """A file to mutate.
+
+    Attributes:
+        path: Below the folder of a case.
+        reads: From the folder and a generator of choices: calls what reads the file.
+    """
+
+    path: str
+    reads: Reader
+
+
+class Fault(Exception):
+    """What a command did that it must not do."""
+
+
+def command(*arguments: object) -> int:
+    """Run a command of `pardnn` and check how it ends; return its status.
+
+    Raises:
+        Fault: It ended as no command may, or printed what a terminal would act on.
+    """
+    words = [str(argument) for argument in arguments]
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main.main(words)
+    except SystemExit as end:
+        status = int(str(end.code))
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    said = out.getvalue() + err.getvalue()
+    if status not in STATUSES:
+        raise Fault(f"exit {status}: {' '.join(words)}\n{said}")
+    if UNSAFE.search(said):
+        raise Fault(f"unsafe text: {' '.join(words)}\n{said!a}")
+    if "--json" in words:
+        json.loads(out.getvalue(), parse_constant=_no_constant)
+    return status
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise Fault(f"{text} is not a number of JSON")
+
+
+@contextlib.contextmanager
+def limited(seconds: int = SECONDS) -> Iterator[None]:
+    """Raise a fault where a case takes longer."""
+
+    def late(number: int, frame: Any) -> NoReturn:
+        raise Fault(f"took more than {seconds} s\n{''.join(traceback.format_stack(frame))}")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def built_once() -> Iterator[None]:
+    """Parse the commands' signatures once: that takes ten times as long as reading a file."""
+    app = main.app
+    main.app = typer.main.get_command(app)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        main.app = app
+
+
+def fill(folder: Path) -> None:
+    """Write all valid files."""
+    folder.mkdir(exist_ok=True)
+    for path in (DATA / "fuzz").glob("*.json"):
+        shutil.copy(path, folder)
+    for name in PLANS:  # as one writes them by hand: a changed graph does not differ from theirs
+        plan = json.loads((folder / f"{name}.json").read_text())
+        for key in ("checksum", "graph_fingerprint", "op_digests"):
+            plan.pop(key)
+        (folder / f"{name}.json").write_text(json.dumps(plan))
+    for name in ("graph", "plan", "cluster"):
+        shutil.copy(DATA / "tiny" / f"{name}.json", folder / f"tiny-{name}.json")
+    graph, plan = folder / "tiny-graph.json", folder / "tiny-plan.json"
+    split = ("--to", "msr-fiddle-split")
+    assert (
+        command("convert", plan, folder / "tiny.txt", "--graph", graph)
+        | command("convert", plan, folder / "split.json", "--graph", graph, *split)
+        | command("convert", graph, folder / "msr.json", "--devices", 2, "--max-memory", "1GiB")
+    ) == 0
+    (folder / "packed.json.gz").write_bytes(gzip.compress((folder / "graph.json").read_bytes()))
+    write_step(folder / "run", 3)
+    save_table(CostTable(MACHINE, {"a": Entry(seconds=1.0), "b": Entry(seconds=2.0)}), folder)
+
+
+def _json(rng: random.Random) -> list[str]:
+    return rng.choice(([], ["--json"]))
+
+
+def _graph(path: str, plans: tuple[str, ...]) -> Target:
+    def reads(folder: Path, rng: random.Random) -> None:
+        graph, out = folder / path, folder / "out.json"
+        plan = folder / f"{rng.choice(plans)}.json"
+        command("check", plan, "--graph", graph)
+        devices = ("--devices", rng.choice((1, 2, 3)))
+        by = ("--algorithm", rng.choice(ALGORITHMS))
+        limit = ("--max-memory", rng.choice(("1KiB", "1MiB")))
+        words = rng.choice((
+            ("simulate", plan, "--graph", graph),
+            ("estimate", graph, *devices, *limit),
+            ("convert", graph, out, *devices, *limit),
+            ("layout", folder / "cut.json", "--graph", graph, "-o", out),
+            ("plan", graph, *devices, *by, "--keep-state", graph, plan, "-o", out),
+            ("plan", graph, *devices, "--algorithm", "pardnn", "--microbatches", 2),
+            ("plan", graph, *devices, *by, "-o", out),
+        ))  # fmt: skip
+        command(*words, *_json(rng))
+
+    return Target(path, reads)
+
+
+def _plan(name: str, graph_name: str) -> Target:
+    def reads(folder: Path, rng: random.Random) -> None:
+        plan, graph, out = folder / f"{name}.json", folder / graph_name, folder / "out"
+        command("check", plan, "--graph", graph, *_json(rng))
+        by = ("--algorithm", rng.choice(("heft", "tofu")))
+        words = rng.choice((
+            ("simulate", plan, "--graph", graph),
+            ("simulate", plan, "--graph", graph, "--devices", 2),
+            ("convert", plan, out, "--graph", graph),
+            ("convert", plan, out, "--graph", graph, "--to", "msr-fiddle-split"),
+            ("layout", plan, "--graph", graph, "-o", out),
+            ("plan", graph, "--devices", 2, *by, "--keep-state", graph, plan),
+        ))  # fmt: skip
+        command(*words, *_json(rng))
+
+    return Target(f"{name}.json", reads)
+
+
+def _cluster(folder: Path, rng: random.Random) -> None:
+    cluster, tiny = ("--cluster", folder / "tiny-cluster.json"), folder / "tiny-graph.json"
+    by = ("--algorithm", rng.choice(ALGORITHMS))
+    words = rng.choice((
+        ("plan", tiny, *cluster, *by),
+        ("plan", folder / "graph.json", *cluster, *by),
+        ("simulate", folder / "tiny-plan.json", "--graph", tiny, *cluster),
+        ("estimate", tiny, *cluster),
+    ))  # fmt: skip
+    command(*words, *_json(rng))
+
+
+def _convert(path: str) -> Target:
+    def reads(folder: Path, rng: random.Random) -> None:
+        graph = ("--graph", folder / "tiny-graph.json")
+        other = rng.choice((
+            (), graph, (*graph, "--devices", 2),
+            (*graph, "--devices", 2, "--to", "msr-fiddle-split"),
+            ("--write-cluster", folder / "c.json"),
+        ))  # fmt: skip
+        command("convert", folder / path, folder / "out", *other, *_json(rng))
+
+    return Target(path, reads)
+
+
+def _checkpoint(folder: Path, rng: random.Random) -> None:
+    with contextlib.suppress(PardnnError):
+        open_weights(folder / "run/step-00000003/rank-00000.safetensors")
+    for what in ("show", "verify"):
+        command("checkpoint", what, folder / "run", *_json(rng))
+    command("checkpoint", "export", folder / "run", "-o", folder / "out", "--optimizer")
+
+
+def _costs(folder: Path, rng: random.Random) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        load_table(MACHINE, folder)
+
+
+TARGETS = (
+    _graph("graph.json", PLANS), _graph("tiny-graph.json", ("tiny-plan",)),
+    _graph("packed.json.gz", PLANS),
+    *(_plan(name, "graph.json") for name in PLANS), _plan("tiny-plan", "tiny-graph.json"),
+    Target("tiny-cluster.json", _cluster),
+    _convert("tiny.txt"), _convert("msr.json"), _convert("split.json"),
+    Target("run/step-00000003/manifest.json", _checkpoint),
+    Target("run/latest", _checkpoint),
+    Target("run/step-00000003/rank-00000.safetensors", _checkpoint),
+    Target(MACHINE.file_name, _costs),
+)  # fmt: skip
