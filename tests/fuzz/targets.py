@@ -154,6 +154,7 @@ def _graph(path: str, plans: tuple[str, ...]) -> Target:
             ("estimate", graph, *devices, *limit),
             ("convert", graph, out, *devices, *limit),
             ("layout", folder / "cut.json", "--graph", graph, "-o", out),
+            ("report", plan, "--graph", graph, "-o", out),
             ("plan", graph, *devices, *by, "--keep-state", graph, plan, "-o", out),
             ("plan", graph, *devices, "--algorithm", "pardnn", "--microbatches", 2),
             ("plan", graph, *devices, *by, "-o", out),
@@ -174,6 +175,9 @@ def _plan(name: str, graph_name: str) -> Target:
             ("convert", plan, out, "--graph", graph),
             ("convert", plan, out, "--graph", graph, "--to", "msr-fiddle-split"),
             ("layout", plan, "--graph", graph, "-o", out),
+            ("report", plan, "--graph", graph, "-o", out),
+            ("explain", plan, "--graph", graph, rng.choice(("0", "t", "a", "m.weight"))),
+            ("explain", plan, "--graph", graph, "--memory"),
             ("plan", graph, "--devices", 2, *by, "--keep-state", graph, plan),
         ))  # fmt: skip
         command(*words, *_json(rng))

@@ -22,7 +22,7 @@ import pytest
 
 from pardnn.place.polish import polish
 from tests.fuzz.mutations import mutated, packed
-from tests.fuzz.targets import TARGETS, Fault, built_once, fill, limited
+from tests.fuzz.targets import PLANS, TARGETS, Fault, built_once, command, fill, limited
 
 #: Of the short sample.
 CASES = 60
@@ -56,6 +56,13 @@ def fault_of(folder: Path, case: str) -> tuple[str, str] | None:
     finally:
         path.write_bytes(content)
     return None
+
+
+def test_the_files_are_valid_as_they_are(folder: Path) -> None:
+    for name in PLANS:
+        plan, graph = folder / f"{name}.json", folder / "packed.json.gz"
+        assert (name, command("check", plan, "--graph", graph)) == (name, 0)
+    assert command("checkpoint", "verify", folder / "run") == 0
 
 
 def test_a_sample_of_damaged_files(folder: Path) -> None:
