@@ -2,8 +2,9 @@
 
 - Placement: `placement` compares algorithms, `pipelines` plans pipelines beside schedules that
   experts draw by hand, `msr-fiddle` plans published placement problems, `limits` finds the least
-  limit of each algorithm, `scale` times planning up to a million ops, `thesis` regenerates the
-  tables of the ParDNN thesis, `state-in-place` says what leaving state where it is costs.
+  limit of each algorithm, `recompute` compares second calls of ops with CP-SAT, `scale` times
+  planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
+  `state-in-place` says what leaving state where it is costs.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-in-place` measures
   what adding gradients up in place would bring, `tofu-search` the search of shardings,
   `tofu-equality` compares sharded training with one device, `coverage` cuts what torch's own
@@ -35,6 +36,7 @@ NAMED = {
     "pipelines": "bench.placement.pipelines",
     "placement": "bench.placement.main",
     "plan-bytes": "bench.common.plan_bytes",
+    "recompute": "bench.recompute.main",
     "scale": "bench.placement.scale",
     "thesis": "bench.thesis.main",
     "state-in-place": "bench.placement.state_in_place",

@@ -15,6 +15,7 @@ from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_p
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.recompute.placed import recomputed_plan
+from pardnn.place.recompute.search import WORK
 from pardnn.plan.plan import PlanArrays, plan_arrays, plan_from_arrays, planned_graph
 from pardnn.plan.recompute import first_call
 from pardnn.planner.algorithms import whole_op_algorithms
@@ -27,6 +28,8 @@ from pardnn.sim.machine import machine_of
 #: Limits, as multiples of the real ones, for which ops are placed before calls are added; None
 #: for no limit.
 LARGER = (1.25, 1.6, 2.5, None)
+#: On several devices each of some placements and orders takes this part of the work of one device.
+SHARE = 4
 
 Decide = Callable[[Problem, Sequence[str]], Outcome]
 
@@ -91,7 +94,10 @@ def _orders(problem: Problem, placed: Outcome) -> Iterator[PlanArrays]:
     a, k, overwrites = graph.arrays, problem.cluster.num_devices, first_overwrites(graph)
     if k > 1:
         yield placed.plan
-    for position in (file_positions(a), eager_free_positions(a)):
+    positions = [file_positions(a), eager_free_positions(a)]
+    if (positions[0] == positions[1]).all():
+        positions.pop()
+    for position in positions:
         if k == 1:
             yield free_plan(a, k, place, position)
         else:
@@ -106,6 +112,7 @@ def _with_calls(problem: Problem, placed: Outcome, arrays: PlanArrays) -> Outcom
     plan = recomputed_plan(
         graph, plan_from_arrays(graph, arrays), seconds, problem.capacities,
         seed=problem.options.seed,
+        work=WORK if len(problem.capacities) == 1 else WORK // (SHARE * len(problem.capacities)),
     )  # fmt: skip
     if plan is None:
         return None

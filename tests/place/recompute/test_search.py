@@ -6,12 +6,20 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.recompute.problem import Nodes, nodes_of
-from pardnn.place.recompute.retention import cost_of, empty_schedule
+from pardnn.place.recompute.retention import (
+    cost_of,
+    empty_schedule,
+    evaluate,
+    evaluate_stale,
+)
 from pardnn.place.recompute.search import retention
+from tests.strategies import graphs
 
 #: Bytes and seconds of each layer's result.
 LAYERS = ((8, 3.0), (4, 1.0), (16, 2.0), (6, 5.0), (12, 1.0))
@@ -65,10 +73,32 @@ def test_small_steps_are_solved_to_the_optimum(limit: int) -> None:
         assert cost == cost_of(problem, kept, limit, empty_schedule(problem))
 
 
-def test_a_known_answer_is_never_made_worse() -> None:
-    problem = nodes()
-    small = retention(problem, 30, work=1)
-    assert small is not None
-    large = retention(problem, 31, starts=(small[0],), work=1)
-    assert large is not None
-    assert large[1].seconds <= small[1].seconds
+def test_a_larger_limit_never_takes_more_seconds() -> None:
+    problem, before = nodes(), float("inf")
+    for limit in range(20, 52):
+        found = retention(problem, limit, work=1)
+        assert found is not None or before == float("inf")
+        if found is not None:
+            assert found[1].peak <= limit
+            assert found[1].seconds <= before
+            before = found[1].seconds
+
+
+@settings(max_examples=30)
+@given(graphs(min_ops=3, max_ops=14), st.data())
+def test_schedules_settled_in_part_are_those_settled_whole(
+    graph: Graph, data: st.DataObject
+) -> None:
+    n = len(graph.ops)
+    seconds = np.array([(op.seconds or {}).get("accelerator", 0.0) for op in graph.ops])
+    problem = nodes_of(graph, graph.arrays.topological, seconds)
+    kept = np.full(n, n, dtype=np.int64)
+    partly, whole = empty_schedule(problem), empty_schedule(problem)
+    evaluate(problem, kept, 100, partly)
+    for _ in range(6):
+        op, last = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, n))
+        kept[op], partly.is_stale[op] = last, True
+        cost = evaluate_stale(problem, kept, 100, partly)
+        assert cost == evaluate(problem, kept, 100, whole)
+        assert (partly.end[0] == whole.end[0]).all()
+        assert (partly.live == whole.live).all()

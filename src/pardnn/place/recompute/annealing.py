@@ -1,21 +1,71 @@
-"""The kernels of the search for retention intervals: knapsack, simulated annealing, restoring."""
+"""The kernels of the search for retention intervals: knapsack, simulated annealing, restoring.
+
+Each records what it meets in a front: for each of some hundred ranges of peak bytes, the fewest
+seconds found. So what is met on the way to one limit counts for all.
+"""
 
 # Kernels: an element of an array is a number, which pyright cannot see.
 # pyright: reportReturnType=false
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64, Int32, Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import helper, kernel
 from pardnn.place.recompute.families import Families
 from pardnn.place.recompute.problem import Nodes
-from pardnn.place.recompute.retention import Schedule, evaluate
+from pardnn.place.recompute.retention import Schedule, evaluate, evaluate_stale, settle
 
 #: First and last temperature, in seconds of a usual family; how soon what exceeds costs more.
 HOT, COLD, PATIENCE = 0.5, 0.005, 100
+
+
+class Front(NamedTuple):
+    """The fewest seconds of second calls found, by peak: row r has what frees r parts of `top`.
+
+    Attributes:
+        top: Peak bytes without second calls, less residual ones; at least 1.
+        seconds: Fewest found with a peak of the row; infinite where none was found.
+        peak: Bytes of that answer.
+        kept: That answer: the last op up to which the first result of each op is kept.
+        least: Fewest seconds of the row and of all rows of smaller peaks.
+    """
+
+    top: int
+    seconds: Float64[ndarray, " p"]
+    peak: Int64[ndarray, " p"]
+    kept: Int32[ndarray, "p n"]
+    least: Float64[ndarray, " p"]
+
+
+@helper
+def _record(front: Front, kept: Int64[ndarray, " n"], seconds: float, peak: int) -> None:
+    """Enter an answer, if none with a peak of its row or a smaller one is as fast."""
+    if peak > front.top:
+        return
+    rows = len(front.seconds)
+    row = (front.top - peak) * (rows - 1) // front.top
+    is_smaller = seconds == front.seconds[row] and peak < front.peak[row]
+    if seconds >= front.least[row] and not is_smaller:
+        return
+    front.seconds[row], front.peak[row] = seconds, peak
+    front.kept[row] = kept
+    for r in range(row, -1, -1):
+        if front.least[r] <= seconds:
+            break
+        front.least[r] = seconds
+
+
+@kernel
+def record(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule, front: Front) -> None:
+    """Enter an answer in a front, if it may be called so."""
+    seconds, peak, _, late = evaluate(nodes, kept, 0, s)
+    if late == 0:
+        _record(front, kept, seconds, peak)
 
 
 @helper
@@ -26,10 +76,11 @@ def _random(state: Int64[ndarray, " 1"]) -> float:
 
 
 @helper
-def _set(f: Families, kept: Int64[ndarray, " n"], family: int, last: int) -> None:
+def _set(f: Families, kept: Int64[ndarray, " n"], family: int, last: int, s: Schedule) -> None:
     """Keep the first results of a family up to an op."""
     for m in range(f.member_ptr[family], f.member_ptr[family + 1]):
         kept[f.member[m]] = last
+        s.is_stale[f.member[m]] = True
 
 
 @helper
@@ -62,16 +113,14 @@ def _held(f: Families, s: Schedule, r: int, place: int) -> bool:
 
 @kernel
 def knapsack(
-    nodes: Nodes, f: Families, kept: Int64[ndarray, " n"], limit: int, s: Schedule
+    nodes: Nodes, f: Families, kept: Int64[ndarray, " n"], s: Schedule, front: Front
 ) -> None:
-    """Drop what frees most bytes per second where the step is fullest, until it fits."""
+    """Drop what frees most bytes per second where the step is fullest, as long as there is any."""
     n = len(nodes.seconds)
     was_dropped = np.zeros(len(f.seconds), dtype=np.bool_)
     freed = np.zeros(len(f.seconds), dtype=np.int64)
+    seconds, peak, _, late = evaluate(nodes, kept, 0, s)
     for _ in range(len(f.seconds)):
-        _, peak, _, _ = evaluate(nodes, kept, limit, s)
-        if peak <= limit:
-            return
         place = _fullest(s, 2 * n)
         freed[:] = 0
         for r in range(len(f.tensor)):
@@ -84,21 +133,28 @@ def knapsack(
         if best < 0:
             return
         was_dropped[best] = True
-        _set(f, kept, best, _stage(s, n, place))
+        _set(f, kept, best, _stage(s, n, place), s)
+        seconds, peak, _, late = evaluate_stale(nodes, kept, 0, s)
+        if late == 0:
+            _record(front, kept, seconds, peak)
 
 
 @helper
 def _pick(nodes: Nodes, f: Families, s: Schedule, place: int, state: Int64[ndarray, " 1"]) -> int:
     """Return a tensor that waits at a place: the better one of two, mostly; -1 if none does."""
-    one, other, count = -1, -1, 0
+    count = 0
+    for r in range(len(f.tensor)):
+        count += _held(f, s, r, place)
+    if count == 0:
+        return -1
+    first, second = int(_random(state) * count), int(_random(state) * count)
+    one, other = -1, -1
     for r in range(len(f.tensor)):
         if _held(f, s, r, place):
-            count += 1
-            if _random(state) * count < 1.0:
-                one = r
-            if _random(state) * count < 1.0:
-                other = r
-    if count == 0 or _random(state) < 0.25:
+            one = r if first == 0 else one
+            other = r if second == 0 else other
+            first, second = first - 1, second - 1
+    if _random(state) < 0.25:
         return one
     gain = nodes.num_bytes[f.tensor[one]] * f.seconds[f.family[other]]
     return one if gain >= nodes.num_bytes[f.tensor[other]] * f.seconds[f.family[one]] else other
@@ -153,30 +209,33 @@ def annealed(
     kept: Int64[ndarray, " n"],
     limit: int,
     rounds: int,
-    seed: int,
+    hot: float,
+    state: Int64[ndarray, " 1"],
     s: Schedule,
+    front: Front,
 ) -> None:
-    """Improve retention intervals in place; see the docstring of `search`.
+    """Look for better retention intervals from some; see the docstring of `search`.
 
     Args:
         nodes: The ops.
         f: Their families.
-        kept: Where to start; the best found that fits, if any does, else the nearest.
+        kept: Where to start; overwritten.
         limit: Bytes, less residual ones.
         rounds: Schedules to try.
-        seed: Of the random moves.
+        hot: First temperature, in seconds of a usual family.
+        state: Of the random numbers.
         s: Scratch.
+        front: Where answers are entered.
     """
-    n, state = len(nodes.seconds), np.array([1 + (seed * 7919 + 12345) % 2147483645])
+    n = len(nodes.seconds)
     usual = max(f.seconds.sum() / len(f.seconds), 1e-300)
     price = usual * 20.0 / max(limit, 1)  # seconds per byte over the limit
     changed, before = np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64)
-    best = kept.copy()
     seconds, peak, excess, late = evaluate(nodes, kept, limit, s)
-    best_over, best_seconds = excess + late * 1e30, seconds
+    live, position = s.live.copy(), s.position.copy()
     over = (max(0, peak - limit) + excess / (10 + n / 10)) * price + late * usual * 100
     for number in range(rounds):
-        heat = usual * HOT * (COLD / HOT) ** (number / rounds)
+        heat = usual * hot * (COLD / hot) ** (number / rounds)
         count = 0
         for _ in range(3 if _random(state) < 0.15 else 1):
             family, last = _move(nodes, f, kept, limit, s, state)
@@ -184,41 +243,42 @@ def annealed(
                 changed[count] = family
                 before[count] = kept[f.member[f.member_ptr[family]]]
                 count += 1
-                _set(f, kept, family, last)
+                _set(f, kept, family, last, s)
         was = seconds + over
-        one, peak, excess, late = evaluate(nodes, kept, limit, s)
+        one, peak, excess, late = evaluate_stale(nodes, kept, limit, s)
         now_over = (max(0, peak - limit) + excess / (10 + n / 10)) * price + late * usual * 100
+        if late == 0:
+            _record(front, kept, one, peak)
         if one + now_over <= was or _random(state) < np.exp((was - one - now_over) / heat):
             seconds, over = one, now_over
-            total = excess + late * 1e30
-            if total < best_over or (total == best_over and one < best_seconds):
-                best_over, best_seconds = total, one
-                best[:] = kept
+            live[:], position[:] = s.live, s.position
         else:
             for c in range(count - 1, -1, -1):
-                _set(f, kept, changed[c], before[c])
-            evaluate(nodes, kept, limit, s)
+                _set(f, kept, changed[c], before[c], s)
+            settle(nodes, kept, s)
+            s.live[:], s.position[:] = live, position
         if number % PATIENCE == 0:
             factor = 1.15 if over > 0 else 1 / 1.1
             price, over = price * factor, over * factor
-    kept[:] = best
-    _restored(nodes, f, kept, limit, s)
 
 
-@helper
-def _restored(
-    nodes: Nodes, f: Families, kept: Int64[ndarray, " n"], limit: int, s: Schedule
+@kernel
+def restored(
+    nodes: Nodes, f: Families, kept: Int64[ndarray, " n"], limit: int, s: Schedule, front: Front
 ) -> None:
     """Keep what is made twice where that fits, the dearest first."""
     n = len(nodes.seconds)
-    seconds, _, excess, late = evaluate(nodes, kept, limit, s)
+    seconds, peak, excess, late = evaluate(nodes, kept, limit, s)
     for family in np.argsort(-f.seconds):
         was = kept[f.member[f.member_ptr[family]]]
         if was == n:
             continue
-        _set(f, kept, family, n)
-        one, _, now, other = evaluate(nodes, kept, limit, s)
+        _set(f, kept, family, n, s)
+        one, peak, now, other = evaluate_stale(nodes, kept, limit, s)
         if now > excess or other > late or one > seconds:
-            _set(f, kept, family, was)
+            _set(f, kept, family, was, s)
+            settle(nodes, kept, s)
         else:
             seconds, excess, late = one, now, other
+            if late == 0:
+                _record(front, kept, one, peak)

@@ -34,6 +34,9 @@ class Nodes(NamedTuple):
     num_bytes: Int64[ndarray, " t"]  # of the storage that the tensor owns; 0 for residual ones
     use_ptr: Int64[ndarray, " t+1"]
     use_op: Int64[ndarray, " u"]
+    read_ptr: Int64[ndarray, " n+1"]
+    read_op: Int64[ndarray, " e"]  # the ops whose tensors an op reads
+    is_view: Int64[ndarray, " n"]  # whether it makes a tensor on the storage of what it reads
     view_ptr: Int64[ndarray, " u+1"]
     views: Int64[ndarray, " v"]  # tensors that a reader makes on the storage of what it reads
     base: int  # residual bytes
@@ -71,13 +74,19 @@ def nodes_of(graph: Graph, order: Int64[ndarray, " n"], seconds: Float64[ndarray
     size = np.where((alias < 0) & ~is_residual[tensor], a.tensor_bytes[tensor], 0)
     base = int(a.tensor_bytes[is_residual & (a.tensor_alias < 0)].sum())
     view_ptr, view = _views(output_ptr, alias, use_ptr, use_op)
+    makers = np.repeat(np.arange(n), counts)
+    makes_view = np.zeros(n, dtype=np.int64)
+    makes_view[makers[view]] = 1
+    rows = [np.unique(makers[row]) for row in inputs]
     again, latest = _may_again(graph, position)
     return Nodes(
         seconds=np.ascontiguousarray(seconds[order], dtype=np.float64),
         workspace=np.ascontiguousarray(a.workspace[order]),
         again=again[order], latest=latest[order], output_ptr=output_ptr.astype(np.int64),
-        num_bytes=size.astype(np.int64), use_ptr=use_ptr, use_op=use_op, view_ptr=view_ptr,
-        views=view, base=base,
+        num_bytes=size.astype(np.int64), use_ptr=use_ptr, use_op=use_op,
+        read_ptr=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
+        read_op=np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64),
+        is_view=makes_view, view_ptr=view_ptr, views=view, base=base,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from numpy import ndarray
 
 from pardnn.kernels.jit import helper, kernel
@@ -35,6 +35,7 @@ class Schedule(NamedTuple):
         live: Bytes held while each call runs, by position, less residual ones.
         head: Scratch: first second call before each op; `next` the following one.
         next: Scratch.
+        is_stale: Ops whose row of `stage` and `end` is to be found again.
     """
 
     stage: Int64[ndarray, " n"]
@@ -43,6 +44,7 @@ class Schedule(NamedTuple):
     live: Int64[ndarray, " m+1"]
     head: Int64[ndarray, " n"]
     next: Int64[ndarray, " n"]
+    is_stale: Bool[ndarray, " n"]
 
 
 def empty_schedule(nodes: Nodes) -> Schedule:
@@ -55,6 +57,7 @@ def empty_schedule(nodes: Nodes) -> Schedule:
         live=np.zeros(2 * n + 1, dtype=np.int64),
         head=np.full(n, -1, dtype=np.int64),
         next=np.full(n, -1, dtype=np.int64),
+        is_stale=np.ones(n, dtype=np.bool_),
     )
 
 
@@ -100,33 +103,49 @@ def _later(calls: tuple[int, int], n: int, stage: Int64[ndarray, " n"]) -> int:
 
 
 @helper
-def _intervals(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule) -> None:
-    """Find where second calls stand and which call uses each tensor last."""
+def _interval(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule, i: int) -> int:
+    """Return the op before which the second call of an op stands; find its tensors' last uses."""
     n = len(nodes.seconds)
-    for i in range(n - 1, -1, -1):
-        again, last_kept, stage = nodes.again[i], kept[i], n
+    again, last_kept, stage = nodes.again[i], kept[i], n
+    for t in range(nodes.output_ptr[i], nodes.output_ptr[i + 1]):
+        s.end[0, t], s.end[1, t] = i, -1
+        for u in range(nodes.use_ptr[t], nodes.use_ptr[t + 1]):
+            reader = nodes.use_op[u]
+            for g in range(2):
+                at = reader if g == 0 else s.stage[reader]
+                if at == n:
+                    continue
+                row = 0
+                if (again == FREELY and at > last_kept) or (again == WITH and g == 1):
+                    row = 1
+                    stage = min(stage, at)
+                end = reader + g * n
+                for v in range(nodes.view_ptr[u], nodes.view_ptr[u + 1]):
+                    end = _later((end, s.end[g, nodes.views[v]]), n, s.stage)
+                known = s.end[row, t]
+                s.end[row, t] = end if known < 0 else _later((known, end), n, s.stage)
+    if stage < n:
         for t in range(nodes.output_ptr[i], nodes.output_ptr[i + 1]):
-            s.end[0, t], s.end[1, t] = i, -1
-            for u in range(nodes.use_ptr[t], nodes.use_ptr[t + 1]):
-                reader = nodes.use_op[u]
-                for g in range(2):
-                    at = reader if g == 0 else s.stage[reader]
-                    if at == n:
-                        continue
-                    row = 0
-                    if (again == FREELY and at > last_kept) or (again == WITH and g == 1):
-                        row = 1
-                        stage = min(stage, at)
-                    end = reader + g * n
-                    for v in range(nodes.view_ptr[u], nodes.view_ptr[u + 1]):
-                        end = _later((end, s.end[g, nodes.views[v]]), n, s.stage)
-                    known = s.end[row, t]
-                    s.end[row, t] = end if known < 0 else _later((known, end), n, s.stage)
+            if s.end[1, t] < 0:
+                s.end[1, t] = i + n
+    return stage
+
+
+@helper
+def settle(nodes: Nodes, kept: Int64[ndarray, " n"], s: Schedule) -> None:
+    """Find where second calls stand and which call uses each tensor last, of stale ops alone.
+
+    What an op reads is stale with it if its second call moves, or if it makes a view.
+    """
+    for i in range(len(nodes.seconds) - 1, -1, -1):
+        if not s.is_stale[i]:
+            continue
+        s.is_stale[i] = False
+        stage = _interval(nodes, kept, s, i)
+        if stage != s.stage[i] or nodes.is_view[i]:
+            for r in range(nodes.read_ptr[i], nodes.read_ptr[i + 1]):
+                s.is_stale[nodes.read_op[r]] = True
         s.stage[i] = stage
-        if stage < n:
-            for t in range(nodes.output_ptr[i], nodes.output_ptr[i + 1]):
-                if s.end[1, t] < 0:
-                    s.end[1, t] = i + n
 
 
 @kernel
@@ -134,8 +153,17 @@ def evaluate(
     nodes: Nodes, kept: Int64[ndarray, " n"], limit: int, s: Schedule
 ) -> tuple[float, int, float, int]:
     """Return seconds again, peak, excess and late calls; see `cost_of`, less residual bytes."""
+    s.is_stale[:] = True
+    return evaluate_stale(nodes, kept, limit, s)
+
+
+@kernel
+def evaluate_stale(
+    nodes: Nodes, kept: Int64[ndarray, " n"], limit: int, s: Schedule
+) -> tuple[float, int, float, int]:
+    """Return what `evaluate` does, where only ops marked as stale changed since the last time."""
     n = len(nodes.seconds)
-    _intervals(nodes, kept, s)
+    settle(nodes, kept, s)
     seconds, late = 0.0, 0
     s.head[:] = -1
     s.live[:] = 0

@@ -1,39 +1,51 @@
-"""Search for retention intervals that fit a limit and take the fewest seconds.
+"""Search for retention intervals: the fewest seconds of second calls for each limit.
 
 1. *Seeds.* Checkpoints: until the step's fullest moment only what crosses some ops is kept, for
    several numbers of such ops. Knapsack: where the step is fullest, what frees most bytes per
    second is dropped, again and again (the greedy of ParDNN's memory step, section 4.4).
-2. *Local search* (`annealing`) from the best seed: drop a result where the limit is exceeded, keep
-   one that is made twice, or move the end of an interval to another reader. What exceeds the limit
-   costs seconds, more the longer the search stays above it.
-3. *Restoring*: every result made twice is kept if that fits, the dearest first.
+2. *Local search* (`annealing`) at limits from the largest to the smallest that seems to be reached,
+   and back: drop a result where the limit is exceeded, keep one that is made twice, or move the end
+   of an interval to another reader. What exceeds the limit costs seconds, more the longer the
+   search stays above it.
+3. *Restoring*, at each of these limits: every result made twice is kept if that fits, the dearest
+   first.
 
-Everything is judged by `retention.evaluate`. Deterministic for a seed and a budget of work.
+All that is met is entered in one front of seconds over peaks, which does not depend on the limit
+asked for. So an answer is read off, and a larger limit never gets a slower one. Everything is
+judged by `retention.evaluate`. Deterministic for a seed and a budget of work.
 """
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.place.recompute.annealing import annealed, knapsack
-from pardnn.place.recompute.families import families_of
+from pardnn.place.recompute.annealing import HOT, Front, annealed, knapsack, record, restored
+from pardnn.place.recompute.families import Families, families_of
 from pardnn.place.recompute.problem import FREELY, Nodes
-from pardnn.place.recompute.retention import Cost, cost_of, empty_schedule
+from pardnn.place.recompute.retention import Cost, Schedule, cost_of, empty_schedule
 
-#: Ops and reads evaluated in all: some ten seconds at most.
-WORK = 1_000_000_000
+#: Ops and reads of all schedules tried: some ten seconds at most, since few change in each.
+WORK = 5_000_000_000
 #: Schedules evaluated at most, per family, and at least.
-MOST_ROUNDS, LEAST_ROUNDS = 2_000, 2_000
+MOST_ROUNDS, LEAST_ROUNDS = 3_000, 2_000
+#: Ranges of peaks of which the best is kept; every `STRIDE`th is a limit to search at.
+RANGES, STRIDE = 400, 8
 #: Ops that what is kept must cross, tried as seeds.
 CHECKPOINTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Limits one after the other that are not reached, after which smaller ones are not tried.
+MISSES = 3
+#: Temperature on the way back to larger limits, where there are good answers already.
+WARM = 0.1
 
 Kept = Int64[ndarray, " n"]
 
 
 def retention(
-    nodes: Nodes, limit: int, *, seed: int = 0, starts: tuple[Kept, ...] = (), work: int = WORK
+    nodes: Nodes, limit: int, *, seed: int = 0, work: int = WORK
 ) -> tuple[Kept, Cost] | None:
     """Return how long first results are kept so that a step fits, and what it costs; None if never.
 
@@ -41,7 +53,6 @@ def retention(
         nodes: The ops.
         limit: Bytes.
         seed: Of the search.
-        starts: Known answers, of a smaller limit for example; the answer is never worse.
         work: Ops and reads to evaluate in all.
     """
     n, schedule = nodes.num_ops, empty_schedule(nodes)
@@ -49,33 +60,109 @@ def retention(
     cost = cost_of(nodes, everything, limit, schedule)
     if cost.peak <= limit:
         return everything, cost
-    families = families_of(nodes)
+    front = _known_front(_Key(nodes), seed, work)
+    row = _best(front, limit - nodes.base)
+    if row < 0:
+        return None
+    kept = _kept(front, row)
+    return kept, cost_of(nodes, kept, limit, schedule)
+
+
+class _Key:
+    """Ops by their content, so that planning for another limit finds the front of the last one."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.content = tuple(np.asarray(each).tobytes() for each in nodes)
+
+    def __hash__(self) -> int:
+        return hash(self.content)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.content == other.content
+
+
+@functools.lru_cache(maxsize=4)
+def _known_front(key: _Key, seed: int, work: int) -> Front:
+    return front_of(key.nodes, seed=seed, work=work)
+
+
+def front_of(nodes: Nodes, *, seed: int = 0, work: int = WORK) -> Front:
+    """Return the fewest seconds found for each range of peaks.
+
+    Args:
+        nodes: The ops.
+        seed: Of the search.
+        work: Ops and reads to evaluate in all.
+    """
+    families, s = families_of(nodes), empty_schedule(nodes)
+    everything = np.full(nodes.num_ops, nodes.num_ops, dtype=np.int64)
+    front = _empty(nodes, everything, s)
     if families.num_families == 0:
-        return None
-    fullest = int(np.flatnonzero(schedule.position[:n] == int(np.argmax(schedule.live)))[0])
-    greedy = everything.copy()
-    knapsack(nodes, families, greedy, limit - nodes.base, schedule)
-    seeds = [greedy, *starts, *(_checkpoints(nodes, fullest, c) for c in CHECKPOINTS)]
-    ranked = sorted(
-        ((cost_of(nodes, kept, limit, schedule), i) for i, kept in enumerate(seeds)),
-        key=lambda each: (each[0].late, each[0].excess, each[0].seconds),
-    )
-    rounds = int(np.clip(work // _size(nodes), LEAST_ROUNDS, MOST_ROUNDS * families.num_families))
-    found: list[tuple[Cost, Kept]] = [
-        (cost, seeds[i]) for cost, i in ranked if cost.excess == 0 and cost.late == 0
-    ]
-    first = [seeds[i] for _, i in ranked[:2]]
-    for number, start in enumerate(first):
-        kept = start.copy()
-        share = rounds // len(first)
-        annealed(nodes, families, kept, limit - nodes.base, share, seed * 7 + number, schedule)
-        cost = cost_of(nodes, kept, limit, schedule)
-        if cost.excess == 0 and cost.late == 0:
-            found.append((cost, kept))
-    if not found:
-        return None
-    cost, kept = min(found, key=lambda each: each[0].seconds)
-    return kept, cost
+        return front
+    fullest = int(np.flatnonzero(s.position[: nodes.num_ops] == int(np.argmax(s.live)))[0])
+    for count in CHECKPOINTS:
+        record(nodes, _checkpoints(nodes, fullest, count), s, front)
+    knapsack(nodes, families, everything.copy(), s, front)
+    _searched(nodes, families, front, s, seed, work)
+    return front
+
+
+def _searched(nodes: Nodes, f: Families, front: Front, s: Schedule, seed: int, work: int) -> None:
+    """Search at limits from the largest to the smallest that is reached, and back, some times."""
+    rows = list(range(STRIDE, RANGES, STRIDE))
+    most = max(MOST_ROUNDS * f.num_families, LEAST_ROUNDS)
+    rounds = int(np.clip(work // _size(nodes), LEAST_ROUNDS, most))
+    share = -(-rounds // (2 * len(rows)))
+    state = np.array([1 + (seed * 7919 + 12345) % 2147483645])
+    while rounds > 0:
+        reached = missed = 0
+        for row in rows:
+            missed = 0 if _searched_at(nodes, f, front, s, row, share, HOT, state) else missed + 1
+            reached += 1
+            if missed == MISSES:
+                break
+        for row in reversed(rows[:reached]):
+            _searched_at(nodes, f, front, s, row, share, WARM, state)
+        rounds -= 2 * reached * share
+
+
+def _searched_at(
+    nodes: Nodes, f: Families, front: Front, s: Schedule, row: int, share: int, hot: float,
+    state: Int64[ndarray, " 1"],
+) -> bool:  # fmt: skip
+    """Search at the limit of a row; return whether it is reached."""
+    limit = front.top - row * front.top // RANGES
+    known = _best(front, limit)
+    start = known if known >= 0 else int(np.flatnonzero(np.isfinite(front.seconds))[-1])
+    annealed(nodes, f, _kept(front, start), limit, share, hot, state, s, front)
+    known = _best(front, limit)
+    if known >= 0:
+        restored(nodes, f, _kept(front, known), limit, s, front)
+    return known >= 0
+
+
+def _kept(front: Front, row: int) -> Kept:
+    return front.kept[row].astype(np.int64)
+
+
+def _empty(nodes: Nodes, everything: Kept, s: Schedule) -> Front:
+    """Return a front of what calls nothing again."""
+    n, rows = nodes.num_ops, RANGES + 1
+    top = max(cost_of(nodes, everything, 0, s).peak - nodes.base, 1)
+    front = Front(
+        top, np.full(rows, np.inf), np.zeros(rows, np.int64), np.zeros((rows, n), np.int32),
+        np.full(rows, np.inf),
+    )  # fmt: skip
+    record(nodes, everything, s, front)
+    return front
+
+
+def _best(front: Front, limit: int) -> int:
+    """Return the row of the fastest answer within a limit; -1 if there is none."""
+    seconds = np.where(front.peak <= limit, front.seconds, np.inf)
+    best = int(np.argmin(seconds))
+    return best if np.isfinite(seconds[best]) else -1
 
 
 def _size(nodes: Nodes) -> int:
