@@ -102,3 +102,18 @@ def test_other_questions(run: Run, run_json: Run, tiny: Path, plan: Path) -> Non
 def test_questions_that_are_none(run_json: Run, tiny: Path, plan: Path, arguments, code) -> None:
     status, found = run_json("explain", plan, "--graph", tiny / "graph.json", *arguments)
     assert (status, found["error"]["code"]) == (2, code)
+
+
+def test_plans_are_compared(run: Run, run_json: Run, tiny: Path, plan: Path,
+                            tmp_path: Path) -> None:  # fmt: skip
+    other, graph = tmp_path / "other.json", tiny / "graph.json"
+    cluster = ("--cluster", tiny / "cluster.json", "--reserve", 0)
+    assert run("plan", graph, *cluster, "--algorithm", "single", "-o", other)[0] == 0
+    status, found = run_json("diff", plan, other, "--graph", graph)
+    assert (status, found["same"], found["after"]["transfer_bytes"]) == (0, False, 0)
+    assert found["moved"]
+    assert "moved: layer" in run("diff", plan, other, "--graph", graph)[1]
+    status, out, _ = run("diff", plan, plan, "--graph", graph)
+    assert (status, out) == (0, "same\n")
+    status, found = run_json("diff", plan, other, "--graph", graph, "--other-graph", graph)
+    assert (status, found["only_before"], found["only_after"]) == (0, [], [])

@@ -15,10 +15,9 @@ pytestmark = pytest.mark.jit
 
 
 def test_commands_print_what_the_guide_shows(monkeypatch, tmp_path, capsys):
-    blocks = re.findall(
-        r"```\n\$ ([^\n]*)\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.S
-    )
-    assert len(blocks) == 4
+    text = GUIDE.read_text(encoding="utf-8")
+    blocks = re.findall(r"^\$ ([^\n]*)\n(.*?)(?=^\$|^```)", text, flags=re.S | re.M)
+    assert len(blocks) == 6
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "118")
     (tmp_path / "testbed").symlink_to(ROOT / "testbed")

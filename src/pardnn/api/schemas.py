@@ -11,6 +11,7 @@ from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
 from pardnn.report import results
+from pardnn.report.differences import DiffResult
 from pardnn.report.explained import Explained
 from pardnn.report.layout import LayoutResult
 from pardnn.report.page.contents import Report, ReportResult
@@ -39,6 +40,7 @@ _VALUES: dict[str, Any] = {
     "checkpoint verify": results.CheckpointVerifyResult,
     "checkpoint export": results.CheckpointExportResult,
     "explain": Explained,
+    "diff": DiffResult,
     "doctor": results.DoctorResult,
     "error": results.ErrorResult,
 }

@@ -50,6 +50,7 @@ for command in (
     file_commands.layout,
     file_commands.report,
     run_commands.profile,
+    question_commands.diff,
     file_commands.convert,
     run_commands.doctor,
     file_commands.schema,

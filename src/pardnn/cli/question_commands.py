@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -52,6 +53,33 @@ def explain(
         found = ask(graph, plan, name, topic=topic, algorithm=algorithm, costs=costs)
     if not as_json:
         print_text(explained_text(found))
+    show(found, as_json, None, shown=True)
+
+
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="A", help="Plan file.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another plan file.")],
+    graph_file: Annotated[Path, typer.Option("--graph", help="Graph file of the plans.")],
+    other_file: Annotated[
+        Path | None, typer.Option("--other-graph", help="Graph file of B, if it is another one.")
+    ] = None,
+    costs: opt.CostChoice = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Say how plan B differs from plan A: what moved, and what each move brings alone."""
+    from pardnn.explain.differences import differences
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import read_plan
+    from pardnn.report.differences import diff_text
+    from pardnn.report.progress import status
+
+    graph = read_graph(graph_file)
+    other = graph if other_file is None else read_graph(other_file)
+    plans = read_plan(first), read_plan(second)
+    with status("judging what moved"):
+        found = differences(graph, plans[0], other, plans[1], costs)
+    if not as_json:
+        print_text(diff_text(found))
     show(found, as_json, None, shown=True)
 
 

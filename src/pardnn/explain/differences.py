@@ -1,0 +1,276 @@
+"""How two plans differ: what moved, and which of the moves matter.
+
+Ops are matched by name. A group of moves is what goes from one device to another in one layer; each
+group is applied to the first plan alone and judged as any move (`explain.moved`), the largest
+`JUDGED` of them. Effects of single groups need not add up to that of all: two that are slow alone
+may be fast together, which the effect of all together, and the second plan itself, show.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pardnn.errors import PardnnError
+from pardnn.explain.case import Case, opened
+from pardnn.explain.layers import block_of, origin
+from pardnn.explain.moved import alternative, judged, ordered_anew
+from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
+from pardnn.report.differences import DiffResult, MovedOps, PlanFigures, Relaid, SentBy
+from pardnn.report.explained import Alternative
+
+#: Groups of moves that are judged alone: some milliseconds each for a thousand ops.
+JUDGED = 24
+#: Ops of a group that are named.
+NAMED = 5
+
+#: What makes a decision: plans that agree in these are the same.
+_DECISION = (
+    "graph_fingerprint", "cluster", "reserve", "placement", "order", "messages", "partition",
+    "pieces", "recompute",
+)  # fmt: skip
+
+
+def differences(
+    graph: Graph, plan: Plan, other_graph: Graph, other: Plan, costs: str | None = None
+) -> DiffResult:
+    """Compare two plans.
+
+    Args:
+        graph: Of the first plan.
+        plan: The first one.
+        other_graph: Of the second plan; the same graph or another one.
+        other: The second one.
+        costs: Of both, as for `plan`; None for those of the first plan.
+
+    Raises:
+        MismatchError: E503, if a plan is for another graph.
+        InvalidPlanError: E410, if one is not valid.
+        UsageError: E212, if one names no cluster.
+    """
+    a = opened(graph, plan, costs)
+    b = opened(other_graph, other, costs or a.choice)
+    names = [{op.name: None for op in case.graph.ops} for case in (a, b)]
+    moved, together = _moves(a, b)
+    return DiffResult(
+        same=all(getattr(plan, name) == getattr(other, name) for name in _DECISION),
+        before=_figures(a),
+        after=_figures(b),
+        moved=moved,
+        together=together,
+        unmoved=None if together is None else ordered_anew(a),
+        reordered=tuple(_reordered(*rows) for rows in zip(plan.order, other.order, strict=False)),
+        relaid=_relaid(a, b),
+        sent=_sent(a, b),
+        only_before=tuple(name for name in names[0] if name not in names[1]),
+        only_after=tuple(name for name in names[1] if name not in names[0]),
+        notes=_notes(a, b),
+    )
+
+
+def _figures(case: Case) -> PlanFigures:
+    busy = case.timeline.busy(case.arrays.place, case.plan.num_devices)
+    return PlanFigures(
+        algorithm=case.plan.algorithm,
+        devices=tuple(case.devices),
+        ops=len(case.planned.ops),
+        makespan_s=case.timeline.makespan,
+        busy_s=tuple(busy.tolist()),
+        peak_bytes=case.peak_bytes,
+        usable_bytes=tuple(case.usable),
+        transfer_bytes=case.transfer_bytes,
+        messages=len(case.plan.messages),
+    )
+
+
+def _notes(a: Case, b: Case) -> tuple[str, ...]:
+    notes = dict.fromkeys([*a.notes, *b.notes])
+    if a.cluster != b.cluster:
+        notes["the clusters differ; each plan is simulated on its own"] = None
+    if a.costs.source != b.costs.source:
+        notes[f"costs differ: {a.costs.source} and {b.costs.source}"] = None
+    if (a.plan.partition is None) != (b.plan.partition is None):
+        notes["one plan places whole ops, the other cuts every op over its devices"] = None
+    return tuple(notes)
+
+
+Key = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Layer, and the devices before and after."""
+
+
+def _moves(a: Case, b: Case) -> tuple[tuple[MovedOps, ...], Alternative | None]:
+    """Return what moved, the moves that bring most first, and all of them together."""
+    if a.plan.partition is not None or b.plan.partition is not None:
+        return (), None
+    before, after = _places(a), _places(b)
+    groups: dict[Key, list[str]] = {}
+    for name, layer in _layers(a).items():
+        if name in after and before[name] != after[name]:
+            groups.setdefault((layer, before[name], after[name]), []).append(name)
+    ops_a, ops_b = ([op.name for op in case.planned.ops] for case in (a, b))
+    can_judge = sorted(ops_a) == sorted(ops_b) and a.plan.num_devices == b.plan.num_devices
+    place = None
+    if can_judge:
+        place = np.array([b.plan.placement[name] for name in ops_a], dtype=np.int64)
+    numbers = _numbers(a)
+    sizes = {key: _size(a, names, numbers) for key, names in groups.items()}
+    largest = sorted(groups, key=lambda key: (*(-size for size in sizes[key]), key))
+    found: list[MovedOps] = []
+    for i, key in enumerate(largest):
+        ops = [number for name in groups[key] for number in numbers[name]]
+        alone = None if place is None or i >= JUDGED else _applied(a, ops, place, "this move alone")
+        found.append(_moved(a, b, key, groups[key], numbers, alone))
+    found.sort(key=_effect)
+    if place is None or not groups:
+        return tuple(found), None
+    return tuple(found), _applied(a, range(len(place)), place, "all moves together")
+
+
+def _applied(a: Case, ops: Iterable[int], place: np.ndarray, what: str) -> Alternative:
+    """Judge the first plan with some ops where the second plan has them.
+
+    Args:
+        a: The first plan.
+        ops: Their numbers; what must be with them goes along.
+        place: Of all ops, in the second plan.
+        what: It is, for people.
+    """
+    goes = np.isin(a.groups, a.groups[list(ops)])
+    try:
+        found = judged(a, np.where(goes, place, a.arrays.place))
+    except PardnnError as error:
+        return Alternative(
+            what=what, judged=True, fits=False, makespan_s=None, change_s=None, peak_bytes=None,
+            transfer_bytes=None, why=error.message.splitlines()[0],
+        )  # fmt: skip
+    return alternative(a, what, found)
+
+
+def _effect(each: MovedOps) -> tuple[bool, float, float]:
+    """What brings most comes first, then what was not judged or does not fit, the largest first."""
+    change = each.alone.change_s if each.alone is not None else None
+    return change is None, 0.0 if change is None else change, -each.seconds
+
+
+def _places(case: Case) -> dict[str, tuple[int, ...]]:
+    """Return the devices of each op of the graph: of all its pieces and further calls."""
+    whole = {op.name for op in case.graph.ops}
+    found: dict[str, set[int]] = {}
+    for op, device in zip(case.planned.ops, case.arrays.place.tolist(), strict=True):
+        name = op.name if op.name in whole else origin(op.name)
+        found.setdefault(name, set()).add(device)
+    return {name: tuple(sorted(devices)) for name, devices in found.items()}
+
+
+def _numbers(case: Case) -> dict[str, list[int]]:
+    """Return what the planned graph has of each op, by its name in the graph."""
+    whole = {op.name for op in case.graph.ops}
+    found: dict[str, list[int]] = {}
+    for i, op in enumerate(case.planned.ops):
+        found.setdefault(op.name if op.name in whole else origin(op.name), []).append(i)
+    return found
+
+
+def _layers(case: Case) -> dict[str, str]:
+    """Return the block of each op, by its name in the graph; a group's ops are in one block."""
+    of_group: dict[int, str] = {}
+    for group, layer in zip(case.groups.tolist(), case.layers, strict=True):
+        of_group[group] = of_group.get(group) or layer
+    return {
+        name: block_of(of_group[int(case.groups[ops[0]])]) for name, ops in _numbers(case).items()
+    }
+
+
+def _size(case: Case, names: Sequence[str], numbers: dict[str, list[int]]) -> tuple[float, int]:
+    """Return the seconds of some ops, and the bytes that they make."""
+    a = case.planned.arrays
+    ops = [i for name in names for i in numbers[name]]
+    made = sum(
+        int(a.tensor_bytes[t])
+        for i in ops
+        for t in range(a.output_ptr[i], a.output_ptr[i + 1])
+        if a.tensor_alias[t] < 0
+    )
+    return float(case.seconds[ops].sum()), made
+
+
+def _moved(
+    a: Case, b: Case, key: Key, names: list[str], numbers: dict[str, list[int]],
+    alone: Alternative | None,
+) -> MovedOps:  # fmt: skip
+    """Return a group of moves for the report.
+
+    Args:
+        a: The first plan.
+        b: The second plan.
+        key: Of the group.
+        names: Its ops.
+        numbers: From `_numbers`, of the first plan.
+        alone: What it brings alone.
+    """
+    seconds, made = _size(a, names, numbers)
+    by_time = sorted(names, key=lambda name: -float(a.seconds[numbers[name]].sum()))
+    return MovedOps(
+        layer=key[0],
+        source=tuple(a.devices[d] for d in key[1]),
+        target=tuple(b.devices[d] for d in key[2]),
+        ops=len(names),
+        names=tuple(by_time[:NAMED]),
+        seconds=seconds,
+        bytes=made,
+        alone=alone,
+    )
+
+
+def _reordered(before: Sequence[str], after: Sequence[str]) -> int:
+    """Return how many ops of both rows are not in a longest common order."""
+    turn = {name: i for i, name in enumerate(after)}
+    common = [turn[name] for name in before if name in turn]
+    ends: list[int] = []
+    for position in common:
+        at = bisect.bisect_left(ends, position)
+        ends[at : at + 1] = [position]
+    return len(common) - len(ends)
+
+
+def _relaid(a: Case, b: Case) -> tuple[Relaid, ...]:
+    """Return the tensors that lie otherwise, the largest first."""
+    if a.plan.partition is None or b.plan.partition is None:
+        return ()
+    before, after = a.plan.partition.sharding, b.plan.partition.sharding
+    tensors = {t.name: (op.name, t.bytes) for op in a.graph.ops for t in op.outputs}
+    numbers = _numbers(a)
+    found = [
+        Relaid(
+            tensor=name,
+            layer=a.layers[numbers[tensors[name][0]][0]],
+            bytes=tensors[name][1],
+            before=tuple(words),
+            after=tuple(after[name]),
+        )
+        for name, words in before.items()
+        if name in after and tuple(words) != tuple(after[name])
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.bytes, each.tensor)))
+
+
+def _sent(a: Case, b: Case) -> tuple[SentBy, ...]:
+    """Return the bytes sent by each block, where they changed, the largest change first."""
+    before, after = _sent_bytes(a), _sent_bytes(b)
+    found = [
+        SentBy(layer=layer, before=before.get(layer, 0), after=after.get(layer, 0))
+        for layer in dict.fromkeys([*before, *after])
+        if before.get(layer, 0) != after.get(layer, 0)
+    ]
+    return tuple(sorted(found, key=lambda each: (-abs(each.after - each.before), each.layer)))
+
+
+def _sent_bytes(case: Case) -> dict[str, int]:
+    a, found = case.planned.arrays, dict[str, int]()
+    for tensor in case.arrays.message_tensor.tolist():
+        layer = block_of(case.layers[int(a.tensor_op[tensor])])
+        found[layer] = found.get(layer, 0) + int(a.tensor_bytes[tensor])
+    return found
