@@ -26,11 +26,15 @@ class Decision(NamedTuple):
         plan: Placement, order and messages.
         moved_ops: Ops that the memory step moved.
         seconds_by_step: Wall time of each step of the algorithm.
+        notes: What a person should know about it.
+        lower_bound_s: No plan that fits is faster; 0 if nothing is known.
     """
 
     plan: PlanArrays
     moved_ops: int = 0
     seconds_by_step: Mapping[str, float] = MappingProxyType({})
+    notes: tuple[str, ...] = ()
+    lower_bound_s: float = 0.0
 
 
 def fitted(

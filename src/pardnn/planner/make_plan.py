@@ -174,6 +174,7 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
     serial = serial_seconds(machine_of(costs, cluster))
     if sharded is None:
         bound = lower_bound_seconds(graph.arrays, machine, problem.capacities)
+        bound = max(bound, outcome.lower_bound_s)
     else:  # a sharded op may take a k-th part of its time
         bound = serial / cluster.num_devices
         graph, costs = sharded.graph, sharded.costs

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
 from pardnn.graph.ir import Graph
+from pardnn.place.baselines.exact import place_exact
 from pardnn.place.baselines.modulo import has_pieces
 from pardnn.place.decision import Decision
 from pardnn.place.ordering.fit import fits
@@ -21,7 +22,7 @@ from pardnn.place.polish.polish import polish_best
 from pardnn.place.recipes.pipeline import place_pipeline
 from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.plan.plan import PlanArrays
-from pardnn.planner.algorithms import ALGORITHMS, BEFORE, RECIPES, SHARDED
+from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, BEFORE, RECIPES, SHARDED
 from pardnn.planner.kept_state import plan_before
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
@@ -34,6 +35,8 @@ from pardnn.sim.policy_peak import policy_peaks
 AT_BOUND = 1e-9
 #: A plan so near to the lower bound is not polished: it takes seconds, and can gain no more.
 NEAR_BOUND = 1e-4
+#: A solver crashed or gave a wrong answer; found nothing in time.
+SOLVER_FAILED = ("E109", "E709")
 
 
 class Outcome(NamedTuple):
@@ -48,6 +51,7 @@ class Outcome(NamedTuple):
         planning_s: Wall time.
         sharded: The plan with its partitioned graph, if ops are sharded.
         notes: What a person should know about it.
+        lower_bound_s: That the algorithm proved; 0 if none.
     """
 
     algorithm: str
@@ -58,6 +62,7 @@ class Outcome(NamedTuple):
     planning_s: float
     sharded: ShardedPlan | None = None
     notes: tuple[str, ...] = ()
+    lower_bound_s: float = 0.0
 
 
 def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> Outcome:
@@ -96,7 +101,29 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
         makespan_s=timeline.makespan,
         transfer_bytes=timeline.transfer_bytes(problem.graph),
         planning_s=planning,
+        notes=decision.notes,
+        lower_bound_s=decision.lower_bound_s,
     )
+
+
+def _exact(problem: Problem) -> Decision:
+    """Run `exact`; the best of the other algorithms where its solver crashes or finds nothing.
+
+    Raises:
+        InfeasibleError: E301, if nothing fits.
+        UsageError: E218, if the graph is too large; E219, if the solver is not installed.
+    """
+    graph, machine, usable = problem.graph, problem.machine, problem.capacities
+    seed, time_limit = problem.options.seed, problem.options.time_limit
+    try:
+        return place_exact(graph, machine, usable, seed=seed, time_limit=time_limit)
+    except PardnnError as error:
+        if error.code not in SOLVER_FAILED:
+            raise
+        found = decide_best(problem, AUTO_SMALL, polish=problem.options.objective == "seconds")
+        why = error.message.splitlines()[0].rstrip(".")
+        note = f"exact: {why}; this is the best plan of the other algorithms"
+        return Decision(found.plan, found.moved_ops, notes=(note,))
 
 
 def _cut(problem: Problem, algorithm: str, unless_above: float | None = None) -> Outcome:
@@ -146,6 +173,8 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
         return place_pardnn(graph, machine, usable, known=problem.known)
     if algorithm in RECIPES:
         return place_pipeline(problem.step, machine, usable, algorithm)
+    if algorithm == "exact":
+        return _exact(problem)
     return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
 
 

@@ -2,7 +2,8 @@
 
 Each module of this folder is one problem: `solve` takes one JSON object and returns another. It
 imports its solver and nothing of the planner. `ask` runs it in a child process (`__main__`), and
-the caller checks the answer.
+the caller checks the answer. The child is killed when its time is over and when the parent ends,
+however it ends, so no solver is left behind.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def ask(solver: str, problem: dict[str, Any], *, seconds: float, extra: str) -> 
         StuckError: E709, if it does not answer in time.
         PardnnError: E109, if it fails or its answer is no JSON object.
     """
-    command = [sys.executable, "-P", "-m", __name__, solver]
+    command = [sys.executable, "-P", "-m", __name__, solver, str(os.getpid())]
     root = str(Path(__file__).parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
@@ -46,7 +47,7 @@ def ask(solver: str, problem: dict[str, Any], *, seconds: float, extra: str) -> 
         )
     except subprocess.TimeoutExpired:
         raise StuckError(
-            f"the solver {solver!r} did not answer within {seconds:g} s; the graph is too large "
+            f"the solver {solver!r} did not answer within {seconds:.3g} s; the graph is too large "
             "for it. Choose another algorithm.",
             code="E709",
         ) from None

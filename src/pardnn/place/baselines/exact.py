@@ -1,10 +1,11 @@
 """The optimum by CP-SAT, for graphs of up to about 20 ops: the yardstick of the heuristics.
 
 Each op starts after its inputs have arrived, ops of a device do not overlap, an op that overwrites
-a tensor waits until it has been sent, and the last op to end ends as early as possible. Residual
-bytes are bounded per device. Memory over time depends on the order, so a placement that fits in
-none of the orders tried is forbidden and the model solved again; then the answer is the best found,
-no longer proven to be best.
+a tensor waits until it has been sent, and the last op to end ends as early as possible. What is
+alive on a device at any time is bounded from below: tensors made or received there until the last
+op there has read them, without what sends hold longer. A placement that fits in none of the orders
+tried all the same is forbidden and the model solved again. The first answer's bound holds for every
+plan that fits, so the decision says how far above it the best plan found is, at most.
 
 Times are rounded to ticks, `TICKS` of which make the horizon. The solver runs in a child process;
 its schedule is simulated like any other.
@@ -15,6 +16,9 @@ independent ones.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +26,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError, StuckError, UsageError
-from pardnn.graph.csr import GraphArrays, op_edges
+from pardnn.graph.csr import RESIDUAL, GraphArrays, op_edges
 from pardnn.graph.ir import Graph
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.baselines.m_sct import edge_seconds
@@ -42,6 +46,14 @@ SOLVER_SECONDS = 60.0
 #: Optimal placements that do not fit are forbidden, one after the other, at most so many.
 MAX_FORBIDDEN = 10
 TICKS = 2**40
+#: Up to which a makespan that exceeds the bound, relative to it, equals it: of ticks, and of sums.
+ROUNDING = 1e-9
+#: Seconds for an answer that counts what is alive over time.
+MEMORY_SECONDS = 10.0
+#: Seconds that a solver gets to answer when its time is over; then it is killed.
+GRACE_S = 2.0
+#: Bytes are counted in units, so many of which make the largest limit: products with ticks fit.
+BYTE_UNITS = 2**14
 
 
 class Optimum(NamedTuple):
@@ -61,15 +73,22 @@ class Optimum(NamedTuple):
 
 
 def place_exact(
-    graph: Graph, machine: Machine, capacities: list[int | None], *, seed: int = 0
+    graph: Graph,
+    machine: Machine,
+    capacities: list[int | None],
+    *,
+    seed: int = 0,
+    time_limit: float | None = None,
 ) -> Decision:
-    """Place and order a small graph optimally.
+    """Place and order a small graph optimally, or as well as the time allows.
 
     Args:
         graph: The graph, of at most `MAX_OPS` ops.
         machine: Durations and links.
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the solver.
+        time_limit: Seconds in all, the solver's start and building its model among them; None:
+            `SOLVER_SECONDS`.
 
     Raises:
         UsageError: E218, if the graph is too large; E219, if OR-Tools is not installed.
@@ -82,31 +101,93 @@ def place_exact(
             f"graph has {len(graph.ops)}.\nUse auto.",
             code="E218",
         )
-    forbidden: list[list[int]] = []
-    best: Decision | None = None
-    shortest = np.inf
+    seconds = SOLVER_SECONDS if time_limit is None else time_limit
     arrays, overwrites = closed_arrays(graph), first_overwrites(graph)
-    for _ in range(MAX_FORBIDDEN):
-        found = optimum(arrays, machine, capacities, overwrites, seed=seed, forbidden=forbidden)
-        if found is None or found.lower_bound_s >= shortest:
+    best: Decision | None = None
+    shortest, bound = np.inf, 0.0
+    for found, bound in _answers(arrays, machine, capacities, overwrites, seed, seconds):
+        if found.lower_bound_s >= shortest:
             break
         try:
             decision = ordered(graph, machine, found, capacities)
         except InfeasibleError:
-            decision = None
-        if decision is not None:
-            makespan = run_lists(arrays, machine, decision.plan).makespan
-            if makespan < shortest:
-                best, shortest = decision, makespan
-        groups, first = np.unique(arrays.group, return_index=True)
-        forbidden.append(found.place[first[np.argsort(groups)]].tolist())
+            continue
+        makespan = run_lists(arrays, machine, decision.plan).makespan
+        if makespan < shortest:
+            best, shortest = decision, makespan
+        if is_proven(shortest, bound):
+            break
     if best is None:
         placements = all_placements(arrays, machine, capacities, runnable(arrays, machine))
         plan = searched_plan(arrays, capacities, overwrites, placements).plan
-        best = None if plan is None else Decision(plan)
-    if best is None:
-        raise InfeasibleError("the solver's placements do not fit, in no order that was tried.")
-    return best
+        if plan is None:
+            raise InfeasibleError("the solver's placements do not fit, in no order that was tried.")
+        best, shortest = Decision(plan), run_lists(arrays, machine, plan).makespan
+    return best._replace(notes=(proof(shortest, bound),), lower_bound_s=min(bound, shortest))
+
+
+def _answers(
+    arrays: GraphArrays,
+    machine: Machine,
+    capacities: list[int | None],
+    overwrites: Int64[ndarray, "w 2"],
+    seed: int,
+    seconds: float,
+) -> Iterator[tuple[Optimum, float]]:
+    """Yield the solver's answers, each with a bound that holds for every plan.
+
+    First without memory over time, as most answers fit all the same; then with it, for up to
+    `MEMORY_SECONDS` or half of the time; then without it and with placements forbidden.
+    """
+    until = time.monotonic() + seconds
+    groups, first = np.unique(arrays.group, return_index=True)
+    head = first[np.argsort(groups)]
+    forbidden: list[list[int]] = []
+    bound, with_memory, memory_until = 0.0, False, None
+    is_limited = any(limit is not None for limit in capacities)
+    while len(forbidden) < MAX_FORBIDDEN:
+        left = (memory_until if with_memory and memory_until else until) - time.monotonic()
+        try:
+            found = optimum(
+                arrays, machine, capacities, overwrites, seed=seed, forbidden=forbidden,
+                seconds=left, with_memory=with_memory,
+            )  # fmt: skip
+        except StuckError:
+            if with_memory:
+                with_memory = False
+                continue
+            if memory_until is None and not forbidden:
+                raise
+            return
+        if found is None:
+            return
+        bound = bound if forbidden else max(bound, found.lower_bound_s)
+        yield found, bound
+        if is_limited and memory_until is None:  # the same placement may fit in another order
+            now = time.monotonic()
+            with_memory, memory_until = True, now + min(MEMORY_SECONDS, (until - now) / 2)
+        else:
+            forbidden.append(found.place[head].tolist())
+
+
+def is_proven(makespan: float, bound: float) -> bool:
+    """Return whether a plan is as fast as a bound, up to rounding."""
+    return makespan <= bound * (1 + ROUNDING)
+
+
+def proof(makespan: float, bound: float) -> str:
+    """Return what is proven of a plan, for people.
+
+    Args:
+        makespan: Of the plan, simulated.
+        bound: No plan that fits is faster.
+    """
+    if is_proven(makespan, bound):
+        return "exact: proven optimal"
+    if bound <= 0:
+        return "exact: not proven optimal"
+    above = f"at most {100 * (makespan / bound - 1):.3g} % above the optimum"
+    return f"exact: {above}, which takes {bound:.6g} s or more; not proven optimal"
 
 
 def ordered(
@@ -142,6 +223,7 @@ def optimum(
     seed: int = 0,
     seconds: float = SOLVER_SECONDS,
     forbidden: list[list[int]] | None = None,
+    with_memory: bool = False,
 ) -> Optimum | None:
     """Return the optimal schedule with bounded residual bytes; None if there is none.
 
@@ -153,6 +235,7 @@ def optimum(
         seed: Of the solver.
         seconds: Time limit of the solver.
         forbidden: Placements of groups that are not wanted.
+        with_memory: Whether what is alive at any time is bounded, too.
 
     Raises:
         UsageError: E219, if OR-Tools is not installed.
@@ -165,13 +248,16 @@ def optimum(
     # A power of two: times that are multiples of one stay exact.
     tick = 2.0 ** np.ceil(np.log2(max(horizon, 1e-300) / TICKS))
     problem = _problem(arrays, machine, capacities, overwrites, tick)
-    problem |= {"seconds": seconds, "seed": seed % 2**31}
+    problem |= {"until": time.monotonic() + seconds, "seed": seed % 2**31}
     problem["forbidden"] = forbidden or []
-    answer = ask("cp", problem, seconds=seconds + 60.0, extra="exact")
+    problem["with_memory"] = with_memory
+    answer = ask("cp", problem, seconds=max(seconds, 0.0) + GRACE_S, extra="exact")
     if answer["status"] == "INFEASIBLE":
         return None
     if "place" not in answer:
-        raise StuckError(f"CP-SAT found nothing in {seconds:g} s: {answer['status']}", code="E709")
+        raise StuckError(
+            f"CP-SAT found nothing in {seconds:.3g} s: {answer['status']}", code="E709"
+        )
     place = np.array(answer["place"], dtype=np.int64)
     start = np.array(answer["start"], dtype=np.float64) * tick
     if place.shape != (arrays.num_ops,) or start.shape != place.shape:
@@ -216,9 +302,35 @@ def _problem(
             ]
             for num_bytes in sizes
         ],
-        "residual": residual_bytes(arrays).tolist(),
-        "capacity": capacities,
         "horizon": TICKS,
+        **_memory(arrays, capacities),
+    }
+
+
+def _memory(arrays: GraphArrays, capacities: list[int | None]) -> dict[str, Any]:
+    """Return what is alive when: bytes in a unit that they are multiples of, or rounded down."""
+    residual = residual_bytes(arrays).tolist()
+    size: list[int] = arrays.tensor_bytes.tolist()
+    workspace: list[int] = arrays.workspace.tolist()
+    maker: list[int] = arrays.tensor_op.tolist()
+    readers = [row.tolist() for row in np.split(arrays.consumer_op, arrays.consumer_ptr[1:-1])]
+    rows: dict[int, list[list[int]]] = {}
+    for t, owner in enumerate(arrays.tensor_owner.tolist()):
+        above, views = t, [maker[owner]]
+        while above != owner:
+            views.append(maker[above])
+            above = int(arrays.tensor_alias[above])
+        rows.setdefault(owner, []).extend([*views, op] for op in (maker[t], *readers[t]))
+    stays = arrays.memory[arrays.tensor_op] == RESIDUAL
+    limits = [limit for limit in capacities if limit is not None]
+    unit = math.gcd(*residual, *size, *workspace) or 1
+    unit = max(unit, -(-max(limits, default=0) // BYTE_UNITS))
+    return {
+        "residual": [number // unit for number in residual],
+        "storages": [[maker[t], size[t] // unit, row] for t, row in rows.items() if not stays[t]],
+        "copies": [[maker[t], size[t] // unit, readers[t]] for t in range(len(size)) if readers[t]],
+        "workspace": [number // unit for number in workspace],
+        "capacity": [None if limit is None else limit // unit for limit in capacities],
     }
 
 
