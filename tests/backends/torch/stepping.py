@@ -92,8 +92,12 @@ def on_ranks(
     state: State = _nothing,
     steps: int = 5,
     plan_of: Callable[[Graph, int], Plan] = random_plan,
+    is_followed: bool = False,
 ) -> list[Any]:
-    """Return what each rank gives, or the error that it ended with."""
+    """Return what each rank gives, or the error that it ended with.
+
+    `is_followed`: whether what changes between calls is captured and planned anew.
+    """
     step, args = make()
     plan = plan_of(capture(step, *args), size)
 
@@ -101,7 +105,10 @@ def on_ranks(
         if size > 1:
             connect(rank, size, store, 10.0)
         step, args = make()
-        fast: Parallel = parallelize(step, *args, plan=plan, device="cpu", timeout=10)
+        decide = (lambda graph, size, _: plan_of(graph, size)) if is_followed else None
+        fast: Parallel = parallelize(
+            step, *args, plan=plan, decide=decide, device="cpu", timeout=10
+        )
         indices = fast._binding._batch  # the arguments that are passed at each step
         found = _steps(
             lambda now: fast(*(now[k] for k in indices)), (step, args), steps, given, state
@@ -122,8 +129,9 @@ def assert_as_eager(
     state: State = _nothing,
     steps: int = 5,
     sizes: tuple[int, ...] = (1, 2),
+    is_followed: bool = False,
 ) -> None:
     expected = eager(make, given, state, steps)
     for size in sizes:
-        for found in on_ranks(make, size, given, state, steps):
+        for found in on_ranks(make, size, given, state, steps, is_followed=is_followed):
             assert found == expected

@@ -109,12 +109,12 @@ CASES: dict[str, Case] = {
         lambda m, x: torch.stack([v * m(x).mean() for v in x[0].unbind()]).sum(),
     ),
     "index": Case(
-        "E802", "x.index_select(0, i.view(1))",
+        "E803", "x.index_select(0, i.view(1))",
         lambda m, x: m(x)[int(x[:, 0].argmax())].square().mean(),
         lambda m, x: m(x).index_select(0, x[:, 0].argmax().view(1)).square().mean(),
     ),
     "slice": Case(
-        "E802", "torch.arange(n) < length",
+        "E803", "torch.arange(n) < length",
         lambda m, x: m(x)[: int((x[:, 0] > 0).sum()) + 1].square().sum(),
         lambda m, x: (
             m(x).square() * ((x[:, 0] > 0).sum() + 1 > FOUR)[:, None]
@@ -234,7 +234,7 @@ def test_the_pointer_of_a_queue() -> None:
     step, args = moco(by_pointer)
     with pytest.raises(UnsupportedError, match=r"index_copy_") as caught:
         capture(step, *args)
-    assert caught.value.code == "E802"
+    assert caught.value.code == "E803"
     rewritten, others = moco(by_index)
     for _ in range(4):
         assert rewritten(*others) == step(*args)

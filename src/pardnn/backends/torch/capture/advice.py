@@ -7,8 +7,8 @@ from __future__ import annotations
 
 _NUMBER = (
     "Keep it a tensor: torch.sqrt for math.sqrt, x * t for x * float(t), unbind for tolist.\n"
-    'To see numbers: print(f"{x.item():.3f}") and log.append(x.item()) are followed, unlike\n'
-    'float(x) and "%.3f" % x.item(), which need the number at once.'
+    'To see numbers: print(f"{x.item():.3f}"), "%.3f" % x.item() and log.append(float(x)) are\n'
+    "followed, unlike x.numpy(), which needs them at once."
 )
 _BRANCH = (
     "Compute both sides and select: torch.where(condition, a, b) for `if`, torch.clamp or\n"

@@ -55,7 +55,7 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_gradient_placeholders,
     insert_placeholders,
 )
-from pardnn.backends.torch.capture.restore import restore
+from pardnn.backends.torch.capture.restore import is_filled, restore
 from pardnn.backends.torch.capture.result import (
     loss_of,
     named_result,
@@ -324,7 +324,7 @@ class _Session:
             constants: What that step made of constants, and keeps.
             settled: What the objects of the step held after the first step.
         """
-        if chosen.held:
+        if chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)
         again = self._trace(chosen.plain(), initial=initial, constants=constants, locate=False)
         check_same(trace, again)
@@ -396,5 +396,5 @@ class _Session:
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         with symbols_inserted(trace, numbers):
-            run_noted(trace, self.step, self.args, self.mode, self.recorders, names, is_first)
+            run_noted(trace, self.step, self.args, self.mode, self.recorders, names, chosen)
         return trace

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import (
     PLAIN,
     GlobalName,
@@ -99,11 +100,13 @@ class Changed(NamedTuple):
         slot: Its place; None for a container whose size has changed.
         then: The value before; None if there was none.
         now: The value after.
+        is_new: Whether there was no value before.
     """
 
     slot: Slot | None
     then: Any
     now: Any
+    is_new: bool = False
 
 
 def is_arithmetic(change: Changed) -> bool:
@@ -115,9 +118,12 @@ def is_arithmetic(change: Changed) -> bool:
 
 def is_filled(change: Changed) -> bool:
     """Whether a place that held None has got a number that the step computes from others."""
-    now = isinstance(change.now, _NUMBERS) and not isinstance(change.now, bool)
-    is_item = change.slot is not None and isinstance(change.slot.holder, list)
-    return is_item and change.then is None and now
+    if change.slot is None or change.then is not None or change.is_new:
+        return False
+    if not isinstance(change.slot.holder, list):  # a number of constants stays from then on
+        node = node_of(change.now)
+        return node is not None and node.hint is None
+    return isinstance(change.now, _NUMBERS) and not isinstance(change.now, bool)
 
 
 def changes(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:
@@ -146,7 +152,8 @@ def _changes_of(name: str, holder: Any, then: Any) -> Iterator[tuple[str, Change
                 continue
             missing = (key in then) != (key in now)
             if missing or _differ(now[key], then[key]):
-                change = Changed(slot_of(holder, key), then.get(key), now.get(key))
+                was, new = then.get(key), now.get(key)
+                change = Changed(slot_of(holder, key), was, new, is_new=key not in then)
                 yield dotted(name, key), change
     elif len(now) != len(then):
         yield name, Changed(None, then, now)

@@ -102,7 +102,8 @@ def kept_copy(tracer: Tracer, tensor: torch.Tensor) -> Call:
 def _passed_on(tracer: Tracer, number: Any) -> Call:
     node = node_of(number)
     assert node is not None
-    value = tracer.scalars.scalar_call("pos", [node.operand], node.kind)
+    function = "bool" if node.kind is bool else "pos"  # +True is 1
+    value = tracer.scalars.scalar_call(function, [node.operand], node.kind)
     if node.hint is not None:
         tracer.scalars.hints[value] = node.hint
     value.call.kept = True

@@ -23,8 +23,10 @@ from pardnn.backends.torch.capture.numbers.effects import effects_noted
 from pardnn.backends.torch.capture.numbers.python_calls import numbers_told, python_calls
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.schedules import schedules_noted
+from pardnn.backends.torch.capture.numbers.selection import NO_SYMBOLS, Selection
 from pardnn.backends.torch.capture.numbers.told_sinks import stand_ins_inserted
 from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, unseen_states
+from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.source_updates import StepTrace
@@ -90,7 +92,7 @@ def run_noted(
     mode: fake_tensor.FakeTensorMode,
     recorders: Recorders,
     names: Mapping[int, str],
-    is_first: bool,
+    chosen: Selection,
 ) -> None:
     """Call `step(*args)` and complete its trace: the result, effects, and what has changed.
 
@@ -101,24 +103,26 @@ def run_noted(
         mode: Of the fake tensors.
         recorders: Stand for what it only fills or tells.
         names: Of the placeholders by id.
-        is_first: Whether it is the first step.
+        chosen: Which numbers are symbols.
 
     Raises:
         PardnnError: As `run_traced` does.
         OtherUse: It does more with one of the containers.
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
-    unseen = unseen_states(objects)
+    unseen, is_first = unseen_states(objects), chosen is NO_SYMBOLS
     with contextlib.ExitStack() as stack:
         trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
-        trace.effects = effects = stack.enter_context(effects_noted(tracer))
+        trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
         stack.enter_context(recorders_inserted(objects, recorders.filled, effects.filled))
         stack.enter_context(stand_ins_inserted(objects, recorders.sinks, effects.told))
         choices = Choices(
             tracer, lambda: walk_objects(step, args), effects, trace.schedules, is_first=is_first
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
-        stack.enter_context(numbers_told(used_names(step, objects.seen.values()).functions))
+        functions = used_names(step, objects.seen.values()).functions
+        stack.enter_context(numbers_told(functions))
+        stack.enter_context(conversions_followed(functions, effects.texts))
         trace.result = run_traced(step, args, tracer, mode)
     check_unseen(unseen)
     effects.finish(objects, is_first=is_first)

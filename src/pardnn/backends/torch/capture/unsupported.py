@@ -274,7 +274,8 @@ def text_of_a_number(where: str | None) -> UnsupportedError:
     return _error(
         f"the step makes a text of a number that differs from step to step{_at(where)}, and does\n"
         "something else with it than to print, log or collect it, or to write it to a file that\n"
-        "was open before the step.\n"
+        "was open before the step; a layout by its length or letters (ljust, replace) is one:\n"
+        'f"{x:<10.3f}" has a width.\n'
         "Return the number from the step, and make the text of it there.",
         where,
         "E802",

@@ -12,7 +12,6 @@ the tracer records which inputs it was computed from; one without a hint raises.
 from __future__ import annotations
 
 import builtins
-import json
 import math
 import operator
 from collections.abc import Callable
@@ -332,13 +331,6 @@ def choose(condition: Any, one: Any, other: Any) -> Any:
     if node is None:
         return one if condition else other
     return symbol(node._call("where", *(_node(number, node) for number in (one, other))))
-
-
-def format_number(number: Any, spec: str) -> str:
-    """Return a number's text; the formats "json" and "str" are what `json` and `str` make of it."""
-    if spec in ("json", "str"):
-        return json.dumps(number) if spec == "json" else str(number)
-    return format(number, spec)
 
 
 def as_symbol(number: Any, other: Any) -> Any:

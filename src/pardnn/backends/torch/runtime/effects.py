@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.ops.codec import decode
-from pardnn.backends.torch.ops.host_scalars import format_number
+from pardnn.backends.torch.ops.number_texts import format_number
 from pardnn.errors import UserCodeError
 
 

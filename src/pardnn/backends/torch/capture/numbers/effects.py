@@ -17,7 +17,6 @@ import io
 import itertools
 import logging
 import math
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -28,16 +27,14 @@ import torch
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
 from pardnn.backends.torch.capture.numbers.questions import Check
+from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked, without_marks
 from pardnn.backends.torch.capture.numbers.told_sinks import sink_name, texts_noted
 from pardnn.backends.torch.capture.result import recorded_result
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.ops.host_scalars import HostNode, format_number, node_of
+from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
+from pardnn.backends.torch.ops.number_texts import format_number, text_format
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, is_library_file
-
-_MARK = re.compile("\ue000([0-9]+)\ue001")
-#: Larger tensors are printed as fakes, at capture alone.
-_MAX_PRINTED = 1000
 
 
 class Effects:
@@ -45,19 +42,21 @@ class Effects:
 
     Args:
         tracer: Of the step.
+        is_long: Whether marks of texts are long; see `texts`.
 
     Attributes:
         noted: As data, with values of the trace for numbers.
         calls: Those that outlive the step for it.
+        texts: That the step makes of numbers.
+        lines: "file.py:line" of each effect, by its id.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, *, is_long: bool = True) -> None:
         self.noted: list[dict[str, Any]] = []
         self.calls: list[Call] = []
+        self.texts = Texts(tracer.locator, self._recorded, is_long=is_long)
+        self.lines: dict[int, str | None] = {}
         self._tracer = tracer
-        # Numbers with their formats, and the lines that made texts of them.
-        self._texts: list[tuple[Any, str, str | None]] = []
-        self._told: set[int] = set()
 
     @property
     def hints(self) -> Mapping[Any, Any]:
@@ -69,16 +68,12 @@ class Effects:
         if self._tracer.before_call is not None:
             self._tracer.before_call()
         self.noted.append({kind: content})
+        self.lines[id(self.noted[-1])] = self._tracer.locator.line()
 
     def tell_unless(self, effect: dict[str, Any], skips: torch.Tensor) -> None:
         """Let an effect be told only where a boolean tensor is false."""
         if "unless" not in effect:
             effect["unless"] = self._recorded(skips)
-
-    def mark(self, number: Any, spec: str) -> str:
-        """Return the mark that stands for a number's text."""
-        self._texts.append((number, spec, self._tracer.locator.line()))
-        return f"\ue000{len(self._texts) - 1}\ue001"
 
     def filled(self, name: str, keys: tuple[Any, ...], method: str, args: tuple[Any, ...]) -> None:
         """Note what the step puts into a container, see `containers`; recorded by `finish`."""
@@ -103,9 +98,8 @@ class Effects:
                     raise OtherUse(name)
                 told = [[self._content(each) for each in items] for items in (keys, args)]
                 effect["call"] = [name, told[0], method, told[1]]
-        untold = {*range(len(self._texts))} - self._told
-        if untold and not is_first:
-            raise unsupported.text_of_a_number(self._texts[min(untold)][2])
+        if self.texts.untold is not None and not is_first:
+            raise unsupported.text_of_a_number(*self.texts.untold)
 
     def _is_own(self, value: Any, objects: ObjectGraph) -> bool:
         """Whether a value can be told, and no later step changes it."""
@@ -155,7 +149,7 @@ class Effects:
         value = self._tracer.scalars.scalar_call("bool", [node.operand], bool)
         value.call.kept = True
         self.calls.append(value.call)
-        error = [check.kind, _MARK.sub("?", check.message), check.line]
+        error = [check.kind, without_marks(check.message), check.line]
         self._note("check", [{"kept": value}, check.outcome, *error])
 
     def told(self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -193,21 +187,15 @@ class Effects:
     def _parts(self, arg: Any) -> list[Any]:
         """Return an argument as a list of texts and of [number, format]."""
         if node_of(arg) is not None:
-            return [[self._recorded(arg), ""]]
-        if isinstance(arg, torch.Tensor) and arg.numel() <= _MAX_PRINTED:
             return [[self._recorded(arg), "str"]]
-        pieces = _MARK.split(str(arg))
-        parts: list[Any] = []
-        for i, piece in enumerate(pieces):
-            if i % 2 == 0:
-                parts += [piece] if piece else []
-                continue
-            number, spec, _ = self._texts[int(piece)]
-            self._told.add(int(piece))
-            parts.append([self._recorded(number), spec])
-        return parts
+        if isinstance(arg, torch.Tensor):
+            return [[self._recorded(arg), text_format(arg)]]
+        pieces = self.texts.pieces(str(arg))
+        return [p if isinstance(p, str) else [self._recorded(p[0]), p[1]] for p in pieces]
 
     def _recorded(self, value: Any) -> Any:
+        if isinstance(value, dict) and "kept" in value:
+            return value  # of a tensor, when its text was made
         structure, calls = recorded_result(self._tracer, [value], None)
         self.calls += calls
         return structure["list"][0]
@@ -219,12 +207,20 @@ def check_same_effects(one: Effects, other: Effects) -> None:
     Raises:
         UnsupportedError: E804.
     """
-    told = [[_plain(each, effects.hints) for each in effects.noted] for effects in (one, other)]
-    told = [[each for each in effects if not {"set", "rebind"} & each.keys()] for effects in told]
-    for a, b in itertools.zip_longest(*told):
+    told = [
+        [
+            (_plain(each, effects.hints), effects.lines.get(id(each)))
+            for each in effects.noted
+            if not {"set", "rebind"} & each.keys()
+        ]
+        for effects in (one, other)
+    ]
+    for (a, line), (b, _) in itertools.zip_longest(*told, fillvalue=(None, None)):
         if a != b:
+            if any(map(_has_numbers, (a, b))):
+                raise unsupported.text_of_a_number(line)
             kind = next(iter(a or b))
-            raise unsupported.changing_step(f"{_TOLD[kind]} something else the second time", None)
+            raise unsupported.changing_step(f"{_TOLD[kind]} something else the second time", line)
 
 
 #: What a step does that notes an effect.
@@ -249,26 +245,31 @@ def _plain(data: Any, hints: Mapping[Any, Any]) -> Any:
     return [x for is_text, items in texts for x in (["".join(items)] if is_text else items)]
 
 
+def _has_numbers(data: Any) -> bool:
+    """Whether effects have a number in them that only a run knows."""
+    if isinstance(data, dict):
+        return any(map(_has_numbers, data.values()))
+    return data == "?" or (isinstance(data, list) and any(map(_has_numbers, data)))
+
+
 @contextlib.contextmanager
-def effects_noted(tracer: Tracer) -> Iterator[Effects]:
+def effects_noted(tracer: Tracer, *, is_long: bool = True) -> Iterator[Effects]:
     """Note prints, log records and checks, for as long as the context is open.
 
     Args:
         tracer: Of the step that runs in it.
+        is_long: Whether marks of texts are long; see `texts`.
     """
-    effects = Effects(tracer)
+    effects = Effects(tracer, is_long=is_long)
     tracer.scalars.questions.on_check = effects.checked
     with contextlib.ExitStack() as stack:
 
         def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
             stack.enter_context(mock.patch.object(owner, name, new))
 
-        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
-            patch(kind, "__format__", lambda number, spec: effects.mark(number, spec))
-            patch(kind, "__str__", lambda number: effects.mark(number, ""))
-            patch(kind, "__repr__", lambda number: effects.mark(number, ""))
+        stack.enter_context(texts_marked(effects.texts))
         stack.enter_context(contextlib.redirect_stdout(_Written(effects)))
-        stack.enter_context(texts_noted(tracer.locator, effects.mark))
+        stack.enter_context(texts_noted(tracer.locator, effects.texts.mark))
         patch(builtins, "print", _noting_print(effects, builtins.print))
         patch(logging.Logger, "handle", _noting_log(effects, logging.Logger.handle))
         yield effects

@@ -18,7 +18,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.ops.host_scalars import (
     MATH_FUNCTIONS,
@@ -31,7 +33,7 @@ from pardnn.backends.torch.ops.host_scalars import (
 
 @contextlib.contextmanager
 def python_calls() -> Iterator[None]:
-    """Let functions of `math` record their calls on symbols.
+    """Let functions of `math`, and some of NumPy, record their calls on symbols.
 
     A function that was imported by name (`from math import cos`) takes the number itself, which is
     guarded.
@@ -40,6 +42,9 @@ def python_calls() -> Iterator[None]:
         for name in MATH_FUNCTIONS:
             new = _recording(name, getattr(math, name))
             stack.enter_context(mock.patch.object(math, name, new))
+        for name in ("isfinite", "isinf", "isnan"):
+            new = _recording(name, getattr(np, name))
+            stack.enter_context(mock.patch.object(np, name, new))
         for name, is_better in {"min": operator.lt, "max": operator.gt}.items():
             new = _choosing(getattr(builtins, name), is_better)
             stack.enter_context(mock.patch.object(builtins, name, new))
@@ -124,9 +129,11 @@ def _asking(real: Callable[..., Any], decides: bool) -> Callable[..., Any]:
 
 
 def _recording(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], FakeTensor) and not _is_of_torch():
+            args = (args[0].item(),)
         if len(args) == 1 and node_of(args[0]) is not None:
             return call_math(name, args[0])
-        return real(*args)
+        return real(*args, **kwargs)
 
     return call

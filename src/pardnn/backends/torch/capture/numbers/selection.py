@@ -132,6 +132,9 @@ def reconsidered(
     needed = _needed_ints(trace) - chosen.held
     if needed:
         return replace(chosen, frozen=chosen.frozen | needed)
+    reset = _reset_numbers(chosen, trace, numbers)
+    if reset:
+        return replace(chosen, held=chosen.held | reset.keys(), start={**chosen.start, **reset})
     written = written_numbers(trace, chosen)
     changed = {name: each for name, each in written.items() if not is_filled(each)}
     unknown = [name for name in changed if name not in trace.sources]
@@ -141,9 +144,12 @@ def reconsidered(
     if unknown:
         return replace(chosen, held=chosen.held | {*unknown}, start={**chosen.start, **start})
     plain = [
-        n for n, each in changed.items() if node_of(each.now) is None and each.now not in (0, 1)
-    ]
-    if plain:  # a count may begin again, but what else is no number of the step's is frozen
+        n
+        for n, each in changed.items()
+        if node_of(each.now) is None and each.now not in (0, 1)
+        and not same_number(each.now, numbers.after.get(n))
+    ]  # fmt: skip
+    if plain:  # a number may begin again, but what differs in each trace would be frozen
         raise unsupported.changed_state(plain)
     created = frozenset(name for name in changed if name not in numbers.before)
     if {*changed} <= chosen.start.keys():
@@ -152,6 +158,21 @@ def reconsidered(
         return None
     start |= _first_values(trace, changed, sorted(created), start, numbers)
     return replace(chosen, start={**chosen.start, **start}, created=created)
+
+
+def _reset_numbers(chosen: Selection, trace: StepTrace, numbers: Numbers) -> dict[str, Any]:
+    """Return the numbers that the first step sets and this one does not, as they were before.
+
+    `self.total = 0.0` ends where the next step begins, and so changes nothing in a trace that
+    begins where the first one has ended; the number is a symbol that begins where it was before.
+    """
+    before, after = numbers.before, numbers.after
+    known = (before.keys() & after.keys()) - trace.changed.keys() - trace.sources.keys()
+    return {
+        name: before[name]
+        for name in sorted(known - chosen.held)
+        if not same_number(before[name], after[name])
+    }
 
 
 def put_back_data(contents: Iterable[tuple[str, Any, Any]]) -> None:

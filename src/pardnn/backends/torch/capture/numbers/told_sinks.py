@@ -25,6 +25,7 @@ from unittest import mock
 import torch
 
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
+from pardnn.backends.torch.capture.numbers.texts import marks_in
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import slots_of
@@ -159,8 +160,10 @@ def _dumped(obj: Any, file: Any, kwargs: dict[str, Any]) -> None:
 def _marking(real: Callable[..., str], mark: Callable[[Any, str], str]) -> Callable[..., str]:
     def dumps(obj: Any, **kwargs: Any) -> str:
         numbers: list[Any] = []
+        marks: list[str] = []
 
         def replaced(value: Any) -> Any:
+            marks.extend(marks_in(value) if isinstance(value, str) else ())
             if node_of(value) is not None:
                 numbers.append(value)
                 return f"\ue002{len(numbers) - 1}\ue003"
@@ -172,6 +175,8 @@ def _marking(real: Callable[..., str], mark: Callable[[Any, str], str]) -> Calla
         text = real(plain if numbers else obj, **kwargs)
         for i, number in enumerate(numbers):
             text = text.replace(real(f"\ue002{i}\ue003", **kwargs), mark(number, "json"))
+        for each in marks:  # within texts, which are written escaped
+            text = text.replace(real(each, **kwargs)[1:-1], each)
         return text
 
     return dumps

@@ -1,0 +1,137 @@
+"""Texts of numbers that only a run knows: marks, while a step is traced.
+
+Problem: `print(f"{loss.item():.3f}")` makes a text before there is a number, and code may do with
+texts what it likes: `text.ljust(10)`, `text[:5]`, `text.replace(".", ",")`.
+
+Idea: the text is a mark, and a rank puts the number's text in its place. In one trace a mark is a
+character between spaces, in the other it is long and has the characters of numbers; so code that
+looks at the text, at its length, say, makes something else in each, and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.ops.number_texts import text_format
+
+#: The modules here that make texts of what a step tells.
+_TELLS = (".numbers.effects", ".numbers.texts", ".numbers.user_code")
+#: In short marks: the first private character beyond the basic plane stands for number 0.
+_FIRST, _MAX = 0xF0000, 0x1FFFD
+#: What stands around the number in a long mark.
+_BEGIN, _END = "-0.0e+ InfaN \ue000", "\ue001 nAn -E+0.0"
+_MARK = re.compile(f"{re.escape(_BEGIN)}([0-9]+){re.escape(_END)}| ([\U000f0000-\U0010fffd]) ")
+
+
+class Texts:
+    """The texts that a traced step makes of numbers.
+
+    Args:
+        locator: Finds the user's line.
+        record: Makes a copy of a tensor, as it is now, for its text.
+        is_long: Whether marks are long.
+    """
+
+    def __init__(
+        self, locator: Locator, record: Callable[[Any], Any], *, is_long: bool = True
+    ) -> None:
+        # Numbers with their formats, and the lines that made texts of them.
+        self._made: list[tuple[Any, str, str | None]] = []
+        self._told: set[int] = set()
+        self._locator, self._record, self._is_long = locator, record, is_long
+
+    def mark(self, number: Any, spec: str) -> str:
+        """Return the mark that stands for the text of a number or tensor.
+
+        Args:
+            number: A symbol or fake tensor.
+            spec: See `format_number`.
+        """
+        kept = self._record(number) if isinstance(number, torch.Tensor) else number
+        self._made.append((kept, spec, self._locator.line()))
+        at = len(self._made) - 1
+        return f"{_BEGIN}{at}{_END}" if self._is_long or at > _MAX else f" {chr(_FIRST + at)} "
+
+    def pieces(self, text: str) -> Iterator[str | tuple[Any, str]]:
+        """Yield the parts of a text that is told: texts, and numbers with their formats."""
+        at = 0
+        for found in _MARK.finditer(text):
+            index = int(found[1]) if found[1] else ord(found[2]) - _FIRST
+            if index < len(self._made):  # else a character of the user's own
+                if found.start() > at:
+                    yield text[at : found.start()]
+                self._told.add(index)
+                yield self._made[index][:2]
+                at = found.end()
+        if at < len(text):
+            yield text[at:]
+
+    @property
+    def untold(self) -> tuple[str | None] | None:
+        """The user's line of a text that was not told; None if there is none."""
+        left = {*range(len(self._made))} - self._told
+        return (self._made[min(left)][2],) if left else None
+
+
+def without_marks(text: str) -> str:
+    """Return a text with question marks for numbers."""
+    return _MARK.sub("?", text)
+
+
+def marks_in(text: str) -> list[str]:
+    """Return the marks in a text."""
+    return [found[0] for found in _MARK.finditer(text)]
+
+
+@contextlib.contextmanager
+def texts_marked(texts: Texts) -> Iterator[None]:
+    """Make marks of symbols and of fake tensors, for as long as the context is open.
+
+    Args:
+        texts: Of the step that runs in it.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:
+            stack.enter_context(mock.patch.object(owner, name, new))
+
+        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            patch(kind, "__format__", lambda number, spec: texts.mark(number, spec))
+            patch(kind, "__str__", lambda number: texts.mark(number, "str"))
+            patch(kind, "__repr__", lambda number: texts.mark(number, "str"))
+        real_format = torch.Tensor.__format__
+
+        def formatted(tensor: torch.Tensor, spec: str) -> str:
+            is_plain = isinstance(tensor, torch.nn.Parameter) or tensor.dim()
+            if not isinstance(tensor, FakeTensor) or (spec and is_plain):
+                return real_format(tensor, spec)
+            return str(tensor) if is_plain else format(tensor.item(), spec)
+
+        for kind in (torch.Tensor, torch.nn.Parameter):
+            patch(kind, "__repr__", _marking(kind.__repr__, texts))
+        patch(torch.Tensor, "__format__", formatted)
+        yield
+
+
+def _marking(real: Callable[..., str], texts: Texts) -> Callable[..., str]:
+    def of_tensor(tensor: torch.Tensor, **kwargs: Any) -> str:
+        if kwargs or not isinstance(tensor, FakeTensor) or _is_own(sys._getframe(1)):
+            return real(tensor, **kwargs)
+        return texts.mark(tensor, text_format(tensor))
+
+    return of_tensor
+
+
+def _is_own(frame: Any) -> bool:
+    """Whether torch or this package makes a text, but of what the user prints."""
+    name = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0] in ("torch", "pardnn") and not name.endswith(_TELLS)

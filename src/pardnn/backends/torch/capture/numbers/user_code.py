@@ -1,0 +1,165 @@
+"""What code of the user's calls on symbols, as it has to work while a step is traced.
+
+Problem: `float(loss)` and `"%.3f" % loss.item()` are answered in C, which needs the number itself.
+
+Idea: while a step is traced, the user's functions run with other constants and names: a text with
+a "%" is one of a class that makes marks (`texts`), and calls of `float`, `int` and `bool` go to
+functions that take a tensor for its number, and a symbol for one of the type wanted. Nothing else
+of the code changes, neither its length nor its lines. What is no symbol that only a run knows goes
+to Python's own functions.
+
+Complexity: O(code of the user's functions), once for each.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import functools
+import math
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pardnn.backends.torch.capture.numbers.texts import Texts
+from pardnn.backends.torch.ops.host_scalars import choose, node_of
+from pardnn.backends.torch.ops.number_texts import PERCENT
+
+#: One conversion of `%`: its flags, width and precision, and its type.
+_SPEC = re.compile(r"%(?:\(([^)]*)\))?([#0\- +]*)(\d+|\*)?(?:\.(\d+|\*))?([hlL]?)([a-zA-Z%])")
+#: What stands for Python's own functions, by their names.
+_PREFIX = "_pardnn_"
+
+
+@contextlib.contextmanager
+def conversions_followed(functions: Iterable[types.FunctionType], texts: Texts) -> Iterator[None]:
+    """Let the user's functions run with other constants and names, while the context is open.
+
+    Args:
+        functions: Those that may run.
+        texts: Makes marks of numbers.
+    """
+    changed = {
+        id(each): (each, each.__code__, _followed(each.__code__, each.__code__.co_filename))
+        for each in functions
+        if not _CALLED.keys() & each.__globals__.keys()
+    }
+    with contextlib.ExitStack() as stack:
+        for name, call in _CALLED.items():
+            named = mock.patch.object(builtins, _PREFIX + name, call, create=True)
+            stack.enter_context(named)
+        _Percent.texts.append(texts)
+        stack.callback(_Percent.texts.pop)
+        for function, real, code in changed.values():
+            if code is not real:
+                stack.callback(setattr, function, "__code__", real)
+                function.__code__ = code
+        yield
+
+
+@functools.lru_cache(1024)
+def _followed(code: types.CodeType, _file: str) -> types.CodeType:
+    """Return code with other constants and names; the same object if nothing is to change.
+
+    Codes of two files may be equal.
+    """
+    consts = tuple(map(_constant, code.co_consts))
+    names, content = [*code.co_names], bytearray(code.co_code)
+    for each in dis.get_instructions(code):
+        # A name that is called is loaded together with a place for `self`.
+        if each.opname != "LOAD_GLOBAL" or not (each.arg or 0) & 1 or each.argval not in _CALLED:
+            continue
+        other = _PREFIX + each.argval
+        names += [] if other in names else [other]
+        argument = names.index(other) << 1 | 1
+        if argument < 256:
+            content[each.offset + 1] = argument
+    is_same = all(a is b for a, b in zip(consts, code.co_consts, strict=True))
+    if is_same and bytes(content) == code.co_code:
+        return code
+    return code.replace(co_consts=consts, co_names=tuple(names), co_code=bytes(content))
+
+
+def _constant(value: Any) -> Any:
+    if isinstance(value, types.CodeType):
+        return _followed(value, value.co_filename)
+    return _Percent(value) if type(value) is str and _SPEC.search(value) else value
+
+
+class _Percent(str):
+    """A text in the user's code: `%` makes a mark of each number that only a run knows."""
+
+    __slots__ = ()
+    #: Of the traces that run.
+    texts: list[Texts] = []  # noqa: RUF012
+
+    def __mod__(self, value: Any) -> str:
+        """Return the text with values for its conversions."""
+        given = list(value.values() if isinstance(value, dict) else _as_tuple(value))
+        if not any(map(_is_data, given)):
+            return str.__mod__(self, value)
+        rest, made, at, key = iter(_as_tuple(value)), [], 0, None
+        for found in _SPEC.finditer(self):
+            made.append(self[at : found.start()])
+            at = found.end()
+            key, flags, width, precision, _, kind = found.groups()
+            if kind == "%":
+                made.append("%")
+                continue
+            sizes = [next(rest) if each == "*" else each for each in (width, precision)]
+            item = next(rest) if key is None else value[key]
+            after = "" if sizes[1] is None else f".{sizes[1]}"
+            spec = f"%{flags}{'' if sizes[0] is None else sizes[0]}{after}{kind}"
+            made.append(self._text(item, spec))
+        if key is None and next(rest, None) is not None:
+            raise TypeError("not all arguments converted during string formatting")
+        return "".join([*made, self[at:]])
+
+    def _text(self, item: Any, spec: str) -> str:
+        if not _is_data(item) or (isinstance(item, torch.Tensor) and item.dim()):
+            return str.__mod__(spec, (item,))
+        if spec[-1] in "sra":
+            text = str(item)
+            return text if len(spec) == 2 else str.__mod__(spec, (text,))
+        return self.texts[-1].mark(_number(item), PERCENT + spec)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether only a run knows a value: a number of the graph, or a tensor while it is traced."""
+    node = node_of(value)
+    return isinstance(value, FakeTensor) if node is None else node.hint is None
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def _float(*args: Any) -> Any:
+    if len(args) != 1 or not _is_data(args[0]):
+        return float(*args)
+    number = _number(args[0])
+    if isinstance(number, torch.SymBool):
+        return choose(number, 1.0, 0.0)
+    return torch.sym_float(number)
+
+
+def _int(*args: Any, **kwargs: Any) -> Any:
+    if kwargs or len(args) != 1 or not _is_data(args[0]):
+        return int(*args, **kwargs)
+    number = _number(args[0])
+    if isinstance(number, torch.SymBool):
+        return choose(number, 1, 0)
+    return math.trunc(number) if isinstance(number, torch.SymFloat) else number
+
+
+_CALLED = {"float": _float, "int": _int}
