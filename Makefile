@@ -17,6 +17,7 @@
 #   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
 #   make browser       the report in Chromium (Debian: apt-get install chromium)
 #   make fuzz      10 minutes of damaged files of every kind, through every command that reads them
+#   make plan-mutants   files of cut plans changed in one place: 400 that are accepted change no bit
 #   make mutants   400 small faults planted one by one: which of them no test finds (an hour)
 #   make coverage  as `shapes`, and the lines that no test runs
 
@@ -26,7 +27,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill-matrix soak resume-matrix two-nodes browser mutants fuzz
+	kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -109,6 +110,10 @@ browser: $(STAMP)
 FUZZ_SECONDS ?= 600
 fuzz: $(STAMP)
 	FUZZ=$(FUZZ_SECONDS) $(BIN)/python -m pytest -q -s tests/fuzz
+
+# SEED=1 takes the mutants of a run that printed so.
+plan-mutants: $(STAMP)
+	PLAN_MUTANTS=400 $(BIN)/python -m pytest -q -s tests/planner/torch/test_mutants_of_plans.py
 
 # What was found is kept in .mutants: a run that was cut goes on, and after new tests survivors alone
 # are asked again. Kernels first, as plain Python, then all else. FLAGS='--only src/pardnn/sim --sample 0' takes all mutants below a path.

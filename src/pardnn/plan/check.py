@@ -237,7 +237,9 @@ def _message_problems(c: _Context, m: Message) -> Iterator[str]:
     producer = c.producer[m.tensor].name
     if c.plan.placement[producer] != m.source:
         yield f"its producer runs on device {c.plan.placement[producer]}"
-    if not 0 <= m.target < c.plan.num_devices or m.target == m.source:
+    if not 0 <= m.source < c.plan.num_devices:
+        yield f"it comes from device {m.source}, but there are {c.plan.num_devices}"
+    elif not 0 <= m.target < c.plan.num_devices or m.target == m.source:
         yield "its target is no other device"
     elif c.cluster is not None and c.cluster.arrays.latency[m.source, m.target] == float("inf"):
         yield "no link joins the two devices"

@@ -309,7 +309,7 @@ def _in_place_receives(plan: Plan, partition: Partition) -> Iterator[str]:
         fetch = producer.get(m.into)
         if fetch is None or fetch.kind != FETCH or plan.placement.get(fetch.name) != m.target:
             yield f"{where}: that is made by no fetch of device {m.target}"
-        elif position[fetch.name] >= position.get(m.post_before, -1):
+        elif position.get(fetch.name, 0) >= position.get(m.post_before, -1):
             yield f"{where}: it may arrive before its place is there"
     joins = [(op, plan.placement.get(op.name, 0)) for op in partition.ops if op.kind == JOIN]
     for op, device in joins:

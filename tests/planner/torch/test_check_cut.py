@@ -25,6 +25,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_from_json, plan_to_dict
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, Predicted, plan_arrays, planned_graph
+from pardnn.plan.recompute import SecondCall, graph_with_calls
 from pardnn.shard.microbatch.rewrite import cut_batch
 from tests.backends.torch import models
 
@@ -72,6 +73,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "data-parallel": ("data-parallel", {}),
     "microbatches": ("heft", {"microbatches": 4}),
     "accumulator": ("contiguous", {}),
+    "second calls": ("contiguous", {}),
 }
 
 
@@ -79,11 +81,18 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 def planned(name: str) -> Plan:
     algorithm, options = PLANS[name]
     whole, cluster = graph(), Cluster.uniform(4 if name == "four devices" else 2, bandwidth=300e9)
-    if name != "accumulator":
+    if algorithm != "contiguous":
         return pardnn.plan(whole, cluster, algorithm, costs="v100", reserve=0.0, **options)
     pieces = cut_batch(whole, 4, accumulators=1)
-    plan = pardnn.plan(build_graph("cut", pieces.ops), cluster, algorithm, costs="v100")
-    return dataclasses.replace(plan, pieces=pieces, graph_fingerprint=None, op_digests=None)
+    cut, calls = build_graph("cut", pieces.ops), None
+    if name == "second calls":
+        reader = [op.name for op in cut.ops if "tanh@1" in op.inputs][-1]
+        calls = (SecondCall(op="tanh@1", readers=(reader,)),)
+        cut = graph_with_calls(cut, calls)
+    plan = pardnn.plan(cut, cluster, algorithm, costs="v100")
+    return dataclasses.replace(
+        plan, pieces=pieces, recompute=calls, graph_fingerprint=None, op_digests=None
+    )
 
 
 def spoilt(plan: Plan, spoil: Spoil) -> Plan:
