@@ -7,6 +7,7 @@ code is the exit status of the command line.
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import Any, ClassVar
 
 #: Exit status of a command that was interrupted.
@@ -16,6 +17,25 @@ INTERRUPTED = 130
 def shown(name: str) -> str:
     """Quote a name for a message: it is data, and may be long or hold control characters."""
     return repr(name if len(name) <= 120 else name[:117] + "...")
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+    r"""Return a text as a terminal, a picture or a page may show it: data must not act on them.
+
+    Control characters, marks that change the direction of writing and all else that shows nothing
+    become escapes such as `\x1b`.
+
+    Args:
+        text: May be of a file of somebody else's.
+        lines: Whether line breaks and tabs stay; in a name they would look like text of ours.
+    """
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(
+        c if c.isprintable() or c in kept or unicodedata.category(c) == "Zs" else ascii(c)[1:-1]
+        for c in text
+    )
 
 
 def without_addresses(text: str) -> str:
@@ -37,6 +57,7 @@ class PardnnError(Exception):
     def __init__(
         self, message: str, *, code: str | None = None, details: dict[str, Any] | None = None
     ) -> None:
+        message = printable(message, lines=True)
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code

@@ -21,6 +21,9 @@ _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)\s*")
 _SIZE_HELP = 'write B, KiB, MiB, GiB, TiB (binary) or KB, MB, GB, TB (decimal), such as "16GiB"'
 
+#: Waits and time limits stay below it, which clocks of all libraries take: three years.
+MAX_WAIT_SECONDS = 1e8
+
 _USUAL = {"bandwidth": "GB/s", "time": "us", "size": "GiB", "memory": "GiB"}
 
 MemoryLimits = int | str | Mapping[int | str, int | str] | Sequence[int | str] | None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pardnn.api.report import report
+from pardnn.errors import printable
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.report.page.html import page_html
@@ -107,7 +108,7 @@ def test_hostile_names_are_only_text(opened, hostile):
     """Rules 1 to 4: on every section and after every click, names are what they are."""
     page = opened(hostile)
     assert page.title() == page.inner_text("h1") == f"{HOSTILE[0]} on 2 devices"
-    for number, name in enumerate(HOSTILE):
+    for number, name in enumerate(map(printable, HOSTILE)):
         page.evaluate(
             "name => { location.hash = `op=${encodeURIComponent(name)}` }", f"{name}{number}"
         )

@@ -24,6 +24,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.report.results import RunResult, StateDifference
 from pardnn.report.text import bytes_text
 from pardnn.sim.shared_cores import Host, simulated_step
+from pardnn.units import MAX_WAIT_SECONDS
 
 #: By the dtype of the loss: what sharding a sum may change of it, relative.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
@@ -61,8 +62,8 @@ def run_target(
     Raises:
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
     """
-    if timeout <= 0:
-        raise UsageError(f"timeout is {timeout} seconds; it must be above 0")
+    if not 0 < timeout <= MAX_WAIT_SECONDS:
+        raise UsageError(f"timeout is {timeout} seconds; it is above 0, up to {MAX_WAIT_SECONDS:g}")
     entry = load_entry_point(target)
     entry.factory(batch_size)  # wrong arguments are refused before anything is read
     plan = None if plan_file is None else read_plan(plan_file)

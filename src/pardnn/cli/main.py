@@ -23,7 +23,7 @@ from pardnn.cli import (
     run_commands,
 )
 from pardnn.cli.options import no_command
-from pardnn.cli.output import fail
+from pardnn.cli.output import echo, fail
 from pardnn.errors import INTERRUPTED, PardnnError, UsageError
 
 app = typer.Typer(
@@ -87,7 +87,7 @@ def _interrupted(as_json: bool) -> int:
 
 def _broken(error: Exception, as_json: bool) -> int:
     """Tell of an error that is ours; return the exit status."""
-    typer.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    echo("".join(traceback.format_exception(error)), err=True, nl=False)
     message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
     return fail(PardnnError(message, code="E199"), as_json)
 

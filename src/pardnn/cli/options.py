@@ -44,8 +44,12 @@ def no_command(
 
 def _seconds(limit: float | None) -> float | None:
     """Check that a time limit is a number of seconds."""
-    if limit is not None and not limit >= 0:
-        raise UsageError(f"--time-limit is {limit}; it is a number of seconds, 0 or more")
+    from pardnn.units import MAX_WAIT_SECONDS
+
+    if limit is not None and not 0 <= limit <= MAX_WAIT_SECONDS:
+        raise UsageError(
+            f"--time-limit is {limit}; it is a number of seconds from 0 to {MAX_WAIT_SECONDS:g}"
+        )
     return limit
 
 

@@ -8,14 +8,25 @@ from typing import Any
 
 import typer
 
-from pardnn.errors import PardnnError, UserCodeError
+from pardnn.errors import PardnnError, UserCodeError, printable
 
 
 def print_text(renderable: Any) -> None:
     """Print text or a table for people."""
-    from pardnn.report.text import console
+    from pardnn.report.text import console, printable_renderable
 
-    console().print(renderable)
+    console().print(printable_renderable(renderable))
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print text of which parts may come from a file, as a terminal may show it.
+
+    Args:
+        text: May span lines.
+        err: Whether to print on stderr.
+        nl: Whether to end the line.
+    """
+    typer.echo(printable(text, lines=True), err=err, nl=nl)
 
 
 def show(result: Any, as_json: bool, note: str | None, *, shown: bool = False) -> None:
@@ -37,7 +48,7 @@ def show(result: Any, as_json: bool, note: str | None, *, shown: bool = False) -
 
         print_text(result_text(result))
     if note:
-        typer.echo(note)
+        echo(note)
 
 
 def fail(error: PardnnError, as_json: bool) -> int:
@@ -51,8 +62,8 @@ def fail(error: PardnnError, as_json: bool) -> int:
         }
         typer.echo(json.dumps({"error": body}, default=str))
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
-        typer.echo(error.message, err=True)
-        typer.echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
+        echo(error.message, err=True)
+        echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
     elif not as_json:
-        typer.echo(str(error), err=True)
+        echo(str(error), err=True)
     return error.exit_status

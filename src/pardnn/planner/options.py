@@ -10,6 +10,8 @@ from pardnn.planner.algorithms import SHARDED, check_algorithm
 from pardnn.sim.engine import Policy
 
 Objective = Literal["seconds", "bytes"]
+#: What every generator and solver takes.
+MAX_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class PlanOptions:
         threads: That an op may use on a CPU.
 
     Raises:
-        UsageError: E210 (algorithm), E211 (reserve), E201 (objective, policy).
+        UsageError: E210 (algorithm), E211 (reserve), E201 (objective, policy, seed).
     """
 
     algorithm: str = "auto"
@@ -59,6 +61,8 @@ class PlanOptions:
             raise UsageError(f"objective is {self.objective!r:.40}; it can be seconds or bytes")
         if self.policy not in get_args(Policy):
             raise UsageError(f"policy is {self.policy!r:.40}; it can be order, fifo or priority")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise UsageError(f"seed is {self.seed}; it is a number from 0 to {MAX_SEED}")
         self._check_microbatches()
         if self.recompute and (self.algorithm in SHARDED or self.policy != "order"):
             other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from rich.console import RenderableType
@@ -19,7 +18,7 @@ from pardnn.plan.check_partitioned_graph import boxes_of
 from pardnn.plan.mesh import Box, Mesh
 from pardnn.plan.plan import Plan
 from pardnn.report.results import STRICT
-from pardnn.report.text import table
+from pardnn.report.text import escaped, table
 
 #: Colours of devices (Okabe and Ito), then hues around the circle.
 COLOURS = (
@@ -152,7 +151,7 @@ def layout_svg(title: str, result: LayoutResult) -> str:
     body = "\n".join(_body(title, mesh, result.rows))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="12" role="img">\n<title>{escape(title)}</title>\n'
+        f'font-family="sans-serif" font-size="12" role="img">\n<title>{escaped(title)}</title>\n'
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n{body}\n</svg>\n'
     )
 
@@ -165,7 +164,7 @@ def colour(device: int) -> str:
 
 
 def _body(title: str, mesh: Mesh, rows: Sequence[LayoutRow]) -> Iterator[str]:
-    yield f'<text x="20" y="22" font-size="14" fill="#222222">{escape(title)}</text>'
+    yield f'<text x="20" y="22" font-size="14" fill="#222222">{escaped(title)}</text>'
     for device in range(min(mesh.size, 16)):
         x = 20 + 52 * device
         yield f'<rect x="{x}" y="34" width="12" height="12" fill="{colour(device)}"/>'
@@ -178,9 +177,9 @@ def _row(row: LayoutRow, mesh: Mesh, top: int) -> Iterator[str]:
     times = f" (x {row.count})" if row.count > 1 else ""
     shape = " x ".join(map(str, row.shape)) or "number"
     words = ", ".join(row.placements)
-    yield f'<text x="20" y="{top + 20}" fill="#222222">{escape(row.tensor)}{times}</text>'
+    yield f'<text x="20" y="{top + 20}" fill="#222222">{escaped(row.tensor)}{times}</text>'
     yield f'<text x="20" y="{top + 36}" fill="#555555">{row.role}, {shape}</text>'
-    yield f'<text x="20" y="{top + 52}" fill="#555555">{escape(words)}</text>'
+    yield f'<text x="20" y="{top + 52}" fill="#555555">{escaped(words)}</text>'
     dims = _shown_dims(row)
     sizes = {dim: row.shape[dim] for dim in dims}
     across = TILE * (4 if len(dims) == 1 else 2)

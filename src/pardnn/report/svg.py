@@ -7,11 +7,10 @@ colour-blind readers; the same plan gives the same bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
-from pardnn.report.text import bytes_text, seconds_text
+from pardnn.report.text import bytes_text, escaped, seconds_text
 
 WIDTH, LEFT, RIGHT = 960, 76, 34
 BAR, CURVE, GAP = 26, 44, 18
@@ -50,13 +49,13 @@ def plan_svg(title: str, tracks: Sequence[Track], makespan: float) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'font-family="sans-serif" font-size="12" role="img">\n'
-        f"<title>{escape(title)}</title>\n"
+        f"<title>{escaped(title)}</title>\n"
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n{body}\n</svg>\n'
     )
 
 
 def _body(title: str, tracks: Sequence[Track], makespan: float, height: int) -> Iterator[str]:
-    yield f'<text x="{LEFT}" y="20" font-size="14" fill="#222222">{escape(title)}</text>'
+    yield f'<text x="{LEFT}" y="20" font-size="14" fill="#222222">{escaped(title)}</text>'
     x = LEFT
     for phase, colour in COLOURS.items():
         yield f'<rect x="{x}" y="32" width="12" height="12" fill="{colour}"/>'
@@ -97,14 +96,14 @@ def _merged(bars: Sequence[Bar], makespan: float) -> Iterator[Bar]:
 
 
 def _track(track: Track, top: int, makespan: float) -> Iterator[str]:
-    name = escape(track.name)
+    name = escaped(track.name)
     yield f'<text x="{LEFT - 8}" y="{top + 17}" text-anchor="end" fill="#222222">{name}</text>'
     yield (
         f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{BAR}" fill="#f2f2f2"/>'
     )
     for bar in _merged(track.bars, makespan):
         begin, end = _x(bar.start, makespan), _x(bar.finish, makespan)
-        tip = f"<title>{escape(bar.name)}</title>" if bar.name else ""
+        tip = f"<title>{escaped(bar.name)}</title>" if bar.name else ""
         yield (
             f'<rect x="{begin:.2f}" y="{top}" width="{max(end - begin, 0.1):.2f}" '
             f'height="{BAR}" fill="{COLOURS[bar.phase]}">{tip}</rect>'

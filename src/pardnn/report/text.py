@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from pardnn.errors import printable
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_layout import STATE_KINDS, state_layout
@@ -23,6 +26,27 @@ SCALAR_BYTES = 8
 def console() -> Console:
     """Return the console for stdout; names are shown as they are, never as markup."""
     return Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Printable:
+    """A renderable of which no character acts on the terminal."""
+
+    of: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for segment in console.render(self.of, options):
+            yield Segment(printable(segment.text, lines=True), segment.style)
+
+
+def printable_renderable(of: RenderableType) -> RenderableType:
+    """Return text or a table as a terminal may show it, whatever names it holds."""
+    return _Printable(of)
+
+
+def escaped(text: str) -> str:
+    """Return a line of text as SVG and HTML show it, whatever names it holds."""
+    return html.escape(printable(text))
 
 
 def bytes_text(num_bytes: float | None) -> str:
@@ -78,7 +102,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     for i, column in enumerate(columns):
         found.add_column(column, justify="left" if i == 0 else "right")
     for row in rows:
-        found.add_row(*(Text(str(cell)) for cell in row))
+        found.add_row(*(Text(printable(str(cell))) for cell in row))
     return found
 
 
@@ -158,8 +182,9 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
         for i, device in enumerate(cluster.devices)
     ]
     serial = result.serial_s
+    name = printable(graph.name)
     head = (
-        f"{graph.name}: {len(graph.ops)} ops by {result.algorithm} on {cluster_text(cluster)}\n"
+        f"{name}: {len(graph.ops)} ops by {result.algorithm} on {cluster_text(cluster)}\n"
         f"{_step_text(result.makespan_s, result.period_s)}"
         + (
             f", {serial / result.makespan_s:.2f} x one device"
@@ -274,7 +299,8 @@ def _estimate(result: results.EstimateResult) -> RenderableType:
         f"at the worst peak: {where}",
         f"smallest limit found to fit: {bytes_text(result.minimum_bytes)} per device "
         f"({result.minimum_bytes} B, reserve included)",
-        f"largest op: {largest.name}{f' ({largest.source})' if largest.source else ''}: "
+        f"largest op: {printable(largest.name)}"
+        f"{f' ({printable(largest.source)})' if largest.source else ''}: "
         f"{bytes_text(largest.bytes)} of inputs, outputs and workspace",
     )
 

@@ -13,9 +13,10 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from pathlib import Path
+from typing import Any
 
+from pardnn.errors import printable
 from pardnn.report.page.contents import KINDS, PHASES, Report
 from pardnn.report.page.tables import (
     bounds_table,
@@ -27,6 +28,7 @@ from pardnn.report.page.tables import (
     modules_table,
     peaks_table,
 )
+from pardnn.report.text import escaped
 
 #: In the order in which they need each other; one script, as a browser loads no file beside it.
 SCRIPTS = (
@@ -51,8 +53,8 @@ def page_html(report: Report) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f'<header><h1>{escape(report.title)}</h1>\n<nav aria-label="Sections">{nav}</nav>\n'
+        f"<title>{escaped(report.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f'<header><h1>{escaped(report.title)}</h1>\n<nav aria-label="Sections">{nav}</nav>\n'
         '<div id="find" role="search"></div></header>\n'
         f"<main>\n{body}\n</main>\n"
         f'<script type="application/json" id="report">{data_text(report)}</script>\n'
@@ -62,11 +64,22 @@ def page_html(report: Report) -> str:
 
 def data_text(report: Report) -> str:
     """Return a report as JSON that no browser takes for markup, whatever names it holds."""
-    data = {"phases": PHASES, "kinds": KINDS, **dataclasses.asdict(report)}
+    data = _printable({"phases": PHASES, "kinds": KINDS, **dataclasses.asdict(report)})
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character, code in _ESCAPES.items():
         text = text.replace(character, code)
     return text
+
+
+def _printable(value: Any) -> Any:
+    """Return JSON data of which no text acts on the page: scripts set it as it is."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_printable(item) for item in value]
+    return value
 
 
 @functools.cache
@@ -113,4 +126,4 @@ def _summary(report: Report) -> Iterator[str]:
 
 
 def _listed(lines: Iterable[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+    return f"<ul>{''.join(f'<li>{escaped(line)}</li>' for line in lines)}</ul>"

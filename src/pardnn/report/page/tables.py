@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
 
 from pardnn.report.page.contents import KINDS, PHASES, Report
-from pardnn.report.text import bytes_text, percent_text, seconds_text
+from pardnn.report.text import bytes_text, escaped, percent_text, seconds_text
 
 #: Devices up to which the matrix of messages is shown.
 MOST_COLUMNS = 16
@@ -24,16 +23,16 @@ def html_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[object
         head: Of the columns.
         rows: A cell per column.
     """
-    top = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
+    top = "".join(f'<th scope="col">{escaped(each)}</th>' for each in head)
     body = "\n".join(
-        f'<tr><th scope="row">{escape(str(row[0]))}</th>'
-        + "".join(f"<td>{escape(str(cell))}</td>" for cell in row[1:])
+        f'<tr><th scope="row">{escaped(str(row[0]))}</th>'
+        + "".join(f"<td>{escaped(str(cell))}</td>" for cell in row[1:])
         + "</tr>"
         for row in rows
     )
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead>\n"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption)}">'
+        f"<table><caption>{escaped(caption)}</caption><thead><tr>{top}</tr></thead>\n"
         f"<tbody>\n{body}\n</tbody></table></div>"
     )
 
@@ -52,7 +51,7 @@ def figures(report: Report) -> str:
     if times.lower_bound_s > 0:
         gap = percent_text(times.makespan_s / times.lower_bound_s - 1)
         shown.append(("above the lower bound", gap))
-    cells = "".join(f"<div><dd>{escape(v)}</dd><dt>{escape(k)}</dt></div>" for k, v in shown)
+    cells = "".join(f"<div><dd>{escaped(v)}</dd><dt>{escaped(k)}</dt></div>" for k, v in shown)
     return f'<dl class="figures">{cells}</dl>'
 
 
