@@ -9,14 +9,18 @@ from pydantic import TypeAdapter
 
 from pardnn.api.report import report
 from pardnn.api.simulate import simulate
-from pardnn.errors import printable
+from pardnn.errors import MismatchError, printable
+from pardnn.graph.build import build_graph
 from pardnn.graph.file import write_graph
+from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.file import write_plan
+from pardnn.plan.plan import Plan
+from pardnn.plan.run_record import RankTimes, RunRecord, write_run
 from pardnn.report.page import bars
 from pardnn.report.page.contents import Report
 from pardnn.report.page.html import data_text, page_html
 from testbed.families import training_step
-from tests.report.steps import HOSTILE, hostile_step, planned
+from tests.report.steps import HOSTILE, LAYERS, hostile_step, planned
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +132,71 @@ def test_the_data_keeps_to_its_schema(step):
     assert data.pop("phases")
     assert data.pop("kinds")
     TypeAdapter(Report).validate_json(json.dumps(data))
+
+
+def test_a_run_stands_beside_the_prediction(step, tmp_path):
+    graph, plan = step
+    write_run(a_run(plan), tmp_path / "run.json")
+    found = report(graph, plan, run=tmp_path / "run.json")
+    assert found.measured is not None
+    at = found.bars.name.index("d2")
+    assert found.measured.seconds[at] == 0.5 * (at + 1)
+    assert [rank.step_s for rank in found.measured.ranks] == [8.0, 8.0]
+    assert found.measured.ranks[1].waited_s == 0.25
+    calls = next(row for row in found.measured.kinds if row.kind == "call")
+    assert calls.ops == 3 * LAYERS
+    assert calls.measured_s == pytest.approx(
+        sum(s for s, phase in zip(found.measured.seconds, found.bars.phase, strict=True)
+            if phase in (0, 1, 2))
+    )  # fmt: skip
+    page = page_html(found)
+    assert "A run beside the prediction: medians of 1 steps" in page
+    assert '<a href="#measured">' in page
+    assert "<h2" not in page.partition("measured-title")[0].rpartition("</section>")[2]
+    assert 'href="#measured"' not in page_html(report(graph, plan))
+
+
+def a_run(plan: Plan) -> RunRecord:
+    """Op number i of the graph begins at i and takes half of i + 1 seconds."""
+    number = {name: i for i, name in enumerate(plan.placement)}
+    ranks = [
+        RankTimes(
+            step_s=(8.0,), peak_bytes=100, op=row,
+            start_s=tuple(float(number[name]) for name in row),
+            seconds=tuple(0.5 * (number[name] + 1) for name in row),
+            tensor=("x",) * rank, wait_start_s=(0.0,) * rank, wait_s=(0.25,) * rank,
+        )
+        for rank, row in enumerate(plan.order)
+    ]  # fmt: skip
+    return RunRecord(ranks=tuple(ranks))
+
+
+def test_the_run_of_another_plan_is_refused(step, tmp_path):
+    graph, plan = step
+    record = a_run(plan)
+    for ranks, said in (
+        (record.ranks[::-1], "not of this plan"),
+        ((dataclasses.replace(record.ranks[0], seconds=()), record.ranks[1]), "lengths"),
+    ):
+        write_run(dataclasses.replace(record, ranks=ranks), tmp_path / "run.json")
+        with pytest.raises(MismatchError, match=said) as caught:
+            report(graph, plan, run=tmp_path / "run.json")
+        assert caught.value.code == "E503"
+
+
+def test_updates_and_states_belong_to_the_module_of_their_parameter():
+    ops = [
+        Op(name="net.0.weight", kind="parameter", outputs=(Tensor(name="w", bytes=4),)),
+        Op(name="opt.state.net.0.weight.mean", kind="state", outputs=(Tensor(name="m", bytes=4),)),
+        Op(name="h", kind="call", inputs=("w", "m"), outputs=(Tensor(name="h", bytes=4),),
+           module="net.0", seconds={"accelerator": 1.0}),
+    ]  # fmt: skip
+    graph = build_graph(
+        "owned", [dataclasses.replace(op, memory="residual") for op in ops[:2]] + ops[2:]
+    )
+    rows = {row.path: row for row in report(graph, planned(graph, 1)).modules}
+    assert list(rows) == ["", "net", "net.0"]
+    assert rows["net.0"].state_bytes == 8
 
 
 def test_many_ops_are_drawn_as_runs(monkeypatch):

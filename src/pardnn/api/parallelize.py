@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pardnn import backends
@@ -37,6 +38,7 @@ def parallelize(
     on_signal: Literal["save", "stop"] | None = None,
     microbatches: int | Literal["auto"] | None = None,
     recompute: bool = False,
+    record: str | Path | None = None,
 ) -> Callable[..., Any]:
     """Return the step as an object that runs it on all ranks of `torchrun`.
 
@@ -76,6 +78,8 @@ def parallelize(
             Python.
         microbatches: As for `plan`.
         recompute: As for `plan`.
+        record: A file that rank 0 writes what all ranks measure of each op to, from the second step
+            on; `pardnn report --run` shows it beside what was predicted.
 
     Returns:
         `fast`, which every rank uses alike; `help(fast)` says more of each.
@@ -99,7 +103,7 @@ def parallelize(
         return backends.OnFirstCall(step, functools.partial(
             parallelize, step, plan=plan, cluster=cluster, algorithm=algorithm, reserve=reserve,
             seed=seed, costs=costs, timeout=timeout, shapes=shapes, on_signal=on_signal,
-            microbatches=microbatches,
+            microbatches=microbatches, recompute=recompute, record=record,
         ))  # fmt: skip
     given = cluster or (plan.cluster if plan is not None else None)
     measured: list[Cluster] = []
@@ -128,7 +132,7 @@ def parallelize(
 
     return backends.parallelize(
         step, *args, plan=plan, prove=_prove, decide=decide, timeout=timeout, shapes=shapes,
-        on_signal=on_signal,
+        on_signal=on_signal, record=record,
         is_limited=given is not None, on_cluster=on_cluster if given is None else None,
     )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from pardnn.errors import UsageError
@@ -13,6 +15,7 @@ from pardnn.place.recipes.units import units_of
 from pardnn.plan.check import capacities, check_plan
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.plan import Plan, called_once, plan_arrays, planned_graph
+from pardnn.plan.run_record import read_run
 from pardnn.planner.costs import costs_for, partitioned_costs
 from pardnn.planner.recomputed import costs_again
 from pardnn.report.page.contents import Report
@@ -24,17 +27,21 @@ from pardnn.sim.machine import machine_of, serial_seconds
 
 
 @collector_paused()
-def report(graph: Graph, plan: Plan, *, costs: str | None = None) -> Report:
+def report(
+    graph: Graph, plan: Plan, *, costs: str | None = None, run: str | Path | None = None
+) -> Report:
     """Return the report of a plan: what was decided, what it costs, what binds.
 
     Args:
         graph: The graph that the plan is for.
         plan: A valid plan that names its cluster.
         costs: As for `plan`.
+        run: A record of a run of this plan, of `pardnn run --record` or `parallelize(record=)`.
 
     Raises:
-        MismatchError: E503, if the plan is for another graph.
+        MismatchError: E503, if the plan is for another graph, or the run of another plan.
         InvalidPlanError: E410, if it is not valid.
+        FileError: E403 to E407, if the record cannot be read.
         UsageError: E212, if the plan names no cluster.
     """
     if plan.cluster is None:
@@ -45,7 +52,8 @@ def report(graph: Graph, plan: Plan, *, costs: str | None = None) -> Report:
         )
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
-    return report_of(simulated(graph, plan, costs))
+    record = None if run is None else read_run(run, plan)
+    return report_of(simulated(graph, plan, costs), record)
 
 
 def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:

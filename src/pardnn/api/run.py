@@ -19,6 +19,7 @@ from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, read_plan
 from pardnn.plan.plan import Plan, planned_graph
+from pardnn.plan.run_record import write_run
 from pardnn.planner.costs import known_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.report.results import RunResult, StateDifference
@@ -44,6 +45,7 @@ def run_target(
     batch_size: int | None = None,
     saving: SaveOptions | None = None,
     on_signal: Literal["save", "stop"] | None = None,
+    record: Path | None = None,
 ) -> RunResult:
     """Capture, plan or read a plan, and train for some steps on K ranks.
 
@@ -58,6 +60,7 @@ def run_target(
         batch_size: Given to FUNCTION, if not None.
         saving: Checkpoints to write, and the one to go on from.
         on_signal: See `backends.run_plan`.
+        record: Where to write what the ranks measure of their ops.
 
     Raises:
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
@@ -86,6 +89,7 @@ def run_target(
         batch_size=batch_size,
         saving=saving,
         on_signal=on_signal,
+        record=record,
     )
 
 
@@ -102,6 +106,7 @@ def run_checked(
     batch_size: int | None = None,
     saving: SaveOptions | None = None,
     on_signal: Literal["save", "stop"] | None = None,
+    record: Path | None = None,
 ) -> RunResult:
     """Run a valid plan under the limits of a cluster.
 
@@ -117,6 +122,7 @@ def run_checked(
         batch_size: Given to FUNCTION, if not None.
         saving: Checkpoints to write, and the one to go on from.
         on_signal: See `backends.run_plan`.
+        record: Where to write what the ranks measure of their ops.
 
     Raises:
         MismatchError: E501, if plan and cluster have different numbers of devices.
@@ -142,7 +148,10 @@ def run_checked(
         batch_size=batch_size,
         saving=saving,
         on_signal=on_signal,
+        record=record is not None,
     )
+    if record is not None and found.record is not None:
+        write_run(found.record, record)
     shared = shared_cores_seconds(graph, plan, threads=threads)
     return RunResult(
         losses=found.losses,

@@ -10,6 +10,7 @@ from pardnn.checkpoint.manifest import Manifest
 from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
 from pardnn.plan.plan import Plan
+from pardnn.plan.run_record import RunRecord
 from pardnn.report import results
 from pardnn.report.differences import DiffResult
 from pardnn.report.explained import Explained
@@ -21,6 +22,7 @@ _VALUES: dict[str, Any] = {
     "pardnn.cluster/1": Cluster,
     "pardnn.plan/1": Plan,
     "pardnn.checkpoint/1": Manifest,
+    "pardnn.run/1": RunRecord,
     "pardnn.report/1": Report,
     "capture": results.CaptureResult,
     "plan": results.PlanResult,

@@ -97,6 +97,9 @@ def report(
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
     output: opt.Output,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")
+    ] = None,
     costs: opt.CostChoice = None,
     as_json: opt.Json = False,
 ) -> None:
@@ -108,7 +111,7 @@ def report(
     from pardnn.report.page.contents import ReportResult
     from pardnn.report.page.html import page_html
 
-    found = report_plan(read_graph(graph_file), read_plan(plan_file), costs=costs)
+    found = report_plan(read_graph(graph_file), read_plan(plan_file), costs=costs, run=run)
     page = page_html(found).encode(errors="replace")
     files.write_bytes(output, page)
     result = ReportResult(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pardnn.planner.options import PlanOptions
 
 
-def _writable(path: Path | None) -> Path | None:
+def writable(path: Path | None) -> Path | None:
     """Check that a path can be written, before any work is done for it."""
     if path is not None:
         from pardnn.files import check_writable
@@ -55,9 +55,9 @@ def _seconds(limit: float | None) -> float | None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 GraphOption = Annotated[Path, typer.Option("--graph", help="Graph file of the plan.")]
-Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.", callback=_writable)]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write.", callback=writable)]
 OptionalOutput = Annotated[
-    Path | None, typer.Option("-o", "--output", help="File to write.", callback=_writable)
+    Path | None, typer.Option("-o", "--output", help="File to write.", callback=writable)
 ]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="Graph file or FILE.py:FUNCTION.")]
 EntryPoint = Annotated[str, typer.Argument(metavar="FILE.py:FUNCTION", help="Returns step, args.")]

@@ -52,6 +52,14 @@ def run(
             help="At SIGTERM or Ctrl-C: `save` after the step in hand and end, or `stop` there.",
         ),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            "--record",
+            help="Write what ranks measure of each op; the report shows it.",
+            callback=opt.writable,
+        ),
+    ] = None,
     algorithm: opt.Algorithm = "auto-whole",
     objective: opt.Objective = "seconds",
     reserve: opt.Reserve = 0.1,
@@ -95,6 +103,7 @@ def run(
         batch_size=batch_size,
         saving=saving,
         on_signal=on_signal,
+        record=record,
     )
     show(result, as_json, None)
     if result.stopped_by is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -50,3 +51,14 @@ def elements_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return what lies from a tensor's first element to its last, as a vector, without a copy."""
     steps = ((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.as_strided((1 + sum(steps) if tensor.numel() else 0,), (1,))
+
+
+def plain(value: Any, device: torch.device | None = None) -> Any:
+    """Return a tensor detached and on the device, without a copy where it is there already.
+
+    A subclass (`Parameter`) would take the slow path into each op. Other values stay as they are.
+    """
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    return value if device is None or value.device == device else value.to(device)

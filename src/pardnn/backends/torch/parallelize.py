@@ -27,6 +27,7 @@ from pardnn.backends.torch.runtime.memory_meter import live_bytes
 from pardnn.backends.torch.session.evaluation import Evaluation
 from pardnn.backends.torch.session.live_state import LiveState, live_state_of
 from pardnn.backends.torch.session.new_variant import Decide, Maker, Prove
+from pardnn.backends.torch.session.recording import Recording
 from pardnn.backends.torch.session.variants import Variants
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.sources import batch_indices
@@ -48,13 +49,20 @@ class Parallel(Checkpointed):
         variants: The captured graphs.
         history: The steps of this rank.
         decide: Plans the graphs of evaluations.
+        recording: Writes what the ranks measure; None does not.
     """
 
     def __init__(
-        self, state: LiveState, variants: Variants, history: History, decide: Decide | None
+        self,
+        state: LiveState,
+        variants: Variants,
+        history: History,
+        decide: Decide | None,
+        recording: Recording | None = None,
     ) -> None:
         self._state, self._world = state, state.world
         self._variants, self._history, self._decide = variants, history, decide
+        self._recording = recording
         first = variants.current
         program, live = first.executor.program, first.executor.live_values
         key = f" {first.number}" if first.number else ""
@@ -90,6 +98,8 @@ class Parallel(Checkpointed):
                 memory_limits.lift_limit()  # so that the failure can be told
             raise
         self._training.steps += 1
+        if self._recording is not None:
+            self._recording.after_step()
         return variant.finished()
 
     def _begin(self) -> None:
@@ -286,6 +296,7 @@ def parallelize(
     on_signal: OnSignal | None = None,
     on_cluster: Callable[[ThisCluster], None] | None = None,
     prove: Prove | None = None,
+    record: str | Path | None = None,
 ) -> Parallel:
     """Return the step as a function that runs on all ranks.
 
@@ -307,6 +318,7 @@ def parallelize(
         is_limited: Enforce the memory limits of the plan's cluster from here on.
         on_signal: What SIGTERM and SIGINT on any rank make all ranks do; see `StopSignal`.
         on_cluster: Called on every rank before planning, with measured links; None: not measured.
+        record: Where rank 0 writes what the ranks measure of the first graph's ops.
         prove: Called on rank 0 with its graph and `plan`: raises unless what that cuts is right.
 
     Raises:
@@ -338,12 +350,13 @@ def parallelize(
             variants.prepare(batch)
         if on_signal is not None and state.stop is None:
             state.stop = StopSignal(state.world, on_signal)
+        recorded = None if record is None else Recording(record, variants.current.executor)
     except PardnnError as error:
         if state.users:  # other steps go on
             raise
         memory_limits.lift_limit()
         raise state.world.report_failure(error) from error.__cause__
-    return Parallel(state, variants, history, decide)
+    return Parallel(state, variants, history, decide, recorded)
 
 
 def _limit(state: LiveState, executor: Executor) -> None:

@@ -74,13 +74,12 @@ def _texts(values: Sequence[str | None]) -> tuple[tuple[int, ...], tuple[str, ..
     return numbers, tuple(rows)
 
 
-def bars_of(found: Simulated, critical: Critical, causes: Causes) -> Bars:
-    """Return the ops as columns.
+def op_runs(found: Simulated, critical: Critical) -> list[ndarray]:
+    """Return the ops of each bar.
 
     Args:
         found: The plan, timed.
         critical: Its critical path.
-        causes: Why ops start when they do.
     """
     line, ops = found.timeline, found.graph.ops
     key = found.phase * (found.piece.max(initial=0) + 2) + found.piece + 1
@@ -89,7 +88,20 @@ def bars_of(found: Simulated, critical: Critical, causes: Causes) -> Bars:
     runs = runs_of(
         found.arrays.place[drawn], key[drawn], line.start[drawn], line.makespan, is_critical[drawn]
     )
-    runs = [drawn[run] for run in runs]
+    return [drawn[run] for run in runs]
+
+
+def bars_of(found: Simulated, critical: Critical, causes: Causes, runs: Sequence[ndarray]) -> Bars:
+    """Return the ops as columns.
+
+    Args:
+        found: The plan, timed.
+        critical: Its critical path.
+        causes: Why ops start when they do.
+        runs: From `op_runs`.
+    """
+    line, ops = found.timeline, found.graph.ops
+    is_critical = critical.op_s > 0
     longest = np.array([run[found.seconds[run].argmax()] for run in runs], dtype=np.int64)
     start = np.array([line.start[run].min() for run in runs])
     finish = np.array([line.finish[run].max() for run in runs])

@@ -207,6 +207,51 @@ class Times:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredRank:
+    """What a rank measured of a step, in the median: all of it, ops, and waits for messages."""
+
+    __pydantic_config__ = STRICT
+
+    step_s: float
+    busy_s: float
+    waited_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindTimes:
+    """All ops of one call: how long they take as simulated, and as measured."""
+
+    __pydantic_config__ = STRICT
+
+    kind: str
+    ops: int
+    simulated_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A run of the plan, beside the simulation.
+
+    Attributes:
+        ranks: By number.
+        steps: That medians are of.
+        start_s: Of each bar, from the start of its rank's own step.
+        seconds: Of each bar.
+        kinds: The calls that take longest, in either.
+    """
+
+    __pydantic_config__ = STRICT
+
+    ranks: tuple[MeasuredRank, ...]
+    steps: int
+    start_s: tuple[float, ...]
+    seconds: tuple[float, ...]
+    kinds: tuple[KindTimes, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """All that the page shows.
 
@@ -222,6 +267,7 @@ class Report:
         links: Of each pair that talks.
         memory: A chart per device.
         modules: Depth first.
+        measured: A run of the plan; None if none was given.
         notes: Of the plan, and what a reader of this page should know.
     """
 
@@ -239,6 +285,7 @@ class Report:
     links: tuple[LinkRow, ...]
     memory: tuple[MemoryChart, ...]
     modules: tuple[ModuleRow, ...]
+    measured: Measured | None = None
     notes: tuple[str, ...]
 
 

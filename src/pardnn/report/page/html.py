@@ -25,6 +25,7 @@ from pardnn.report.page.tables import (
     largest_messages,
     longest_ops,
     matrix_table,
+    measured_tables,
     modules_table,
     peaks_table,
 )
@@ -35,7 +36,10 @@ SCRIPTS = (
     "dom.js", "format.js", "palette.js", "timeline_view.js", "timeline_draw.js", "timeline.js",
     "memory.js", "modules.js", "find.js", "main.js",
 )  # fmt: skip
-SECTIONS = ("summary", "devices", "timeline", "memory", "modules", "messages", "bounds", "notes")
+SECTIONS = (
+    "summary", "devices", "timeline", "memory", "modules", "messages", "bounds", "measured",
+    "notes",
+)  # fmt: skip
 #: What could end the element that holds the data, or a line of it.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
@@ -47,7 +51,8 @@ def page_html(report: Report) -> str:
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    nav = " ".join(f'<a href="#{name}">{name}</a>' for name in SECTIONS)
+    names = [name for name in SECTIONS if name != "measured" or report.measured is not None]
+    nav = " ".join(f'<a href="#{name}">{name}</a>' for name in names)
     body = "\n".join(_sections(report))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -114,6 +119,8 @@ def _sections(report: Report) -> Iterator[str]:
     yield _section("modules", _drawn("modules", modules_table(report)))
     yield _section("messages", matrix_table(report), largest_messages(report))
     yield _section("bounds", bounds_table(report))
+    if report.measured is not None:
+        yield _section("measured", *measured_tables(report))
     yield _section("notes", _listed(report.notes) if report.notes else "<p>None.</p>")
 
 

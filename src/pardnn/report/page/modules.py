@@ -17,7 +17,7 @@ from pardnn.report.page.simulated import Simulated
 #: Rows of the tree; deeper modules are left out until so many remain.
 MOST_ROWS = 2000
 #: What stands before a parameter's path in the name of a value of its optimizer.
-_OPTIMIZER = re.compile(r"^optimizer[^.]*\.(state|param_groups)\.")
+_OPTIMIZER = re.compile(r"^[^.]+\.state\.")
 #: What updates nothing of one module.
 ELSEWHERE = "(no module)"
 #: Phases of calls; the last one is of values that are given.
@@ -74,7 +74,10 @@ def _numbered(graph: Graph) -> tuple[list[str], ndarray]:
     """Return the modules, and the number of each op's."""
     known = {op.module for op in graph.ops if op.module}
     rows: dict[str, int] = {}
-    number = [rows.setdefault(_module(op, known), len(rows)) for op in graph.ops]
+    by_call = sorted(graph.ops, key=lambda op: op.is_source)  # in the order of calls
+    for op in by_call:
+        rows.setdefault(_module(op, known), len(rows))
+    number = [rows[_module(op, known)] for op in graph.ops]
     return list(rows), np.array(number, dtype=np.int64)
 
 
@@ -83,11 +86,12 @@ def _module(op: Op, known: set[str]) -> str:
     if op.module:
         return op.module
     name = (op.group or op.name).partition("@")[0].partition(":")[0]
-    path = _OPTIMIZER.sub("", name)
-    while "." in path:
-        path = path.rpartition(".")[0]
-        if path in known:
-            return path
+    for path in (name, _OPTIMIZER.sub("", name)):
+        found = path
+        while "." in found:
+            found = found.rpartition(".")[0]
+            if found in known:
+                return found
     return ELSEWHERE
 
 

@@ -6,8 +6,10 @@ import numpy as np
 
 from pardnn.plan.check import capacities
 from pardnn.plan.memory import peak_bytes
-from pardnn.report.page.bars import Critical, bars_of, links_of, messages_of
+from pardnn.plan.run_record import RunRecord
+from pardnn.report.page.bars import Critical, bars_of, links_of, messages_of, op_runs
 from pardnn.report.page.contents import Bars, DeviceRow, Report, Times
+from pardnn.report.page.measured import measured_of
 from pardnn.report.page.memory import memory_charts
 from pardnn.report.page.modules import module_rows
 from pardnn.report.page.simulated import Simulated
@@ -24,14 +26,20 @@ MOST_CHAINS = 200_000
 SAME = 1e-6
 
 
-def report_of(found: Simulated) -> Report:
-    """Return the report of a plan. O(ops + messages) and the simulation of a few steps."""
+def report_of(found: Simulated, record: RunRecord | None = None) -> Report:
+    """Return the report of a plan. O(ops + messages) and the simulation of a few steps.
+
+    Args:
+        found: The plan, timed.
+        record: What was measured of it.
+    """
     why = causes(found.graph, found.machine, found.arrays, found.timeline)
     critical = Critical(found, critical_chain(why, found.arrays))
     times = _times(found, critical)
     devices = _devices(found, why)
     links = links_of(found, critical)
-    bars = bars_of(found, critical, why)
+    runs = op_runs(found, critical)
+    bars = bars_of(found, critical, why, runs)
     plan = found.plan
     return Report(
         title=f"{found.whole.name} on {plan.num_devices} devices",
@@ -45,6 +53,7 @@ def report_of(found: Simulated) -> Report:
         links=links,
         memory=memory_charts(found),
         modules=module_rows(found),
+        measured=None if record is None else measured_of(found, record, runs),
         notes=(*plan.notes, *_notes(found, bars)),
     )
 

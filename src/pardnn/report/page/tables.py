@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from pardnn.report.page.contents import KINDS, PHASES, Report
 from pardnn.report.text import bytes_text, escaped, percent_text, seconds_text
@@ -176,6 +176,43 @@ def largest_messages(report: Report) -> str:
     ]
     head = ("tensor", "link", "bytes", "leaves at", "time", "critical")
     return html_table("The ten largest messages", head, rows)
+
+
+def measured_tables(report: Report) -> Iterator[str]:
+    """Yield what was measured beside what was predicted: per device, and per call."""
+    if report.measured is None:
+        return
+    rows = [
+        (
+            device.name,
+            seconds_text(report.times.makespan_s),
+            seconds_text(rank.step_s),
+            seconds_text(device.busy_s),
+            seconds_text(rank.busy_s),
+            seconds_text(rank.waited_s),
+            bytes_text(device.peak_bytes),
+            bytes_text(rank.peak_bytes),
+        )
+        for device, rank in zip(report.devices, report.measured.ranks, strict=True)
+    ]
+    head = (
+        "device", "step, simulated", "measured", "ops, simulated", "measured",
+        "waits, measured", "peak, proven", "measured",
+    )  # fmt: skip
+    caption = f"A run beside the prediction: medians of {report.measured.steps} steps"
+    yield html_table(caption, head, rows)
+    calls = [
+        (
+            row.kind,
+            f"{row.ops:,}",
+            seconds_text(row.simulated_s),
+            seconds_text(row.measured_s),
+            f"{row.measured_s / row.simulated_s:.2f} x" if row.simulated_s else "-",
+        )
+        for row in report.measured.kinds
+    ]
+    head = ("call", "ops", "simulated", "measured", "ratio")
+    yield html_table("The calls that take longest", head, calls)
 
 
 def bounds_table(report: Report) -> str:

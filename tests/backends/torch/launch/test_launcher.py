@@ -57,7 +57,9 @@ def test_two_ranks_train_as_the_users_own_step() -> None:
     graph = graph_of("training")
     plan = random_plan(graph, 2, seed=3)
     with watched() as addresses:
-        result = run_plan(f"{ENTRY}:training", graph, plan, steps=5, timeout=20, verify=True)
+        result = run_plan(
+            f"{ENTRY}:training", graph, plan, steps=5, timeout=20, verify=True, record=True
+        )
     assert addresses == {"127.0.0.1"}  # gloo's; no other machine reaches a rank
     assert len(result.losses) == len(result.step_s) == 5
     assert result.losses == result.reference_losses
@@ -66,6 +68,14 @@ def test_two_ranks_train_as_the_users_own_step() -> None:
     assert result.state == {
         "tensors": 16, "differing": 0, "largest_difference": 0.0, "worst": None,
     }  # fmt: skip
+    assert result.record is not None
+    assert [rank.op for rank in result.record.ranks] == list(plan.order)
+    for rank, peak in zip(result.record.ranks, result.peak_bytes_measured, strict=True):
+        assert len(rank.step_s) == 4  # without the first step
+        assert min(rank.seconds) > 0
+        assert sum(rank.seconds) + sum(rank.wait_s) < 2 * max(rank.step_s)
+        assert list(rank.start_s) == sorted(rank.start_s)
+        assert rank.peak_bytes == peak
     for measured, predicted in zip(
         result.peak_bytes_measured, result.peak_bytes_predicted, strict=True
     ):

@@ -42,6 +42,7 @@ class Job:
         parent: Id of the process that started the run.
         saving: Its checkpoints; None without.
         on_signal: See `StopSignal`; None ends at once.
+        record: Whether ranks take the times of their ops.
         verify: Whether the state after the last step is compared with the reference's.
     """
 
@@ -57,6 +58,7 @@ class Job:
     saving: SaveOptions | None = None
     on_signal: Literal["save", "stop"] | None = None
     verify: bool = False
+    record: bool = False
 
 
 def write_job(directory: Path, job: Job) -> None:

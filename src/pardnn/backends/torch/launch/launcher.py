@@ -39,6 +39,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, write_plan
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.plan.run_record import RunRecord, run_record
 
 #: A wait this much longer than twice the median one is worth a note, seconds.
 STRAGGLER_S = 0.5
@@ -61,6 +62,7 @@ class LaunchResult:
         saved_steps: Steps of which a checkpoint was written.
         stopped_by: Name of the signal that ended it before its last step; None if none did.
         state: Fields of `StateDifference`; None if parameters were not compared.
+        record: What the ranks measured of their ops, if it was asked for.
     """
 
     losses: tuple[float, ...]
@@ -74,6 +76,7 @@ class LaunchResult:
     saved_steps: tuple[int, ...] = ()
     stopped_by: str | None = None
     state: dict[str, Any] | None = None
+    record: RunRecord | None = None
 
 
 def run_plan(
@@ -91,6 +94,7 @@ def run_plan(
     saving: SaveOptions | None = None,
     on_signal: OnSignal | None = None,
     progress: Progress | None = None,
+    record: bool = False,
 ) -> LaunchResult:
     """Run a plan's ranks on this machine for some steps.
 
@@ -109,6 +113,7 @@ def run_plan(
         on_signal: What SIGTERM and SIGINT make the ranks do after the step in hand: "save" it and
             end, or end ("stop"). None ends the run at once, as an interrupt.
         progress: Called with what happens next, in a few words.
+        record: Whether ranks take the times of their ops.
 
     Raises:
         RankError: E6xx, naming the rank that failed first.
@@ -136,6 +141,7 @@ def run_plan(
             saving=saving,
             on_signal=on_signal,
             verify=verify,
+            record=record,
         )
         write_job(directory, job)
         write_graph(graph, directory / GRAPH_FILE)
@@ -183,7 +189,14 @@ def _result(
         state=(reference or {}).get("state"),
         saved_steps=tuple(found[0]["saved_steps"]),
         stopped_by=found[0]["stopped_by"],
+        record=_record(plan, found),
     )
+
+
+def _record(plan: Plan, found: Sequence[dict[str, Any]]) -> RunRecord | None:
+    if any(each["times"] is None for each in found):
+        return None
+    return run_record(plan.graph_fingerprint, [each["times"] for each in found])
 
 
 def straggler_notes(found: Sequence[dict[str, Any]]) -> Iterator[str]:

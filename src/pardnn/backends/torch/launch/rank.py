@@ -85,6 +85,8 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
 
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
     executor.limit_bytes = limit
+    if job.record:
+        executor.record()
     nothing_spread = SpreadObjects()  # no code of the user's runs from here on
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
     stop = _stop_signal(directory, job, world)
@@ -95,8 +97,11 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     state.close()
     _end_together(world)
     leave([world])
+    recorder = executor.recorder
+    times = None if recorder is None else recorder.times(executor.peak_bytes)
     return {
         "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
+        "times": times,
         "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
         "stopped_by": stop.name if stop is not None and stop.is_set else None,
     }  # fmt: skip

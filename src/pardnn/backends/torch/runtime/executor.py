@@ -12,16 +12,17 @@ Cost above the ops themselves: about 2 us an action.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
 from pardnn.backends.torch.comm.wire_format import laid_out, spec_text
 from pardnn.backends.torch.comm.world import World
-from pardnn.backends.torch.devices import strides_of
+from pardnn.backends.torch.devices import plain, strides_of
 from pardnn.backends.torch.ops.codec import bind, constant_value
 from pardnn.backends.torch.ops.partition_ops import box_copy, receive_view
+from pardnn.backends.torch.profile.recorder import Recorder
 from pardnn.backends.torch.rng.generator import Draws
 from pardnn.backends.torch.rng.stream import make_stream
 from pardnn.backends.torch.runtime.agreement import Agreement
@@ -33,7 +34,7 @@ from pardnn.backends.torch.runtime.failures import (
 )
 from pardnn.backends.torch.runtime.input_checks import check_resident, other_batch, shape_and_dtype
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
-from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, live_bytes
+from pardnn.backends.torch.runtime.memory_meter import MemoryMeter, freeing, live_bytes
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import (
     drawn_once,
@@ -80,6 +81,7 @@ class Executor:
         waits_s: Seconds that this rank waited for each other rank, per step.
         result: What the last step returned, the same on every rank.
         effects: What it prints, logs and checks (`runtime.effects`), likewise.
+        recorder: Takes the times of steps after the first, if `record` was called.
         agreement: Compares with the other ranks what runs; None: it is known to be the same.
 
     Raises:
@@ -101,6 +103,7 @@ class Executor:
         self.peak_bytes = 0
         self.step_s, self.waits_s, self._what = history or History([], [])
         self.agreement: Agreement | None = None
+        self.recorder: Recorder | None = None
         self._is_measured = False
         self._at, self._is_running = 0, False
         self._loss: Any = None
@@ -139,7 +142,7 @@ class Executor:
         for op in self.program.residents(self.rank):
             value = resident.get(op.name)
             check_resident(op, value)
-            yield op.outputs[0].name, _plain(value)
+            yield op.outputs[0].name, plain(value)
         for name in self.program.plan.order[self.rank]:
             op = self.program.ops[name]
             if op.kind == "constant":
@@ -151,7 +154,7 @@ class Executor:
         if isinstance(action, Compute):
             return self._computing(self.program.ops[action.op])
         if isinstance(action, Free):
-            return _freeing(action.tensors)
+            return freeing(action.tensors)
         channel = self.world.channel
         assert channel is not None
         spec = self.program.specs[action.message]
@@ -199,12 +202,12 @@ class Executor:
         strides, is_written = strides_of(output), op.name in self.program.written
 
         def read(env: Environment) -> None:
-            value = _plain(self._inputs[of], device)
+            value = plain(self._inputs[of], device)
             env[output.name] = value if is_written else laid_out(value, strides)
 
         def read_part(env: Environment) -> None:
             assert box is not None
-            env[output.name] = _plain(box_copy(self._inputs[of], box, output.strides), device)
+            env[output.name] = plain(box_copy(self._inputs[of], box, output.strides), device)
 
         return read if box is None else read_part
 
@@ -264,8 +267,19 @@ class Executor:
         self._is_running = False
         return self._loss
 
+    def record(self) -> None:
+        """Take the times of what runs from the second step on."""
+        self.recorder = Recorder(self._actions, self.program.specs, self.rank)
+
     def _run(self) -> None:
         env = self._env
+        if self.recorder is not None:
+            stamps = self.recorder.begin()
+            for self._at, call in enumerate(self._calls):  # noqa: B020
+                call(env)
+                stamps.append(time.perf_counter())
+            self.recorder.end(stamps)
+            return
         # `_at` is the position of the action that runs: reports of failures name it.
         for self._at, call in enumerate(self._calls):  # noqa: B020  (only the attribute)
             call(env)
@@ -364,30 +378,3 @@ class Executor:
 
 def _nothing(env: Environment) -> None:
     """Do nothing: the value of a resident is there already."""
-
-
-def _freeing(names: Sequence[str]) -> Call:
-    if len(names) == 1:
-        (only,) = names
-
-        def free_one(env: Environment) -> None:
-            del env[only]
-
-        return free_one
-
-    def free(env: Environment) -> None:
-        for name in names:
-            del env[name]
-
-    return free
-
-
-def _plain(value: Any, device: torch.device | None = None) -> Any:
-    """Return the tensor detached and on the device, without a copy where it is there already.
-
-    A subclass (`Parameter`) would take the slow path into each op.
-    """
-    if not isinstance(value, torch.Tensor):
-        return value
-    value = value.detach()
-    return value if device is None or value.device == device else value.to(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,3 +67,20 @@ def live_bytes(env: Mapping[str, Any]) -> int:
     meter = MemoryMeter()
     meter.add(env, list(env))
     return meter.live
+
+
+def freeing(names: Sequence[str]) -> Callable[[dict[str, Any]], None]:
+    """Return what drops these values from an environment."""
+    if len(names) == 1:
+        (only,) = names
+
+        def free_one(env: dict[str, Any]) -> None:
+            del env[only]
+
+        return free_one
+
+    def free(env: dict[str, Any]) -> None:
+        for name in names:
+            del env[name]
+
+    return free

@@ -6,9 +6,8 @@ const HELP =
 
 class Timeline {
   constructor(report, place) {
-    this.report = report;
-    this.rows = timelineRows(report);
-    this.view = new View(report.times.makespan_s);
+    this.simulated = report;
+    this.take(report);
     this.hidden = new Set();
     this.chosen = null;
     this.canvas = make("canvas", { role: "img", tabindex: "0", "aria-label": this.label() });
@@ -23,6 +22,13 @@ class Timeline {
     this.listen();
     redraws.push(() => this.draw());
     this.draw();
+  }
+
+  /** Draw these times: the simulated ones, or those of a run. */
+  take(report) {
+    this.report = report;
+    this.rows = timelineRows(report);
+    this.view = new View(report.times.makespan_s);
   }
 
   label() {
@@ -41,6 +47,7 @@ class Timeline {
       toggle.setAttribute("aria-pressed", "true");
       bar.append(toggle);
     });
+    if (this.simulated.measured) bar.append(this.timesSelect());
     bar.append(
       key("message", "message"), key("mark", "critical path"),
       button("+", "Zoom in", () => this.zoom(0.5)),
@@ -48,6 +55,16 @@ class Timeline {
       button("All", "Show the whole step", () => this.zoom(Infinity)),
     );
     return bar;
+  }
+
+  timesSelect() {
+    const select = make("select", { id: "timeline-times", "aria-label": "Times" },
+      make("option", {}, "simulated"), make("option", {}, "measured"));
+    select.addEventListener("change", () => {
+      this.take(select.value === "measured" ? measuredReport(this.simulated) : this.simulated);
+      this.draw();
+    });
+    return select;
   }
 
   zoom(factor, about) {
@@ -195,6 +212,20 @@ class Timeline {
   }
 }
 
+/** Return the report with the times of its run, which tells no messages and no critical path. */
+function measuredReport(report) {
+  const { start_s, seconds, ranks } = report.measured;
+  const none = report.bars.critical.map(() => 0);
+  const step = Math.max(...ranks.map((rank) => rank.step_s));
+  return {
+    ...report,
+    bars: { ...report.bars, start_s, seconds, critical: none },
+    links: [],
+    messages: Object.fromEntries(Object.keys(report.messages).map((name) => [name, []])),
+    times: { ...report.times, makespan_s: step },
+  };
+}
+
 function opFacts(report, op) {
   const { bars } = report;
   const phase = report.phases[bars.phase[op]];
@@ -206,6 +237,7 @@ function opFacts(report, op) {
     ["device", report.devices[bars.device[op]].name],
     ["phase", phase + piece],
     ["time", `${secondsText(bars.seconds[op])}, from ${secondsText(begin)} on`],
+    ["measured", report.measured ? secondsText(report.measured.seconds[op]) : ""],
     ["call", bars.kinds[bars.kind[op]]],
     ["module", bars.modules[bars.module[op]]],
     ["your line", bars.sources[bars.source[op]]],
@@ -216,7 +248,7 @@ function opFacts(report, op) {
 
 function reasonText(report, op) {
   const reason = report.bars.waits_for[op];
-  if (reason === null) return "";
+  if (reason === null || (reason < 0 && !(-1 - reason in report.messages.tensor))) return "";
   if (reason >= 0) {
     const device = report.devices[report.bars.device[reason]].name;
     return `op ${report.bars.name[reason]} of ${device} ends`;
