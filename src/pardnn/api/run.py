@@ -127,15 +127,7 @@ def run_checked(
     Raises:
         MismatchError: E501, if plan and cluster have different numbers of devices.
     """
-    if cluster is not None and cluster.num_devices != plan.num_devices:
-        raise MismatchError(
-            f"the plan is for {plan.num_devices} devices, the cluster has {cluster.num_devices}.\n"
-            "Leave the cluster out, or plan again.",
-            code="E501",
-        )
-    limits = [None] * plan.num_devices
-    if cluster is not None:
-        limits = [device.memory for device in cluster.devices]
+    limits = _limits(plan, cluster)
     found = backends.run_plan(
         target,
         graph,
@@ -170,6 +162,18 @@ def run_checked(
         saved_steps=found.saved_steps,
         notes=(*found.notes, *_over(limits, found.peak_bytes_predicted), *_sharing(plan, shared)),
     )
+
+
+def _limits(plan: Plan, cluster: Cluster | None) -> list[int | None]:
+    if cluster is None:
+        return [None] * plan.num_devices
+    if cluster.num_devices != plan.num_devices:
+        raise MismatchError(
+            f"the plan is for {plan.num_devices} devices, the cluster has {cluster.num_devices}.\n"
+            "Leave the cluster out, or plan again.",
+            code="E501",
+        )
+    return [device.memory for device in cluster.devices]
 
 
 def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float | None:

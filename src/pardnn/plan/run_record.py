@@ -69,8 +69,8 @@ def run_record(fingerprint: str | None, ranks: Sequence[Mapping[str, Any]]) -> R
         fingerprint: Of the graph that ran.
         ranks: Fields of `RankTimes`, by rank.
     """
-    rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in r.items()} for r in ranks)
-    return RunRecord(graph_fingerprint=fingerprint, ranks=tuple(RankTimes(**row) for row in rows))
+    data = {"format": RunRecord.format, "graph_fingerprint": fingerprint, "ranks": list(ranks)}
+    return files.parse_as(RunRecord, files.dump_json(data), "what ranks measured")
 
 
 def write_run(record: RunRecord, path: str | Path) -> None:
