@@ -112,8 +112,9 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         sizes: list[int] = []  # noqa: RUF012
 
         def __call__(
-            self, make: Make, memory: int | None, *, start: int = 4, devices: int = 1
-        ) -> Any:
+            self, make: Make, memory: int | None, *, start: int = 4, devices: int = 1,
+            recompute: bool = False,
+        ) -> Any:  # fmt: skip
             def training(batch_size: int = start) -> None:
                 raise AssertionError(batch_size)
 
@@ -128,7 +129,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             return max_batch.max_batch(
                 EntryPoint("x.py:training", training),
                 cluster,
-                PlanOptions(algorithm="single", reserve=0.0),
+                PlanOptions(algorithm="single", reserve=0.0, recompute=recompute),
             )
 
     return Search()
@@ -157,6 +158,27 @@ def test_the_largest_batch_is_found(search: Any, memory: int, start: int) -> Non
     assert len(set(search.sizes)) <= 4
     captured = [tried for tried in found.tried if tried.captured]
     assert {t.batch_size: t.fits for t in captured}[found.batch_size + 1] is False
+
+
+def layers(batch: int) -> Graph:
+    """Six layers and their gradients, each of which reads its layer's input."""
+    names = [f"f{i}" for i in range(7)] + [f"g{i}" for i in range(6, 0, -1)]
+    reads = [(), *((f"f{i}",) for i in range(6)), ("f6", "f5")]
+    reads += [(f"g{i + 1}", f"f{i - 1}") for i in range(5, 0, -1)]
+    ops = [
+        Op(name=name, kind="aten.mm.default", inputs=inputs, outputs=(tensor(name, batch, 10),),
+           seconds={"accelerator": 1e-6 * batch})
+        for name, inputs in zip(names, reads, strict=True)
+    ]  # fmt: skip
+    return build_graph("layers", ops)
+
+
+@pytest.mark.jit
+def test_second_calls_let_larger_batches_fit(search: Any) -> None:
+    plain, again = search(layers, 4000), search(layers, 4000, recompute=True)
+    assert again.batch_size > plain.batch_size
+    assert again.peak_bytes[0] <= 4000
+    assert again.makespan_s / again.batch_size > plain.makespan_s / plain.batch_size
 
 
 def test_large_answers_are_known_to_one_part_in_a_hundred(search: Any) -> None:

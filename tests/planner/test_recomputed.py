@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pardnn
+from pardnn.api.advice import planned
 from pardnn.api.draw import draw_plan
 from pardnn.api.simulate import simulate
 from pardnn.cluster import Cluster
@@ -14,6 +15,10 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.planner.costs import costs_for
+from pardnn.planner.make_plan import compare
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
+from testbed.recompute_graphs import unet_step
 
 pytestmark = pytest.mark.jit
 
@@ -88,3 +93,43 @@ def test_plans_that_cut_ops_have_no_second_calls() -> None:
         pardnn.plan(chain(4), Cluster.uniform(2), "tofu", recompute=True)
     with pytest.raises(UsageError, match="called a second time"):
         pardnn.plan(chain(4), Cluster.uniform(2), policy="fifo", recompute=True)
+
+
+def test_what_does_not_fit_is_told_that_second_calls_would_do() -> None:
+    graph, cluster = chain(8), Cluster.uniform(1, memory=70)
+    with pytest.raises(InfeasibleError) as error:
+        planned(graph, cluster, PlanOptions(reserve=0.0))
+    assert "--recompute" in error.value.details["try"]
+    _, result = planned(graph, cluster, PlanOptions(reserve=0.0, recompute=True))
+    assert result.peak_bytes[0] <= 70
+    with pytest.raises(InfeasibleError) as error:
+        planned(graph, Cluster.uniform(1, memory=25), PlanOptions(reserve=0.0))
+    assert "--recompute" not in error.value.details["try"]
+
+
+def test_algorithms_are_compared_with_second_calls() -> None:
+    graph, cluster = chain(8), Cluster.uniform(1, memory=70)
+    problem = Problem(graph, cluster, costs_for(graph, cluster), PlanOptions(reserve=0.0))
+    assert not compare(problem, ["heft"])[0].fits
+    (row,) = compare(problem.with_options(recompute=True), ["heft"])
+    assert row.makespan_s is not None
+    assert row.makespan_s > 16
+
+
+def test_a_sweep_of_limits_is_monotone() -> None:
+    graph, before = unet_step(3), float("inf")
+    peak = pardnn.plan(graph, Cluster.uniform(1), reserve=0.0).predicted
+    assert peak is not None
+    reached = 0
+    for memory in range(peak.peak_bytes[0] // 3, peak.peak_bytes[0], peak.peak_bytes[0] // 24):
+        try:
+            plan = pardnn.plan(graph, Cluster.uniform(1, memory=memory), reserve=0.0,
+                               recompute=True)  # fmt: skip
+        except InfeasibleError:
+            assert before == float("inf")
+            continue
+        assert plan.predicted is not None
+        assert plan.predicted.peak_bytes[0] <= memory
+        assert plan.predicted.makespan_s <= before * (1 + 1e-12)
+        before, reached = plan.predicted.makespan_s, reached + 1
+    assert reached > 5

@@ -1,6 +1,12 @@
-"""Plan; where nothing fits, suggest what does: a larger limit, more devices, a smaller batch."""
+"""Plan; where nothing fits, suggest what does.
+
+A larger limit, more devices, ops that are called a second time, a batch in pieces, a smaller batch.
+"""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Iterator
 
 from pardnn.api.max_batch import smaller_batch
 from pardnn.backends.entry_point import EntryPoint
@@ -9,16 +15,24 @@ from pardnn.errors import InfeasibleError, PardnnError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
+from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import suggestions
-from pardnn.planner.make_plan import make_plan
+from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.recomputed import first_recomputed
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import PlanResult
+from pardnn.sim.peak import least_bytes
 
-#: Ops up to which a batch that fits is looked for: it takes two captures and some ten plans.
+#: Ops up to which a batch that fits is looked for, which takes two captures and some ten plans,
+#: and a plan with second calls or a batch in pieces.
 CHEAP_OPS = 12_000
+#: Seconds after which nothing more is tried, once the step is known not to fit.
+SECONDS = 30.0
+#: Numbers of pieces.
+COUNTS = (2, 4, 8)
 
 
 def planned(
@@ -54,6 +68,7 @@ def planned(
             raise
         with status("nothing fits; looking for what does"):
             tried = suggestions(problem, error.details.get("peak_bytes"))
+            tried += _rewrites(problem)
             fitting, hint = _batch(problem, entry, batch_size)
         tried += fitting
         lines = [error.message, *([f"Try: {' or '.join(tried)} (tried: fits)."] if tried else [])]
@@ -78,3 +93,51 @@ def _batch(
     except PardnnError:  # the step may not take other sizes: then it is no advice
         found = None
     return ([] if found is None else [f"--batch-size {found}"]), []
+
+
+def _rewrites(problem: Problem) -> list[str]:
+    """Return options that were not asked for, and with which a plan that fits was found.
+
+    Args:
+        problem: What no plan was found for.
+    """
+    options, num_ops = problem.options, len(problem.graph.ops)
+    if options.algorithm in SHARDED or options.policy != "order" or num_ops > CHEAP_OPS:
+        return []
+    begin = time.monotonic()
+    found = ["--recompute"] if _fits_recomputed(problem) else []
+    for given, option in _in_pieces(problem, recompute=not found):
+        if time.monotonic() - begin > SECONDS:
+            break
+        if num_ops * given["microbatches"] > CHEAP_OPS:
+            continue
+        try:
+            make_plan(problem.with_options(**given))
+        except PardnnError:  # it does not fit, or the batch cannot be cut in so many pieces
+            continue
+        return [*found, option]
+    return found
+
+
+def _fits_recomputed(problem: Problem) -> bool:
+    """Whether second calls alone let the step fit."""
+    options, arrays = problem.options, problem.graph.arrays
+    if options.recompute or options.microbatches is not None:
+        return False
+    limits = [limit for limit in problem.capacities if limit is not None]
+    least = least_bytes(arrays, problem.cluster.num_devices)  # in any order, with any calls
+    if len(limits) == len(problem.capacities) and least > max(limits):
+        return False
+    names = algorithms_of(problem)
+    return first_recomputed(problem, names, best_once, seconds=SECONDS) is not None
+
+
+def _in_pieces(problem: Problem, *, recompute: bool) -> Iterator[tuple[dict[str, int], str]]:
+    """Yield options that cut the batch, and how they are written; then with second calls, too."""
+    options = problem.options
+    if options.microbatches is not None:
+        return
+    for again in (False, True)[: 1 + (recompute and not options.recompute)]:
+        for count in COUNTS:
+            given = {"microbatches": count, "recompute": again or options.recompute}
+            yield given, f"{'--recompute ' if again else ''}--microbatches {count}"

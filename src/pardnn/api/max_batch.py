@@ -8,6 +8,7 @@ the next larger size, which must not fit; where the prediction was wrong, captur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pardnn.api.batch_scaling import Family, costs_at, family_of, graph_at
@@ -19,13 +20,15 @@ from pardnn.errors import InfeasibleError, UsageError, UserCodeError
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import capacities
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import SHARDED, algorithms_to_try
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimated_baselines import estimated_baselines
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
-from pardnn.planner.portfolio import decide
+from pardnn.planner.portfolio import Outcome, decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.recomputed import first_recomputed
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import CompareRow, MaxBatchResult, PlanResult, TriedBatch
@@ -36,6 +39,8 @@ DEFAULT_START = 8
 #: The answer is exact to this fraction: below 200, to one.
 PRECISION = 0.01
 _MAX_BATCH_SIZE = 1 << 40
+#: A guess whether second calls of ops let a size fit: seconds, and work of each search.
+SECONDS, WORK = 10.0, 200_000_000
 
 
 def max_batch(entry: EntryPoint, cluster: Cluster, options: PlanOptions) -> MaxBatchResult:
@@ -173,8 +178,8 @@ class _Search:
     def predicted_largest(self) -> int:
         """Return the largest batch size that is predicted to fit, at least the smallest."""
         first, second = self.start, 2 * self.start
-        # An algorithm that cuts ops reads their arguments, which are not predicted.
-        is_readable = self.options.algorithm not in SHARDED
+        # What cuts ops or a batch reads arguments of calls, which are not predicted.
+        is_readable = self.options.algorithm not in SHARDED and self.options.microbatches is None
         # The first size may be a special case, such as a batch of one.
         pairs = ((first, second), (second, 2 * second)) if is_readable else ()
         if not any(self._anchored(*pair) for pair in pairs):
@@ -216,12 +221,9 @@ class _Search:
         names = algorithms_to_try(self.options.algorithm, len(graph.ops))
         if least_bytes(graph.arrays, self.cluster.num_devices) > max(limits):
             names = ()
-        for name in names:
-            try:
-                found = decide(problem, name)
-            except InfeasibleError:
-                continue
-            self._note(batch_size, tuple(peak_bytes(graph, found.plan)), is_captured=False)
+        graph, found = _first_plan(problem, names)
+        if found is not None:
+            self._note(batch_size, tuple(peak_bytes(graph, found)), is_captured=False)
             return True
         self._note(batch_size, None, is_captured=False)
         return False
@@ -343,6 +345,34 @@ class _Search:
             code=error.code,
             details=error.details | {"tried": [t.batch_size for t in self.tried]},
         )
+
+
+def _first_plan(problem: Problem, names: Sequence[str]) -> tuple[Graph, PlanArrays | None]:
+    """Return the first plan found that fits, and its graph; with second calls where asked for."""
+    for name in names:
+        try:
+            return problem.graph, decide(problem, name).plan
+        except InfeasibleError:
+            continue
+    if names and problem.options.recompute:
+        first = first_recomputed(problem, names, _any_plan, seconds=SECONDS, work=WORK)
+        if first is not None and first.sharded is not None:
+            return first.sharded.graph, first.plan
+    return problem.graph, None
+
+
+def _any_plan(problem: Problem, names: Sequence[str]) -> Outcome:
+    """Return the outcome of the first algorithm that finds one.
+
+    Raises:
+        InfeasibleError: E301, of the last algorithm, if none does.
+    """
+    for name in names[:-1]:
+        try:
+            return decide(problem, name)
+        except InfeasibleError:
+            continue
+    return decide(problem, names[-1])
 
 
 def _unlimited() -> UsageError:

@@ -154,6 +154,7 @@ def compare(
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
     microbatches: opt.Microbatches = None,
+    recompute: opt.Recompute = False,
     as_json: opt.Json = False,
 ) -> None:
     """Plan with several algorithms, side by side under one simulator."""
@@ -165,13 +166,14 @@ def compare(
     from pardnn.planner.problem import Problem
     from pardnn.report.results import CompareResult
 
-    others = SHARDED if microbatches is None else RECIPES
+    others = RECIPES if microbatches is not None else () if recompute else SHARDED
     names = [*ALGORITHMS, *others] if algorithms is None else algorithms.split(",")
     for name in names:
         check_algorithm(name)
     options = opt.plan_options(
-        reserve=reserve, seed=seed, costs=costs, threads=threads, microbatches=microbatches
-    )
+        reserve=reserve, seed=seed, costs=costs, threads=threads, microbatches=microbatches,
+        recompute=recompute,
+    )  # fmt: skip
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
     graph = graph_of(source, batch_size)
@@ -224,6 +226,8 @@ def max_batch(
     seed: opt.Seed = 0,
     costs: opt.CostChoice = None,
     threads: opt.Threads = 1,
+    microbatches: opt.Microbatches = None,
+    recompute: opt.Recompute = False,
     as_json: opt.Json = False,
 ) -> None:
     """Find the largest batch size that fits; FUNCTION takes a keyword batch_size."""
@@ -238,5 +242,7 @@ def max_batch(
         seed=seed,
         costs=costs,
         threads=threads,
+        microbatches=microbatches,
+        recompute=recompute,
     )
     show(find_max_batch(load_entry_point(target), machine, options), as_json, None)

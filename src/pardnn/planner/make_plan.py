@@ -56,7 +56,7 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     cluster, options, num_ops = problem.cluster, problem.options, len(problem.graph.ops)
     if problem.state is not None:
         check_state(problem.graph, cluster, options.reserve, problem.state)
-    names = _names(problem)
+    names = algorithms_of(problem)
     polish = _is_polished(problem, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)
     started = time.perf_counter()
@@ -84,11 +84,11 @@ def _is_polished(problem: Problem, num_ops: int) -> bool:
 def _best_of(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem; ops may be called a second time if the options say so."""
     if problem.options.recompute:
-        return decide_recomputed(problem, names, _best_once)
-    return _best_once(problem, names)
+        return decide_recomputed(problem, names, best_once)
+    return best_once(problem, names)
 
 
-def _best_once(problem: Problem, names: Sequence[str]) -> Outcome:
+def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem, improve and complete what they find."""
     num_ops = len(problem.graph.ops)
     polish = _is_polished(problem, num_ops)
@@ -102,7 +102,7 @@ def _may_cut(problem: Problem) -> bool:
     return problem.options.policy == "order" and may_shard(problem.graph, problem.cluster)
 
 
-def _names(problem: Problem) -> tuple[str, ...]:
+def algorithms_of(problem: Problem) -> tuple[str, ...]:
     """Return the algorithms to run: those whose plans can leave state where it is.
 
     Raises:

@@ -59,15 +59,49 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
         failure = error
     if best is not None and problem.cluster.num_devices == 1:
         return best  # nothing is faster than every op once
-    for placed in _placements(problem, placing, decide):
-        for plan in _orders(problem, placed):
-            found = _with_calls(problem, placed, plan)
-            if found is not None and (best is None or found.makespan_s < best.makespan_s):
-                best = found
+    for found in _candidates(problem, placing, decide):
+        if best is None or found.makespan_s < best.makespan_s:
+            best = found
     if best is None:
         assert failure is not None
         raise failure
     return best._replace(planning_s=time.perf_counter() - started)
+
+
+def first_recomputed(
+    problem: Problem, names: Sequence[str], decide: Decide, *, seconds: float, work: int = WORK
+) -> Outcome | None:
+    """Return the first plan with second calls that fits; `decide_recomputed` finds one, too.
+
+    Args:
+        problem: What to plan.
+        names: Algorithms to run.
+        decide: Runs them on a problem, and returns the best outcome.
+        seconds: After which no further placement is tried.
+        work: Of each search; less than `WORK` is a guess.
+    """
+    placing = whole_op_algorithms(names, "ops that are called again are whole", "recompute")
+    return next(_candidates(problem, placing, decide, seconds=seconds, work=work), None)
+
+
+def _candidates(
+    problem: Problem,
+    placing: Sequence[str],
+    decide: Decide,
+    *,
+    seconds: float = np.inf,
+    work: int = WORK,
+) -> Iterator[Outcome]:
+    """Yield plans with second calls that fit."""
+    begin, k = time.monotonic(), problem.cluster.num_devices
+    each = work if k == 1 else work // (SHARE * k)
+    for placed in _placements(problem, placing, decide):
+        for plan in _orders(problem, placed):
+            if time.monotonic() - begin > seconds:
+                return
+            found = _with_calls(problem, placed, plan, each)
+            if found is not None:
+                yield found
 
 
 def _placements(problem: Problem, placing: Sequence[str], decide: Decide) -> Iterator[Outcome]:
@@ -105,14 +139,14 @@ def _orders(problem: Problem, placed: Outcome) -> Iterator[PlanArrays]:
             yield memory_bounded_plan(a, machine, place, position, usable, overwrites)
 
 
-def _with_calls(problem: Problem, placed: Outcome, arrays: PlanArrays) -> Outcome | None:
+def _with_calls(problem: Problem, placed: Outcome, arrays: PlanArrays, work: int) -> Outcome | None:
     """Return an outcome of one order with second calls; None if none fits."""
     graph, machine = problem.graph, problem.machine
     seconds = np.ascontiguousarray(machine.seconds[machine.device_class])
     plan = recomputed_plan(
         graph, plan_from_arrays(graph, arrays), seconds, problem.capacities,
         seed=problem.options.seed,
-        work=WORK if len(problem.capacities) == 1 else WORK // (SHARE * len(problem.capacities)),
+        work=work,
     )  # fmt: skip
     if plan is None:
         return None

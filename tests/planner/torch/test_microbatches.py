@@ -11,11 +11,12 @@ from torch import nn
 
 import pardnn
 from pardnn.api import run
+from pardnn.api.advice import planned as advised
 from pardnn.api.draw import draw_plan, schedule_grid
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cli.options import plan_options
 from pardnn.cluster import Cluster
-from pardnn.errors import PardnnError, UsageError
+from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
@@ -252,3 +253,24 @@ def test_it_is_verified_by_its_losses_and_drawn() -> None:
     assert plan.cluster is not None
     costs = costs_for(graph(), plan.cluster, "v100")
     assert "<svg" in draw_plan(graph(), plan, costs)
+
+
+def test_what_does_not_fit_is_told_that_pieces_would_do() -> None:
+    whole = pardnn.plan(graph(), Cluster.uniform(1), "single", reserve=0.0, costs="v100").predicted
+    assert whole is not None
+    cluster = Cluster.uniform(1, memory=whole.peak_bytes[0] * 6 // 10)
+    options = PlanOptions(algorithm="single", reserve=0.0, costs="v100")
+    with pytest.raises(InfeasibleError) as error:
+        advised(graph(), cluster, options)
+    tried = [each for each in error.value.details["try"] if "--microbatches" in each]
+    assert len(tried) == 1
+    found = pardnn.plan(
+        graph(),
+        cluster,
+        "single",
+        reserve=0.0,
+        costs="v100",
+        microbatches=int(tried[0].split()[-1]),
+        recompute="re" in tried[0],
+    )
+    assert found.pieces is not None
