@@ -23,6 +23,7 @@ import numpy as np
 
 from bench.common import CHARTS, RESULTS, write_chart
 from bench.common.charts import Line, lines_svg
+from bench.placement import scale_files
 from pardnn.errors import InfeasibleError
 from pardnn.graph.csr import GraphArrays
 from pardnn.place.pardnn.pardnn import place_arrays
@@ -192,7 +193,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the ops; prints alone")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--files", action="store_true", help="the whole command, from a file")
     options = parser.parse_args(arguments)
+    if options.files:
+        scale_files.main(quick=options.quick)
+        return
     rng = np.random.default_rng(options.seed)
     for warm_up in (3_000, 60_000):  # below and above the sizes that change the algorithm
         measure("warm-up", layered(warm_up, 2 * warm_up, rng), options.seed, limited=True)
