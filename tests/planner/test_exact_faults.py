@@ -14,6 +14,7 @@ from pardnn.errors import StuckError
 from pardnn.place.baselines.exact import place_exact, proof
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from testbed.hand_graphs import pipeline, pipeline_cluster
 
@@ -45,6 +46,14 @@ def test_a_solver_that_fails_leaves_the_best_of_the_others(
     assert result.makespan_s <= 8.0
     assert told in result.notes[0]
     assert "; this is the best plan of the other algorithms" in result.notes[0]
+
+
+def test_auto_names_a_solver_that_crashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "highspy.py").write_text("import os; os._exit(139)\n")
+    found = decide_best(problem(60.0), ["single"], solvers=["m-sct"])
+    assert found.algorithm == "single"
+    assert "m-sct was not considered: the solver 'lp' failed with exit status 139" in found.notes[0]
 
 
 def test_no_solver_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:

@@ -298,9 +298,12 @@ def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome |
     """Return the faster of an outcome and what a solver-based algorithm finds."""
     try:
         found = decide(problem, solver)
-    except PardnnError:
-        # The solver is not installed, or finds nothing that fits.
-        return best
+    except PardnnError as error:
+        # The solver is not installed, or finds nothing that fits; a crash is worth a word.
+        if best is None or error.code not in SOLVER_FAILED:
+            return best
+        note = f"{solver} was not considered: {error.message.splitlines()[0]}"
+        return best._replace(notes=(*best.notes, note))
     return found if best is None or found.makespan_s < best.makespan_s else best
 
 
