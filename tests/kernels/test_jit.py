@@ -1,6 +1,9 @@
 """What is compiled without a way in from Python is called by kernels alone."""
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,3 +88,48 @@ def test_all_kernels_are_compiled_alike() -> None:
         if "numba.njit" in path.read_text(encoding="utf-8") and path.name != "jit.py"
     ]
     assert other == []
+
+
+NO_CACHE = """
+import numba
+from numba.core import caching
+for each in caching.CacheImpl._locator_classes:
+    each.from_function = classmethod(lambda *_: None)
+from pardnn.kernels.jit import helper, kernel
+@helper
+def twice(x):
+    return 2 * x
+@kernel
+def four_times(x):
+    return twice(twice(x))
+assert four_times(3) == 12
+assert four_times.stats.cache_path is None
+"""
+FULL_CACHE = """
+from pardnn.kernels import jit
+def full(*_):
+    raise OSError(28, "No space left on device")
+jit.numba.core.caching.IndexDataCacheFile.save = full
+@jit.kernel
+def one(x):
+    return x + 1
+@jit.kernel
+def two(x):
+    return x + 2
+assert (one(1), two(1)) == (2, 3)
+"""
+
+
+@pytest.mark.parametrize("text", [NO_CACHE, FULL_CACHE], ids=["no folder", "full"])
+def test_kernels_that_cannot_be_kept_run_all_the_same(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(text)
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "0", "PYTHONPATH": str(ROOT / "src")}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    done = subprocess.run(
+        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "compiled kernels cannot be kept" in done.stderr

@@ -153,8 +153,10 @@ _STEPS = {
 
 
 def _is_cold(kernel: Any) -> bool:
-    """Whether a kernel is not in the cache, or older than its source."""
+    """Whether a kernel is not in the cache, or older than its source, and can be kept there."""
     if not hasattr(kernel, "stats") or (os.cpu_count() or 1) < 2:  # kernels run as plain Python
+        return False
+    if kernel.stats.cache_path is None:  # none can be kept: what a child compiles is lost
         return False
     source = Path(kernel.py_func.__code__.co_filename)
     kept = Path(kernel.stats.cache_path).glob(f"{source.stem}.{kernel.__name__}-*.nbi")

@@ -22,6 +22,8 @@ STORE_FILE = "store"
 STATE_FOLDER = "state"
 #: The stage of a rank that runs the user's function.
 BUILDING = "in the function that builds the model"
+#: Exit status of a process that could not write its result (EX_IOERR of sysexits.h).
+UNWRITTEN = 74
 #: Stands for a rank in the name of the reference's result file.
 REFERENCE = "reference"
 

@@ -7,6 +7,7 @@ outlives this process (`processes.py`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ from pardnn.backends.torch.launch.processes import WORKER, run_processes
 from pardnn.backends.torch.launch.root_cause import root_cause
 from pardnn.backends.torch.runtime.memory_limits import ALLOWANCE_BYTES
 from pardnn.checkpoint.options import SaveOptions
-from pardnn.errors import RankError, UserCodeError
+from pardnn.errors import FileError, RankError, UserCodeError
 from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, write_plan
@@ -127,7 +128,7 @@ def run_plan(
         rank_device(device, local_rank)
     limits = tuple(limits) if limits is not None else (None,) * plan.num_devices
     tell = progress or _silent
-    with private_folder() as directory:
+    with _told_as_file_error(), private_folder() as directory:
         job = Job(
             target=target,
             steps=steps,
@@ -153,6 +154,20 @@ def run_plan(
             tell("running the step on one device")
             reference = _run_reference(directory)
     return _result(graph, plan, found, reference, limits)
+
+
+@contextlib.contextmanager
+def _told_as_file_error() -> Iterator[None]:
+    """Raise E405 where the run's folder cannot be made or written, or no process be started."""
+    try:
+        yield
+    except OSError as error:
+        where = f": {str(error.filename)!r}" if error.filename else ""
+        raise FileError(
+            f"the ranks cannot be started{where}: {error.strerror} (errno {error.errno}).\n"
+            "They meet in the system's temporary folder; TMPDIR names another one.",
+            code="E405",
+        ) from error
 
 
 def _silent(_text: str) -> None:

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from pardnn.backends.torch.comm.flight_record import FlightRecord, add_line
 from pardnn.backends.torch.launch.job import (
     BUILDING,
+    UNWRITTEN,
     Job,
     read_pid,
     read_result,
@@ -20,7 +21,7 @@ from pardnn.backends.torch.launch.job import (
     stack_path,
 )
 from pardnn.backends.torch.user_step.object_graph import is_library_file
-from pardnn.errors import PardnnError, RankError, StuckError, error_from
+from pardnn.errors import FileError, PardnnError, RankError, StuckError, error_from
 
 #: Errors of code, the user's or ours: the traceback says more than the message.
 _TRACED_CODES = frozenset({"E101", "E110", "E601"})
@@ -152,6 +153,13 @@ def _exit_line(rank: int, failures: Mapping[int, ProcessFailure]) -> Iterator[st
 
 def _ended_silently(silent: Sequence[int], failures: Mapping[int, ProcessFailure]) -> PardnnError:
     rank = min(failures, key=lambda each: failures[each].timestamp, default=silent[0])
+    if rank in failures and failures[rank].exitcode == UNWRITTEN:
+        return FileError(
+            f"rank {rank} cannot write its result: the folder of the run is full, or cannot be "
+            "written.\nIt is in the system's temporary folder; TMPDIR names another one.",
+            code="E405",
+            details={"rank": rank, "first_failing_rank": rank},
+        )
     how = "with exit status 0, before its work was done"
     if rank in failures:
         code = failures[rank].exitcode

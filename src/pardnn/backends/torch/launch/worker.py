@@ -25,6 +25,7 @@ from typing import Any
 
 from pardnn.backends.torch.launch.job import (
     REFERENCE,
+    UNWRITTEN,
     Job,
     read_job,
     stack_path,
@@ -113,7 +114,11 @@ def main(directory: Path, rank: int | str) -> int:
         rank: This rank, or `REFERENCE`.
     """
     job = read_job(directory)
-    write_pid(directory, rank)
+    try:
+        write_pid(directory, rank)
+    except OSError as error:
+        print(f"rank {rank} cannot write into the folder of its run: {error}", file=sys.stderr)
+        return UNWRITTEN
     _end_with_parent(job.parent)
     _delay_sigterm(stack_path(directory, rank))
     # A script in the background of a shell is started deaf to it.
@@ -123,12 +128,21 @@ def main(directory: Path, rank: int | str) -> int:
     os.dup2(2, 1)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(job.threads)
     try:
-        write_result(directory, rank, _run(directory, job, rank))
-        return 0
+        result = _run(directory, job, rank)
     except BaseException as error:
-        found = _error(error, rank)
-        write_result(directory, rank, {"error": found})
-        return int(found["code"][1])
+        result = {"error": _error(error, rank)}
+    return _written(directory, rank, result)
+
+
+def _written(directory: Path, rank: int | str, result: dict[str, Any]) -> int:
+    """Write a result; return the exit status, which alone tells of a folder that is full."""
+    try:
+        write_result(directory, rank, result)
+    except OSError as error:
+        text = f"rank {rank} cannot write its result: {error}"
+        print(text, file=sys.stderr, flush=True)
+        return UNWRITTEN
+    return int(result["error"]["code"][1]) if "error" in result else 0
 
 
 if __name__ == "__main__":
