@@ -10,6 +10,7 @@
 #   make kernels   both of these
 #   make torch     capture and ranks; `make ranks` and `make rest` are its halves
 #   make long      tests that take minutes: recipes, kills, all layouts
+#   make kill      all tests of kills and faults of whole runs: those of the next two lines, and more
 #   make kills     200 kills while a checkpoint is written, 200 of ranks and launcher in training
 #   make kill-matrix   each rank x phase x signal; prints what was seen
 #   make soak      1,000 steps with 100 saves: nothing grows
@@ -27,7 +28,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz
+	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -89,6 +90,11 @@ torch ranks rest long: $(STAMP)
 kills: $(STAMP)
 	KILLS=200 $(BIN)/python -m pytest -q -s -k kills tests/checkpoint/test_commit.py \
 	  tests/backends/torch/launch/test_training_kills.py
+
+kill: $(STAMP)
+	$(MAKE) kills kill-matrix
+	$(BIN)/python -m pytest -q -s tests/backends/torch/launch/test_run_faults.py \
+	  tests/backends/torch/launch/test_saved_runs.py tests/backends/torch/launch/test_launcher.py
 
 kill-matrix: $(STAMP)
 	KILL_MATRIX=1 $(BIN)/python -m pytest -q -s tests/backends/torch/test_kill_matrix.py

@@ -33,8 +33,8 @@ LONG = {
     "test_lengths.py",
     "test_counting_optimizers.py", "test_elastic.py", "test_layouts.py", "test_limited_gpt2.py",
     "test_page_in_browser.py",
-    "test_recipes.py", "test_save_faults.py", "test_saved_runs.py", "test_training_kills.py",
-    "test_two_nodes.py", "test_whole_process.py",
+    "test_recipes.py", "test_run_faults.py", "test_save_faults.py", "test_saved_runs.py",
+    "test_training_kills.py", "test_two_nodes.py", "test_whole_process.py",
 }  # fmt: skip
 TORCH_JOBS = ("torch", "ranks", "rest", "long")
 KERNEL_PACKAGES = {"cost", "kernels", "place", "shard", "sim"}

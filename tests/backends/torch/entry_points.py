@@ -69,6 +69,28 @@ def sleeping_while_building():
     return training()
 
 
+def raising_while_building():
+    def fail():
+        raise ValueError("no data for rank 1")
+
+    _on_rank_1(fail)
+    return training()
+
+
+def interrupted_while_building():
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    _on_rank_1(interrupt)
+    return training()
+
+
+def training_beside_a_thread():
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    return training()
+
+
 def large(batch_size=64):
     """400 MB of parameters, gradients and optimizer state."""
     torch.manual_seed(0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from pardnn.backends.torch.launch import worker
 from pardnn.backends.torch.launch.job import (
@@ -17,8 +20,11 @@ from pardnn.backends.torch.launch.job import (
     write_result,
     write_stage,
 )
+from pardnn.backends.torch.launch.launcher import run_plan
 from pardnn.backends.torch.launch.root_cause import root_cause
 from pardnn.errors import FileError, PardnnError, UserCodeError
+from pardnn.graph.file import read_graph
+from pardnn.plan.file import read_plan
 
 JOB = Job(target="m.py:f", steps=1, threads=1, timeout_s=5.0, device="cpu", limits=(None, None),
           batch_size=None, seed=0, parent=os.getpid())  # fmt: skip
@@ -47,7 +53,7 @@ def cause(directory: Path, *results: dict[str, Any] | None) -> PardnnError:
 
 
 def test_an_exception_while_building_names_its_rank(tmp_path: Path) -> None:
-    found = cause(tmp_path, None, error("E110", 1, "the function raised at m.py:3: ValueError"))
+    found = cause(tmp_path, None, error("E110", 1, "the function raised at m.py:3: rank 1"))
     assert isinstance(found, UserCodeError)
     assert found.details["first_failing_rank"] == 1
     assert found.message.startswith("rank 1: the function raised at m.py:3")
@@ -80,6 +86,35 @@ def test_a_rank_that_is_gone_does_not_hang(tmp_path: Path) -> None:
     found = cause(tmp_path, error("E605", 0, "rank 0 waited 5 s", first_failing_rank=1))
     assert found.code == "E605"
     assert found.message.startswith("rank 1 ended before its work was done")
+
+
+def test_a_folder_that_is_full_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing can be written there, so the exit status alone tells."""
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(worker, "write_result", full)
+    status = worker._written(tmp_path, 1, {"losses": []})
+    assert "rank 1 cannot write its result" in capsys.readouterr().err
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=status, error_file="none")
+    write_result(tmp_path, 0, {"losses": []})
+    found = root_cause(tmp_path, JOB, {1: failure}, None)
+    assert (found.code, found.details["first_failing_rank"]) == ("E405", 1)
+    assert "the folder of the run is full" in found.message
+
+
+def test_a_run_without_a_temporary_folder_is_an_error_of_the_file(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    graph, plan = read_graph(tiny / "graph.json"), read_plan(tiny / "plan.json")
+    with pytest.raises(FileError, match="the ranks cannot be started") as caught:
+        run_plan("m.py:f", graph, plan, device="cpu")
+    assert caught.value.code == "E405"
+    assert "TMPDIR" in caught.value.message
 
 
 def test_a_damaged_checkpoint_is_an_error_of_the_file(tmp_path: Path) -> None:

@@ -101,8 +101,7 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
     times = None if recorder is None else recorder.times(executor.peak_bytes)
     return {
         "losses": losses, "step_s": executor.step_s, "peak_bytes": executor.peak_bytes,
-        "times": times,
-        "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
+        "times": times, "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
         "stopped_by": stop.name if stop is not None and stop.is_set else None,
     }  # fmt: skip
 

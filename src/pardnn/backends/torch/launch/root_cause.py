@@ -81,7 +81,9 @@ def _failed(
         # The rank that timed out is not the cause: the one that wrote nothing is.
         first = missed
         lines.insert(0, f"rank {first} ended before its work was done, and wrote no result.")
-    if f"rank {first}" not in lines[0].lower():
+    # What the user's code says may name any rank.
+    is_named = root["code"] != "E110" and f"rank {first}" in lines[0].lower()
+    if not is_named and not lines[0].startswith(f"rank {first}"):
         lines[0] = f"rank {first}: {lines[0]}"
     lines += _exit_line(first, failures)
     own = errors.get(first)
