@@ -35,6 +35,7 @@ def built(op: Op, arguments: Any) -> None:
         (X, {"initial": {"copy_of": "w"}}),
         (X, {"data": "AAAAAA==", "shard": {"of": "x", "box": [[0, 1]]}}),
         (LOSS, {"settings": {"a": 1}, "effects": [{"set": ["a", 1]}], "schedules": ["s"]}),
+        (LOSS, {"effects": [{"print": [[], " ", "", "stdout"], "unless": {"kept": "y"}}]}),
     ],
 )
 def test_arguments_of_a_capture_are_accepted(op: Op, arguments: Any) -> None:

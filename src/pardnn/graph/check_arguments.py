@@ -171,7 +171,8 @@ def _effects(op: Op, value: Any) -> str | None:
     for effect in cast("Sequence[Any]", value):
         found = cast("dict[str, Any]", effect) if isinstance(effect, dict) else {}
         contents = [found[key] for key in found if key in _EFFECTS]
-        if len(found) != 1 or not contents or not isinstance(contents[0], list | tuple):
+        is_one = len(contents) == 1 and found.keys() - _EFFECTS <= {"unless"}
+        if not is_one or not isinstance(contents[0], list | tuple):
             return f"holds {_text(effect)}, no effect of a step"
     return None
 

@@ -54,6 +54,20 @@ def test_conversions_in_c_are_followed() -> None:
     assert tell.__code__ is code
 
 
+def test_names_that_capture_makes_of_tensors_are_no_texts_of_the_step() -> None:
+    def tell(loss, model):
+        if loss < 2:  # the optimizer's state has parameters for keys
+            for parameter in model.parameters():
+                parameter.grad.mul_(0.5)
+            print(f"{loss:.1f}")
+
+    def make() -> Entry:
+        step, (model, _, *rest) = telling(tell)
+        return step, (model, torch.optim.Adam(model.parameters(), lr=0.1), *rest)
+
+    assert_as_eager(make, steps=3, sizes=(1,))
+
+
 def refused(tell: Callable[..., Any]) -> str:
     step, args = telling(tell)
     with pytest.raises(UnsupportedError) as caught:

@@ -112,7 +112,8 @@ def texts_marked(texts: Texts) -> Iterator[None]:
 
         def formatted(tensor: torch.Tensor, spec: str) -> str:
             is_plain = isinstance(tensor, torch.nn.Parameter) or tensor.dim()
-            if not isinstance(tensor, FakeTensor) or (spec and is_plain):
+            is_users = isinstance(tensor, FakeTensor) and not _is_own(sys._getframe(1))
+            if not is_users or (spec and is_plain):
                 return real_format(tensor, spec)
             return str(tensor) if is_plain else format(tensor.item(), spec)
 
