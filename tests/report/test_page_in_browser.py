@@ -19,6 +19,7 @@ from pardnn.api.report import report
 from pardnn.errors import printable
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
+from pardnn.plan.run_record import RankTimes, RunRecord, write_run
 from pardnn.report.page.html import page_html
 from testbed.families import training_step
 from tests.report.steps import HOSTILE, LAYERS, hostile_step, planned
@@ -147,7 +148,8 @@ def test_the_numbers_in_the_page_are_those_of_the_plan(opened, hostile):
     plan = planned(graph, memory="4KiB")
     page = opened(hostile)
     data = json.loads(page.text_content("#report"))
-    assert dict(zip(data["bars"]["name"], data["bars"]["device"], strict=True)) == plan.placement
+    placed = dict(zip(data["bars"]["name"], data["bars"]["device"], strict=True))
+    assert placed == {printable(name): device for name, device in plan.placement.items()}
     assert tuple(row["peak_bytes"] for row in data["devices"]) == plan.predicted.peak_bytes
     assert data["times"]["makespan_s"] == plan.predicted.makespan_s
     sent = sum(data["messages"]["bytes"])
@@ -223,6 +225,27 @@ def test_it_fits_and_can_be_read(opened, hostile, width, scheme):
     assert page.locator("main, header, nav").count() == 3
     colours = "getComputedStyle(document.body).backgroundColor"
     assert (page.evaluate(colours) == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_measured_times_beside_simulated_ones(opened, tmp_path):
+    graph = hostile_step()
+    plan = planned(graph)
+    ranks = tuple(
+        RankTimes(step_s=(2.0,), peak_bytes=1, op=row, seconds=(0.1,) * len(row),
+                  start_s=tuple(0.1 * i for i in range(len(row))))
+        for row in plan.order
+    )  # fmt: skip
+    write_run(RunRecord(ranks=ranks), tmp_path / "run.json")
+    path = tmp_path / "report.html"
+    page_text = page_html(report(graph, plan, run=tmp_path / "run.json"))
+    path.write_text(page_text, encoding="utf-8")
+    page = opened(path, fragment="#op=d2")
+    assert "100 ms" in page.inner_text("#op-detail")
+    page.select_option("#timeline-times", "measured")
+    assert page.inner_text("#timeline-state") == "Shows 0 s to 2 s of 2 s."
+    page.select_option("#timeline-times", "simulated")
+    assert "ms of " in page.inner_text("#timeline-state")
+    assert page.locator("#measured table").count() == 2
 
 
 def test_printed_and_without_scripts(opened, hostile):

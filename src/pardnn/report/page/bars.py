@@ -59,7 +59,7 @@ def runs_of(
     if len(track) <= MOST_BARS:
         return [np.array([i]) for i in range(len(track))]
     tracks = len(np.unique(track))
-    slices = max(LEAST_SLICES, MOST_BARS // (4 * max(tracks, 1)))
+    slices = max(LEAST_SLICES, MOST_BARS // (2 * max(tracks, 1)))
     number = np.minimum((start / max(end, 1e-300) * slices).astype(np.int64), slices - 1)
     order = np.lexsort((start, is_alone, key, number, track))
     rows = np.stack([track, number, key, is_alone.astype(np.int64)])[:, order]
@@ -101,8 +101,8 @@ def bars_of(found: Simulated, critical: Critical, causes: Causes, runs: Sequence
         runs: From `op_runs`.
     """
     line, ops = found.timeline, found.graph.ops
-    is_critical = critical.op_s > 0
-    longest = np.array([run[found.seconds[run].argmax()] for run in runs], dtype=np.int64)
+    is_critical, seconds = critical.op_s > 0, found.seconds
+    longest = np.array([run[seconds[run].argmax()] for run in runs], dtype=np.int64)
     start = np.array([line.start[run].min() for run in runs])
     finish = np.array([line.finish[run].max() for run in runs])
     shown = [ops[i] for i in longest.tolist()]

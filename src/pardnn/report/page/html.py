@@ -8,13 +8,14 @@ same report gives the same bytes.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from pardnn.errors import printable
 from pardnn.report.page.contents import KINDS, PHASES, Report
@@ -69,7 +70,7 @@ def page_html(report: Report) -> str:
 
 def data_text(report: Report) -> str:
     """Return a report as JSON that no browser takes for markup, whatever names it holds."""
-    data = _printable({"phases": PHASES, "kinds": KINDS, **dataclasses.asdict(report)})
+    data = _printable({"phases": PHASES, "kinds": KINDS, **_adapter().dump_python(report)})
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character, code in _ESCAPES.items():
         text = text.replace(character, code)
@@ -83,8 +84,15 @@ def _printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {_printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
+        if value and isinstance(value[0], int | float):  # a column of numbers, None among them
+            return value
         return [_printable(item) for item in value]
     return value
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Report]:
+    return TypeAdapter(Report)
 
 
 @functools.cache

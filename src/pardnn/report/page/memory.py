@@ -55,17 +55,24 @@ def gradients(graph: Graph) -> frozenset[int]:
     An update writes the storage in place; the tensors are owners of storages.
     """
     a = graph.arrays
-    number = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
-    owners, producer = a.tensor_owner.tolist(), a.tensor_op.tolist()
-    is_residual = (a.memory[a.tensor_op] == RESIDUAL).tolist()
+    is_residual = a.memory[a.tensor_op] == RESIDUAL
+    holds = is_residual[a.tensor_owner[a.input_tensor]]
+    consumer = np.repeat(np.arange(a.num_ops), np.diff(a.input_ptr))
     found: set[int] = set()
-    for op in graph.ops:
-        if any(is_residual[owners[number[name]]] for name in writes(op)):
-            read = {owners[number[name]] for name in op.inputs}
+    for number in np.unique(consumer[holds]).tolist():
+        op = graph.ops[number]
+        written = writes(op)
+        if not written:
+            continue
+        row = slice(a.input_ptr[number], a.input_ptr[number + 1])
+        owner = dict(zip(dict.fromkeys(op.inputs), a.tensor_owner[a.input_tensor[row]].tolist(),
+                         strict=True))  # fmt: skip
+        if any(is_residual[owner[name]] for name in written if name in owner):
             found |= {
-                owner
-                for owner in read
-                if not is_residual[owner] and graph.ops[producer[owner]].backward_of is not None
+                each
+                for each in owner.values()
+                if not is_residual[each]
+                and graph.ops[int(a.tensor_op[each])].backward_of is not None
             }
     return frozenset(found)
 

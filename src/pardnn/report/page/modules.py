@@ -75,9 +75,10 @@ def _numbered(graph: Graph) -> tuple[list[str], ndarray]:
     known = {op.module for op in graph.ops if op.module}
     rows: dict[str, int] = {}
     by_call = sorted(graph.ops, key=lambda op: op.is_source)  # in the order of calls
-    for op in by_call:
-        rows.setdefault(_module(op, known), len(rows))
-    number = [rows[_module(op, known)] for op in graph.ops]
+    of = {op.name: _module(op, known) for op in by_call}
+    for name in of.values():
+        rows.setdefault(name, len(rows))
+    number = [rows[of[op.name]] for op in graph.ops]
     return list(rows), np.array(number, dtype=np.int64)
 
 
