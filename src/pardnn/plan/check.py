@@ -93,7 +93,7 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
             and memory are not checked.
     """
     cluster = cluster or plan.cluster
-    if plan.graph_fingerprint not in (None, fingerprint(graph)):
+    if plan.graph_fingerprint is not None and plan.graph_fingerprint != fingerprint(graph):
         return ["graph_fingerprint: the plan was made for another graph"]
     problems: list[str] = []
     if not plan.keeps_bits:
