@@ -16,6 +16,7 @@ from pardnn.plan.check import capacities, check_plan
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.plan import Plan, called_once, plan_arrays, planned_graph
 from pardnn.plan.run_record import read_run
+from pardnn.planner.check_cut import check_cut
 from pardnn.planner.costs import costs_for, partitioned_costs
 from pardnn.planner.recomputed import costs_again
 from pardnn.report.page.contents import Report
@@ -52,6 +53,7 @@ def report(
         )
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
+    check_cut(graph, plan)
     record = None if run is None else read_run(run, plan)
     return report_of(simulated(graph, plan, costs), record)
 

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 import pardnn
+from pardnn.api.report import report
 from pardnn.api.simulate import plan_problems
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
-from pardnn.errors import PardnnError
+from pardnn.errors import InvalidPlanError, PardnnError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_from_json, plan_to_dict
@@ -319,3 +320,9 @@ def test_parallelize_proves_the_plan_that_it_is_given() -> None:
     plan = pardnn.plan(graph(), cluster, "contiguous", costs="v100", microbatches=2, reserve=0.0)
     with pytest.raises(PardnnError, match=r"op 'mm.*arguments.kwargs is .'alpha': 2."):
         pardnn.parallelize(function, *args, plan=spoilt(plan, accumulated))
+
+
+@pytest.mark.parametrize("tell", [pardnn.simulate, report])
+def test_nothing_is_told_of_a_plan_that_computes_something_else(tell: Any) -> None:
+    with pytest.raises(InvalidPlanError, match=r"op 'mul_.* is 0.75, derived is 0.5"):
+        tell(graph(), spoilt(planned("data-parallel"), scalar), costs="v100")
