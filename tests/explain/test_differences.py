@@ -80,6 +80,7 @@ def test_plans_of_different_graphs_are_matched_by_name():
         differences(graph, plans[0], graph, plans[1])
 
 
+@pytest.mark.jit
 def test_tensors_that_lie_otherwise_and_pieces():
     graph = hand_graphs.mlp(512, 512, 512, 512)
     cluster = pardnn.Cluster.uniform(2, memory="1GiB")

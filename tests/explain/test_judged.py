@@ -15,6 +15,7 @@ from pardnn.explain.moved import judged, moved, moves, plan_of
 from pardnn.explain.op import explain_device, explain_op
 from pardnn.explain.subjects import subject_of
 from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import stamped
 from testbed import hand_graphs
@@ -89,6 +90,7 @@ def test_half_a_layer_is_the_graph_with_that_layer_half_as_large():
     assert again.peak_bytes == peaks
 
 
+@pytest.mark.jit
 def test_a_limit_is_planned_anew_as_the_planner_does():
     graph = hand_graphs.mlp(64, 64, 64, 64)
     cluster = pardnn.Cluster.uniform(2, memory="100KiB")
@@ -132,6 +134,7 @@ def test_pieces_and_second_calls_move_as_well():
     assert all(each.fits for each in moves(case, subject_of(case, "h@1").ops))
 
 
+@pytest.mark.jit
 def test_other_cuts_are_planned():
     graph = hand_graphs.mlp(512, 512, 512, 512)
     cluster = pardnn.Cluster.uniform(2, memory="1GiB")
@@ -151,3 +154,32 @@ def test_costs_that_are_not_the_plans_are_told():
     assert not opened(graph, plan).notes
     assert opened(graph, plan).costs.source == "v100"
     assert "other costs (v100)" in opened(graph, plan, "k80").notes[0]
+
+
+@pytest.mark.jit
+def test_second_calls_move_with_their_op():
+    ops, names = [], ["x", *(f"f{i}" for i in range(1, 7))]
+    for name, before in zip(names, [None, *names], strict=False):
+        kind = "input" if before is None else "aten.mm.default"
+        ops.append(Op(name=name, kind=kind, inputs=(before,) if before else (),
+                      outputs=(Tensor(name=name, bytes=10),),
+                      seconds={"accelerator": 1.0}))  # fmt: skip
+    last = names[-1]
+    for i in range(6, 0, -1):
+        ops.append(Op(name=f"g{i}", kind="aten.mm.default", inputs=(last, f"{names[i - 1]}"),
+                      outputs=(Tensor(name=f"g{i}", bytes=10),),
+                      seconds={"accelerator": 1.0}))  # fmt: skip
+        last = f"g{i}"
+    graph = build_graph("chain", ops)
+    cluster = pardnn.Cluster.uniform(2, memory=50)
+    plan = pardnn.plan(graph, cluster, reserve=0.0, recompute=True, algorithm="heft")
+    case = opened(graph, plan)
+    again = plan.recompute[0].op
+    found = explain_op(case, subject_of(case, again))
+    assert [call.op for call in found.calls] == [again, f"{again}~2"]
+    for device in range(2):
+        judgement = judged(case, moved(case, subject_of(case, again).ops, device))
+        if judgement.makespan_s is not None:
+            edited = plan_of(case, judgement.plan, judgement.makespan_s)
+            assert plan_problems(graph, edited) == []
+            assert pardnn.simulate(graph, edited).makespan_s == judgement.makespan_s

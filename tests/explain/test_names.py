@@ -1,16 +1,22 @@
 """Layers of ops, and what a name means."""
 
 import dataclasses
+import io
 
 import pytest
+from rich.console import Console
 
 import pardnn
 from pardnn.errors import UsageError
+from pardnn.explain.ask import ask
 from pardnn.explain.case import opened
+from pardnn.explain.differences import differences
 from pardnn.explain.layers import block_of, is_within, layers_of, origin
 from pardnn.explain.subjects import layer_names, subject_of
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
+from pardnn.report.differences import diff_text
+from pardnn.report.explained_text import explained_text, printable
 from testbed import hand_graphs
 
 
@@ -104,3 +110,34 @@ def test_misspelt_names_get_suggestions(name, near):
 def test_what_is_like_nothing_is_refused(name):
     with pytest.raises(UsageError, match="E241"):
         subject_of(case(), name)
+
+
+@pytest.mark.parametrize("name", ["\x1b[31mred", "a\u2028b", "</script>", "line\nbreak"])
+def test_names_send_nothing_to_a_terminal(name):
+    ops = [
+        value("x", "input"),
+        dataclasses.replace(value(name, "aten.exp.default", "x", module=name), source=name),
+    ]
+    graph = build_graph("named", ops)
+    plans = [
+        pardnn.plan(graph, pardnn.Cluster.uniform(2), algorithm=each)
+        for each in ("single", "round-robin")
+    ]
+    shown = [explained_text(ask(graph, plans[0], name)), explained_text(ask(graph, plans[0], "0"))]
+    shown += [explained_text(ask(graph, plans[0], topic=t)) for t in ("memory", "time", "layers")]
+    shown.append(diff_text(differences(graph, plans[0], graph, plans[1])))
+    for each in shown:
+        out = Console(file=io.StringIO(), markup=False, width=200, record=True)
+        out.print(each)
+        text = out.export_text()
+        assert all(line.isprintable() for line in text.split("\n"))
+    plain = name if name.isprintable() else name.encode("unicode_escape").decode()
+    assert any(plain in printable(op.name) for op in graph.ops)
+
+
+def test_a_step_of_no_time_is_explained():
+    graph = build_graph("none", [value("w", "parameter"), value("s", "state")])
+    plan = pardnn.plan(graph, pardnn.Cluster.uniform(2), algorithm="round-robin")
+    for name, topic in (("w", None), ("1", None), (None, "time"), (None, "layers")):
+        assert explained_text(ask(graph, plan, name, topic=topic))
+    assert diff_text(differences(graph, plan, graph, plan))

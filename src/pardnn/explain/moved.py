@@ -159,5 +159,6 @@ def moves(case: Case, ops: Sequence[int]) -> tuple[Alternative, ...]:
         try:
             found.append(alternative(case, what, judged(case, moved(case, ops, device))))
         except PardnnError as error:
-            found.append(alternative(case, what, Judged(None, None, None, None, error.message)))
+            why = error.message.splitlines()[0]
+            found.append(alternative(case, what, Judged(None, None, None, None, why)))
     return tuple(found)

@@ -133,4 +133,5 @@ def critical_path(case: Case) -> tuple[PathShare, ...]:
     return tuple(
         PathShare(**who._asdict(), seconds=seconds, op=op, source=source)
         for who, seconds, op, source in total.largest()
+        if seconds > 0
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 
 from pardnn.report.explained import Alternative
-from pardnn.report.explained_text import ROWS, bytes_change_text, change_text
+from pardnn.report.explained_text import ROWS, bytes_change_text, change_text, printable
 from pardnn.report.results import STRICT
 from pardnn.report.text import bytes_text, seconds_text, table
 
@@ -113,6 +113,7 @@ class DiffResult:
 
 def diff_text(result: DiffResult) -> RenderableType:
     """Return how two plans differ, for people."""
+    result = printable(result)
     notes = [f"note: {note}" for note in result.notes]
     if result.same:
         return Group("same", *notes)

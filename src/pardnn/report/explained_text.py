@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.console import Group, RenderableType
 
@@ -19,8 +21,23 @@ LINKS = 8
 
 def explained_text(result: values.Explained) -> RenderableType:
     """Return what `explain` found, for people."""
+    result = printable(result)
     lines = _LINES[type(result)](result)
     return Group(*lines, *(f"note: {note}" for note in result.notes))
+
+
+def printable(value: Any) -> Any:
+    """Return a result with what no name should send to a terminal written out: escapes, breaks."""
+    if isinstance(value, str):
+        return value if value.isprintable() else value.encode("unicode_escape").decode()
+    if isinstance(value, tuple):
+        return tuple(map(printable, value))
+    if isinstance(value, dict):
+        return {printable(key): printable(each) for key, each in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value) if field.init)
+        return dataclasses.replace(value, **{n: printable(getattr(value, n)) for n in fields})
+    return value
 
 
 def change_text(seconds: float | None, of: float) -> str:
