@@ -98,9 +98,11 @@ def rows_of(case: Case, seconds: float, workers: int) -> Iterator[str]:
             start = None if own is None else (own[0], schedule.stage)
             found = solved(nodes, limit, start=start, seconds=seconds, workers=workers)
             cells += [_percent(found.seconds, case), _percent(found.bound, case)]
-            known = own is not None and found.seconds is not None
-            above = (case.total + own[1].seconds) / (case.total + found.seconds) if known else None
-            cells += ["" if above is None else f"{above - 1:+.2%}"]
+            above = ""
+            if own is not None and found.seconds is not None:
+                more = (case.total + own[1].seconds) / (case.total + found.seconds) - 1
+                above = f"{more:+.2%}"
+            cells.append(above)
         yield "| " + " | ".join(cells) + " |"
 
 

@@ -13,6 +13,9 @@ ICML 2023) for at most two calls of an op, less the start of the second interval
 where it is first read.
 """
 
+# Kernels: an element of an array is a number, which pyright cannot see.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 from typing import NamedTuple
