@@ -22,6 +22,7 @@ WRITTEN_S = 0.7
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The system's temporary folder, of ranks too."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(flight_record, "EVERY_S", 0.0)
     monkeypatch.delenv(flight_record.VARIABLE, raising=False)
     return tmp_path
 
@@ -71,6 +72,13 @@ def test_a_run_that_ends_well_leaves_nothing(temporary: Path) -> None:
     assert [outcome.status for outcome in outcomes] == [0, 0]
     assert "in step 1" in seen.read_text()
     assert [path.name for path in temporary.iterdir()] == ["seen"]
+
+
+def test_a_record_is_written_seldom(tmp_path: Path) -> None:
+    record = FlightRecord(tmp_path, 0)
+    assert record.is_due
+    record.write(["now"])
+    assert not record.is_due
 
 
 def test_the_newest_folders_stay(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:

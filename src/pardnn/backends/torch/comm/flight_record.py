@@ -1,8 +1,8 @@
 """The flight record: what each rank did last, on disk after a run that ended badly.
 
 Problem: a rank that hangs or was killed cannot tell what it was doing. Idea: each rank keeps one
-short text file in a folder of its run. The thread that looks for failures writes it anew four times
-a second, so steps pay nothing, and the record of a rank that is killed is at most that old. A run
+short text file in a folder of its run. The thread that looks for failures writes it anew once a
+second, in a millisecond, so that the record of a rank that is killed is at most that old. A run
 that ends well removes its folder; of the others, the newest `KEPT` of this user stay.
 """
 
@@ -26,6 +26,8 @@ PREFIX = "pardnn-flight-"
 #: Names the folder to the ranks that a launcher starts.
 VARIABLE = "PARDNN_FLIGHT_FOLDER"
 KEPT = 10
+#: How often a record is written while nothing is wrong, seconds.
+EVERY_S = 1.0
 MAX_CHARACTERS = 1 << 16
 _MAX_FRAMES = 40
 
@@ -93,6 +95,12 @@ class FlightRecord:
         self._path = folder / f"rank-{rank}.txt"
         self._lock = threading.Lock()
         self._is_final = False
+        self._written = -EVERY_S
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the record is as old as it may be."""
+        return time.monotonic() - self._written >= EVERY_S
 
     def write(self, lines: Iterable[str], *, final: bool = False) -> None:
         """Replace the record; where it cannot be written, do without.
@@ -104,7 +112,7 @@ class FlightRecord:
         with self._lock:
             if self._is_final:
                 return
-            self._is_final = final
+            self._is_final, self._written = final, time.monotonic()
             temporary = self._path.with_suffix(".tmp")
             with contextlib.suppress(OSError):
                 temporary.write_text(self._text(lines), encoding="utf-8", errors="replace")

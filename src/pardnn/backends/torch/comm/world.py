@@ -111,7 +111,7 @@ class World:
     def _record(self, state: State, final: bool, error: PardnnError | None = None) -> None:
         """Write what this rank does into its flight record."""
         record = self._flight_record()
-        if record is None:
+        if record is None or not (final or record.is_due):
             return
         self.is_recorded = self.is_recorded or final
         lines = [state["text"]]
