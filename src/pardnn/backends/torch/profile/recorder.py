@@ -1,6 +1,6 @@
 """What a rank's actions take while it trains: a stamp of the clock after each, medians at the end.
 
-A stamp takes about 0.1 us, an action with its op seldom less than 10.
+Stamps and the row of a step take 0.5 us an action, an action with its op seldom less than 25.
 """
 
 from __future__ import annotations
