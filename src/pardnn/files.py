@@ -11,9 +11,11 @@ import errno
 import fcntl
 import functools
 import gzip
+import hashlib
 import io
 import json
 import os
+import re
 import stat
 import tempfile
 import time
@@ -23,12 +25,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import SchemaValidator
 
 from pardnn.errors import FileError, MismatchError, shown
 
 #: A graph of a million ops takes about a quarter of this.
 MAX_BYTES = 1 << 30
+#: What a packed file may unpack to: graphs take 17 to 21 times their packed size. A small file is
+#: small in memory too, where an element takes up to 40 times its bytes in the file.
+MAX_RATIO, SMALL_BYTES = 100, 4 << 20
+#: Of one file: a graph of the largest size has 25 bytes to an element.
+MAX_ELEMENTS = 50_000_000
 MAX_DEPTH = 64
+MAX_ERRORS = 1000
 MAX_DIGITS = 40
 #: How the names of files begin that are being written.
 TEMPORARY = ".pardnn-"
@@ -49,19 +58,21 @@ def read_bytes(path: str | Path) -> bytes:
     path = Path(path)
     try:
         with path.open("rb") as raw:
-            stream = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
-            is_too_large = os.fstat(raw.fileno()).st_size > MAX_BYTES
-            content = b"" if is_too_large else _content(stream)
+            size, limit, stream = os.fstat(raw.fileno()).st_size, MAX_BYTES, raw
+            if path.suffix == ".gz":
+                limit = min(limit, SMALL_BYTES + MAX_RATIO * size)
+                stream = gzip.GzipFile(fileobj=raw)
+            content = b"" if size > limit else _content(stream, limit)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise FileError(f"cannot read {_reason(path, error)}", code="E403") from error
-    if is_too_large or len(content) > MAX_BYTES:
-        raise FileError(f"{shown(str(path))} holds more than {MAX_BYTES} bytes", code="E404")
+    if size > limit or len(content) > limit:
+        raise FileError(f"{shown(str(path))} holds more than {limit} bytes", code="E404")
     return content
 
 
-def _content(stream: io.BufferedIOBase) -> bytes:
-    """Return what is left of a stream, and no more than one byte above `MAX_BYTES`."""
-    parts, left = [], MAX_BYTES + 1
+def _content(stream: io.BufferedIOBase, limit: int) -> bytes:
+    """Return what is left of a stream, and no more than one byte above a limit."""
+    parts, left = [], limit + 1
     # Not at once: `read(n)` takes memory for n bytes, which a rank's limit may not allow.
     while left and (part := stream.read(min(left, 1 << 20))):
         parts.append(part)
@@ -246,6 +257,8 @@ def parse_json(content: bytes, what: str) -> Any:
     try:
         if content.count(b"[") + content.count(b"{") > MAX_DEPTH < _depth(content):
             raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+        if content.count(b",") > MAX_ELEMENTS:
+            raise ValueError(f"it has more than {MAX_ELEMENTS} elements")
         is_large = _may_be_large(content)
         return json.loads(
             content.decode("utf-8"),
@@ -276,8 +289,13 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
     try:
         return _adapter(kind).validate_json(content)
     except ValidationError as error:
+        if error.error_count() > MAX_ERRORS:  # each one told takes a kilobyte
+            reason = f"{what}: {error.error_count()} values have the wrong type"
+            raise FileError(reason, code="E407", details={"path": "$"}) from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = "$" + "".join(_step(part) for part in first["loc"])
+        if place == "$.checksum":
+            raise damaged(what) from None
         raise FileError(
             f"{what}: {place}: {first['msg']}", code="E407", details={"path": place}
         ) from error
@@ -285,7 +303,50 @@ def parse_as(kind: type[T], content: bytes, what: str) -> T:
 
 @functools.cache
 def _adapter(kind: type[T]) -> Any:
-    return TypeAdapter(kind)
+    return SchemaValidator(_fail_fast(TypeAdapter(kind).core_schema))
+
+
+def _fail_fast(schema: Any) -> Any:
+    """Return a schema whose lists stop at their first error; objects are as small as their keys."""
+    if isinstance(schema, dict):
+        found = {key: _fail_fast(value) for key, value in schema.items()}
+        return found | {"fail_fast": True} if found.get("type") in ("list", "tuple") else found
+    return [_fail_fast(item) for item in schema] if isinstance(schema, list) else schema
+
+
+_CHECKSUM = re.compile(rb',\n "checksum": "([0-9a-f]{64})"\}\n\Z')
+
+
+def with_checksum(content: bytes) -> bytes:
+    """Return the content of a file, from `dump_json`, with SHA-256 of itself as its last field."""
+    digest = hashlib.sha256(content).hexdigest()
+    return content.removesuffix(b"}\n") + f',\n "checksum": "{digest}"}}\n'.encode()
+
+
+def without_checksum(content: bytes, what: str) -> bytes:
+    """Return the content of a file without the field that `with_checksum` adds, if it is there.
+
+    A file written by hand has none. One that was edited, or laid out anew, must lose it.
+
+    Raises:
+        FileError: E408, if the content is another than what was written.
+    """
+    found = _CHECKSUM.search(content, max(0, len(content) - 100))
+    if found is None:
+        return content
+    content = content[: found.start()] + b"}\n"
+    if hashlib.sha256(content).hexdigest().encode() != found[1]:
+        raise damaged(what)
+    return content
+
+
+def damaged(what: str) -> FileError:
+    """Return the error for a file whose checksum is not that of its content."""
+    return FileError(
+        f"{what} is damaged: its content does not match its checksum.\n"
+        "If it was edited or laid out anew on purpose, delete the field `checksum`.",
+        code="E408",
+    )
 
 
 def _step(part: int | str) -> str:

@@ -27,6 +27,8 @@ from pardnn.report.text import bytes_text
 from pardnn.sim.shared_cores import Host, simulated_step
 from pardnn.units import MAX_WAIT_SECONDS
 
+#: Of one machine: each takes some 300 MB before it has a tensor.
+MAX_RANKS = 128
 #: By the dtype of the loss: what sharding a sum may change of it, relative.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4}
 #: In every other dtype (half precision).
@@ -70,6 +72,7 @@ def run_target(
     entry = load_entry_point(target)
     entry.factory(batch_size)  # wrong arguments are refused before anything is read
     plan = None if plan_file is None else read_plan(plan_file)
+    _check_ranks(cluster.num_devices if plan is None and cluster else plan.num_devices)
     graph, _ = captured(entry, batch_size)
     if plan is None:
         assert cluster is not None
@@ -91,6 +94,19 @@ def run_target(
         on_signal=on_signal,
         record=record,
     )
+
+
+def _check_ranks(num_devices: int) -> None:
+    """Raise if so many processes would be too many for this machine.
+
+    Raises:
+        UsageError: E201.
+    """
+    if num_devices > MAX_RANKS:
+        raise UsageError(
+            f"run starts a process for each of {num_devices} devices; at most {MAX_RANKS} are "
+            "started on one machine.\nPlan for fewer devices, or run under torchrun on several."
+        )
 
 
 def run_checked(

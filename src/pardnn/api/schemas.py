@@ -50,4 +50,8 @@ _VALUES: dict[str, Any] = {
 
 def json_schemas() -> dict[str, Any]:
     """Return the schemas by format name or command."""
-    return {name: TypeAdapter(kind).json_schema() for name, kind in _VALUES.items()}
+    found = {name: TypeAdapter(kind).json_schema() for name, kind in _VALUES.items()}
+    for kind in (GraphFile, Cluster):  # of the content, so no value holds it
+        checksum = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+        found[kind.format]["properties"]["checksum"] = checksum
+    return found

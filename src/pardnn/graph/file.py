@@ -57,7 +57,8 @@ def op_to_dict(value: Op | Tensor) -> dict[str, Any]:
 def graph_to_json(graph: Graph) -> bytes:
     """Return the content of the graph's file."""
     ops = [op_to_dict(op) for op in graph.ops]
-    return files.dump_json({"format": GraphFile.format, "name": graph.name, "ops": ops})
+    content = files.dump_json({"format": GraphFile.format, "name": graph.name, "ops": ops})
+    return files.with_checksum(content)
 
 
 @collector_paused()
@@ -65,10 +66,10 @@ def graph_from_json(content: bytes, what: str = "graph") -> Graph:
     """Parse and check the content of a graph file.
 
     Raises:
-        FileError: E402, E406 or E407.
+        FileError: E402, E406 to E408.
         MismatchError: E502.
     """
-    parsed = files.parse_as(GraphFile, content, what)
+    parsed = files.parse_as(GraphFile, files.without_checksum(content, what), what)
     return build_graph(parsed.name, parsed.ops)
 
 

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from pardnn.cluster import Cluster
+from pardnn.cluster import MAX_DEVICES, Cluster
 from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
@@ -93,6 +93,8 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
             and memory are not checked.
     """
     cluster = cluster or plan.cluster
+    if plan.num_devices > MAX_DEVICES:
+        return [f"order has {plan.num_devices} devices; at most {MAX_DEVICES} are possible"]
     if plan.graph_fingerprint is not None and plan.graph_fingerprint != fingerprint(graph):
         return ["graph_fingerprint: the plan was made for another graph"]
     problems: list[str] = []
