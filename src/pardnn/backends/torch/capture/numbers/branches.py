@@ -3,12 +3,14 @@
 Problem: Python asks for the truth of a tensor, and nothing tells which code depends on the answer.
 
 Idea: the instruction that asks has a position in the source, and so has the `if` statement around
-it. One of its two ways must do nothing:
+it. One of its two ways does nothing:
 
     if torch.isfinite(loss):          the body is what the condition decides over
         optimizer.step()
     if loss.isnan() or loss.isinf():  all that follows in the function, or in the loop
         return loss
+
+Or both do something, and are run one after the other.
 
 Complexity: one parse of the file for each function with an `if` that is asked.
 """
@@ -19,6 +21,7 @@ import ast
 import dis
 import functools
 import linecache
+import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -36,16 +39,31 @@ class Region(NamedTuple):
         begin: Line and column of the first statement.
         end: Of the end of the last one.
         outcomes: How each part of the condition comes out where the code runs, by its position.
+        other: Begin and end of what runs where it does not; None if that is nothing.
+        names: Local names that either binds, and that other code reads.
     """
 
     test: tuple[Position, Position]
     begin: Position
     end: Position
     outcomes: dict[Position, bool]
+    other: tuple[Position, Position] | None = None
+    names: frozenset[str] = frozenset()
 
     def holds(self, position: Position | None) -> bool:
         """Whether code at a position belongs to it; None is that of the instruction before."""
         return position is None or self.begin <= position < self.end
+
+
+def asking_frame() -> types.FrameType | None:
+    """Return the innermost frame of code that is neither this package's nor behind a symbol."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module != "torch" and module.partition(".")[0] != "pardnn":
+            return frame
+        frame = frame.f_back
+    return None
 
 
 def position_of(frame: types.FrameType) -> Position | None:
@@ -74,7 +92,7 @@ def _positions(code: types.CodeType) -> list[Position | None]:
 def region_of(frame: types.FrameType) -> Region | None:
     """Return what the `if` decides over by which a frame is about to jump; None if it is unclear.
 
-    That is where the two ways both do something, jump, or leave other local variables behind.
+    That is where the two ways jump, or where more than one condition leads to one.
     """
     function, at = _function(frame.f_code), tested_position(frame)
     if function is None or at is None:
@@ -127,6 +145,8 @@ def _region(
         return _checked(function, statement, statement.body, is_body=True)
     if _is_nothing(statement.body) and statement.orelse:
         return _checked(function, statement, statement.orelse, is_body=False)
+    if statement.orelse and not _jumps([*statement.body, *statement.orelse]):
+        return _checked(function, statement, statement.body, statement.orelse, is_body=True)
     if statement.orelse or not rest or len(statement.body) != 1:
         return None
     (jump,) = statement.body
@@ -142,21 +162,43 @@ def _region(
 
 
 def _checked(
-    function: ast.FunctionDef, statement: ast.If, code: Sequence[ast.stmt], *, is_body: bool
+    function: ast.FunctionDef,
+    statement: ast.If,
+    code: Sequence[ast.stmt],
+    other: Sequence[ast.stmt] = (),
+    *,
+    is_body: bool,
 ) -> Region | None:
-    """Return the region of some statements, if the two ways differ in nothing else."""
+    """Return the region of some statements, and of the others, if nothing else differs.
+
+    Args:
+        function: That holds the statement.
+        statement: The `if`.
+        code: What it decides over.
+        other: What runs where that does not.
+        is_body: Whether the code runs where the condition is true.
+    """
     outcomes: dict[Position, bool] = {}
     if _jumps(code) or not _conjunction(statement.test, is_body, outcomes):
         return None
-    begin, end = _span(code[0])[0], _end(code[-1])
+    spans = [(_span(each[0])[0], _end(each[-1])) for each in (code, other) if each]
     elsewhere = {
         node.id
         for node in ast.walk(function)
-        if isinstance(node, ast.Name) and not begin <= _span(node)[0] < end
+        if isinstance(node, ast.Name) and not any(b <= _span(node)[0] < e for b, e in spans)
     }
-    if _stored(code) & elsewhere:
+    names = _stored([*code, *other]) & elsewhere
+    # What follows in a function has no line after it, where a name could get its value.
+    if names and (code is not statement.body or names & _not_local(function)):
         return None
-    return Region(_span(statement.test), begin, end, outcomes)
+    rest = spans[1] if other else None
+    return Region(_span(statement.test), *spans[0], outcomes, rest, frozenset(names))
+
+
+def _not_local(function: ast.FunctionDef) -> set[str]:
+    """Return the names that a function declares as those of others."""
+    nodes = ast.walk(function)
+    return {name for n in nodes if isinstance(n, ast.Global | ast.Nonlocal) for name in n.names}
 
 
 def _conjunction(test: ast.expr, wanted: bool, outcomes: dict[Position, bool]) -> bool:

@@ -10,7 +10,9 @@ no random number. All of it is looked at, and the rest is refused by name. Such 
 conditions of its own.
 
 Where the code ends is seen by Python's tracing of lines, in the frame that asked and only
-meanwhile: what follows it may count and print, too.
+meanwhile: what follows it may count and print, too. Where an `else` does something, the frame goes
+there then, as a debugger may let it, and the same happens under the contrary condition. Local
+variables get the number of the way that is taken.
 
 Complexity: the time of the code in every step, and a copy of what it writes.
 """
@@ -23,7 +25,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,19 +33,27 @@ from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.branches import (
     Position,
     Region,
+    asking_frame,
     position_of,
     region_of,
     tested_position,
 )
 from pardnn.backends.torch.capture.numbers.effects import Effects
-from pardnn.backends.torch.capture.restore import Changed, changes, first_change, is_arithmetic
+from pardnn.backends.torch.capture.numbers.left_behind import (
+    Chosen,
+    changed_numbers,
+    chosen_locals,
+    first_set,
+    gradients,
+    reads,
+    values_in,
+)
+from pardnn.backends.torch.capture.restore import Changed, first_change
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing, record
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
+from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, choose, symbol
-from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
-
-_ITEM = "aten._local_scalar_dense.default"
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 
 
 @dataclass(repr=False)
@@ -63,6 +73,8 @@ class _Choice:
         thread: That asked.
         undoing: Keeps what the code writes, from its first call on.
         is_left: Whether the frame is left by an exception, as far as is known.
+        locals: Values of the region's names before it, or after the other way.
+        is_other: Whether it runs where other code does not.
     """
 
     frame: types.FrameType
@@ -77,29 +89,13 @@ class _Choice:
     thread: int = field(default_factory=threading.get_ident)
     undoing: Undoing | None = None
     is_left: bool = False
+    locals: dict[str, Any] = field(default_factory=dict)
+    is_other: bool = False
 
     def tests(self, position: Position) -> bool:
         """Whether the condition is still being evaluated, at a position within it."""
         begin, end = self.region.test
         return self.undoing is None and begin <= position < end
-
-
-class _Chosen(NamedTuple):
-    """Code that was chosen, and has ended.
-
-    Attributes:
-        calls: Of the code.
-        made: Those that select.
-        undone: The storages that it writes.
-        told: What it tells.
-        line: "file.py:line" of the condition.
-    """
-
-    calls: set[Call]
-    made: set[Call]
-    undone: set[Storage | None]
-    told: list[dict[str, Any]]
-    line: str | None
 
 
 class Choices:
@@ -121,9 +117,11 @@ class Choices:
         self._effects, self._schedules = effects, schedules
         # Those whose code is running, the innermost last.
         self._open: list[_Choice] = []
-        self._chosen: list[_Chosen] = []
+        self._chosen: list[Chosen] = []
         self._saved: set[Call] = set()  # copies of what is written, of code around it, too
         self._traced: Any = None
+        self._selecting: set[Call] = set()  # local variables
+        self._values: dict[str, Any] = {}  # of local variables, for the line about to run
 
     def __enter__(self) -> Choices:
         """Answer questions from now on."""
@@ -145,7 +143,7 @@ class Choices:
         Args:
             node: Of the condition.
         """
-        frame = _asking_frame()
+        frame = asking_frame()
         at = None if frame is None else tested_position(frame)
         last = self._open[-1] if self._open else None
         is_part = last is not None and frame is last.frame and at is not None and last.tests(at)
@@ -174,17 +172,28 @@ class Choices:
             skips = record(tracer, "logical_or", self._open[-1].skips, skips)
         if is_part:
             self._forget()
-        objects = self._look()
-        told = len(self._effects.noted), len(self._schedules)
         if not self._open:
             self._traced = sys.gettrace()
-        self._open.append(_Choice(
-            frame, region, tracer.locator.line(), skips, objects, _gradients(objects),
-            told, frame.f_trace, len(tracer.calls),
-        ))  # fmt: skip
+        self._add(frame, region, tracer.locator.line(), skips)
+
+    def _add(self, frame: Any, region: Region, line: str | None, skips: torch.Tensor) -> _Choice:
+        """Open a choice whose code is about to run."""
+        tracer, objects = self._tracer, self._look()
+        told = len(self._effects.noted), len(self._schedules)
+        choice = _Choice(
+            frame, region, line, skips, objects, gradients(objects), told, frame.f_trace,
+            len(tracer.calls), locals=self._locals(frame, region),
+        )  # fmt: skip
+        self._open.append(choice)
         tracer.before_call = self._settle
         frame.f_trace = self._trace_line
         sys.settrace(_trace_no_call)
+        return choice
+
+    def _locals(self, frame: Any, region: Region) -> dict[str, Any]:
+        """Return the values of the local variables that a region binds."""
+        held = frame.f_locals | self._values if region.names else {}
+        return {name: held[name] for name in sorted(region.names) if name in held}
 
     def _trace_line(self, frame: Any, event: str, _given: Any) -> Any:
         """Look at each line of a frame that asked whether the code has ended."""
@@ -192,7 +201,10 @@ class Choices:
         for choice in mine:
             choice.is_left = event == "exception"
         if event == "line" and mine:
-            self._settle()
+            self._settle(frame)
+            if self._values:  # to look at the frame's variables again would undo that
+                frame.f_locals.update(self._values)
+                self._values = {}
         elif event == "return" and mine and not mine[0].is_left:
             while any(choice in self._open for choice in mine):
                 self._end()
@@ -204,15 +216,19 @@ class Choices:
         if node.tensor is not None:
             found = record(tracer, "ne.Scalar", node.tensor, 0)
             return record(tracer, "view", found, []) if found.dim() else found
-        tracer.permitted_reads.update(_reads(node))
+        tracer.permitted_reads.update(reads(node))
         truth = node if node.kind is bool else None
         if truth is None:
             value = tracer.scalars.scalar_call("bool", [node.operand], bool)
             truth = HostNode(tracer.scalars, value, bool)
         return record(tracer, "scalar_tensor", symbol(truth), dtype=torch.bool)
 
-    def _settle(self) -> None:
-        """Begin to keep what is written where code begins, and end where it ends."""
+    def _settle(self, frame: types.FrameType | None = None) -> None:
+        """Begin to keep what is written where code begins, and end where it ends.
+
+        Args:
+            frame: The one that is about to run another line; None at any other time.
+        """
         while self._open:
             choice = self._open[-1]
             # Where an `if` takes the truth of a tensor, that is a call, too.
@@ -222,7 +238,9 @@ class Choices:
             if _is_running(choice) and choice.region.holds(at):
                 self._begin(choice)
                 return
-            self._end()
+            self._end(frame)
+            if self._open and self._open[-1].is_other and self._open[-1].undoing is None:
+                return
 
     def _begin(self, choice: _Choice) -> None:
         if choice.undoing is None:
@@ -245,9 +263,13 @@ class Choices:
             raise unsupported.choice(choice.line, "writes into part of a tensor")
         return record(tracer, "as_strided", tensor, list(shape), list(strides), offset)
 
-    def _end(self) -> None:
+    def _end(self, frame: types.FrameType | None = None) -> None:
         """Undo, under the condition, what the code has written; check that it did nothing else."""
-        tracer, effects = self._tracer, self._effects
+        tracer, effects, region = self._tracer, self._effects, self._open[-1].region
+        if (region.other or region.names) and frame is not self._open[-1].frame:
+            raise unsupported.choice(
+                self._open[-1].line, "ends its function: a `return` behind it lets it be followed"
+            )
         choice = self._forget()
         end = len(tracer.calls)
         calls = {*tracer.calls[choice.start : end]}
@@ -256,9 +278,10 @@ class Choices:
         if len(self._schedules) > choice.told[1]:
             raise unsupported.choice(choice.line, "steps a schedule")
         told = effects.noted[choice.told[0] :]
-        changed = _changed_numbers(choice.objects.contents)
+        changed = changed_numbers(choice.objects.contents)
         is_kept = choice.undoing is not None and (choice.undoing.kept or self._is_first)
-        if not (is_kept or told or changed):
+        is_alone = not (region.other or region.names or choice.is_other)
+        if is_alone and not (is_kept or told or changed):
             raise unsupported.choice(choice.line, "writes no tensor that was there before")
         for effect in told:
             effects.tell_unless(effect, choice.skips)
@@ -270,7 +293,34 @@ class Choices:
         undone = {tracer.aliases.value(tensor).storage for tensor, _ in kept}
         self._saved |= {tracer.aliases.value(old).call for _, old in kept}
         made = {*tracer.calls[choice.start :]} - calls
-        self._chosen.append(_Chosen(calls, made, undone, told, choice.line))
+        self._chosen.append(Chosen(calls, made, undone, told, choice.line))
+        now = self._locals(choice.frame, region)
+        if region.other is not None:
+            self._turn(choice, region.other, now)
+        elif region.names:
+            number, before = functools.partial(tracer.number_of, choice.skips), len(tracer.calls)
+            self._values |= chosen_locals(choice.locals, now, number, choice.line)
+            self._selecting |= {*tracer.calls[before:]}
+
+    def _turn(self, choice: _Choice, other: tuple[Position, Position], now: dict[str, Any]) -> None:
+        """Go to the other way of a condition whose first way has run.
+
+        Args:
+            choice: The first way.
+            other: Begin and end of the other.
+            now: Local variables after the first.
+        """
+        skips = record(self._tracer, "logical_not", choice.skips)
+        if self._open:
+            skips = record(self._tracer, "logical_or", self._open[-1].skips, skips)
+        region = Region(((0, 0), (0, 0)), *other, {}, None, choice.region.names)
+        turned = self._add(choice.frame, region, choice.line, skips)
+        turned.locals, turned.is_other = now, True
+        self._values |= choice.locals
+        try:
+            turned.frame.f_lineno = other[0][0]
+        except ValueError as error:
+            raise unsupported.choice(choice.line, "cannot be left for its other way") from error
 
     def _choose_numbers(self, choice: _Choice, changed: Iterable[Changed]) -> None:
         """Let numbers that the code has changed be chosen between what they were and are."""
@@ -284,12 +334,12 @@ class Choices:
     def _check_objects(self, choice: _Choice) -> None:
         contents = choice.objects.contents
         if self._is_first:
-            changed = _first_set(choice.objects)
+            changed = first_set(choice.objects)
         else:
-            changed = first_change(contents, {id(each.now) for each in _changed_numbers(contents)})
+            changed = first_change(contents, {id(each.now) for each in changed_numbers(contents)})
         if changed is not None:
             raise unsupported.choice(choice.line, f"changes {changed!r}")
-        now = _gradients(choice.objects)
+        now = gradients(choice.objects)
         for before, after in zip(choice.gradients, now, strict=True):
             if before is not None and before is not after:
                 raise unsupported.choice(choice.line, "drops or replaces a gradient")
@@ -316,7 +366,8 @@ class Choices:
         """
         for chosen in self._chosen:
             used = {value for value in results if value is not None}
-            apart = chosen.calls | chosen.made | {value.call for value in _values_in(chosen.told)}
+            apart = chosen.calls | chosen.made | {value.call for value in values_in(chosen.told)}
+            apart |= self._selecting
             for call in self._tracer.calls:
                 if call not in apart:
                     used.update(call.inputs)
@@ -330,48 +381,6 @@ def _trace_no_call(_frame: Any, _event: str, _given: Any) -> None:
     """Trace the lines of no further frame."""
 
 
-def _changed_numbers(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
-    """Return the changes of numbers that stay numbers."""
-    return [each for each in changes(contents).values() if is_arithmetic(each)]
-
-
-def _first_set(objects: ObjectGraph) -> str | None:
-    """Return the name of a plain value that is no number and has changed; of no optimizer's."""
-    bound = [e.name for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
-    prefixes = tuple(f"{name}." for name in bound)
-    for name, change in changes(objects.contents).items():
-        is_plain = isinstance(change.now, PLAIN) and change.slot is not None
-        if is_plain and not is_arithmetic(change) and not name.startswith(prefixes):
-            return name
-    return None
-
-
-def _values_in(data: Any) -> set[Value]:
-    """Return the values of the trace in what a step tells."""
-    if isinstance(data, dict):
-        data = [*data.values()]
-    if isinstance(data, list):
-        return {value for item in data for value in _values_in(item)}
-    return {data} if isinstance(data, Value) else set()
-
-
-def _gradients(objects: ObjectGraph) -> list[torch.Tensor | None]:
-    leaves = (entry.value for entry in objects.tensors if entry.value.requires_grad)
-    return [tensor.grad if tensor.is_leaf else None for tensor in leaves]
-
-
-def _reads(node: HostNode) -> set[Call]:
-    """Return the calls of `.item()` behind a number."""
-    found: set[Call] = set()
-    stack = [node]
-    while stack:
-        at = stack.pop()
-        stack += at.parents
-        if isinstance(at.value, Value) and at.value.call.kind == _ITEM:
-            found.add(at.value.call)
-    return found
-
-
 def _is_running(choice: _Choice) -> bool:
     """Whether the function that asked has not returned."""
     if threading.get_ident() != choice.thread:
@@ -380,14 +389,3 @@ def _is_running(choice: _Choice) -> bool:
     while frame is not None and frame is not choice.frame:
         frame = frame.f_back
     return frame is not None
-
-
-def _asking_frame() -> types.FrameType | None:
-    """Return the innermost frame of code that is neither this package's nor behind a symbol."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module != "torch" and module.partition(".")[0] != "pardnn":
-            return frame
-        frame = frame.f_back
-    return None
