@@ -38,6 +38,15 @@ def test_a_name_that_is_gone_is_noticed() -> None:
     assert missing_names(text) == gone
 
 
+def test_every_error_code_has_a_section() -> None:
+    source = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")
+    )
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^### (E\d{3}): ", page, flags=re.M)
+    assert sections == sorted(set(re.findall(r'"(E\d{3})"', source)))
+
+
 def missing_names(text: str) -> list[str]:
     """Return the paths in code marks and the dotted names that lead nowhere."""
     bases = ROOT, ROOT / "src" / "pardnn"
