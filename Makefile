@@ -20,6 +20,7 @@
 #   make fuzz      10 minutes of damaged files of every kind, through every command that reads them
 #   make plan-mutants   files of cut plans changed in one place: 400 that are accepted change no bit
 #   make mutants   400 small faults planted one by one: which of them no test finds (an hour)
+#   make site      the documentation as pages that open from disk, in site/
 #   make coverage  as `shapes`, and the lines that no test runs
 
 VENV ?= .venv
@@ -28,7 +29,7 @@ STAMP = $(VENV)/.installed
 PYTHON_CANDIDATES = $(PYTHON) python3.11 python3.12 python3.13 python3
 
 .PHONY: test demo bench lint format kernels shapes coverage jit torch ranks rest long clean kills \
-	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz
+	kill kill-matrix soak resume-matrix two-nodes browser mutants plan-mutants fuzz site
 
 TWO_AT_A_TIME = -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 
@@ -130,11 +131,15 @@ mutants: $(STAMP)
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Strict: a broken link fails it. (With --quiet nothing would.)
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -d site
+
 # About 6 minutes on one core. Others: python -m bench NAME (bench/__main__.py lists them).
 bench: $(STAMP)
 	$(BIN)/python -m bench
 
 clean:
-	rm -rf $(VENV) build dist demo .*.log .coverage* .hypothesis .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist demo site .*.log .coverage* .hypothesis .pytest_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info

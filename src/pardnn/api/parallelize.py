@@ -43,7 +43,7 @@ def parallelize(
     """Return the step as an object that runs it on all ranks of `torchrun`.
 
     With a step alone, as a decorator is used, its arguments are those of the first call, and every
-    call takes all of them, models and optimizers too::
+    call takes all of them, models and optimizers too:
 
         @pardnn.parallelize
         def step(model, optimizer, x, y): ...
