@@ -39,9 +39,7 @@ def test_a_name_that_is_gone_is_noticed() -> None:
 
 
 def test_every_error_code_has_a_section() -> None:
-    source = "".join(
-        path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")
-    )
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     sections = re.findall(r"^### (E\d{3}): ", page, flags=re.M)
     assert sections == sorted(set(re.findall(r'"(E\d{3})"', source)))
