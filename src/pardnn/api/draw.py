@@ -53,10 +53,9 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
         target = plan.cluster.devices[device]
         tracks.append(Track(target.name, bars, times.tolist(), held.tolist(), target.memory))
     title = (
-        f"{graph.name} by {plan.algorithm} on {cluster_text(plan.cluster)}: "
-        f"{seconds_text(timeline.makespan)} a step (simulated)"
+        f"{graph.name} by {plan.algorithm}: {seconds_text(timeline.makespan)} a step (simulated)"
     )
-    return plan_svg(title, tracks, timeline.makespan)
+    return plan_svg(title, f"on {cluster_text(plan.cluster)}", tracks, timeline.makespan)
 
 
 def phases(graph: Graph) -> list[str]:
