@@ -72,7 +72,9 @@ def run_target(
     entry = load_entry_point(target)
     entry.factory(batch_size)  # wrong arguments are refused before anything is read
     plan = None if plan_file is None else read_plan(plan_file)
-    _check_ranks(cluster.num_devices if plan is None and cluster else plan.num_devices)
+    devices = cluster if plan is None else plan
+    assert devices is not None
+    _check_ranks(devices.num_devices)
     graph, _ = captured(entry, batch_size)
     if plan is None:
         assert cluster is not None

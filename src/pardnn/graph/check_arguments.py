@@ -55,7 +55,9 @@ def _args(op: Op, value: Any) -> str | None:
 
 
 def _kwargs(op: Op, value: Any) -> str | None:
-    return _args(op, list(value.values())) if isinstance(value, dict) else "is no object"
+    if not isinstance(value, dict):
+        return "is no object"
+    return _args(op, list(cast("dict[str, Any]", value).values()))
 
 
 def _literal_fault(value: Any, inputs: Collection[str]) -> str | None:
@@ -86,7 +88,10 @@ def _is_complex(value: Any) -> bool:
     if not isinstance(value, list | tuple):
         return False
     parts = cast("Sequence[Any]", value)
-    numbers = [p.get("float") if isinstance(p, dict) else p for p in cast("list[Any]", parts)]
+    numbers: list[Any] = [
+        cast("dict[str, Any]", part).get("float") if isinstance(part, dict) else part
+        for part in parts
+    ]
     return len(numbers) == 2 and all(
         n in _FLOATS or (isinstance(n, int | float) and not isinstance(n, bool)) for n in numbers
     )
@@ -154,7 +159,7 @@ def _data(op: Op, value: Any) -> str | None:
 
 def _shard(op: Op, value: Any) -> str | None:
     """Check which box of which tensor a source holds."""
-    found = cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+    found: Mapping[str, Any] = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     box: Any = found.get("box")
     is_box = isinstance(box, list | tuple) and all(
         isinstance(ends, list | tuple) and [type(e) for e in cast("list[Any]", ends)] == [int, int]
