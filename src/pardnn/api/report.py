@@ -1,11 +1,13 @@
-"""`pardnn report`: a plan as one page."""
+"""`pardnn report` and `pardnn export`: a plan as one page, and for other tools."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from pardnn.cluster import Cluster
 from pardnn.errors import UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
@@ -19,12 +21,22 @@ from pardnn.plan.run_record import read_run
 from pardnn.planner.check_cut import check_cut
 from pardnn.planner.costs import costs_for, partitioned_costs
 from pardnn.planner.recomputed import costs_again
+from pardnn.report.export.drawing import dot_text, drawing_of, mermaid_text
+from pardnn.report.export.trace import trace_json
 from pardnn.report.page.contents import Report
 from pardnn.report.page.report import report_of
 from pardnn.report.page.simulated import Simulated
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of, serial_seconds
+
+#: Formats that show times; a run can stand beside the plan in them.
+TRACES = ("chrome", "perfetto")
+_WRITERS: Mapping[str, Callable[[Simulated], str]] = {
+    "dot": lambda found: dot_text(drawing_of(found)),
+    "mermaid": lambda found: mermaid_text(drawing_of(found)),
+}
+FORMATS = (*TRACES, *_WRITERS)
 
 
 @collector_paused()
@@ -45,6 +57,72 @@ def report(
         FileError: E403 to E407, if the record cannot be read.
         UsageError: E212, if the plan names no cluster.
     """
+    found = timed(graph, plan, costs)
+    return report_of(found, None if run is None else read_run(run, plan))
+
+
+@collector_paused()
+def export(
+    graph: Graph,
+    plan: Plan,
+    to: str,
+    *,
+    run: str | Path | None = None,
+    costs: str | None = None,
+) -> bytes:
+    """Return a plan in the format of another tool.
+
+    Args:
+        graph: The graph that the plan is for.
+        plan: A valid plan that names its cluster.
+        to: One of `FORMATS`.
+        run: A record of a run of this plan; its times stand beside the predicted ones in a trace.
+        costs: As for `plan`.
+
+    Raises:
+        UsageError: E212, if the plan names no cluster; E243, if there is no such format, or it
+            shows no run.
+        MismatchError: E503, if the plan is for another graph, or the run of another plan.
+        InvalidPlanError: E410, if it is not valid.
+        FileError: E403 to E407, if the record cannot be read.
+    """
+    if to not in FORMATS:
+        raise UsageError(f"no format {to!r:.40}: export writes {', '.join(FORMATS)}", code="E243")
+    if run is not None and to not in TRACES:
+        raise UsageError(
+            f"{to} shows no times, so no run can stand beside the plan.\n"
+            f"Use --to {' or '.join(TRACES)}, or leave out --run.",
+            code="E243",
+        )
+    found = timed(graph, plan, costs)
+    if to in TRACES:
+        return trace_json(found, None if run is None else read_run(run, plan))
+    return _WRITERS[to](found).encode()
+
+
+def timed(graph: Graph, plan: Plan, costs: str | None = None) -> Simulated:
+    """Return a plan with its simulation, once it is proven.
+
+    Args:
+        graph: The graph that the plan is for.
+        plan: What may be invalid, or of another graph.
+        costs: As for `plan`.
+
+    Raises:
+        PardnnError: As `proven_cluster`.
+    """
+    proven_cluster(graph, plan)
+    return simulated(graph, plan, costs)
+
+
+def proven_cluster(graph: Graph, plan: Plan) -> Cluster:
+    """Return the cluster of a plan, once the plan is proven.
+
+    Raises:
+        MismatchError: E503, if the plan is for another graph.
+        InvalidPlanError: E410, if it is not valid.
+        UsageError: E212, if it names no cluster.
+    """
     if plan.cluster is None:
         raise UsageError(
             "the plan names no cluster, so its time is not defined.\n"
@@ -54,8 +132,7 @@ def report(
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
     check_cut(graph, plan)
-    record = None if run is None else read_run(run, plan)
-    return report_of(simulated(graph, plan, costs), record)
+    return plan.cluster
 
 
 def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:

@@ -123,6 +123,58 @@ def report(
     show(result, as_json, f"report written to {output}: open it in a browser")
 
 
+def export(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    output: opt.Output,
+    to: Annotated[
+        str,
+        typer.Option("--to", help="perfetto, chrome (times); dot, mermaid (layers and devices)."),
+    ],
+    run: Annotated[
+        Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")
+    ] = None,
+    costs: opt.CostChoice = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Write a plan in the format of another tool."""
+    from pardnn import files
+    from pardnn.api.report import export as export_plan
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import read_plan
+    from pardnn.report.export.result import ExportResult
+
+    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    content = export_plan(graph, plan, to, run=run, costs=costs)
+    files.write_bytes(output, content)
+    result = ExportResult(output=str(output), format=to, bytes=len(content))
+    show(result, as_json, f"{to} written to {output}")
+
+
+def draw(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    output: opt.Output,
+    costs: opt.CostChoice = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Draw what each device computes over time, and what it holds (SVG)."""
+    from pardnn import files
+    from pardnn.api.draw import draw_plan
+    from pardnn.api.report import proven_cluster
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import read_plan
+    from pardnn.planner.costs import costs_for
+    from pardnn.report.export.result import ExportResult
+
+    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    cluster = proven_cluster(graph, plan)
+    content = draw_plan(graph, plan, costs_for(graph, cluster, costs)).encode(errors="replace")
+    files.write_bytes(output, content)
+    result = ExportResult(output=str(output), format="svg", bytes=len(content))
+    show(result, as_json, f"picture written to {output}")
+
+
 def schema(
     name: Annotated[str | None, typer.Argument(help="Of one format or command; all if absent.")] = (
         None

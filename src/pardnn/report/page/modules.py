@@ -26,7 +26,7 @@ _CALLS = 4
 
 def module_rows(found: Simulated) -> tuple[ModuleRow, ...]:
     """Return the modules depth first, each with all that is below it; the first is the step."""
-    names, number = _numbered(found.graph)
+    names, number = numbered_modules(found.graph)
     tree, rows = _paths(names)
     sums = _Sums(found, number, len(names))
     words = _layouts(found.whole, found.plan)
@@ -70,8 +70,8 @@ def _used(seconds: ndarray) -> dict[int, float]:
     return {i: float(seconds[i]) for i in np.flatnonzero(seconds).tolist()}
 
 
-def _numbered(graph: Graph) -> tuple[list[str], ndarray]:
-    """Return the modules, and the number of each op's."""
+def numbered_modules(graph: Graph) -> tuple[list[str], ndarray]:
+    """Return the modules, and the number of each op's; sources are of the module that uses them."""
     known = {op.module for op in graph.ops if op.module}
     rows: dict[str, int] = {}
     by_call = sorted(graph.ops, key=lambda op: op.is_source)  # in the order of calls

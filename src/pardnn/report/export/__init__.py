@@ -1,0 +1,1 @@
+"""`pardnn export`: plans and runs in the formats of other tools."""
