@@ -19,10 +19,11 @@ def grouped_graph(seed: int, num_ops: int = 6) -> Graph:
             Tensor(name=f"t{i}.{j}", bytes=int(rng.integers(1, 10)))
             for j in range(1 if is_parameter else int(rng.choice([1, 1, 2])))
         ]
+        is_input = not reads and len(outputs) == 1
         ops.append(
             Op(
                 name=f"op{i}",
-                kind="parameter" if is_parameter else "aten.mm.default" if reads else "input",
+                kind="parameter" if is_parameter else "input" if is_input else "aten.mm.default",
                 inputs=tuple(sorted(reads)),
                 outputs=tuple(outputs),
                 memory="residual" if is_parameter else "normal",

@@ -153,7 +153,13 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     ),
     "half a buffer": (lambda p: changed(p, "b@0", reading_the_buffer), "is not complete"),
     "not joined": (
-        lambda p: changed(p, "h:b@0", lambda op: dataclasses.replace(op, inputs=op.inputs[:1])),
+        lambda p: changed(
+            p,
+            "h:b@0",
+            lambda op: dataclasses.replace(
+                op, inputs=op.inputs[:1], arguments={"args": [{"tensor": op.inputs[0]}, []]}
+            ),
+        ),
         "is received in place on device 0, but not joined",
     ),
     "addends": (

@@ -143,7 +143,8 @@ def broken(changed: str, **fields: Any) -> list[str]:
 
 def test_the_checker_finds_what_the_rewriting_got_wrong() -> None:
     assert broken("b~2") == []
-    assert "reads other tensors" in broken("b~2", inputs=("x", "w"))[0]
+    other = {"args": [{"tensor": "x"}, {"tensor": "w"}]}
+    assert "reads other tensors" in broken("b~2", inputs=("x", "w"), arguments=other)[0]
     assert "other arguments" in broken("b~2", arguments={"args": [{"tensor": "a~2"}, 3]})[0]
     assert "not the aten.mm.default" in broken("b~2", kind="aten.bmm.default")[0]
     assert "other tensors" in broken("b~2", outputs=(Tensor(name="b~2", bytes=9),))[0]

@@ -28,7 +28,7 @@ def test_levels_are_longest_paths(graph: Graph, seed: int) -> None:
 
 def test_the_slowest_link_is_that_of_two_devices() -> None:
     """Per field: of two links with 2 s and 1 byte/s, and 0.5 s and 8 bytes/s, 2 s and 1 byte/s."""
-    graph = build_graph("one", [Op(name="a", kind="input", seconds={"accelerator": 1.0})])
+    graph = build_graph("one", [Op(name="a", kind="op", seconds={"accelerator": 1.0})])
     machine = machine_for(graph, cluster_of(3, latency=0.5, bandwidth=8.0))
     assert slowest_link(machine) == (0.5, 1 / 8)
     latency, bandwidth = machine.latency.copy(), machine.bandwidth.copy()

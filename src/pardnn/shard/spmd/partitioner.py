@@ -89,7 +89,7 @@ def spmd_partition(
             loops={name: row for name, row in sharding.axes.items() if any(row)},
             in_turn=in_turn,
             reuse=reuse,
-            relay_axes=relay_axes,
+            relay_axes=emitter.relay_axes,
         ),
         notes=(
             *whole_state_notes(emitter),
