@@ -12,6 +12,8 @@ from pardnn.errors import UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.place.recipes.phases import phases_of
+from pardnn.place.recipes.pipeline import CutStep, rows_of_plan
+from pardnn.place.recipes.schedules import SCHEDULES, Rows, rows_csv
 from pardnn.place.recipes.stages import Stages
 from pardnn.place.recipes.units import units_of
 from pardnn.plan.check import capacities, check_plan
@@ -28,13 +30,14 @@ from pardnn.report.page.report import report_of
 from pardnn.report.page.simulated import Simulated
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
-from pardnn.sim.machine import machine_of, serial_seconds
+from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
 
 #: Formats that show times; a run can stand beside the plan in them.
 TRACES = ("chrome", "perfetto")
 _WRITERS: Mapping[str, Callable[[Simulated], str]] = {
     "dot": lambda found: dot_text(drawing_of(found)),
     "mermaid": lambda found: mermaid_text(drawing_of(found)),
+    "pp-csv": lambda found: rows_csv(_pipeline(found)),
 }
 FORMATS = (*TRACES, *_WRITERS)
 
@@ -81,7 +84,7 @@ def export(
 
     Raises:
         UsageError: E212, if the plan names no cluster; E243, if there is no such format, or it
-            shows no run.
+            shows no run; E244, if the plan is no pipeline, as `pp-csv` needs.
         MismatchError: E503, if the plan is for another graph, or the run of another plan.
         InvalidPlanError: E410, if it is not valid.
         FileError: E403 to E407, if the record cannot be read.
@@ -135,6 +138,30 @@ def proven_cluster(graph: Graph, plan: Plan) -> Cluster:
     return plan.cluster
 
 
+def _pipeline(found: Simulated) -> Rows:
+    """Return what each device of a pipeline does.
+
+    Raises:
+        UsageError: E244, if the plan is no pipeline.
+    """
+    plan = found.plan
+    name = plan.algorithm or "hand"
+    rows = None
+    if name in SCHEDULES and plan.partition is None:
+        batched = frozenset[str]() if plan.pieces is None else frozenset(plan.pieces.batch)
+        count = 1 if plan.pieces is None else len(plan.pieces.points) - 1
+        step = CutStep(found.whole, found.whole_seconds, found.graph, batched, count)
+        rows = rows_of_plan(step, found.machine, found.arrays, name)
+    if rows is None:
+        why = "was changed, or made with other --costs" if name in SCHEDULES else "is no pipeline"
+        raise UsageError(
+            f"the plan by {name:.40} {why}, so no schedule of stages says what it does.\n"
+            f"Make one: pardnn plan --microbatches N --algorithm {'|'.join(SCHEDULES)}.",
+            code="E244",
+        )
+    return rows
+
+
 def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
     """Return a plan with its simulation, and what each of its ops belongs to.
 
@@ -172,5 +199,6 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
         piece=np.full_like(units.piece, -1) if plan.pieces is None else units.piece,
         lower_bound_s=bound,
         serial_s=serial,
+        whole_seconds=fastest_seconds(on_whole),
         costs=costs.source,
     )

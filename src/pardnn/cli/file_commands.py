@@ -129,7 +129,7 @@ def export(
     output: opt.Output,
     to: Annotated[
         str,
-        typer.Option("--to", help="perfetto, chrome (times); dot, mermaid (layers and devices)."),
+        typer.Option("--to", help="perfetto, chrome, dot, mermaid, or pp-csv (of a pipeline)."),
     ],
     run: Annotated[
         Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")

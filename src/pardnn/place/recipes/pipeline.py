@@ -13,6 +13,8 @@ plan that fits is kept.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +32,9 @@ from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.recipes.phases import BACKWARD, FORWARD, SOURCE, WEIGHT, phases_of
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, Schedule, unit_times
-from pardnn.place.recipes.stages import stages_of
+from pardnn.place.recipes.stages import Stages, stages_of
 from pardnn.place.recipes.units import Units, units_of
+from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.sim.engine import run_lists
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
@@ -80,19 +83,11 @@ def place_pipeline(
     """
     schedule, devices = SCHEDULES[name], machine.num_devices
     rows = schedule.rows(devices, step.pieces)
-    count = devices * schedule.chunks
-    device_of = np.array([schedule.device_of(s, devices) for s in range(count)], dtype=np.int64)
+    device_of = _devices(schedule, devices)
     arrays = closed_arrays(step.cut)
     runs, overwrites = runnable(arrays, machine), first_overwrites(step.cut)
-    phases = phases_of(step.whole, step.batched)
-    seconds = np.where(np.isfinite(step.seconds), step.seconds, 0.0)
-    byte_seconds = slowest_link(machine)[1]
     best, shortest, missing = None, np.inf, np.inf
-    for memory, traffic in BALANCES:
-        stages = stages_of(
-            step.whole, phases, seconds, count, byte_seconds=traffic * byte_seconds, memory=memory
-        )
-        units = units_of(step.whole, step.cut, stages)
+    for units in staged(step, machine, name):
         place = legal_placement(arrays, runs, device_of[units.stage])
         rank = unit_ranks(arrays, units, schedule, rows)
         order = np.lexsort((inverse_permutation(arrays.topological), rank))
@@ -108,6 +103,60 @@ def place_pipeline(
         f"{name} in {step.pieces} pieces does not fit: a device would hold {missing} bytes more "
         "than it may.\nUse more microbatches, or auto, which looks for other orders."
     )
+
+
+def staged(step: CutStep, machine: Machine, name: str) -> Iterator[Units]:
+    """Yield what ops belong to, for each balance of a schedule's stages.
+
+    Args:
+        step: What is placed.
+        machine: Durations and links of the cut graph.
+        name: A key of `SCHEDULES`.
+    """
+    count = machine.num_devices * SCHEDULES[name].chunks
+    phases = phases_of(step.whole, step.batched)
+    seconds = np.where(np.isfinite(step.seconds), step.seconds, 0.0)
+    byte_seconds = slowest_link(machine)[1]
+    for memory, traffic in BALANCES:
+        stages = stages_of(
+            step.whole, phases, seconds, count, byte_seconds=traffic * byte_seconds, memory=memory
+        )
+        yield units_of(step.whole, step.cut, stages)
+
+
+def _devices(schedule: Schedule, devices: int) -> Int64[ndarray, " s"]:
+    """Return the device of each stage."""
+    stages = range(devices * schedule.chunks)
+    return np.array([schedule.device_of(s, devices) for s in stages], dtype=np.int64)
+
+
+def rows_of_plan(step: CutStep, machine: Machine, plan: PlanArrays, name: str) -> Rows | None:
+    """Return what each device of a pipeline's plan does; None if it does not follow the schedule.
+
+    Its ops must be where the stages of the schedule are, and in the order of its units.
+
+    Args:
+        step: What was placed.
+        machine: Durations and links of the cut graph.
+        plan: Of the cut graph.
+        name: A key of `SCHEDULES`.
+    """
+    schedule, devices = SCHEDULES[name], machine.num_devices
+    rows, device_of = schedule.rows(devices, step.pieces), _devices(schedule, devices)
+    arrays = closed_arrays(step.cut)
+    runs, orders = runnable(arrays, machine), order_rows(plan)
+    candidates = staged(step, machine, name)
+    if schedule.chunks == 1:  # devices are stages, whatever costs they were balanced by
+        phase = phases_of(step.whole, step.batched).phase
+        units = units_of(step.whole, step.cut, Stages(phase * 0, phase, 1))
+        candidates = itertools.chain([units._replace(stage=plan.place)], candidates)
+    for units in candidates:
+        if not np.array_equal(legal_placement(arrays, runs, device_of[units.stage]), plan.place):
+            continue
+        rank = unit_ranks(arrays, units, schedule, rows)
+        if all((np.diff(rank[row]) >= 0).all() for row in orders):
+            return rows
+    return None
 
 
 def unit_ranks(

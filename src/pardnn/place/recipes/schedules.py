@@ -243,3 +243,13 @@ def _dualpipe_v_row(device: int, devices: int, pieces: int) -> list[tuple[str, i
         steps += [("W", waiting.popleft()), ("I", down)]
         waiting.append(down)
     return [*steps, *(("W", stage) for stage in waiting)]
+
+
+def rows_csv(rows: Rows) -> str:
+    """Return rows as torch.distributed.pipelining writes schedules: a line per rank.
+
+    >>> rows_csv(gpipe(1, 2)).rstrip()
+    '0F0,0F1,0B0,0B1'
+    """
+    lines = (",".join(f"{unit.stage}{unit.what}{unit.piece}" for unit in row) for row in rows)
+    return "".join(f"{line}\n" for line in lines)

@@ -29,6 +29,7 @@ class Simulated(NamedTuple):
         piece: Of the batch, of each op; -1 for what runs once.
         lower_bound_s: That no plan is below.
         serial_s: The step on one device; infinite if none runs it.
+        whole_seconds: Of each op of the whole graph, on the device that is fastest at it.
         costs: Where the durations come from, in words.
     """
 
@@ -42,6 +43,7 @@ class Simulated(NamedTuple):
     piece: Int64[ndarray, " n"]
     lower_bound_s: float
     serial_s: float
+    whole_seconds: Float64[ndarray, " w"]
     costs: str
 
     @property
