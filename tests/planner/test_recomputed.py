@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pardnn
+from pardnn.api import advice
 from pardnn.api.advice import planned
 from pardnn.api.draw import draw_plan
 from pardnn.api.simulate import simulate
@@ -12,6 +13,9 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.recompute import search
+from pardnn.place.recompute.annealing import Front
+from pardnn.place.recompute.problem import Nodes
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.planner.costs import costs_for
@@ -21,6 +25,11 @@ from pardnn.planner.problem import Problem
 from testbed.recompute_graphs import unet_step
 
 pytestmark = pytest.mark.jit
+
+
+@pytest.fixture(autouse=True)
+def _quick_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "MOST_ROUNDS", 100)
 
 
 def chain(layers: int) -> Graph:
@@ -107,6 +116,30 @@ def test_what_does_not_fit_is_told_that_second_calls_would_do() -> None:
     assert "--recompute" not in error.value.details["try"]
 
 
+def test_advice_stops_between_tries_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "SECONDS", -1.0)
+    with pytest.raises(InfeasibleError, match=r"Not tried, after .*--microbatches 2, "):
+        planned(chain(8), Cluster.uniform(1, memory=25), PlanOptions(reserve=0.0))
+
+
+def test_all_orders_on_devices_take_a_bounded_amount_of_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spent: list[int] = []
+
+    def front_of(nodes: Nodes, *, seed: int, work: int) -> Front:
+        spent.append(work)
+        return given(nodes, seed=seed, work=min(work, 1))
+
+    given = search.front_of
+    monkeypatch.setattr(search, "front_of", front_of)
+    search._known_front.cache_clear()
+    pardnn.plan(chain(11), Cluster.uniform(2, memory=60), "auto-whole", reserve=0.0,
+                recompute=True)  # fmt: skip
+    search._known_front.cache_clear()
+    assert 0 < sum(spent) <= 2.1 * search.WORK
+
+
 def test_algorithms_are_compared_with_second_calls() -> None:
     graph, cluster = chain(8), Cluster.uniform(1, memory=70)
     problem = Problem(graph, cluster, costs_for(graph, cluster), PlanOptions(reserve=0.0))
@@ -118,13 +151,13 @@ def test_algorithms_are_compared_with_second_calls() -> None:
 
 def test_a_sweep_of_limits_is_monotone() -> None:
     graph, before = unet_step(3), float("inf")
-    peak = pardnn.plan(graph, Cluster.uniform(1), reserve=0.0).predicted
+    peak = pardnn.plan(graph, Cluster.uniform(1), "single", reserve=0.0).predicted
     assert peak is not None
     reached = 0
     for memory in range(peak.peak_bytes[0] // 3, peak.peak_bytes[0], peak.peak_bytes[0] // 24):
         try:
-            plan = pardnn.plan(graph, Cluster.uniform(1, memory=memory), reserve=0.0,
-                               recompute=True)  # fmt: skip
+            plan = pardnn.plan(graph, Cluster.uniform(1, memory=memory), "single",
+                               reserve=0.0, recompute=True)  # fmt: skip
         except InfeasibleError:
             assert before == float("inf")
             continue

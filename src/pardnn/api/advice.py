@@ -29,8 +29,9 @@ from pardnn.sim.peak import least_bytes
 #: Ops up to which a batch that fits is looked for, which takes two captures and some ten plans,
 #: and a plan with second calls or a batch in pieces.
 CHEAP_OPS = 12_000
-#: Seconds after which nothing more is tried, once the step is known not to fit.
-SECONDS = 30.0
+#: Seconds after which no other way of running the step is tried, once it is known not to fit. They
+#: change no plan; what is left untried is named.
+SECONDS = 10.0
 #: Numbers of pieces.
 COUNTS = (2, 4, 8)
 
@@ -67,10 +68,14 @@ def planned(
         if state is not None:
             raise
         with status("nothing fits; looking for what does"):
+            begin = time.monotonic()
             tried = suggestions(problem, error.details.get("peak_bytes"))
-            tried += _rewrites(problem)
+            fitting, untried = _rewrites(problem, begin)
+            tried += fitting
             fitting, hint = _batch(problem, entry, batch_size)
         tried += fitting
+        if untried:
+            hint = [f"Not tried, after {SECONDS:g} s: {', '.join(untried)}.", *hint]
         lines = [error.message, *([f"Try: {' or '.join(tried)} (tried: fits)."] if tried else [])]
         raise InfeasibleError(
             "\n".join([*lines, *hint]), code=error.code, details=error.details | {"try": tried}
@@ -95,28 +100,30 @@ def _batch(
     return ([] if found is None else [f"--batch-size {found}"]), []
 
 
-def _rewrites(problem: Problem) -> list[str]:
-    """Return options that were not asked for, and with which a plan that fits was found.
+def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:
+    """Return options with which a plan that fits was found, and those not tried for want of time.
 
     Args:
         problem: What no plan was found for.
+        begin: When tries began, on the monotonic clock.
     """
     options, num_ops = problem.options, len(problem.graph.ops)
     if options.algorithm in SHARDED or options.policy != "order" or num_ops > CHEAP_OPS:
-        return []
-    begin = time.monotonic()
+        return [], []
+    untried: list[str] = []
     found = ["--recompute"] if _fits_recomputed(problem) else []
     for given, option in _in_pieces(problem, recompute=not found):
-        if time.monotonic() - begin > SECONDS:
-            break
         if num_ops * given["microbatches"] > CHEAP_OPS:
+            continue
+        if time.monotonic() - begin > SECONDS:
+            untried.append(option)
             continue
         try:
             make_plan(problem.with_options(**given))
         except PardnnError:  # it does not fit, or the batch cannot be cut in so many pieces
             continue
-        return [*found, option]
-    return found
+        return [*found, option], []
+    return found, untried
 
 
 def _fits_recomputed(problem: Problem) -> bool:

@@ -28,8 +28,9 @@ from pardnn.sim.machine import machine_of
 #: Limits, as multiples of the real ones, for which ops are placed before calls are added; None
 #: for no limit.
 LARGER = (1.25, 1.6, 2.5, None)
-#: On several devices each of some placements and orders takes this part of the work of one device.
-SHARE = 4
+#: On several devices each of up to 15 placements and orders takes this part of the work of one
+#: order on one device, so that all of them take about what two orders there do.
+SHARE = 8
 
 Decide = Callable[[Problem, Sequence[str]], Outcome]
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.place.recompute import search
+from pardnn.place.recompute.annealing import Front
 from pardnn.place.recompute.problem import Nodes, nodes_of
 from pardnn.place.recompute.retention import (
     cost_of,
@@ -71,6 +73,24 @@ def test_small_steps_are_solved_to_the_optimum(limit: int) -> None:
         assert cost.peak <= limit
         assert cost.seconds <= expected
         assert cost == cost_of(problem, kept, limit, empty_schedule(problem))
+
+
+@pytest.mark.parametrize(("limit", "works"), [(10, []), (24, [1]), (40, [1, 20])])
+def test_a_limit_out_of_reach_takes_a_glance(
+    limit: int, works: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: list[int] = []
+
+    def front_of(nodes: Nodes, *, seed: int, work: int) -> Front:
+        spent.append(work)
+        return given(nodes, seed=seed, work=work)
+
+    given = search.front_of
+    monkeypatch.setattr(search, "front_of", front_of)
+    monkeypatch.setattr(search, "HOPELESS", 1.0)
+    search._known_front.cache_clear()
+    retention(nodes(), limit, work=20)
+    assert spent == works
 
 
 def test_a_larger_limit_never_takes_more_seconds() -> None:

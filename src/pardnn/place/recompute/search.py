@@ -12,7 +12,8 @@
 
 All that is met is entered in one front of seconds over peaks, which does not depend on the limit
 asked for. So an answer is read off, and a larger limit never gets a slower one. Everything is
-judged by `retention.evaluate`. Deterministic for a seed and a budget of work.
+judged by `retention.evaluate`. A limit far below what a search of a small part of the work reaches
+is given up, which keeps that order. Deterministic for a seed and a budget of work.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ from pardnn.place.recompute.families import Families, families_of
 from pardnn.place.recompute.problem import FREELY, Nodes
 from pardnn.place.recompute.retention import Cost, Schedule, cost_of, empty_schedule
 
-#: Ops and reads of all schedules tried: some ten seconds at most, since few change in each.
-WORK = 5_000_000_000
+#: Ops and reads of all schedules tried, few of which change in each: measured on a busy core, 8 to
+#: 10 CPU seconds for 250 to 1,000 ops; three times this took 23 to 25 for 1,000.
+WORK = 1_600_000_000
+#: The part of the work that is spent first, to see whether a limit is out of reach: if bytes beside
+#: residual ones stay more than `HOPELESS` times above it.
+GLANCE, HOPELESS = 20, 1.25
 #: Schedules evaluated at most, per family, and at least.
-MOST_ROUNDS, LEAST_ROUNDS = 3_000, 2_000
+MOST_ROUNDS, LEAST_ROUNDS = 2_000, 2_000
 #: Ranges of peaks of which the best is kept; every `STRIDE`th is a limit to search at.
 RANGES, STRIDE = 400, 8
 #: Ops that what is kept must cross, tried as seeds.
@@ -60,12 +65,35 @@ def retention(
     cost = cost_of(nodes, everything, limit, schedule)
     if cost.peak <= limit:
         return everything, cost
+    if limit < least_peak(nodes) or _is_hopeless(nodes, limit, seed, work // GLANCE):
+        return None
     front = _known_front(_Key(nodes), seed, work)
     row = _best(front, limit - nodes.base)
     if row < 0:
         return None
     kept = _kept(front, row)
     return kept, cost_of(nodes, kept, limit, schedule)
+
+
+def least_peak(nodes: Nodes) -> int:
+    """Return bytes that no calls make less: what some op reads, makes and works with, and `base`.
+
+    Views are counted as nothing.
+    """
+    held = nodes.workspace.copy()
+    makers = np.repeat(np.arange(nodes.num_ops), np.diff(nodes.output_ptr))
+    np.add.at(held, makers, nodes.num_bytes)
+    used = np.repeat(np.arange(len(nodes.num_bytes)), np.diff(nodes.use_ptr))
+    reads = np.unique(np.stack([nodes.use_op, used]), axis=1)
+    np.add.at(held, reads[0], nodes.num_bytes[reads[1]])
+    return int(held.max(initial=0)) + nodes.base
+
+
+def _is_hopeless(nodes: Nodes, limit: int, seed: int, work: int) -> bool:
+    """Whether a quick search stays far above a limit; for larger limits it is the less so."""
+    front = _known_front(_Key(nodes), seed, work)
+    reached = front.peak[np.isfinite(front.seconds)].min(initial=front.top)
+    return reached > HOPELESS * (limit - nodes.base)
 
 
 class _Key:
@@ -82,7 +110,7 @@ class _Key:
         return isinstance(other, _Key) and self.content == other.content
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=8)
 def _known_front(key: _Key, seed: int, work: int) -> Front:
     return front_of(key.nodes, seed=seed, work=work)
 
