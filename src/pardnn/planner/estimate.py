@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from pardnn.errors import InfeasibleError
-from pardnn.graph.csr import RESIDUAL
-from pardnn.graph.ir import Graph, writes
+from pardnn.graph.ir import Graph
+from pardnn.graph.storage_kinds import storage_kinds
 from pardnn.plan.memory import device_storages, memory_profiles, peak_bytes
 from pardnn.plan.plan import PlanArrays, order_rows
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
@@ -118,39 +118,6 @@ def largest_op(graph: Graph) -> LargestOp:
     number = int(needs.argmax())
     op = graph.ops[number]
     return LargestOp(name=op.name, bytes=int(needs[number]), source=op.source)
-
-
-def _gradients(graph: Graph) -> frozenset[int]:
-    """Return the tensors of the backward pass that an update of a residual storage reads.
-
-    An update writes the storage in place; the tensors are owners of storages.
-    """
-    a = graph.arrays
-    number = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
-    owners, producer = a.tensor_owner.tolist(), a.tensor_op.tolist()
-    is_residual = (a.memory[a.tensor_op] == RESIDUAL).tolist()
-    found: set[int] = set()
-    for op in graph.ops:
-        if any(is_residual[owners[number[name]]] for name in writes(op)):
-            read = {owners[number[name]] for name in op.inputs}
-            found |= {
-                owner
-                for owner in read
-                if not is_residual[owner] and graph.ops[producer[owner]].backward_of is not None
-            }
-    return frozenset(found)
-
-
-def storage_kinds(graph: Graph) -> list[str]:
-    """Return what the storage of each tensor is for: a field of `MemoryByKind`."""
-    kinds = {"parameter": "parameters", "buffer": "parameters", "constant": "parameters"}
-    kinds["state"] = "optimizer"
-    gradients = _gradients(graph)
-    found = [kinds.get(graph.ops[op].kind, "activations") for op in graph.arrays.tensor_op.tolist()]
-    for tensor in gradients:
-        if found[tensor] == "activations":
-            found[tensor] = "gradients"
-    return found
 
 
 def memory_by_kind(graph: Graph, plan: PlanArrays) -> MemoryByKind:

@@ -6,8 +6,8 @@ import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
-from pardnn.graph.csr import RESIDUAL
-from pardnn.graph.ir import Graph, Op, writes
+from pardnn.graph.ir import Graph, Op
+from pardnn.graph.storage_kinds import storage_kinds
 from pardnn.plan.memory import Storages, all_storages
 from pardnn.plan.plan import order_rows
 from pardnn.report.page.contents import KINDS, Held, MemoryChart
@@ -17,10 +17,7 @@ from pardnn.report.page.simulated import Simulated
 POINTS, LEAST_POINTS, MOST_POINTS = 8000, 40, 1000
 #: Storages that are listed at each peak.
 MOST_LIVE = 20
-PARAMETERS, OPTIMIZER, GRADIENTS, ACTIVATIONS, TRANSFERS, WORKSPACE = range(len(KINDS))
-_OF_SOURCE = {
-    "parameter": PARAMETERS, "buffer": PARAMETERS, "constant": PARAMETERS, "state": OPTIMIZER,
-}  # fmt: skip
+TRANSFERS, WORKSPACE = KINDS.index("transfers"), KINDS.index("workspace")
 
 
 def memory_charts(found: Simulated) -> tuple[MemoryChart, ...]:
@@ -39,42 +36,10 @@ def memory_charts(found: Simulated) -> tuple[MemoryChart, ...]:
 
 def _kinds(graph: Graph, storages: Storages) -> Int64[ndarray, " s"]:
     """Return the kind of each storage, as a row of `KINDS`."""
-    producer = graph.arrays.tensor_op[storages.tensor].tolist()
-    kinds = [_OF_SOURCE.get(graph.ops[op].kind, ACTIVATIONS) for op in producer]
-    kind = np.array(kinds, dtype=np.int64)
-    is_gradient = np.zeros(graph.arrays.num_tensors, dtype=bool)
-    is_gradient[list(gradients(graph))] = True
-    kind[(kind == ACTIVATIONS) & is_gradient[storages.tensor]] = GRADIENTS
+    kinds = np.array([KINDS.index(each) for each in storage_kinds(graph)], dtype=np.int64)
+    kind = kinds[storages.tensor]
     kind[storages.message >= 0] = TRANSFERS
     return kind
-
-
-def gradients(graph: Graph) -> frozenset[int]:
-    """Return the tensors of the backward pass that an update of a residual storage reads.
-
-    An update writes the storage in place; the tensors are owners of storages.
-    """
-    a = graph.arrays
-    is_residual = a.memory[a.tensor_op] == RESIDUAL
-    holds = is_residual[a.tensor_owner[a.input_tensor]]
-    consumer = np.repeat(np.arange(a.num_ops), np.diff(a.input_ptr))
-    found: set[int] = set()
-    for number in np.unique(consumer[holds]).tolist():
-        op = graph.ops[number]
-        written = writes(op)
-        if not written:
-            continue
-        row = slice(a.input_ptr[number], a.input_ptr[number + 1])
-        owner = dict(zip(dict.fromkeys(op.inputs), a.tensor_owner[a.input_tensor[row]].tolist(),
-                         strict=True))  # fmt: skip
-        if any(is_residual[owner[name]] for name in written if name in owner):
-            found |= {
-                each
-                for each in owner.values()
-                if not is_residual[each]
-                and graph.ops[int(a.tensor_op[each])].backward_of is not None
-            }
-    return frozenset(found)
 
 
 def _chart(
