@@ -123,7 +123,7 @@ def test_what_may_change_decides_nothing(what: str) -> None:
             x = x * 2
         return step(model, optimizer, x, y)
 
-    with pytest.raises(UnsupportedError, match="branches on"):
+    with pytest.raises(UnsupportedError, match="by a condition on data"):
         capture(deciding, *args)
 
 

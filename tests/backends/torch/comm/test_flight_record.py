@@ -94,12 +94,15 @@ def test_the_newest_folders_stay(temporary: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_record_is_short_and_shows_no_control_characters(temporary: Path) -> None:
     record = FlightRecord(temporary, 0)
-    record.write(["\x1b[2J op", "x" * (1 << 17)], final=True)
+    record.write(["\x1b[2J op", "x" * (1 << 17)], weight=flight_record.FAILED)
     record.write(["later"])
     text = (temporary / "rank-0.txt").read_text()
     assert "\\x1b[2J op" in text
     assert len(text) <= flight_record.MAX_CHARACTERS + 1
     assert "later" not in text
+    record.write(["E601"], weight=flight_record.WITH_ERROR)
+    record.write(["the other thread"], weight=flight_record.FAILED)
+    assert "E601" in (temporary / "rank-0.txt").read_text()
 
 
 def test_where_nothing_can_be_written_there_is_none(

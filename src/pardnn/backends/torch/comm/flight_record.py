@@ -30,6 +30,8 @@ KEPT = 10
 EVERY_S = 1.0
 MAX_CHARACTERS = 1 << 16
 _MAX_FRAMES = 40
+#: Weights of records: what a rank does, and what it did when one failed, with its own error or not.
+RUNNING, FAILED, WITH_ERROR, _REMOVED = range(4)
 
 
 def make_folder() -> Path | None:
@@ -94,7 +96,7 @@ class FlightRecord:
         self._rank, self._pid = rank, pid or os.getpid()
         self._path = folder / f"rank-{rank}.txt"
         self._lock = threading.Lock()
-        self._is_final = False
+        self._weight = 0
         self._written = -EVERY_S
 
     @property
@@ -102,17 +104,17 @@ class FlightRecord:
         """Whether the record is as old as it may be."""
         return time.monotonic() - self._written >= EVERY_S
 
-    def write(self, lines: Iterable[str], *, final: bool = False) -> None:
+    def write(self, lines: Iterable[str], *, weight: int = 0) -> None:
         """Replace the record; where it cannot be written, do without.
 
         Args:
             lines: What the rank does.
-            final: Keep this one, whatever is written later.
+            weight: Nothing of less weight replaces it later.
         """
         with self._lock:
-            if self._is_final:
+            if weight < self._weight:
                 return
-            self._is_final, self._written = final, time.monotonic()
+            self._weight, self._written = weight, time.monotonic()
             temporary = self._path.with_suffix(".tmp")
             with contextlib.suppress(OSError):
                 temporary.write_text(self._text(lines), encoding="utf-8", errors="replace")
@@ -126,7 +128,7 @@ class FlightRecord:
     def remove(self) -> None:
         """Remove the record, and the folder with the last one."""
         with self._lock, contextlib.suppress(OSError):
-            self._is_final = True
+            self._weight = _REMOVED
             self._path.unlink(missing_ok=True)
             self.folder.rmdir()
 

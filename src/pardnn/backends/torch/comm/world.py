@@ -28,7 +28,10 @@ from torch.distributed.rendezvous import rendezvous
 from pardnn.backends.torch.comm.channel import Channel
 from pardnn.backends.torch.comm.failure_detector import FailureDetector, State
 from pardnn.backends.torch.comm.flight_record import (
+    FAILED,
+    RUNNING,
     VARIABLE,
+    WITH_ERROR,
     FlightRecord,
     add_line,
     folder_named,
@@ -121,7 +124,8 @@ class World:
         lines += ["", "last messages:", *state.get("messages", ())]
         if final:
             lines += ["", "main thread:", *main_stack()]
-        record.write(lines, final=final)
+        weight = WITH_ERROR if error is not None else FAILED if final else RUNNING
+        record.write(lines, weight=weight)
 
     def _flight_record(self) -> FlightRecord | None:
         """Return this rank's record; None as long as no folder for it is known."""

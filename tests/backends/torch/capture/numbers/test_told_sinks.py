@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import sys
+import threading
 import types
 from collections import defaultdict
 from pathlib import Path
@@ -122,6 +123,21 @@ def test_other_uses_are_refused_and_leave_no_text(tmp_path: Path) -> None:
     assert "Open the file before the step" in refused(opens)
     assert "test_told_sinks.py" in refused(keeps)
     assert not (tmp_path / "log.txt").exists()
+
+
+def test_other_threads_open_files_while_a_step_is_captured(tmp_path: Path) -> None:
+    """The thread that looks for failed ranks ended by it, and no rank was told to stop any more."""
+
+    def step(at, loss, i):
+        path = tmp_path / "of-another-thread"
+        thread = threading.Thread(target=lambda: path.write_text("x"))
+        thread.start()
+        thread.join()
+
+    make, _ = written(step)
+    called, args = make()
+    capture(called, *args)
+    assert (tmp_path / "of-another-thread").exists()
 
 
 def test_a_bar_that_is_asked_is_no_sink() -> None:

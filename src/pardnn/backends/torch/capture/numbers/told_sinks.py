@@ -17,6 +17,7 @@ import dis
 import io
 import json
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -132,12 +133,13 @@ def texts_noted(locator: Locator, mark: Callable[[Any, str], str]) -> Iterator[N
         locator: Finds the user's line.
         mark: Returns the mark that stands for a number's text.
     """
-    real = builtins.open
+    real, own = builtins.open, threading.get_ident()  # other threads do as they like
 
     def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         is_torchs = caller.startswith("torch.") and not caller.startswith("torch.serialization")
-        if not is_torchs and isinstance(mode, str) and set(mode) & set("wax+"):
+        is_steps = threading.get_ident() == own and not is_torchs
+        if is_steps and isinstance(mode, str) and set(mode) & set("wax+"):
             raise _opened(str(file), locator.line())
         return real(file, mode, *args, **kwargs)
 
