@@ -10,7 +10,8 @@ from pardnn.errors import PardnnError
 
 def test_probed_once_then_read(tmp_path, monkeypatch):
     model = this_cpu(1, folder=tmp_path)
-    assert 1e8 < model.flops["matmul"]["float64"] < model.flops["matmul"]["float32"] < 1e13
+    # Which of the two is faster is not asserted: beside other work either may be.
+    assert all(1e8 < model.flops["matmul"][dtype] < 1e13 for dtype in ("float32", "float64"))
     assert 1e8 < model.bandwidth < 1e13
     monkeypatch.setattr(module, "_probe", lambda _threads: pytest.fail("probed again"))
     assert this_cpu(1, folder=tmp_path) == model
