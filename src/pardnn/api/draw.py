@@ -7,9 +7,8 @@ from pardnn.graph.ir import Graph
 from pardnn.place.recipes.phases import BACKWARD, FORWARD, UPDATE, WEIGHT, phases_of
 from pardnn.place.recipes.stages import Stages
 from pardnn.place.recipes.units import units_of
-from pardnn.plan.plan import Plan, called_once, order_rows, plan_arrays, planned_graph
-from pardnn.planner.costs import partitioned_costs
-from pardnn.planner.recomputed import costs_again
+from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
+from pardnn.planner.recomputed import costs_of_planned
 from pardnn.report.grid import Slot, grid_text
 from pardnn.report.svg import Bar, Track, plan_svg
 from pardnn.report.text import cluster_text, seconds_text
@@ -29,12 +28,8 @@ def draw_plan(graph: Graph, plan: Plan, costs: Costs) -> str:
         costs: Durations of the graph's ops.
     """
     assert plan.cluster is not None
-    once = called_once(graph, plan)
-    if not plan.keeps_bits:
-        costs = partitioned_costs(graph, once, plan.cluster, costs)
-    graph = planned_graph(graph, plan)
-    if graph is not once:
-        costs = costs_again(once, costs, graph)
+    planned = planned_graph(graph, plan)
+    costs, graph = costs_of_planned(graph, plan, planned, costs), planned
     arrays = plan_arrays(graph, plan)
     timeline = simulate(graph, machine_of(costs, plan.cluster), arrays)
     phase = phases(graph)
@@ -90,7 +85,7 @@ def schedule_grid(graph: Graph, plan: Plan, width: int, costs: Costs) -> list[st
     phase = phases_of(graph, frozenset(plan.pieces.batch)).phase
     units = units_of(graph, cut, Stages(phase * 0, phase, 1))
     arrays = plan_arrays(cut, plan)
-    machine = machine_of(partitioned_costs(graph, cut, plan.cluster, costs), plan.cluster)
+    machine = machine_of(costs_of_planned(graph, plan, cut, costs), plan.cluster)
     timeline = simulate(cut, machine, arrays)
     start, finish = timeline.start.tolist(), timeline.finish.tolist()
     what, piece = units.phase.tolist(), units.piece.tolist()

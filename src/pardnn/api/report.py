@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pardnn.cluster import Cluster
 from pardnn.errors import UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
@@ -16,13 +15,12 @@ from pardnn.place.recipes.pipeline import CutStep, rows_of_plan
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, rows_csv
 from pardnn.place.recipes.stages import Stages
 from pardnn.place.recipes.units import units_of
-from pardnn.plan.check import capacities, check_plan
-from pardnn.plan.file import check_fingerprint
-from pardnn.plan.plan import Plan, called_once, plan_arrays, planned_graph
+from pardnn.plan.check import capacities
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.run_record import read_run
-from pardnn.planner.check_cut import check_cut
-from pardnn.planner.costs import costs_for, partitioned_costs
-from pardnn.planner.recomputed import costs_again
+from pardnn.planner.check_cut import proven_cluster
+from pardnn.planner.costs import costs_for
+from pardnn.planner.recomputed import costs_of_planned
 from pardnn.report.export.drawing import dot_text, drawing_of, mermaid_text
 from pardnn.report.export.trace import trace_json
 from pardnn.report.page.contents import Report
@@ -118,26 +116,6 @@ def timed(graph: Graph, plan: Plan, costs: str | None = None) -> Simulated:
     return simulated(graph, plan, costs)
 
 
-def proven_cluster(graph: Graph, plan: Plan) -> Cluster:
-    """Return the cluster of a plan, once the plan is proven.
-
-    Raises:
-        MismatchError: E503, if the plan is for another graph.
-        InvalidPlanError: E410, if it is not valid.
-        UsageError: E212, if it names no cluster.
-    """
-    if plan.cluster is None:
-        raise UsageError(
-            "the plan names no cluster, so its time is not defined.\n"
-            "Plan again with --devices or --cluster.",
-            code="E212",
-        )
-    check_fingerprint(plan, graph)
-    check_plan(graph, plan)
-    check_cut(graph, plan)
-    return plan.cluster
-
-
 def _pipeline(found: Simulated) -> Rows:
     """Return what each device of a pipeline does.
 
@@ -171,12 +149,8 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
         choice: Of costs, as for `plan`.
     """
     assert plan.cluster is not None
-    whole = costs = costs_for(graph, plan.cluster, choice)
-    once, placed = called_once(graph, plan), planned_graph(graph, plan)
-    if not plan.keeps_bits:
-        costs = partitioned_costs(graph, once, plan.cluster, costs)
-    if placed is not once:
-        costs = costs_again(once, costs, placed)
+    whole, placed = costs_for(graph, plan.cluster, choice), planned_graph(graph, plan)
+    costs = costs_of_planned(graph, plan, placed, whole)
     arrays, machine = plan_arrays(placed, plan), machine_of(costs, plan.cluster)
     on_whole = machine_of(whole, plan.cluster)
     serial = serial_seconds(on_whole)

@@ -161,9 +161,9 @@ def draw(
     """Draw what each device computes over time, and what it holds (SVG)."""
     from pardnn import files
     from pardnn.api.draw import draw_plan
-    from pardnn.api.report import proven_cluster
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import read_plan
+    from pardnn.planner.check_cut import proven_cluster
     from pardnn.planner.costs import costs_for
     from pardnn.report.export.result import ExportResult
 

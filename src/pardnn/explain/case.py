@@ -12,15 +12,13 @@ from numpy import ndarray
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.cost.presets import PRESET_NAMES
-from pardnn.errors import UsageError
 from pardnn.explain.layers import known_layers, layers_of
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.schedule import first_overwrites
-from pardnn.plan.check import capacities, check_plan
-from pardnn.plan.file import check_fingerprint
+from pardnn.plan.check import capacities
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
-from pardnn.planner.check_cut import check_cut
+from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import costs_for
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, machine_of
@@ -143,19 +141,11 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
         InvalidPlanError: E410, if it is not valid.
         UsageError: E212, if it names no cluster.
     """
-    if plan.cluster is None:
-        raise UsageError(
-            "the plan names no cluster, so nothing can be said of its times.\n"
-            "Plan again: pardnn plan TARGET --devices K -o plan.json.",
-            code="E212",
-        )
-    check_fingerprint(plan, graph)
-    check_plan(graph, plan)
-    check_cut(graph, plan)
+    cluster = proven_cluster(graph, plan)
     costs = costs or _stated(plan)
     planned = planned_graph(graph, plan)
-    found = costs_for(planned, plan.cluster, costs)
-    machine, arrays = machine_of(found, plan.cluster), plan_arrays(planned, plan)
+    found = costs_for(planned, cluster, costs)
+    machine, arrays = machine_of(found, cluster), plan_arrays(planned, plan)
     timeline = simulate(planned, machine, arrays)
     return Case(graph, plan, costs, planned, found, machine, arrays, timeline)
 

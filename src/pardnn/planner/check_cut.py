@@ -22,11 +22,13 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from pardnn.errors import PardnnError, shown
+from pardnn.cluster import Cluster
+from pardnn.errors import PardnnError, UsageError, shown
 from pardnn.graph.file import op_to_dict
 from pardnn.graph.ir import Graph, Op
-from pardnn.plan.check import MAX_PROBLEMS, raise_problems
+from pardnn.plan.check import MAX_PROBLEMS, check_plan, raise_problems
 from pardnn.plan.check_partitioned_graph import boxes_of
+from pardnn.plan.file import check_fingerprint
 from pardnn.plan.mesh import layout_of
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
@@ -59,6 +61,26 @@ def check_cut(graph: Graph, plan: Plan) -> None:
         InvalidPlanError: E410, with all problems in `details["problems"]`.
     """
     raise_problems(list(itertools.islice(cut_problems(graph, plan), MAX_PROBLEMS)))
+
+
+def proven_cluster(graph: Graph, plan: Plan) -> Cluster:
+    """Return the cluster of a plan, once the plan is proven.
+
+    Raises:
+        MismatchError: E503, if the plan is for another graph.
+        InvalidPlanError: E410, if it is not valid.
+        UsageError: E212, if it names no cluster.
+    """
+    if plan.cluster is None:
+        raise UsageError(
+            "the plan names no cluster, so its time is not defined.\n"
+            "Plan again with --devices or --cluster.",
+            code="E212",
+        )
+    check_fingerprint(plan, graph)
+    check_plan(graph, plan)
+    check_cut(graph, plan)
+    return plan.cluster
 
 
 def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:

@@ -16,9 +16,17 @@ from pardnn.place.ordering.memory_bounded import memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.recompute.placed import recomputed_plan
 from pardnn.place.recompute.search import WORK
-from pardnn.plan.plan import PlanArrays, plan_arrays, plan_from_arrays, planned_graph
+from pardnn.plan.plan import (
+    Plan,
+    PlanArrays,
+    called_once,
+    plan_arrays,
+    plan_from_arrays,
+    planned_graph,
+)
 from pardnn.plan.recompute import first_call
 from pardnn.planner.algorithms import whole_op_algorithms
+from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import ShardedPlan
@@ -165,6 +173,22 @@ def _with_calls(problem: Problem, placed: Outcome, arrays: PlanArrays, work: int
         ),
         notes=(*placed.notes, *((note,) if count else ())),
     )  # fmt: skip
+
+
+def costs_of_planned(graph: Graph, plan: Plan, planned: Graph, costs: Costs) -> Costs:
+    """Return the costs of the ops that a plan places.
+
+    Args:
+        graph: The graph that the plan is for.
+        plan: A plan that names its cluster.
+        planned: From `planned_graph`: in pieces, cut, or with second calls.
+        costs: Of the ops of `graph`.
+    """
+    assert plan.cluster is not None
+    once = called_once(graph, plan)
+    if not plan.keeps_bits:
+        costs = partitioned_costs(graph, once, plan.cluster, costs)
+    return costs if planned is once else costs_again(once, costs, planned)
 
 
 def costs_again(graph: Graph, costs: Costs, again: Graph) -> Costs:
