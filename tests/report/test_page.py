@@ -7,8 +7,10 @@ import re
 import pytest
 from pydantic import TypeAdapter
 
+import pardnn
 from pardnn.api.report import report
 from pardnn.api.simulate import simulate
+from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, printable
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import write_graph
@@ -34,6 +36,18 @@ def data_of(page: str) -> dict:
     found = re.search(r'<script type="application/json" id="report">(.*?)</script>', page, re.S)
     assert found is not None
     return json.loads(found[1])
+
+
+def test_times_are_those_of_the_preset_that_the_plan_was_made_with():
+    ops = [dataclasses.replace(op, seconds=None) for op in training_step(8).ops]
+    graph = build_graph("of a preset", ops)
+    cluster = Cluster.uniform(2, memory="16GiB", bandwidth=25e9, latency=25e-6)
+    slow, fast = (pardnn.plan(graph, cluster, costs=name) for name in ("k80", "v100"))
+    assert slow.predicted.makespan_s != fast.predicted.makespan_s
+    for plan in slow, fast:
+        assert report(graph, plan).times.makespan_s == plan.predicted.makespan_s
+        assert simulate(graph, plan).makespan_s == plan.predicted.makespan_s
+    assert report(graph, slow, costs="v100").times.makespan_s != slow.predicted.makespan_s
 
 
 def test_figures_are_those_of_the_simulation(step):

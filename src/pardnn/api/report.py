@@ -19,7 +19,7 @@ from pardnn.plan.check import capacities
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.run_record import read_run
 from pardnn.planner.check_cut import proven_cluster
-from pardnn.planner.costs import costs_for
+from pardnn.planner.costs import costs_for, stated_costs
 from pardnn.planner.recomputed import costs_of_planned
 from pardnn.report.export.drawing import dot_text, drawing_of, mermaid_text
 from pardnn.report.export.trace import trace_json
@@ -49,7 +49,7 @@ def report(
     Args:
         graph: The graph that the plan is for.
         plan: A valid plan that names its cluster.
-        costs: As for `plan`.
+        costs: As for `plan`; None for the preset that the plan was made with, if it was one.
         run: A record of a run of this plan, of `pardnn run --record` or `parallelize(record=)`.
 
     Raises:
@@ -78,7 +78,7 @@ def export(
         plan: A valid plan that names its cluster.
         to: One of `FORMATS`.
         run: A record of a run of this plan; its times stand beside the predicted ones in a trace.
-        costs: As for `plan`.
+        costs: As for `plan`; None for the preset that the plan was made with, if it was one.
 
     Raises:
         UsageError: E212, if the plan names no cluster; E243, if there is no such format, or it
@@ -107,7 +107,7 @@ def timed(graph: Graph, plan: Plan, costs: str | None = None) -> Simulated:
     Args:
         graph: The graph that the plan is for.
         plan: What may be invalid, or of another graph.
-        costs: As for `plan`.
+        costs: As for `plan`; None for the preset that the plan was made with, if it was one.
 
     Raises:
         PardnnError: As `proven_cluster`.
@@ -146,10 +146,11 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
     Args:
         graph: The graph that the plan is for.
         plan: A valid plan that names its cluster.
-        choice: Of costs, as for `plan`.
+        choice: Of costs, as for `report`.
     """
     assert plan.cluster is not None
-    whole, placed = costs_for(graph, plan.cluster, choice), planned_graph(graph, plan)
+    placed = planned_graph(graph, plan)
+    whole = costs_for(graph, plan.cluster, choice or stated_costs(plan))
     costs = costs_of_planned(graph, plan, placed, whole)
     arrays, machine = plan_arrays(placed, plan), machine_of(costs, plan.cluster)
     on_whole = machine_of(whole, plan.cluster)

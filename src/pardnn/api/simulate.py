@@ -22,7 +22,7 @@ from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.planner.check_cut import check_cut, cut_problems
-from pardnn.planner.costs import costs_for
+from pardnn.planner.costs import costs_for, stated_costs
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays
 from pardnn.sim.machine import machine_of
@@ -43,7 +43,7 @@ def simulate(
         plan: A valid plan that names its cluster.
         policy: "order" runs the plan's own lists; "fifo" and "priority" use only its placement, as
             an engine with its own scheduler does: time and peaks are then those of its run.
-        costs: As for `plan`.
+        costs: As for `plan`; None for the preset that the plan was made with, if it was one.
 
     Raises:
         MismatchError: E503, if the plan is for another graph.
@@ -63,7 +63,8 @@ def simulate(
     check_cut(graph, plan)  # its time may be asked for on another cluster
     graph = planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
-    machine = machine_of(costs_for(graph, plan.cluster, costs), plan.cluster)
+    known = costs_for(graph, plan.cluster, costs or stated_costs(plan))
+    machine = machine_of(known, plan.cluster)
     timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
     peaks = peak_bytes(graph, arrays)
     if policy != "order":

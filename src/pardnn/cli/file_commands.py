@@ -164,12 +164,13 @@ def draw(
     from pardnn.graph.file import read_graph
     from pardnn.plan.file import read_plan
     from pardnn.planner.check_cut import proven_cluster
-    from pardnn.planner.costs import costs_for
+    from pardnn.planner.costs import costs_for, stated_costs
     from pardnn.report.export.result import ExportResult
 
     graph, plan = read_graph(graph_file), read_plan(plan_file)
     cluster = proven_cluster(graph, plan)
-    content = draw_plan(graph, plan, costs_for(graph, cluster, costs)).encode(errors="replace")
+    known = costs_for(graph, cluster, costs or stated_costs(plan))
+    content = draw_plan(graph, plan, known).encode(errors="replace")
     files.write_bytes(output, content)
     result = ExportResult(output=str(output), format="svg", bytes=len(content))
     show(result, as_json, f"picture written to {output}")

@@ -11,7 +11,6 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.cost.presets import PRESET_NAMES
 from pardnn.explain.layers import known_layers, layers_of
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import colocated
@@ -19,7 +18,7 @@ from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.check_cut import proven_cluster
-from pardnn.planner.costs import costs_for
+from pardnn.planner.costs import costs_for, stated_costs
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, machine_of
 from pardnn.sim.peak import peaks
@@ -142,19 +141,12 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
         UsageError: E212, if it names no cluster.
     """
     cluster = proven_cluster(graph, plan)
-    costs = costs or _stated(plan)
+    costs = costs or stated_costs(plan)
     planned = planned_graph(graph, plan)
     found = costs_for(planned, cluster, costs)
     machine, arrays = machine_of(found, cluster), plan_arrays(planned, plan)
     timeline = simulate(planned, machine, arrays)
     return Case(graph, plan, costs, planned, found, machine, arrays, timeline)
-
-
-def _stated(plan: Plan) -> str | None:
-    """Return the preset that a plan was made with; None if its costs were others."""
-    names = ((plan.predicted and plan.predicted.costs) or "").split(", ")
-    presets = [name for name in names if name in PRESET_NAMES]
-    return next((name for name in presets if name != "cpu"), presets[0] if presets else None)
 
 
 def layer_seconds(case: Case, inside: ndarray) -> ndarray:

@@ -12,10 +12,11 @@ from pardnn import backends
 from pardnn.cluster import Cluster
 from pardnn.cost.call import tensors_by_name
 from pardnn.cost.costs import Costs, graph_costs, measured_costs, preset_costs
-from pardnn.cost.presets import device_model
+from pardnn.cost.presets import PRESET_NAMES, device_model
 from pardnn.cost.roofline import op_seconds
 from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Plan
 from pardnn.shard.aten.lookup import description_of
 
 Progress = Callable[[int, int], None]
@@ -27,6 +28,16 @@ FILE_PRESET = "a100"
 def states_costs(graph: Graph) -> bool:
     """Return whether every call of the graph states its own seconds."""
     return all(op.seconds is not None or op.is_source for op in graph.ops)
+
+
+def stated_costs(plan: Plan) -> str | None:
+    """Return the preset that a plan was made with, for `costs_for`; None if its costs were others.
+
+    Of several, one that is not measured on this CPU.
+    """
+    names = ((plan.predicted and plan.predicted.costs) or "").split(", ")
+    presets = [name for name in names if name in PRESET_NAMES]
+    return next((name for name in presets if name != "cpu"), presets[0] if presets else None)
 
 
 def costs_for(
