@@ -71,7 +71,9 @@ def _rank(difference: float | None) -> float:
 
 
 def _read(reader: PieceReader, tensor: SavedTensor) -> torch.Tensor:
-    data = bytearray().join(whole_bytes(reader, tensor))
+    data = bytearray()
+    for chunk in whole_bytes(reader, tensor):
+        data += chunk  # the next one is read into the same memory
     dtype = getattr(torch, tensor.dtype)
     if not data:
         return torch.empty(tensor.shape, dtype=dtype)
