@@ -60,11 +60,11 @@ def main() -> None:
     done = run_checked(TARGET, graph, plan, cluster, steps=STEPS, verify=True)
     say(result_text(done))
 
-    same = done.losses == done.reference_losses
+    same = done.verified  # losses, parameters, buffers and optimizer states
     within = all(a <= b for a, b in zip(done.peak_bytes_measured, done.limit_bytes, strict=True))
     say(
         f"\nShown: a step that needs {bytes_text(max(alone.peak_bytes))} ran on {DEVICES} ranks of "
-        f"{MEMORY}, losses {'bitwise equal' if same else 'DIFFERENT'}, every rank "
+        f"{MEMORY}, losses and state {'bitwise equal' if same else 'DIFFERENT'}, every rank "
         f"{'within' if within else 'OVER'} its limit; {time.perf_counter() - started:.0f} s in all."
     )
     sys.exit(0 if same and within and not alone.fits else 1)
