@@ -12,7 +12,8 @@ import torch
 from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
 from pardnn.backends.torch.user_step.item_guards import ABSENT, Change
-from pardnn.backends.torch.user_step.object_graph import Entry, Slot
+from pardnn.backends.torch.user_step.object_graph import Entry
+from pardnn.backends.torch.user_step.slots import Slot
 from pardnn.graph.ir import Op
 
 

@@ -21,13 +21,9 @@ from pardnn.backends.torch.user_step.held_numbers import (
     slots_of,
 )
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.object_graph import (
-    ObjectGraph,
-    Slot,
-    argument_names,
-    walk_objects,
-)
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, argument_names, walk_objects
 from pardnn.backends.torch.user_step.sinks import may_be_told
+from pardnn.backends.torch.user_step.slots import Slot
 from pardnn.backends.torch.user_step.sources import Source, batch_indices
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph

@@ -15,14 +15,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from pardnn.backends.torch.user_step.object_graph import (
-    GlobalName,
-    ObjectGraph,
-    Slot,
-    dotted,
-    items_of,
-    slot_of,
-)
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, dotted
+from pardnn.backends.torch.user_step.slots import GlobalName, Slot, items_of, slot_of
 
 #: What an arithmetic state may be; bool is an int.
 NUMBERS = (int, float)

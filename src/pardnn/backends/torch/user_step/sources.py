@@ -19,10 +19,10 @@ import torch
 from pardnn.backends.torch.user_step.object_graph import (
     Entry,
     ObjectGraph,
-    Slot,
     walk_objects,
     walk_value,
 )
+from pardnn.backends.torch.user_step.slots import Slot
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph
 

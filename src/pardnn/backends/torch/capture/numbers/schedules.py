@@ -21,7 +21,8 @@ from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.ops.host_scalars import HostNode, symbol
 from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph, Slot
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.slots import Slot
 
 
 def schedules_of(objects: ObjectGraph) -> dict[str, LRScheduler]:
