@@ -71,11 +71,10 @@ def layout(
     """Show how a plan that cuts ops lays out every weight and activation; -o draws it (SVG)."""
     from pardnn import files
     from pardnn.api.simulate import check_plan
-    from pardnn.graph.file import read_graph
-    from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.plan.file import check_fingerprint
     from pardnn.report.layout import layout_result, layout_svg, layout_text
 
-    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    graph, plan = opt.read_both(graph_file, plan_file)
     check_fingerprint(plan, graph)
     if plan.partition is None:
         raise UsageError(
@@ -106,12 +105,10 @@ def report(
     """Write a plan as one HTML page to look at, offline: times, memory, modules, messages."""
     from pardnn import files
     from pardnn.api.report import report as report_plan
-    from pardnn.graph.file import read_graph
-    from pardnn.plan.file import read_plan
     from pardnn.report.page.contents import ReportResult
     from pardnn.report.page.html import page_html
 
-    found = report_plan(read_graph(graph_file), read_plan(plan_file), costs=costs, run=run)
+    found = report_plan(*opt.read_both(graph_file, plan_file), costs=costs, run=run)
     page = page_html(found).encode(errors="replace")
     files.write_bytes(output, page)
     result = ReportResult(
@@ -140,11 +137,9 @@ def export(
     """Write a plan in the format of another tool."""
     from pardnn import files
     from pardnn.api.report import export as export_plan
-    from pardnn.graph.file import read_graph
-    from pardnn.plan.file import read_plan
     from pardnn.report.export.result import ExportResult
 
-    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    graph, plan = opt.read_both(graph_file, plan_file)
     content = export_plan(graph, plan, to, run=run, costs=costs)
     files.write_bytes(output, content)
     result = ExportResult(output=str(output), format=to, bytes=len(content))
@@ -161,13 +156,11 @@ def draw(
     """Draw what each device computes over time, and what it holds (SVG)."""
     from pardnn import files
     from pardnn.api.draw import draw_plan
-    from pardnn.graph.file import read_graph
-    from pardnn.plan.file import read_plan
     from pardnn.planner.check_cut import proven_cluster
     from pardnn.planner.costs import costs_for, stated_costs
     from pardnn.report.export.result import ExportResult
 
-    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    graph, plan = opt.read_both(graph_file, plan_file)
     cluster = proven_cluster(graph, plan)
     known = costs_for(graph, cluster, costs or stated_costs(plan))
     content = draw_plan(graph, plan, known).encode(errors="replace")

@@ -15,6 +15,8 @@ from pardnn.version import __version__
 
 if TYPE_CHECKING:
     from pardnn.cluster import Cluster
+    from pardnn.graph.ir import Graph
+    from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import StateInPlace
     from pardnn.planner.options import PlanOptions
 
@@ -140,6 +142,19 @@ KeepState = Annotated[
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
 
 
+def read_both(graph_file: Path, plan_file: Path) -> tuple[Graph, Plan]:
+    """Return a graph and a plan, which may be of another graph, from their files.
+
+    Raises:
+        FileError: E403 to E408, if one cannot be read.
+        MismatchError: E502, if it is of another version.
+    """
+    from pardnn.graph.file import read_graph
+    from pardnn.plan.file import read_plan
+
+    return read_graph(graph_file), read_plan(plan_file)
+
+
 def state_of(files: tuple[Path, Path] | None) -> StateInPlace | None:
     """Return the state that `--keep-state` names; None without the option.
 
@@ -149,12 +164,11 @@ def state_of(files: tuple[Path, Path] | None) -> StateInPlace | None:
     """
     if files is None:
         return None
-    from pardnn.graph.file import read_graph
     from pardnn.plan.check import check_plan
-    from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.plan.file import check_fingerprint
     from pardnn.plan.state_in_place import state_in_place
 
-    graph, plan = read_graph(files[0]), read_plan(files[1])
+    graph, plan = read_both(*files)
     check_fingerprint(plan, graph)
     check_plan(graph, plan)
     return state_in_place(graph, plan)

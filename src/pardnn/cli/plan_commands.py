@@ -94,11 +94,10 @@ def check(
 ) -> None:
     """Verify a plan independently of how it was made: exit 0 if valid, 4 if not."""
     from pardnn.api.simulate import plan_problems
-    from pardnn.graph.file import read_graph
-    from pardnn.plan.file import check_fingerprint, read_plan
+    from pardnn.plan.file import check_fingerprint
     from pardnn.report.results import CheckResult
 
-    graph, found = read_graph(graph_file), read_plan(plan_file)
+    graph, found = opt.read_both(graph_file, plan_file)
     check_fingerprint(found, graph)
     problems = tuple(plan_problems(graph, found))
     show(CheckResult(valid=not problems, problems=problems), as_json, None)
@@ -121,10 +120,8 @@ def simulate(
 ) -> None:
     """Simulate a plan: its time, and peaks from its order or along a scheduler's times."""
     from pardnn.api.simulate import simulate as simulate_plan
-    from pardnn.graph.file import read_graph
-    from pardnn.plan.file import read_plan
 
-    graph, found = read_graph(graph_file), read_plan(plan_file)
+    graph, found = opt.read_both(graph_file, plan_file)
     if cluster is not None or devices is not None:
         machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
         found = dataclasses.replace(found, cluster=machine)

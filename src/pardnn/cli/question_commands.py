@@ -40,15 +40,13 @@ def explain(
 ) -> None:
     """Say why a plan is as it is, and what other decisions would cost."""
     from pardnn.explain.ask import ask
-    from pardnn.graph.file import read_graph
-    from pardnn.plan.file import read_plan
     from pardnn.report.explained_text import explained_text
     from pardnn.report.progress import status
 
     if name is not None and name.startswith("-") and not (memory or time):
         raise UsageError(f"no such option: {name:.40}", code="E200")
     topic = _topic(memory=memory, time=time, layers=layers)
-    graph, plan = read_graph(graph_file), read_plan(plan_file)
+    graph, plan = opt.read_both(graph_file, plan_file)
     with status("planning anew" if topic and name else "simulating"):
         found = ask(graph, plan, name, topic=topic, algorithm=algorithm, costs=costs)
     if not as_json:
