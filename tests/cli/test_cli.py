@@ -13,6 +13,7 @@ import pytest
 
 import pardnn
 from pardnn.api.schemas import json_schemas
+from pardnn.cli.main import _heed_interrupts
 from pardnn.graph.file import read_graph, write_graph
 from pardnn.plan.file import read_plan
 from pardnn.plan.state_layout import state_layout
@@ -260,6 +261,27 @@ def test_interrupted_while_planning(tmp_path: Path, number: int) -> None:
     process.send_signal(number)
     assert process.wait(20) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.json"]
+
+
+def test_an_interrupt_in_a_finalizer_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python prints what is raised there, and goes on: once in many runs planning went on."""
+
+    class Large:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)  # where the handler raises
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    seen = _heed_interrupts()
+    try:
+        Large()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(10)
+        assert seen.is_set()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_the_version_is_told(run: Run) -> None:

@@ -6,6 +6,7 @@ code is the exit status.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -36,6 +37,9 @@ app = typer.Typer(
     callback=no_command,
 )
 
+
+#: When an interrupt that was lost comes again, seconds.
+_AGAIN_S = 0.05
 
 # In the order in which `pardnn --help` lists them.
 for command in (
@@ -68,7 +72,8 @@ app.add_typer(checkpoint_commands.app, name="checkpoint")
 def _heed_interrupts() -> threading.Event:
     """Raise KeyboardInterrupt at SIGTERM too; the event tells of both.
 
-    An import that is interrupted may raise something else.
+    An import that is interrupted may raise something else. What is raised in a finalizer Python
+    prints and forgets: the signal comes once more, a moment later.
     """
     seen = threading.Event()
 
@@ -76,6 +81,13 @@ def _heed_interrupts() -> threading.Event:
         seen.set()
         raise KeyboardInterrupt
 
+    def lost(what: sys.UnraisableHookArgs) -> None:
+        if not issubclass(what.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(what)
+        else:
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    sys.unraisablehook = lost
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
