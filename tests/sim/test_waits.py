@@ -105,6 +105,18 @@ def test_the_reasons_by_hand():
     ]  # fmt: skip
 
 
+def test_of_two_that_end_together_the_op_that_makes_the_tensor_is_named():
+    """The message leaves when "a" is made, and when device 1 comes to make room: both at 1 s."""
+    graph = fork(c={"seconds": {"accelerator": 1.0}})
+    machine = machine_of(graph_costs(graph), cluster_of(2, "independent"))
+    plan = free_plan(graph.arrays, 2, np.array([0, 1, 1]), np.arange(3))
+    plan = plan._replace(message_post=np.array([2]))
+    found = causes(graph, machine, plan, simulate(graph, machine, plan))
+    assert [tuple(each) for each in chain(found, plan, 2)] == [
+        (MESSAGE, 0, 1.0, 2.25), (COMPUTE, 0, 0.0, 1.0)
+    ]  # fmt: skip
+
+
 def test_a_device_waits_for_its_own_send_where_it_must_have_left():
     hold = np.array([0])  # "a" is held until it has left, before the device goes on to "c"
     graph = fork()

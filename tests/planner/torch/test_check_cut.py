@@ -150,6 +150,12 @@ def reduced_dim(ops: list[Data], data: Data) -> None:
     called(op)[1] = [0]
 
 
+def whole_number(ops: list[Data], data: Data) -> None:
+    """Equal in Python, and refused by the operator."""
+    op = some(ops, kind("aten.sum.dim_IntList"))
+    called(op)[1] = [float(dim) for dim in called(op)[1]]
+
+
 def sum_into_max(ops: list[Data], data: Data) -> None:
     op = some(ops, lambda op: op["kind"] == "pardnn.reduce" and called(op)[0] == "sum")
     called(op)[0] = "max"
@@ -273,6 +279,7 @@ FAULTS: dict[Spoil, tuple[tuple[str, ...], str]] = {
     foreign_op: (EVERY, r"op 'tanh.*sin"),
     scalar: (EVERY, r"op 'mul.*0.75.*0.5|op 'mul.*others"),
     reduced_dim: (EVERY, r"op 'sum"),
+    whole_number: (EVERY, r"op 'sum.*(is 1.0, derived is 1|its arguments are others)"),
     weights: (CUT, r"op .*:sum@.*derived is 0.5"),
     sum_into_max: (CUT, r"op .*'max', derived is 'sum'"),
     dropped_part: (CUT, r"op .*:sum@"),

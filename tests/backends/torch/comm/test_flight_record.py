@@ -103,6 +103,8 @@ def test_a_record_is_short_and_shows_no_control_characters(temporary: Path) -> N
     record.write(["E601"], weight=flight_record.WITH_ERROR)
     record.write(["the other thread"], weight=flight_record.FAILED)
     assert "E601" in (temporary / "rank-0.txt").read_text()
+    record.write(["E601 and its end"], weight=flight_record.WITH_ERROR)
+    assert "its end" in (temporary / "rank-0.txt").read_text()
 
 
 def test_where_nothing_can_be_written_there_is_none(
