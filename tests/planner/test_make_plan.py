@@ -15,7 +15,9 @@ from pardnn.graph.file import digested_text
 from pardnn.graph.ir import Op
 from pardnn.place.pardnn import pardnn
 from pardnn.place.polish import polish, search
+from pardnn.plan.plan import Plan, Predicted
 from pardnn.planner import make_plan, portfolio, warm_up
+from pardnn.planner.costs import stated_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 
@@ -195,3 +197,14 @@ def test_the_digest_of_an_op_is_computed_once(monkeypatch: pytest.MonkeyPatch) -
     graph, options = build_graph("g", ops), PlanOptions(algorithm="single")
     make_plan.make_plan(Problem(graph, Cluster.uniform(2), graph_costs(graph), options))
     assert sorted(counted) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [("v100", "v100"), ("cpu", "cpu"), ("cpu, v100", "v100"), ("v100, cpu", "v100"),
+     ("measured", None), ("graph", None), (None, None)],
+)  # fmt: skip
+def test_the_preset_that_a_plan_was_made_with(costs: str | None, expected: str | None) -> None:
+    predicted = Predicted(makespan_s=1.0, peak_bytes=(1,), transfer_bytes=0, costs=costs)
+    assert stated_costs(Plan(placement={}, order=((),), predicted=predicted)) == expected
+    assert stated_costs(Plan(placement={}, order=((),))) is None
