@@ -11,10 +11,10 @@ from pardnn.errors import UsageError
 from pardnn.explain.ask import ask
 from pardnn.explain.case import opened
 from pardnn.explain.differences import differences
-from pardnn.explain.layers import block_of, is_within, layers_of, origin
 from pardnn.explain.subjects import layer_names, subject_of
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.layers import block_of, is_within, layers_of, origin
 from pardnn.report.differences import diff_text
 from pardnn.report.explained_text import explained_text, printable
 from testbed import hand_graphs

@@ -11,8 +11,8 @@ from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.explain.layers import known_layers, layers_of
 from pardnn.graph.ir import Graph
+from pardnn.graph.layers import known_layers, layers_of
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities

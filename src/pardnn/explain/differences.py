@@ -15,9 +15,9 @@ import numpy as np
 
 from pardnn.errors import PardnnError
 from pardnn.explain.case import Case, opened
-from pardnn.explain.layers import block_of, origin
 from pardnn.explain.moved import alternative, judged, ordered_anew
 from pardnn.graph.ir import Graph
+from pardnn.graph.layers import block_of, origin
 from pardnn.plan.plan import Plan
 from pardnn.report.differences import DiffResult, MovedOps, PlanFigures, Relaid, SentBy
 from pardnn.report.explained import Alternative

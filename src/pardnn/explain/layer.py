@@ -15,9 +15,9 @@ from jaxtyping import Bool
 from numpy import ndarray
 
 from pardnn.explain.case import Case, layer_seconds
-from pardnn.explain.layers import NO_LAYER, block_of
 from pardnn.explain.memory import Memory, state_bytes
 from pardnn.graph.csr import frozen
+from pardnn.graph.layers import NO_LAYER, block_of
 from pardnn.report.explained import LayerRow, LayersExplained
 from pardnn.sim.engine import run_lists
 from pardnn.sim.peak import peaks

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable
 
 from pardnn.explain.case import Case
-from pardnn.explain.layers import block_of
 from pardnn.graph.csr import RESIDUAL
+from pardnn.graph.layers import block_of
 from pardnn.graph.storage_kinds import storage_kinds
 from pardnn.plan.memory import Storage, device_storages, memory_profiles
 from pardnn.plan.plan import order_rows

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pardnn.explain.case import Case
 from pardnn.explain.cuts import other_cuts
-from pardnn.explain.layers import block_of, origin
 from pardnn.explain.memory import Memory, device_memory
 from pardnn.explain.moved import moves
 from pardnn.explain.subjects import Subject
 from pardnn.explain.waiting import chain_of, waits_of, why_then
 from pardnn.graph.ir import Op, Tensor
+from pardnn.graph.layers import block_of, origin
 from pardnn.report.explained import (
     Alternative,
     Call,

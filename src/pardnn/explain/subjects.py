@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from pardnn.errors import UsageError, shown
 from pardnn.explain.case import Case
-from pardnn.explain.layers import is_within, origin
+from pardnn.graph.layers import is_within, origin
 
 #: Names that are suggested for one that there is not.
 SUGGESTED = 5

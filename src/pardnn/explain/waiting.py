@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from pardnn.explain.case import Case
-from pardnn.explain.layers import block_of
+from pardnn.graph.layers import block_of
 from pardnn.report.explained import Link, PathShare, Wait
 from pardnn.sim.waits import COMPUTE, MESSAGE, Stretch, chain, critical_chain, idle_stretches
 

@@ -53,7 +53,7 @@ class Drawing(NamedTuple):
 
 def drawing_of(found: Simulated) -> Drawing:
     """Return the boxes and arrows of a plan."""
-    modules, number = numbered_modules(found.graph)
+    modules, number = numbered_modules(found)
     k = found.arrays.num_devices
     box, keys = _boxed(modules, number, found.arrays.place, k)
     is_call = np.array([not op.is_source for op in found.graph.ops])

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import numpy as np
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL
-from pardnn.graph.ir import Graph, Op
+from pardnn.graph.ir import Graph
+from pardnn.graph.layers import known_layers, layers_of
 from pardnn.plan.plan import Plan
 from pardnn.report.page.contents import ModuleRow
 from pardnn.report.page.simulated import Simulated
 
 #: Rows of the tree; deeper modules are left out until so many remain.
 MOST_ROWS = 2000
-#: What stands before a parameter's path in the name of a value of its optimizer.
-_OPTIMIZER = re.compile(r"^[^.]+\.state\.")
 #: What updates nothing of one module.
 ELSEWHERE = "(no module)"
 #: Phases of calls; the last one is of values that are given.
@@ -26,7 +24,7 @@ _CALLS = 4
 
 def module_rows(found: Simulated) -> tuple[ModuleRow, ...]:
     """Return the modules depth first, each with all that is below it; the first is the step."""
-    names, number = numbered_modules(found.graph)
+    names, number = numbered_modules(found)
     tree, rows = _paths(names)
     sums = _Sums(found, number, len(names))
     words = _layouts(found.whole, found.plan)
@@ -70,30 +68,16 @@ def _used(seconds: ndarray) -> dict[int, float]:
     return {i: float(seconds[i]) for i in np.flatnonzero(seconds).tolist()}
 
 
-def numbered_modules(graph: Graph) -> tuple[list[str], ndarray]:
-    """Return the modules, and the number of each op's; sources are of the module that uses them."""
-    known = {op.module for op in graph.ops if op.module}
+def numbered_modules(found: Simulated) -> tuple[list[str], ndarray]:
+    """Return the modules in the order of their calls, and the number of each op's."""
+    layers = layers_of(found.whole)
+    if found.graph is not found.whole:
+        layers = layers_of(found.graph, known_layers(found.whole, layers))
     rows: dict[str, int] = {}
-    by_call = sorted(graph.ops, key=lambda op: op.is_source)  # in the order of calls
-    of = {op.name: _module(op, known) for op in by_call}
-    for name in of.values():
-        rows.setdefault(name, len(rows))
-    number = [rows[of[op.name]] for op in graph.ops]
-    return list(rows), np.array(number, dtype=np.int64)
-
-
-def _module(op: Op, known: set[str]) -> str:
-    """Return an op's module; of a parameter, a state and their updates, that of the parameter."""
-    if op.module:
-        return op.module
-    name = (op.group or op.name).partition("@")[0].partition(":")[0]
-    for path in (name, _OPTIMIZER.sub("", name)):
-        found = path
-        while "." in found:
-            found = found.rpartition(".")[0]
-            if found in known:
-                return found
-    return ELSEWHERE
+    # Sources stand first in the file, in an order of their own.
+    for i in sorted(range(len(layers)), key=lambda i: found.graph.ops[i].is_source):
+        rows.setdefault(layers[i] or ELSEWHERE, len(rows))
+    return list(rows), np.array([rows[layer or ELSEWHERE] for layer in layers], dtype=np.int64)
 
 
 def _paths(names: list[str]) -> tuple[list[str], dict[str, list[int]]]:

@@ -28,7 +28,7 @@ def layers_of(graph: Graph, known: Mapping[str, str] | None = None) -> list[str]
     known = known or {}
     a = graph.arrays
     names = [tensor.name for op in graph.ops for tensor in op.outputs]
-    owners = a.tensor_op[a.tensor_owner].tolist()
+    owners: list[int] = a.tensor_op[a.tensor_owner].tolist()
     owner = {name: graph.ops[op].name for name, op in zip(names, owners, strict=True)}
     modules = {op.module for op in graph.ops if op.module}
     parameters = {op.name for op in graph.ops if op.kind in ("parameter", "buffer")}
@@ -37,7 +37,7 @@ def layers_of(graph: Graph, known: Mapping[str, str] | None = None) -> list[str]
         layer = op.module or _known(op.name, known) or _of_source(op, modules, parameters)
         if layer:
             found[op.name] = layer
-    for number in reversed(graph.arrays.topological.tolist()):
+    for number in map(int, reversed(graph.arrays.topological)):
         op = graph.ops[number]
         if op.name in found:
             continue
@@ -80,7 +80,7 @@ def _of_source(op: Op, modules: set[str], parameters: set[str]) -> str:
 def _readers(graph: Graph, number: int, found: Mapping[str, str]) -> set[str]:
     a = graph.arrays
     begin, end = a.output_ptr[number], a.output_ptr[number + 1]
-    readers = a.consumer_op[a.consumer_ptr[begin] : a.consumer_ptr[end]].tolist()
+    readers: list[int] = a.consumer_op[a.consumer_ptr[begin] : a.consumer_ptr[end]].tolist()
     return {found.get(graph.ops[i].name, "") for i in readers}
 
 
