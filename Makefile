@@ -113,6 +113,7 @@ two-nodes: $(STAMP)
 # Fails where there is no Chromium, which `make long` skips and says.
 browser: $(STAMP)
 	CHROMIUM=1 $(BIN)/python -m pytest -q tests/report/test_page_in_browser.py
+
 # The seed is printed. FUZZ_CASE=SEED-NUMBER repeats one case of a run that failed.
 FUZZ_SECONDS ?= 600
 fuzz: $(STAMP)
