@@ -9,7 +9,7 @@ from pardnn.api.batch_scaling import graph_at
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.planner.paging import page_bytes
+from pardnn.planner.without_plan.paging import page_bytes
 from testbed import families
 
 

@@ -37,7 +37,7 @@ from pardnn.place.decision import Decision
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import capacities
-from pardnn.planner.paging import page_bytes
+from pardnn.planner.without_plan.paging import page_bytes
 from pardnn.sim.machine import machine_of
 
 #: Bytes/s between a device and the host.

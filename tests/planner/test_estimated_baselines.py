@@ -10,9 +10,9 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
-from pardnn.planner.estimated_baselines import HOST_BANDWIDTH, estimated_baselines
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.without_plan.baselines import HOST_BANDWIDTH, estimated_baselines
 from pardnn.report.results import CompareResult, CompareRow
 from pardnn.report.text import result_text
 

@@ -23,13 +23,13 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import SHARDED, algorithms_to_try
 from pardnn.planner.costs import costs_for
-from pardnn.planner.estimated_baselines import estimated_baselines
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome, decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
 from pardnn.planner.warm_up import warm_up
+from pardnn.planner.without_plan.baselines import estimated_baselines
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import CompareRow, MaxBatchResult, PlanResult, TriedBatch
 from pardnn.sim.peak import least_bytes

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from pardnn.graph.ir import Graph
 from pardnn.planner.costs import costs_for
-from pardnn.planner.paging import page_bytes
 from pardnn.planner.problem import Problem
+from pardnn.planner.without_plan.paging import page_bytes
 from pardnn.report.results import CompareRow
 from pardnn.sim.peak import one_device_peak
 
