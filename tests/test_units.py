@@ -69,3 +69,9 @@ def test_limits_in_all_forms_keep_their_ids() -> None:
 def test_limits_refused(limits: object) -> None:
     with pytest.raises(UsageError):
         parse_limits(limits, 2)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("text", "meant"), [("2", "2GB/s"), ("2e9", "2e9B/s")])
+def test_a_rate_without_a_unit_gets_the_likely_one(text: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f'did you mean "{meant}"'):
+        parse_bandwidth(text)

@@ -43,6 +43,10 @@ def without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends what runs, where an interrupt may only end a search."""
+
+
 class PardnnError(Exception):
     """Base of all errors meant for users.
 

@@ -25,6 +25,7 @@ _SIZE_HELP = 'write B, KiB, MiB, GiB, TiB (binary) or KB, MB, GB, TB (decimal), 
 MAX_WAIT_SECONDS = 1e8
 
 _USUAL = {"bandwidth": "GB/s", "time": "us", "size": "GiB", "memory": "GiB"}
+_SINGLE = {"bandwidth": "B/s", "size": "B", "memory": "B"}
 
 MemoryLimits = int | str | Mapping[int | str, int | str] | Sequence[int | str] | None
 
@@ -38,8 +39,9 @@ def _split(text: str, units: Mapping[str, float], help_text: str, what: str) -> 
         return float(number), units[unit]
     close = next((u for u in units if u.lower() == unit.lower()), None)
     suggestion = f'; did you mean "{number}{close}"?' if close else ""
-    if not unit:
-        suggestion = f'; did you mean "{number}{_USUAL[what]}"?' if what in _USUAL else ""
+    if not unit:  # of a number above a million, units themselves: bytes, or bytes a second
+        usual = _USUAL.get(what, "") if float(number) < 1e6 else _SINGLE.get(what, "")
+        suggestion = f'; did you mean "{number}{usual}"?' if usual else ""
     raise UsageError(f"{what} {text!r:.60} has no known unit: {help_text}{suggestion}")
 
 

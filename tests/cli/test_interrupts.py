@@ -17,6 +17,13 @@ import pardnn
 from pardnn.backends import entry_point
 from pardnn.backends.entry_point import load_factory
 from pardnn.cli import main as command_line
+from pardnn.cost.costs import graph_costs
+from pardnn.graph.file import read_graph
+from pardnn.plan.file import read_plan
+from pardnn.planner import portfolio
+from pardnn.planner.make_plan import make_plan
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
 
 #: Two modules that the command line loads send the interrupt, and one later turns it into an error.
 WHILE_LOADING = """
@@ -86,6 +93,47 @@ def test_an_interrupt_with_json_prints_one_object(
     assert status == 130
     assert found["error"]["code"] == "E130"
     assert found["error"]["exit"] == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_search_and_keeps_the_best_plan(
+    number: int, run: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide, calls = portfolio.decide, iter(range(100))
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == 6:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        return decide(*arguments, **options)
+
+    monkeypatch.setattr(portfolio, "decide", interrupted)
+    plan_file, graph_file = tmp_path / "p.json", tiny / "graph.json"
+    found = run("plan", graph_file, "--devices", 2, "--bandwidth", "1GB/s", "-o", plan_file)
+    if number == signal.SIGTERM:
+        assert found[0] == 130
+        assert not plan_file.exists()
+        return
+    assert found[0] == 0, found
+    assert "interrupted after" in found[1]
+    assert run("check", plan_file, "--graph", graph_file)[0] == 0
+    tried = {each.algorithm: each.makespan_s for each in read_plan(plan_file).tried}
+    assert len(tried) == 6
+    assert json.loads(plan_file.read_text())["predicted"]["makespan_s"] == min(
+        filter(None, tried.values())
+    )
+
+
+def test_who_watches_sees_the_search(tiny: Path) -> None:
+    lines: list[tuple[str, int, float | None]] = []
+    cluster = pardnn.Cluster.uniform(2, memory=None, bandwidth=1e9)
+    graph = read_graph(tiny / "graph.json")
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions())
+    plan, _ = make_plan(problem, lambda *line: lines.append(line))
+    assert [line[0] for line in lines][:2] == [each.algorithm for each in plan.tried][:2]
+    assert [line[1] for line in lines] == sorted(line[1] for line in lines)
+    assert lines[0][2] is None
+    assert lines[-1][2] == min(each.makespan_s for each in plan.tried if each.makespan_s)
 
 
 def test_a_thread_of_the_users_does_not_keep_the_command_alive() -> None:

@@ -6,7 +6,7 @@ A larger limit, more devices, ops that are called a second time, a batch in piec
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pardnn.api.max_batch import smaller_batch
 from pardnn.backends.entry_point import EntryPoint
@@ -22,8 +22,10 @@ from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
+from pardnn.planner.search_log import Watch
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import PlanResult
+from pardnn.report.text import seconds_text
 from pardnn.sim.peak import least_bytes
 
 #: Ops up to which a batch that fits is looked for, which takes two captures and some ten plans,
@@ -34,6 +36,7 @@ CHEAP_OPS = 12_000
 SECONDS = 10.0
 #: Numbers of pieces.
 COUNTS = (2, 4, 8)
+PLANNING = "planning; the first time on a machine, kernels are compiled: a minute or two"
 
 
 def planned(
@@ -44,6 +47,7 @@ def planned(
     batch_size: int | None = None,
     *,
     state: StateInPlace | None = None,
+    keep_best: bool = False,
 ) -> tuple[Plan, PlanResult]:
     """Plan; an error that nothing fits names what was tried and does fit.
 
@@ -54,6 +58,7 @@ def planned(
         entry: The entry point that the graph is from, if it is from one.
         batch_size: At which it was captured; None is the entry point's own.
         state: What lies on the devices already and stays; then nothing else is tried.
+        keep_best: Whether an interrupt ends the search, and its best plan is returned.
 
     Raises:
         InfeasibleError: E301.
@@ -62,8 +67,8 @@ def planned(
         costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
     problem = Problem(graph, cluster, costs, options, state)
     try:
-        with status("planning; the first time on a machine, kernels are compiled: a minute or two"):
-            return make_plan(problem)
+        with status(PLANNING) as show:
+            return make_plan(problem, _watch(show, options.time_limit), keep_best=keep_best)
     except InfeasibleError as error:
         if state is not None:
             raise
@@ -80,6 +85,23 @@ def planned(
         raise InfeasibleError(
             "\n".join([*lines, *hint]), code=error.code, details=error.details | {"try": tried}
         ) from None
+
+
+def _watch(show: Callable[[str], None], time_limit: float | None) -> Watch:
+    """Return what tells who watches how a search goes."""
+    begin = time.monotonic()
+
+    def told(what: str, tried: int, best_s: float | None) -> None:
+        line = f"planning: {what}"
+        if tried:
+            best = "none fits" if best_s is None else f"the best {seconds_text(best_s)} a step"
+            line += f"; {tried} tried, {best}"
+        if time_limit is not None:
+            left = max(0.0, time_limit - (time.monotonic() - begin))
+            line += f"; {left:.0f} s left"
+        show(line)
+
+    return told
 
 
 def _batch(

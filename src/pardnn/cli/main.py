@@ -25,7 +25,7 @@ from pardnn.cli import (
 )
 from pardnn.cli.options import no_command
 from pardnn.cli.output import echo, fail
-from pardnn.errors import INTERRUPTED, PardnnError, UsageError
+from pardnn.errors import INTERRUPTED, PardnnError, Terminated, UsageError
 
 app = typer.Typer(
     name="pardnn",
@@ -70,22 +70,23 @@ app.add_typer(checkpoint_commands.app, name="checkpoint")
 
 
 def _heed_interrupts() -> threading.Event:
-    """Raise KeyboardInterrupt at SIGTERM too; the event tells of both.
+    """Raise a kind of KeyboardInterrupt at SIGTERM too; the event tells of both.
 
     An import that is interrupted may raise something else. What is raised in a finalizer Python
     prints and forgets: the signal comes once more, a moment later.
     """
     seen = threading.Event()
 
-    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
         seen.set()
-        raise KeyboardInterrupt
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     def lost(what: sys.UnraisableHookArgs) -> None:
         if not issubclass(what.exc_type, KeyboardInterrupt):
             sys.__unraisablehook__(what)
         else:
-            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            again = signal.SIGTERM if issubclass(what.exc_type, Terminated) else signal.SIGINT
+            threading.Timer(_AGAIN_S, os.kill, (os.getpid(), again)).start()
 
     sys.unraisablehook = lost
     signal.signal(signal.SIGTERM, interrupt)

@@ -50,7 +50,10 @@ def plan(
     recompute: opt.Recompute = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Decide where and in which order every op runs; check the plan; write it."""
+    """Decide where and in which order every op runs; check the plan; write it.
+
+    Ctrl-C ends the search: the best plan so far is checked and written, if there is one.
+    """
     from pardnn.api.advice import planned
     from pardnn.api.capture import graph_of, opened
     from pardnn.api.draw import schedule_grid
@@ -76,7 +79,7 @@ def plan(
     graph = graph_of(source, batch_size)
     entry = source if isinstance(source, EntryPoint) else None
     state = opt.state_of(keep_state)
-    found, result = planned(graph, machine, options, entry, batch_size, state=state)
+    found, result = planned(graph, machine, options, entry, batch_size, state=state, keep_best=True)
     if output is not None:
         write_plan(found, output)
     if not as_json:

@@ -64,6 +64,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     data["order"] = [list(row) for row in plan.order]
     data["messages"] = [_message_to_dict(message) for message in plan.messages]
     data["notes"] = list(plan.notes)
+    data["tried"] = [dataclasses.asdict(each) for each in plan.tried] or None
     data["cluster"] = None if plan.cluster is None else cluster_to_dict(plan.cluster)
     if plan.partition is not None:
         data["partition"] = _partition_to_dict(plan.partition)

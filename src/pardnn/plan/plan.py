@@ -70,6 +70,21 @@ class Predicted:
     costs: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """How an algorithm fared beside the one that won.
+
+    Attributes:
+        algorithm: Its name; before it the part of a search that it was run in.
+        makespan_s: Simulated, in seconds; None if it found no plan that fits.
+    """
+
+    __pydantic_config__ = STRICT
+
+    algorithm: str
+    makespan_s: float | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A decision for one graph.
@@ -96,6 +111,7 @@ class Plan:
         reserve: Fraction of each device's memory that stays unused.
         predicted: What the planner expects.
         notes: What a person should know about this plan.
+        tried: What was tried, in this order, before local search improved the best.
         checksum: SHA-256 over everything else; a damaged file is refused.
     """
 
@@ -118,6 +134,7 @@ class Plan:
     reserve: float = 0.0
     predicted: Predicted | None = None
     notes: tuple[str, ...] = ()
+    tried: tuple[Tried, ...] = ()
     checksum: str | None = None
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, PardnnError, UsageError
+from pardnn.errors import InfeasibleError, PardnnError, Terminated, UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.csr import GraphArrays
 from pardnn.plan.check import check_plan
@@ -31,6 +31,7 @@ from pardnn.planner.microbatched import decide_microbatched
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
+from pardnn.planner.search_log import SearchLog, Watch
 from pardnn.planner.sharded import may_shard
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import CompareRow, PlanResult
@@ -44,8 +45,16 @@ from pardnn.sim.policy_peak import policy_peaks
 from pardnn.version import __version__
 
 
-def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
+def make_plan(
+    problem: Problem, watch: Watch | None = None, *, keep_best: bool = False
+) -> tuple[Plan, PlanResult]:
     """Decide, complete, check.
+
+    Args:
+        problem: What to plan.
+        watch: Told what is going on.
+        keep_best: Whether an interrupt ends the search, and the best plan so far is returned, if
+            there is one.
 
     Raises:
         InfeasibleError: E301, if nothing fits.
@@ -56,6 +65,7 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     cluster, options, num_ops = problem.cluster, problem.options, len(problem.graph.ops)
     if problem.state is not None:
         check_state(problem.graph, cluster, options.reserve, problem.state)
+    problem = dataclasses.replace(problem, log=SearchLog(watch))
     names = algorithms_of(problem)
     polish = _is_polished(problem, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)
@@ -63,15 +73,28 @@ def make_plan(problem: Problem) -> tuple[Plan, PlanResult]:
     warm_up(names, limited=limited, polished=polish)
     compile_s = time.perf_counter() - started
     try:
-        if options.microbatches is None:
-            best = _best_of(problem, names)
-        else:
-            best = decide_microbatched(problem, names, _best_of)
+        best = _searched(problem, names, keep_best)
     except InfeasibleError as error:
         if problem.state is None or "usable_bytes" not in error.details:
             raise
         raise with_state(error, problem.graph, problem.state) from None
     return finished(problem, best, compile_s=compile_s)
+
+
+def _searched(problem: Problem, names: Sequence[str], keep_best: bool) -> Outcome:
+    """Return the best outcome of a search, or of its part before an interrupt."""
+    begin, log = time.perf_counter(), problem.log
+    try:
+        if problem.options.microbatches is None:
+            return _best_of(problem, names)
+        return decide_microbatched(problem, names, _best_of)
+    except KeyboardInterrupt as error:
+        best = log.best
+        if not keep_best or isinstance(error, Terminated) or not isinstance(best, Outcome):
+            raise
+        spent = time.perf_counter() - begin
+        note = f"interrupted after {spent:.3g} s: the best of the plans found until then"
+        return best._replace(planning_s=spent, notes=(*best.notes, note))
 
 
 def _is_polished(problem: Problem, num_ops: int) -> bool:
@@ -159,6 +182,7 @@ def finished(
             costs=result.costs,
         ),
         notes=result.notes,
+        tried=tuple(problem.log.tried) if len(problem.log.tried) > 1 else (),
     )
     check_plan(graph, plan, problem.cluster)
     if problem.state is not None:

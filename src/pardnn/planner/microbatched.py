@@ -18,6 +18,7 @@ from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import costs_again
+from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded import ShardedPlan
 from pardnn.planner.staged import decide_staged
 from pardnn.shard.microbatch.rewrite import cut_batch
@@ -113,8 +114,10 @@ class _Best:
             return False
         self.spent += outcome.planning_s
         best = self.found
-        is_better = best is None or _score(self.problem, outcome) < _score(self.problem, best)
+        objective = self.problem.options.objective
+        is_better = best is None or outcome.score(objective) < best.score(objective)
         self.found, self.worse = (outcome, 0) if is_better else (best, self.worse + 1)
+        self.problem.log.best = self.found
         return is_better
 
     def is_done(self, number: int) -> bool:
@@ -136,11 +139,6 @@ class _Best:
 def _counts() -> Iterator[int]:
     """Yield 2, 4, 8 and so on; an end is where the batch has fewer samples."""
     return (1 << power for power in range(1, MOST_DOUBLINGS + 1))
-
-
-def _score(problem: Problem, outcome: Outcome) -> float:
-    is_timed = problem.options.objective == "seconds"
-    return outcome.makespan_s if is_timed else outcome.transfer_bytes
 
 
 def _in_pieces(problem: Problem, count: int, placing: Sequence[str], decide: Decide) -> Outcome:
@@ -179,8 +177,10 @@ def _staged(problem: Problem, count: int, decide: Decide) -> Outcome:
 def _ordered(problem: Problem, inner: Problem) -> Outcome:
     """Search for stages of a cut graph, and orders of them."""
     started = time.perf_counter()
+    inner.log.trying("stages")
     plan = decide_staged(problem.graph, inner).plan
     timeline = simulate(inner.graph, inner.machine, plan)
+    inner.log.note("stages", timeline.makespan)
     return Outcome(
         algorithm=STAGES, plan=plan, moved_ops=0, makespan_s=timeline.makespan,
         transfer_bytes=timeline.transfer_bytes(inner.graph),
@@ -212,7 +212,8 @@ def _cut(problem: Problem, count: int, accumulators: int | None) -> tuple[Pieces
     else:
         known = partitioned_costs(graph, cut, cluster, costs)
     step = CutStep(graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch), count)
-    return pieces, dataclasses.replace(problem, graph=cut, costs=known, cut=step)
+    log = SearchLog(within=problem.log, part=f"{count} pieces, ")
+    return pieces, dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log)
 
 
 def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:

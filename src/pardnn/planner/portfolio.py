@@ -64,6 +64,11 @@ class Outcome(NamedTuple):
     notes: tuple[str, ...] = ()
     lower_bound_s: float = 0.0
 
+    def score(self, objective: Objective) -> tuple[float, float]:
+        """Return what is least of the best outcome."""
+        seconds, sent = self.makespan_s, float(self.transfer_bytes)
+        return (seconds, sent) if objective == "seconds" else (sent, seconds)
+
 
 def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> Outcome:
     """Run one algorithm and simulate its plan in the plan's own order.
@@ -246,8 +251,9 @@ def decide_best(
     bound = _bound(problem) if polish or solvers else 0.0
     is_near = best is not None and best.makespan_s <= bound * (1 + NEAR_BOUND)
     if polish and placed and not is_near and (left is None or left > 0):
+        problem.log.trying("local search")
         polished = _polished(problem, placed, left)
-        best = min(best or polished, polished, key=lambda outcome: _score(outcome, objective))
+        best = min(best or polished, polished, key=lambda outcome: outcome.score(objective))
     is_late = time_limit is not None and time.perf_counter() - started > time_limit
     for solver in () if is_late else solvers:
         if best is None or best.makespan_s > bound * (1 + AT_BOUND):
@@ -273,8 +279,10 @@ def _tried(
         if best is not None and time_limit is not None and spent > time_limit:
             break
         try:
+            problem.log.trying(name)
             found = decide(problem, name, best=best)
         except InfeasibleError as error:
+            problem.log.note(name, None)
             failure = failure or error
             continue
         except PardnnError as error:
@@ -284,8 +292,9 @@ def _tried(
             continue
         if found.sharded is None:
             placed.append(found)
-        if best is None or _score(found, objective) < _score(best, objective):
-            best = found
+        problem.log.note(name, found.makespan_s)
+        if best is None or found.score(objective) < best.score(objective):
+            best = problem.log.best = found
     return best, placed, notes, failure
 
 
@@ -297,6 +306,7 @@ def _bound(problem: Problem) -> float:
 def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome | None:
     """Return the faster of an outcome and what a solver-based algorithm finds."""
     try:
+        problem.log.trying(solver)
         found = decide(problem, solver)
     except PardnnError as error:
         # The solver is not installed, or finds nothing that fits; a crash is worth a word.
@@ -326,8 +336,3 @@ def _polished(problem: Problem, placed: list[Outcome], time_limit: float | None)
         makespan_s=timeline.makespan,
         transfer_bytes=timeline.transfer_bytes(problem.graph),
     )
-
-
-def _score(outcome: Outcome, objective: Objective) -> tuple[float, float]:
-    seconds, sent = outcome.makespan_s, float(outcome.transfer_bytes)
-    return (seconds, sent) if objective == "seconds" else (sent, seconds)

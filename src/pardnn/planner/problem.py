@@ -18,6 +18,7 @@ from pardnn.plan.check import capacities
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of, places_before
 from pardnn.planner.options import PlanOptions
+from pardnn.planner.search_log import SearchLog
 from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine, fastest_seconds, machine_of
 
@@ -33,6 +34,7 @@ class Problem:
         options: How to plan.
         state: What lies on the devices already and stays where it is; None for nothing.
         cut: The graph beside the whole step, if its batch is in pieces.
+        log: Of the search.
     """
 
     graph: Graph
@@ -41,6 +43,7 @@ class Problem:
     options: PlanOptions = field(default_factory=PlanOptions)
     state: StateInPlace | None = None
     cut: CutStep | None = None
+    log: SearchLog = field(default_factory=SearchLog)
 
     @functools.cached_property
     def machine(self) -> Machine:

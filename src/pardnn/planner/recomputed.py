@@ -29,6 +29,7 @@ from pardnn.planner.algorithms import whole_op_algorithms
 from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded import ShardedPlan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
@@ -70,7 +71,7 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
         return best  # nothing is faster than every op once
     for found in _candidates(problem, placing, decide):
         if best is None or found.makespan_s < best.makespan_s:
-            best = found
+            best = problem.log.best = found
     if best is None:
         assert failure is not None
         raise failure
@@ -123,7 +124,8 @@ def _placements(problem: Problem, placing: Sequence[str], decide: Decide) -> Ite
         )
         larger = dataclasses.replace(problem.cluster, devices=tuple(devices))
         try:
-            placed = decide(dataclasses.replace(problem, cluster=larger), placing)
+            log = SearchLog(within=problem.log, part="placed for a larger limit, ")
+            placed = decide(dataclasses.replace(problem, cluster=larger, log=log), placing)
         except InfeasibleError:
             continue
         if placed.plan.place.tobytes() not in seen:

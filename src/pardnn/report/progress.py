@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from pardnn.errors import printable
+
 
 @contextmanager
-def status(text: str) -> Iterator[None]:
-    """Show a line with a spinner while something lasts."""
+def status(text: str) -> Iterator[Callable[[str], None]]:
+    """Show a line with a spinner while something lasts; yield what shows another line."""
     if not sys.stderr.isatty():
-        yield
+        yield lambda _: None
         return
-    with Console(stderr=True, markup=False).status(text):
-        yield
+    with Console(stderr=True, markup=False).status(printable(text)) as shown:
+        yield lambda line: shown.update(printable(line))
 
 
 @contextmanager

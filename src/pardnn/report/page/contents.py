@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pardnn.plan.plan import Tried
 from pardnn.report.results import STRICT
 
 #: What an op belongs to, by the numbers that columns hold.
@@ -268,6 +269,8 @@ class Report:
         memory: A chart per device.
         modules: Depth first.
         measured: A run of the plan; None if none was given.
+        tried: How each algorithm fared, before local search improved the best; empty if one was
+            asked for.
         notes: Of the plan, and what a reader of this page should know.
     """
 
@@ -286,6 +289,7 @@ class Report:
     memory: tuple[MemoryChart, ...]
     modules: tuple[ModuleRow, ...]
     measured: Measured | None = None
+    tried: tuple[Tried, ...] = ()
     notes: tuple[str, ...]
 
 

@@ -29,6 +29,7 @@ from pardnn.report.page.tables import (
     measured_tables,
     modules_table,
     peaks_table,
+    tried_table,
 )
 from pardnn.report.text import escaped
 
@@ -126,7 +127,7 @@ def _sections(report: Report) -> Iterator[str]:
     yield _section("memory", peaks_table(report), '<div id="memory-view"></div>')
     yield _section("modules", _drawn("modules", modules_table(report)))
     yield _section("messages", matrix_table(report), largest_messages(report))
-    yield _section("bounds", bounds_table(report))
+    yield _section("bounds", bounds_table(report), tried_table(report))
     if report.measured is not None:
         yield _section("measured", *measured_tables(report))
     yield _section("notes", _listed(report.notes) if report.notes else "<p>None.</p>")

@@ -54,6 +54,7 @@ def report_of(found: Simulated, record: RunRecord | None = None) -> Report:
         memory=memory_charts(found),
         modules=module_rows(found),
         measured=None if record is None else measured_of(found, record, runs),
+        tried=plan.tried,
         notes=(*plan.notes, *_notes(found, bars)),
     )
 

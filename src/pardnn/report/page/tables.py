@@ -237,3 +237,22 @@ def bounds_table(report: Report) -> str:
         for what, seconds in rows
     ]
     return html_table("Times", ("what", "seconds", "of the step"), shown)
+
+
+def tried_table(report: Report) -> str:
+    """Return how each algorithm fared; nothing if only one was asked for."""
+    if not report.tried:
+        return ""
+    best = min((each.makespan_s for each in report.tried if each.makespan_s), default=None)
+    rows = [
+        (each.algorithm, "does not fit", "-")
+        if each.makespan_s is None
+        else (
+            each.algorithm,
+            seconds_text(each.makespan_s),
+            f"{each.makespan_s / best:.3f} x" if best else "-",
+        )
+        for each in report.tried
+    ]
+    caption = "What was tried, simulated, before local search improved the best"
+    return html_table(caption, ("algorithm", "step", "of the best"), rows)

@@ -1,0 +1,51 @@
+"""What a search has tried, and its best so far: for who watches, interrupts, or reads the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, final
+
+from pardnn.plan.plan import Tried
+
+
+class Complete(Protocol):
+    """A complete plan of the problem, as `planner.portfolio.Outcome` is."""
+
+    @property
+    def makespan_s(self) -> float:
+        """Simulated, in seconds."""
+        ...
+
+
+#: Told what is tried now, how many plans were tried before, and the seconds of the best one.
+Watch = Callable[[str, int, float | None], None]
+
+
+@final
+class SearchLog:
+    """What was tried so far.
+
+    Attributes:
+        watch: Told what is going on, whenever that changes; None if nobody watches.
+        tried: In this order; a part of a search names itself before the algorithm.
+        best: The best complete plan of the problem; None before there is one.
+    """
+
+    def __init__(
+        self, watch: Watch | None = None, *, within: SearchLog | None = None, part: str = ""
+    ) -> None:
+        """Begin a log, or that of a part of a search: its plans are not those of the problem."""
+        self.watch = watch if within is None else within.watch
+        self.tried: list[Tried] = [] if within is None else within.tried
+        self.best: Complete | None = None if within is None else within.best
+        self._part = part if within is None else within._part + part
+
+    def trying(self, what: str) -> None:
+        """Tell who watches what is tried now."""
+        if self.watch is not None:
+            best_s = None if self.best is None else self.best.makespan_s
+            self.watch(self._part + what, len(self.tried), best_s)
+
+    def note(self, algorithm: str, makespan_s: float | None) -> None:
+        """Note how an algorithm fared; None: it found no plan that fits."""
+        self.tried.append(Tried(algorithm=self._part + algorithm, makespan_s=makespan_s))
