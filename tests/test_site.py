@@ -28,6 +28,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     loads = r"<(?:script|link|img|iframe)\b[^>]*?(?:src|href)=\"?(?:https?:)?//"
     for page in site.rglob("*.html"):

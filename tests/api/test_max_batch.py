@@ -147,6 +147,7 @@ def fits(graph: Graph, memory: int) -> bool:
     return True
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize(("memory", "start"), [(700, 1), (700, 4), (5000, 4), (5000, 64)])
 def test_the_largest_batch_is_found(search: Any, memory: int, start: int) -> None:
     found = search(step_graph, memory, start=start)
@@ -187,6 +188,7 @@ def test_large_answers_are_known_to_one_part_in_a_hundred(search: Any) -> None:
     assert not fits(step_graph(found.batch_size + found.step), 100_000)
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize("growth", [0.7, 1.6])
 def test_a_wrong_prediction_is_put_right_by_captures(search: Any, growth: float) -> None:
     def bent(batch: int) -> Graph:
@@ -198,6 +200,7 @@ def test_a_wrong_prediction_is_put_right_by_captures(search: Any, growth: float)
     assert len(set(search.sizes)) < 10
 
 
+@pytest.mark.jit
 def test_other_ops_at_every_size_are_captured_one_by_one(search: Any) -> None:
     def other(batch: int) -> Graph:
         ops = step_graph(batch).ops

@@ -54,6 +54,7 @@ def test_a_move_is_judged_as_the_edited_plan_is(graph, seed, room):
         assert edited.placement[graph.ops[op].name] == device
 
 
+@pytest.mark.jit
 @settings(max_examples=12)
 @given(graphs(), st.integers(0, 99))
 def test_waits_fill_the_idle_time_and_chains_lead_to_second_0(graph, seed):

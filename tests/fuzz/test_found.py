@@ -56,6 +56,7 @@ def test_keeping_the_state_of_a_plan_that_is_not_valid(folder: Path) -> None:
     assert command("plan", graph, "--devices", 2, *words) == 4
 
 
+@pytest.mark.jit
 def test_no_limit_helps_where_a_link_is_missing(folder: Path) -> None:
     def no_links(data: Any) -> None:
         data["default_link"] = None

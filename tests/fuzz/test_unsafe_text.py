@@ -52,6 +52,7 @@ def test_what_acts_on_a_terminal_is_escaped() -> None:
     assert UNSAFE.search(shown(HOSTILE)) is None
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize("algorithm", ["heft", "tofu"])
 def test_no_command_prints_a_name_as_it_is(files: Path, algorithm: str) -> None:
     graph, plan, on = files / "g.json", files / "p.json", ("--cluster", files / "c.json")
@@ -75,6 +76,7 @@ def test_no_command_prints_a_name_as_it_is(files: Path, algorithm: str) -> None:
         assert HOSTILE[-3:] not in text, path
 
 
+@pytest.mark.jit
 def test_nor_does_an_error(files: Path) -> None:
     graph, on = files / "t.json", ("--cluster", files / "c.json")
     assert command("estimate", graph, *on) == 0

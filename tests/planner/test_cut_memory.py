@@ -51,6 +51,7 @@ def peak(plan: pardnn.Plan) -> int:
     return max(plan.predicted.peak_bytes)
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize("sizes", [(12, 14, 8, 12), (6, 10, 14, 8)])
 def test_tensors_without_a_long_dim_are_cut_along_several_axes(sizes: tuple[int, ...]) -> None:
     """All 16 devices as one axis cut none of these, which moves nothing and holds it all."""

@@ -17,6 +17,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide_best
 from pardnn.planner.problem import Problem
 from testbed.hand_graphs import pipeline, pipeline_cluster
+from tests.long_cases import long_but
 
 HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)\n"
 
@@ -29,7 +30,15 @@ def problem(time_limit: float) -> Problem:
 @pytest.mark.parametrize(
     ("solver", "told"),
     [
-        ("import os; os._exit(139)\n", "exact: the solver 'cp' failed with exit status 139"),
+        *long_but(
+            (),
+            [
+                (
+                    "import os; os._exit(139)\n",
+                    "exact: the solver 'cp' failed with exit status 139",
+                ),
+            ],
+        ),
         ("import os; os.kill(os.getpid(), 11)\n", "exact: the solver 'cp' failed"),
         (HANGS, "exact: the solver 'cp' did not answer within 0.2 s"),
     ],

@@ -48,6 +48,7 @@ def chain(batch: int = 64, width: int = 64, layers: int = 3) -> Graph:
     return build_graph("chain", ops)
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize("algorithm", SHARDED)
 def test_every_algorithm_gives_a_checked_plan(algorithm: str) -> None:
     graph = chain()
@@ -65,6 +66,7 @@ def test_every_algorithm_gives_a_checked_plan(algorithm: str) -> None:
     assert max(found.peak_bytes) <= max(goals)
 
 
+@pytest.mark.jit
 def test_auto_cuts_ops_where_that_is_faster() -> None:
     large = chain(batch=8192, width=4096)
     plan = pardnn.plan(large, Cluster.uniform(4), costs="k80")
@@ -96,6 +98,7 @@ def test_a_limit_that_nothing_meets_names_device_op_and_bytes() -> None:
         pardnn.plan(chain(), cluster, "tofu", costs="k80")
 
 
+@pytest.mark.jit
 def test_a_limit_is_kept() -> None:
     graph = chain(batch=256, width=256, layers=4)
     free = pardnn.plan(graph, Cluster.uniform(4), "tofu", "bytes", costs="k80")
@@ -149,6 +152,7 @@ def unlike(*devices: tuple[float, int | None], bandwidth: float = 21e9) -> Clust
     )
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize(
     "speeds", [(1.0, 0.25), (0.25, 1.0, 1.0), (1.0, 1.0, 0.9), (1.0, 0.1), (1.0, 0.5, 1.0, 0.5)]
 )
@@ -175,6 +179,7 @@ def test_a_cut_never_loses_to_one_device_that_fits() -> None:
     assert any("tofu leaves all on the fastest device" in note for note in plan.notes)
 
 
+@pytest.mark.jit
 def test_what_a_small_device_has_no_memory_for_the_others_hold() -> None:
     graph = chain(batch=256, width=256, layers=4)
     equal = pardnn.plan(graph, unlike((1.0, None), (1.0, None)), "tofu", "bytes", costs="k80")
@@ -200,6 +205,7 @@ def test_shares_are_whole_numbers_of_small_sums() -> None:
     assert whole_shares([0.98, 0.01, 0.01], 16) == (15, 1, 1)
 
 
+@pytest.mark.jit
 def test_one_device_that_fits_is_taken_where_a_cut_does_not() -> None:
     graph, cluster = chain(batch=256, width=256), unlike((1.0, None), (1.0, 4096))
     plan = pardnn.plan(graph, cluster, "tofu", reserve=0.0, costs="k80")

@@ -38,6 +38,7 @@ def data_of(page: str) -> dict:
     return json.loads(found[1])
 
 
+@pytest.mark.jit
 def test_times_are_those_of_the_preset_that_the_plan_was_made_with():
     ops = [dataclasses.replace(op, seconds=None) for op in training_step(8).ops]
     graph = build_graph("of a preset", ops)
@@ -213,6 +214,7 @@ def test_updates_and_states_belong_to_the_module_of_their_parameter():
     assert rows["net.0"].state_bytes == 8
 
 
+@pytest.mark.jit
 def test_many_ops_are_drawn_as_runs(monkeypatch):
     graph = training_step(800)
     plan = planned(graph, 3)

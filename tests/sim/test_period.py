@@ -110,6 +110,7 @@ def test_a_device_that_nothing_waits_for_is_one_step_ahead_at_most() -> None:
     assert found.settled
 
 
+@pytest.mark.jit
 def test_pipeline_without_bubbles_between_steps() -> None:
     """Zero bubble with the memory of two: one step takes 27, and one in 24 = 3 m ends."""
     graph, cluster = pipeline(4, 8), pipeline_cluster(4, 8)

@@ -67,6 +67,7 @@ def _resnet(batch_size: int) -> Any:
     return capture(step, model, optimizer, x, y)
 
 
+@pytest.mark.long
 def test_predicted_sizes_are_captured_sizes() -> None:
     low, high, real = map(_resnet, (2, 4, 7))
     family = family_of(low, 2, high, 4)
@@ -90,6 +91,7 @@ def test_where_nothing_fits_a_smaller_batch_is_named(capsys: pytest.CaptureFixtu
     assert status == 0
 
 
+@pytest.mark.long
 def test_of_a_graph_file_the_command_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

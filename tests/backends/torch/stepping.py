@@ -128,7 +128,7 @@ def assert_as_eager(
     given: Given = _nothing,
     state: State = _nothing,
     steps: int = 5,
-    sizes: tuple[int, ...] = (1, 2),
+    sizes: tuple[int, ...] = (2,),
     is_followed: bool = False,
 ) -> None:
     expected = eager(make, given, state, steps)

@@ -274,6 +274,7 @@ def test_a_faster_device_gets_more_and_a_cpu_for_few_ops_little() -> None:
     assert share[0] == share[1]
 
 
+@pytest.mark.jit
 def test_islands_keep_their_messages() -> None:
     # Two islands of two; a message between them takes 100 times as long.
     graph = random_graph(5, 200, "fork-join", memory=False)

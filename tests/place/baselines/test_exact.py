@@ -22,6 +22,7 @@ from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from testbed.small_graphs import small_case
+from tests.long_cases import long_but
 from tests.place.machines import cluster_of, limited, machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
 from tests.reference.pardnn import least_makespan
@@ -119,7 +120,7 @@ def test_auto_is_near_the_optimum() -> None:
     assert np.mean(found) <= 0.02
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", long_but({0, 1, 4}, range(6)))
 def test_within_limits(seed: int) -> None:
     graph = random_graph(seed, 12, FAMILIES[seed])
     machine = machine_for(graph, cluster_of(2))

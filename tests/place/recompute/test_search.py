@@ -61,6 +61,7 @@ def optimum(problem: Nodes, limit: int) -> float | None:
     return best
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize("limit", [24, 28, 30, 36, 40, 44, 48, 50])
 def test_small_steps_are_solved_to_the_optimum(limit: int) -> None:
     problem = nodes()
@@ -75,6 +76,7 @@ def test_small_steps_are_solved_to_the_optimum(limit: int) -> None:
         assert cost == cost_of(problem, kept, limit, empty_schedule(problem))
 
 
+@pytest.mark.jit
 @pytest.mark.parametrize(("limit", "works"), [(10, []), (24, [1]), (40, [1, 20])])
 def test_a_limit_out_of_reach_takes_a_glance(
     limit: int, works: list[int], monkeypatch: pytest.MonkeyPatch
@@ -93,6 +95,7 @@ def test_a_limit_out_of_reach_takes_a_glance(
     assert spent == works
 
 
+@pytest.mark.jit
 def test_a_larger_limit_never_takes_more_seconds() -> None:
     problem, before = nodes(), float("inf")
     for limit in range(20, 52):

@@ -5,6 +5,8 @@ import math
 import random
 from typing import Any
 
+import pytest
+
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
@@ -101,6 +103,7 @@ def test_columns_of_a_repeated_tensor_are_not_received_in_place() -> None:
         assert all(message.into is None for message in plan.messages)
 
 
+@pytest.mark.jit
 def test_any_layout_of_any_strides_is_a_plan_that_its_checker_takes() -> None:
     for seed in range(200):
         rng = random.Random(seed)

@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 
+import pytest
+
 import pardnn
 from pardnn.cluster import Cluster, Link
 from pardnn.graph.build import build_graph
@@ -92,6 +94,7 @@ def test_partial_sums_are_added_inside_of_a_group_before_they_cross() -> None:
     assert found == {0: [8 * 4, 8 * 2, 8], 1: [8, 32, 16], 2: [8, 16, 32]}
 
 
+@pytest.mark.jit
 def test_no_level_carries_more_than_its_cut_costs() -> None:
     """Theorem 2 by the plan's own messages: what a level carries grows from the top down.
 

@@ -77,7 +77,7 @@ def assert_equal(factory, between: Between | None = None, order: int | None = No
 
 
 #: Shapes of steps that no other shows: rotary attention, batch norm, recurrence, two optimizers.
-QUICK = {"llama", "resnet", "lstm", "mixture", "gan", "accumulation"}
+QUICK = {"resnet", "mixture", "gan", "accumulation"}
 
 
 @pytest.mark.parametrize("name", long_but(QUICK, models.MODELS))
@@ -85,7 +85,7 @@ def test_five_steps_are_bitwise_equal(name):
     assert_equal(models.MODELS[name])
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet", *long_but((), ["lstm", "gan", "accumulation"])])
+@pytest.mark.parametrize("name", ["gpt2", *long_but((), ["resnet", "lstm", "gan", "accumulation"])])
 def test_any_topological_order_gives_the_same_bits(name):
     assert_equal(models.MODELS[name], order=7)
 

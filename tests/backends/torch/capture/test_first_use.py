@@ -14,6 +14,7 @@ from pardnn.errors import UnsupportedError
 from tests.backends.torch import models
 from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
+from tests.long_cases import long_but
 
 
 class Attention(nn.Module):
@@ -78,7 +79,7 @@ def trained(make: Any) -> models.Entry:
     return step, (model, torch.optim.Adam(model.parameters(), lr=0.01), torch.randn(2, 5, 6))
 
 
-@pytest.mark.parametrize("kind", ["attribute", "buffer", "longest", "dictionary"])
+@pytest.mark.parametrize("kind", ["attribute", *long_but((), ["buffer", "longest", "dictionary"])])
 def test_a_mask_of_constants(kind: str) -> None:
     factory = functools.partial(trained, functools.partial(Attention, kind))
     compare = assert_equal if kind in ("attribute", "longest") else test_capture_equal.assert_equal

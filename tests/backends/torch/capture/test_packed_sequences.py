@@ -16,6 +16,7 @@ from pardnn.errors import UnsupportedError, UserCodeError
 from tests.backends.torch import models
 from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
+from tests.long_cases import long_but
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -59,7 +60,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_but({"gru"}, CASES))
 def test_known_lengths(name: str) -> None:
     compare = assert_equal if name == "lstm" else test_capture_equal.assert_equal
     compare(functools.partial(trained, *CASES[name]))

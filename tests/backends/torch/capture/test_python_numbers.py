@@ -249,8 +249,10 @@ def scheduled(kind: str, *args: Any) -> Entry:
     ("kind", "args"),
     [
         ("LambdaLR", (lambda epoch: 0.95**epoch,)),
-        ("OneCycleLR", (0.5, 20)),
-        *long_but((), [("StepLR", (2, 0.5)), ("CosineAnnealingLR", (10,))]),
+        *long_but(
+            (),
+            [("OneCycleLR", (0.5, 20)), ("StepLR", (2, 0.5)), ("CosineAnnealingLR", (10,))],
+        ),
     ],
 )
 def test_schedules_inside_the_step(kind: str, args: tuple[Any, ...]) -> None:

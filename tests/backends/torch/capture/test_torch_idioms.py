@@ -105,7 +105,8 @@ ON_RANKS = (solved, hessian, of_parameters)
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "loss_of", [*long_but((), [chosen]), solved, euler, hessian, jacobians, of_parameters]
+    "loss_of",
+    [euler, of_parameters, *long_but((), [chosen, solved, hessian, jacobians])],
 )
 def test_solvers_and_transforms(loss_of: Any) -> None:
     compare = assert_equal if loss_of in ON_RANKS else test_capture_equal.assert_equal

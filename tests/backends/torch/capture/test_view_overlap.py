@@ -1,5 +1,6 @@
 """Views of one storage: what they have in common, and how one is cut out of another."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ def addresses(base, view):
                view.storage_offset()).reshape(-1).tolist())  # fmt: skip
 
 
+@pytest.mark.long
 @given(data=st.data())
 def test_views_that_are_called_disjoint_are(data):
     base = torch.zeros(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))

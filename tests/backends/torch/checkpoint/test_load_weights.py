@@ -74,9 +74,8 @@ def loaded_on_one_device(factory: Any, path: Path, steps: int) -> Any:
 @pytest.mark.parametrize(
     ("algorithm", "factory"),
     [
-        ("placed", tied),
         ("allrow-greedy", slow),
-        *long_but((), [("placed", slow), ("allrow-greedy", tied)]),
+        *long_but((), [("placed", tied), ("placed", slow), ("allrow-greedy", tied)]),
     ],
 )
 def test_weights_from_files_train_as_on_one_device(

@@ -84,6 +84,7 @@ def on_ranks(size: int, body: Any, seed: int) -> list[Any]:
     return values(run_ranks(size, run, limit_s=120))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "after"), [(2, 3), *long_but((), [(3, 1)])])
 def test_both_go_on_with_every_bit(before: int, after: int, tmp_path: Path) -> None:
     names = "critic", "generator"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 #: A step that counts how often it is compiled; in a process of its own, as `run_reference` is.
 CODE = """
 import pathlib, types, torch
@@ -26,6 +28,7 @@ print(len(reference.run_reference(job, pathlib.Path("/nowhere"))["losses"]), len
 """
 
 
+@pytest.mark.long
 def test_a_compiled_step_is_run_eagerly() -> None:
     """Ranks run its ATen calls; what a compiler fuses would round, and draw, in another way."""
     done = subprocess.run(

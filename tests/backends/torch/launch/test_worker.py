@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pardnn.backends.torch.launch.job import Job, read_result, write_job
 
 FAILING = """
@@ -41,6 +43,7 @@ def test_a_failed_import_is_reported_as_the_ranks_own_error(tmp_path: Path) -> N
     assert "import torch" in result["error"]["traceback"]
 
 
+@pytest.mark.long
 def test_the_reference_loads_nothing_that_only_ranks_need() -> None:
     done = subprocess.run(
         [sys.executable, "-c", REFERENCE], capture_output=True, text=True, timeout=60, check=True

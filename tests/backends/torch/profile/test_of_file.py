@@ -68,6 +68,7 @@ def test_a_call_whose_results_are_not_those_declared_does_not_run(
         admit(graph.ops[1])
 
 
+@pytest.mark.long
 def test_every_call_of_a_captured_step_is_what_it_declares() -> None:
     step, args = models.gpt2()
     graph = capture(step, *args)

@@ -24,6 +24,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from tests.backends.torch import models
 from tests.cost.helpers import call, mlp_graph, mm_graph, source, tensor
+from tests.long_cases import long_but
 
 LIBRARY = torch.library.Library("pardnn_profile_test", "FRAGMENT")
 LIBRARY.define("sleep(Tensor x) -> Tensor")
@@ -55,7 +56,7 @@ def one_call(kind, *shape, name="y"):
 
 @pytest.mark.parametrize(
     "entry",
-    [models.gpt2, models.resnet, models.lstm, models.mixture],
+    [models.gpt2, *long_but((), [models.resnet, models.lstm, models.mixture])],
     ids=lambda entry: entry.__name__,
 )
 def test_every_call_of_real_steps_runs_on_made_up_inputs(entry, tmp_path):
@@ -238,6 +239,7 @@ def test_made_up_indices_are_valid_and_spread(kind, args, bound):
     assert int(indices.max()) == bound - 1
 
 
+@pytest.mark.long
 def test_local_links_are_measured_and_kept(tmp_path):
     assert cached_links(tmp_path) is None
     found = measure_links(folder=tmp_path)

@@ -215,7 +215,7 @@ STEPS = [
 
 @pytest.mark.parametrize(
     "step",
-    long_but({"finite_loss", "returned_before", "skipped_parts", "scaled_gradients"}, STEPS),
+    long_but({"finite_loss", "skipped_parts"}, STEPS),
     ids=lambda step: step.__name__,
 )
 def test_either_way_is_as_eager(step: Callable[..., Any]) -> None:
@@ -223,7 +223,10 @@ def test_either_way_is_as_eager(step: Callable[..., Any]) -> None:
     assert_as_eager(lambda: made(step), nan_at_two, steps=6, sizes=sizes)
 
 
-@pytest.mark.parametrize("step", [counted_and_printed, only_told, all_finite, nested, both_ways])
+@pytest.mark.parametrize(
+    "step",
+    [nested, both_ways, *long_but((), [counted_and_printed, only_told, all_finite])],
+)
 def test_what_is_told_and_counted_is_that_of_the_way_taken(step: Callable[..., Any]) -> None:
     def fresh() -> Entry:
         COUNTER.__init__()
@@ -232,6 +235,7 @@ def test_what_is_told_and_counted_is_that_of_the_way_taken(step: Callable[..., A
     assert_as_eager(fresh, nan_at_two, lambda _: vars(COUNTER), steps=6, sizes=(2,))
 
 
+@pytest.mark.long
 def test_other_optimizers() -> None:
     def momentum() -> Entry:
         model, x, y = small()
