@@ -289,3 +289,19 @@ def test_a_command_that_is_none_gets_the_one_that_was_meant(run_json: Run) -> No
     assert status == 2
     assert error["code"] == "E200"
     assert "Did you mean 'simulate'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("pardnn pl", "plan"),
+        ("pardnn plan g.json --algorithm m-", "m-topo\nm-etf\nm-sct"),
+        ("pardnn plan g.json --costs h", "h100\nh200"),
+    ],
+)
+def test_a_shell_completes_commands_and_values(typed: str, expected: str) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    asked = os.environ | words | {"_PARDNN_COMPLETE": "complete_bash"}
+    command = [str(Path(sys.executable).parent / "pardnn")]
+    done = subprocess.run(command, env=asked, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected

@@ -126,7 +126,11 @@ def export(
     output: opt.Output,
     to: Annotated[
         str,
-        typer.Option("--to", help="perfetto, chrome, dot, mermaid, or pp-csv (of a pipeline)."),
+        typer.Option(
+            "--to",
+            help="perfetto, chrome, dot, mermaid, or pp-csv (of a pipeline).",
+            autocompletion=opt.one_of("perfetto", "chrome", "dot", "mermaid", "pp-csv"),
+        ),
     ],
     run: Annotated[
         Path | None, typer.Option("--run", help="What `run --record` wrote: shown beside.")

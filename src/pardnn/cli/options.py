@@ -14,6 +14,8 @@ from pardnn.errors import FileError, UsageError
 from pardnn.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pardnn.cluster import Cluster
     from pardnn.graph.ir import Graph
     from pardnn.plan.plan import Plan
@@ -90,10 +92,37 @@ Links = Annotated[str | None, typer.Option("--links", help="independent (the def
 ClusterChoice = Annotated[
     str | None, typer.Option("--cluster", help="Cluster file, or PRESET[:K] such as dgx-v100:4.")
 ]
+
+
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Return what completes one of these values in a shell."""
+
+    def completed(incomplete: str) -> list[str]:  # typer knows the parameter by this name
+        return [value for value in values if value.startswith(incomplete)]
+
+    return completed
+
+
+def _algorithms(incomplete: str) -> list[str]:
+    from pardnn.planner.algorithms import known_algorithms
+
+    return one_of(*known_algorithms())(incomplete)
+
+
 Algorithm = Annotated[
-    str, typer.Option("--algorithm", help="auto, auto-whole (cuts no op), or one by name.")
+    str,
+    typer.Option(
+        "--algorithm",
+        help="auto, auto-whole (cuts no op), or one by name.",
+        autocompletion=_algorithms,
+    ),
 ]
-Objective = Annotated[str, typer.Option("--objective", help="seconds or bytes.")]
+Objective = Annotated[
+    str,
+    typer.Option(
+        "--objective", help="seconds or bytes.", autocompletion=one_of("seconds", "bytes")
+    ),
+]
 Reserve = Annotated[
     float, typer.Option("--reserve", help="Fraction of each device's memory left unused.")
 ]
@@ -102,6 +131,7 @@ PolicyChoice = Annotated[
     typer.Option(
         "--policy",
         help="order (the plan's own), or fifo or priority: an engine that schedules ready ops.",
+        autocompletion=one_of("order", "fifo", "priority"),
     ),
 ]
 Microbatches = Annotated[
@@ -128,6 +158,7 @@ CostChoice = Annotated[
         help="measured (timed on this machine, cached; runs the ops, of a graph file too) or a "
         "preset: v100, k80, a100, h100, h200, cpu. Default: the graph's own seconds, else measured "
         "of a step and a100 of a graph file.",
+        autocompletion=one_of("measured", "v100", "k80", "a100", "h100", "h200", "cpu"),
     ),
 ]
 KeepState = Annotated[

@@ -100,9 +100,14 @@ def check_algorithm(name: str) -> None:
             f"{name} cannot be planned yet: {NOT_YET[name]}.\nUse data-parallel, tofu, or auto.",
             code="E210",
         )
-    known = [BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED, *RECIPES]
+    known = known_algorithms()
     if name not in known:
         raise UsageError(f"no algorithm {name!r:.40}; there are {', '.join(known)}", code="E210")
+
+
+def known_algorithms() -> list[str]:
+    """Return what `--algorithm` takes."""
+    return [BEST, BEST_WHOLE, *ALGORITHMS, *SHARDED, *RECIPES]
 
 
 def algorithms_to_try(algorithm: str, num_ops: int) -> tuple[str, ...]:
