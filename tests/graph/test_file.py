@@ -62,7 +62,7 @@ def test_round_trip(graph: Graph) -> None:
 def test_every_field_survives() -> None:
     # A field left at its default would not show that it gets lost.
     at_default = {f.name for f in dataclasses.fields(Op) if getattr(FULL, f.name) == f.default}
-    assert at_default == {"memory"}
+    assert at_default == {"memory", "position"}
     assert graph_from_json(graph_to_json(full())) == full()
 
 
@@ -90,6 +90,7 @@ def test_tiny(tiny: Path) -> None:
     assert graph.ops[7].inputs == ("w", "c")
     written = json.loads(graph_to_json(graph))
     assert len(written.pop("checksum")) == 64
+    assert [op.pop("position") for op in written["ops"]] == list(range(8))
     assert written == json.loads((tiny / "graph.json").read_bytes())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import operator
 from collections.abc import Iterable, Mapping
@@ -11,8 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pardnn import files
+from pardnn.errors import FileError, shown
 from pardnn.gc_pause import collector_paused
-from pardnn.graph.build import build_graph
+from pardnn.graph.build import build_arrays
+from pardnn.graph.canonical import canonical_order
+from pardnn.graph.check import check_ops
 from pardnn.graph.ir import STRICT, Graph, Op, Tensor
 
 
@@ -27,7 +31,8 @@ class GraphFile:
     ops: tuple[Op, ...]
 
 
-_FIELDS = {kind: fields(kind) for kind in (Op, Tensor)}
+#: Without `position`, which only a graph file has.
+_FIELDS = {kind: [f for f in fields(kind) if f.compare] for kind in (Op, Tensor)}
 _NAMES = {kind: tuple(f.name for f in found) for kind, found in _FIELDS.items()}
 #: A field without a default is never equal to `MISSING`.
 _DEFAULTS = {kind: tuple(f.default for f in found) for kind, found in _FIELDS.items()}
@@ -55,8 +60,11 @@ def op_to_dict(value: Op | Tensor) -> dict[str, Any]:
 
 
 def graph_to_json(graph: Graph) -> bytes:
-    """Return the content of the graph's file."""
-    ops = [op_to_dict(op) for op in graph.ops]
+    """Return the content of the graph's file.
+
+    Each op states its position, so that the order of the list in the file carries no meaning.
+    """
+    ops = [op_to_dict(op) | {"position": i} for i, op in enumerate(graph.ops)]
     content = files.dump_json({"format": GraphFile.format, "name": graph.name, "ops": ops})
     return files.with_checksum(content)
 
@@ -65,12 +73,28 @@ def graph_to_json(graph: Graph) -> bytes:
 def graph_from_json(content: bytes, what: str = "graph") -> Graph:
     """Parse and check the content of a graph file.
 
+    The order in which the file lists the ops does not matter: they come by their positions, or if
+    not every op states one, in an order of the graph's own (`graph/canonical.py`).
+
     Raises:
         FileError: E402, E406 to E408.
         MismatchError: E502.
     """
     parsed = files.parse_as(GraphFile, files.without_checksum(content, what), what)
-    return build_graph(parsed.name, parsed.ops)
+    check_ops(parsed.ops, name=parsed.name)
+    ops = _in_order_of_step(parsed.ops, parsed.name)
+    return Graph(name=parsed.name, ops=ops, arrays=build_arrays(ops))
+
+
+def _in_order_of_step(ops: tuple[Op, ...], name: str) -> tuple[Op, ...]:
+    positions = [op.position for op in ops if op.position is not None]
+    if len(positions) < len(ops):
+        return tuple(ops[i] for i in canonical_order(ops, build_arrays(ops)).tolist())
+    if len(set(positions)) < len(ops):
+        twice = next(a for a, b in itertools.pairwise(sorted(positions)) if a == b)
+        reason = f"two ops have the position {twice}"
+        raise FileError(f"{shown(name)} is not a valid graph: {reason}", code="E402")
+    return tuple(sorted(ops, key=operator.attrgetter("position")))
 
 
 def read_graph(path: str | Path) -> Graph:

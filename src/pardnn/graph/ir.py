@@ -96,6 +96,7 @@ class Op:
         arguments: The call's argument structure, see `backends/torch/ops/codec.py`.
         backward_of: The forward op whose gradient this op computes.
         step: Index of the unrolled time step.
+        position: Of a file alone: where the op stands in `Graph.ops`, wherever the file lists it.
     """
 
     __pydantic_config__ = STRICT
@@ -114,6 +115,7 @@ class Op:
     arguments: dict[str, Any] | None = None
     backward_of: str | None = None
     step: int | None = None
+    position: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_source(self) -> bool:
@@ -127,7 +129,8 @@ class Graph:
 
     Attributes:
         name: Any text.
-        ops: In the order of the file, which need not be topological.
+        ops: In the order of the step where one is known; it need not be topological. Planners
+            settle ties by it.
         arrays: The same graph as flat arrays, indices in the order of `ops`.
         is_captured: Whether it was captured in this process, so that its calls are those of the
             user's own step. A file cannot say so of itself.
