@@ -13,7 +13,8 @@ from typing import Any
 
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.mesh import placements
-from pardnn.report.layout import LayoutResult, LayoutRow, layout_svg
+from pardnn.report.layout import LayoutResult, LayoutRow
+from pardnn.report.layout_picture import layout_svg
 from pardnn.shard.partition.call import call_of
 from pardnn.shard.partition.mesh_strategies import mesh_strategy_of, owned_array
 from pardnn.shard.search.communication_bytes import (

@@ -6,7 +6,8 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.plan import Plan
-from pardnn.report.layout import COLOURS, LayoutRow, layout_result, layout_svg
+from pardnn.report.layout import LayerCut, LayoutResult, LayoutRow, layout_result, reading
+from pardnn.report.layout_picture import COLOURS, layout_svg
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.partitioner import spmd_partition
 
@@ -58,3 +59,47 @@ def test_the_picture_has_a_tile_for_each_block() -> None:
     assert {r.get("fill") for r in filled} == set(COLOURS[:4])
     area = sum(float(r.get("width", 0)) * float(r.get("height", 0)) for r in filled)
     assert abs(area - 2 * 120 * 60) < 1
+
+
+def test_a_layer_is_said_to_be_cut_by_what_its_devices_compute_parts_of() -> None:
+    result = layout_result(*two_products())
+    by = ("samples", "output features")
+    assert result.cuts == (LayerCut(layer="blocks.*.linear", count=2, by=by),)
+    assert reading(result) == ["blocks.* (x 2): linear by samples and output features"]
+
+
+def test_what_is_added_up_is_a_cut_by_input_features() -> None:
+    graph, _ = two_products()
+    layouts = {"blocks.0.weight": (1,), "y0": (1,), "blocks.1.weight": (0,), "y1": (None,)}
+    sharding = Sharding(make_mesh((2,)), layouts, {"mm0": ("j",), "mm1": ("k",)})
+    result = layout_result(graph, spmd_partition(graph, sharding))
+    assert [cut.by for cut in result.cuts] == [("output features",), ("input features",)]
+
+
+def test_columns_then_rows_are_called_so() -> None:
+    column, between = ("output features",), ("features",)
+    cuts = [("b.*.up", column), ("b.*.act", between), ("b.*.down", ("input features",)),
+            ("b.*.norm", ())]  # fmt: skip
+    result = LayoutResult(
+        mesh=(2,),
+        axes=("x",),
+        rows=(),
+        cuts=tuple(LayerCut(layer=n, count=3, by=by) for n, by in cuts),
+    )
+    up, down = "up by output features", "down by input features (column, then row)"
+    assert reading(result) == [f"b.* (x 3): {up}, act by features, {down}"]
+
+
+def test_what_all_devices_hold_is_grey_and_layers_that_lie_alike_share_a_row() -> None:
+    def row(layer: str, role: str) -> LayoutRow:
+        placements = ("Replicate()",) if role == "output" else ("Shard(0)",)
+        return LayoutRow(
+            tensor=f"{layer}.{role}", role="weight" if role == "weight" else "activation",
+            shape=(8, 8), placements=placements, count=1, block=(4, 8),
+        )  # fmt: skip
+
+    rows = tuple(row(layer, role) for role in ("weight", "output") for layer in ("a", "b"))
+    picture = ET.fromstring(layout_svg("t", LayoutResult(mesh=(2,), axes=("x",), rows=rows)))
+    space = "{http://www.w3.org/2000/svg}"
+    titles = [title.text for title in picture.iter(f"{space}title")]
+    assert titles == ["t", "device 0", "device 1", "all devices"]

@@ -72,7 +72,8 @@ def layout(
     from pardnn import files
     from pardnn.api.simulate import check_plan
     from pardnn.plan.file import check_fingerprint
-    from pardnn.report.layout import layout_result, layout_svg, layout_text
+    from pardnn.report.layout import layout_result, layout_text
+    from pardnn.report.layout_picture import layout_svg
 
     graph, plan = opt.read_both(graph_file, plan_file)
     check_fingerprint(plan, graph)

@@ -1,30 +1,24 @@
-"""How a sharded plan tiles weights and activations: a picture, and a table (Tofu, Fig. 11).
-
-Each tensor is drawn over the two dims that are cut first; a tile has the colours of the devices
-that hold it, several colours if several do. Blocks that repeat are folded into one row.
-"""
+"""How a sharded plan cuts layers and lays out their tensors; blocks that repeat are one."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
-from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.graph.ir import Graph, Op
 from pardnn.plan.check_partitioned_graph import boxes_of
-from pardnn.plan.mesh import Box, Mesh
+from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
 from pardnn.report.results import STRICT
-from pardnn.report.text import escaped, table
+from pardnn.report.text import table
 
-#: Colours of devices (Okabe and Ito), then hues around the circle.
-COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#666666",
-)  # fmt: skip
-WIDTH, LEFT, ROW, TILE = 900, 430, 76, 60
+#: What multiplies: an op whose result tells how its layer is cut.
+_PRODUCTS = re.compile(r"mm|conv|linear|attention|embedding|lstm|gru|rnn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +45,24 @@ class LayoutRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerCut:
+    """How the largest op of a layer is cut, or of several equal layers of repeated blocks.
+
+    Attributes:
+        layer: Its path; "*" stands for the numbers of repeated blocks.
+        count: How many there are.
+        by: What each device computes a part of: "samples", "output features", "input features"
+            (partial sums are added up), "heads" and so on; empty if each computes all.
+    """
+
+    __pydantic_config__ = STRICT
+
+    layer: str
+    count: int
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayoutResult:
     """What `layout` found.
 
@@ -58,6 +70,7 @@ class LayoutResult:
         mesh: Devices along each axis.
         axes: Names of the axes.
         rows: In the order of the step.
+        cuts: Of the layers, in the same order.
         shares: Of the devices along each axis; empty if equal.
     """
 
@@ -66,6 +79,7 @@ class LayoutResult:
     mesh: tuple[int, ...]
     axes: tuple[str, ...]
     rows: tuple[LayoutRow, ...]
+    cuts: tuple[LayerCut, ...] = ()
     shares: tuple[tuple[int, ...], ...] = ()
 
 
@@ -94,7 +108,58 @@ def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
         for (label, role, shape, words), count in counts.items()
     )  # fmt: skip
     mesh = partition.mesh
-    return LayoutResult(mesh=mesh.shape, axes=mesh.names, rows=rows, shares=mesh.shares)
+    return LayoutResult(
+        mesh=mesh.shape,
+        axes=mesh.names,
+        rows=rows,
+        cuts=_cuts(graph, partition),
+        shares=mesh.shares,
+    )
+
+
+def _cuts(graph: Graph, partition: Partition) -> tuple[LayerCut, ...]:
+    """Return how layers are cut, in the order of the step."""
+    largest: dict[str, tuple[bool, int, Op]] = {}
+    for op in _forward(graph):
+        if op.module is None or not op.outputs:
+            continue
+        size = sum(tensor.bytes for tensor in op.outputs if tensor.alias_of is None)
+        found = (_PRODUCTS.search(op.kind) is not None, size, op)
+        if size and found[:2] > largest.get(op.module, (False, -1, op))[:2]:
+            largest[op.module] = found
+    local = {op.name: op for op in partition.ops}
+    counts: dict[tuple[str, tuple[str, ...]], int] = {}
+    for module, (_, _, op) in largest.items():
+        key = (_folded(f"{module}.")[:-1], _cut_by(op, local.get(f"{op.name}@0"), partition))
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(LayerCut(layer=layer, count=n, by=by) for (layer, by), n in counts.items())
+
+
+def _cut_by(op: Op, local: Op | None, partition: Partition) -> tuple[str, ...]:
+    """Return what of an op each device computes a part of."""
+    loops = (partition.loops or {}).get(op.name, ())
+    devices = math.prod(
+        size for size, loop in zip(partition.mesh.shape, loops, strict=False) if loop is not None
+    )
+    if local is None or devices == 1:
+        return ()
+    whole, part = op.outputs[0].shape or (), local.outputs[0].shape or ()
+    cut = [dim for dim, (a, b) in enumerate(zip(whole, part, strict=True)) if b < a]
+    found = [_dim_words(op, dim, len(whole)) for dim in cut]
+    if math.prod(-(-whole[dim] // max(part[dim], 1)) for dim in cut) < devices:
+        found.append("input features" if _PRODUCTS.search(op.kind) else "what it adds up")
+    return tuple(found)
+
+
+def _dim_words(op: Op, dim: int, rank: int) -> str:
+    """Return what a dim of an op's result is, in the words of people who train networks."""
+    if dim == 0:
+        return "samples"
+    if "conv" in op.kind:
+        return "output channels" if dim == 1 else "positions"
+    if dim == rank - 1:
+        return "output features" if _PRODUCTS.search(op.kind) else "features"
+    return "heads" if rank == 4 and dim == 1 else "positions"
 
 
 def _folded(name: str) -> str:
@@ -133,7 +198,7 @@ def layout_text(result: LayoutResult) -> RenderableType:
             row.tensor,
             f"x {row.count}" if row.count > 1 else "",
             "x".join(map(str, row.shape)),
-            ", ".join(row.placements),
+            short_placements(row.placements),
             "x".join(map(str, row.block)),
         )
         for row in result.rows
@@ -141,96 +206,37 @@ def layout_text(result: LayoutResult) -> RenderableType:
     parts = ["/".join(map(str, row)) for row in result.shares] or map(str, result.mesh)
     axes = ", ".join(f"{n}={size}" for n, size in zip(result.axes, parts, strict=True))
     columns = ("tensor", "", "shape", "layout", "block")
-    return table(f"mesh {axes}; layouts name what each of its axes cuts", columns, rows)
+    title = f"mesh {axes}; layouts name what each of its axes cuts (S: Shard, R: Replicate)"
+    return Group(*reading(result), table(title, columns, rows))
 
 
-def layout_svg(title: str, result: LayoutResult) -> str:
-    """Return the layouts as a picture."""
-    mesh = Mesh(shape=result.mesh, names=result.axes, shares=result.shares)
-    height = 70 + ROW * len(result.rows)
-    body = "\n".join(_body(title, mesh, result.rows))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="12" role="img">\n<title>{escaped(title)}</title>\n'
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>\n{body}\n</svg>\n'
-    )
+def reading(result: LayoutResult) -> list[str]:
+    """Return what the layout means, in a line for each group of blocks: layers by what cuts them.
+
+    Layers of which each device computes all are left out. Megatron's pair, a layer cut by output
+    features and the next one by input features, is called by its name.
+    """
+    blocks: dict[str, list[LayerCut]] = {}
+    for cut in result.cuts:
+        head, star, _ = cut.layer.rpartition("*")
+        blocks.setdefault(head + star, []).append(cut)
+    lines: list[str] = []
+    for block, cuts in blocks.items():
+        texts, before = list[str](), ()
+        for cut in cuts:
+            name = cut.layer[len(block) :].strip(".") or "the block itself"
+            if cut.by:
+                is_pair = before == ("output features",) and cut.by == ("input features",)
+                pair = " (column, then row)" if is_pair else ""
+                texts.append(f"{name} by {' and '.join(cut.by)}{pair}")
+            # What is computed in parts of features between the two keeps the pair together.
+            before = before if cut.by == ("features",) else cut.by
+        if texts:
+            where = f"{block} (x {max(cut.count for cut in cuts)}): " if block else ""
+            lines.append(f"{where}{', '.join(texts)}")
+    return lines
 
 
-def colour(device: int) -> str:
-    """Return the colour of a device."""
-    if device < len(COLOURS):
-        return COLOURS[device]
-    return f"hsl({device * 137 % 360},60%,{35 + device * 7 % 35}%)"
-
-
-def _body(title: str, mesh: Mesh, rows: Sequence[LayoutRow]) -> Iterator[str]:
-    yield f'<text x="20" y="22" font-size="14" fill="#222222">{escaped(title)}</text>'
-    for device in range(min(mesh.size, 16)):
-        x = 20 + 52 * device
-        yield f'<rect x="{x}" y="34" width="12" height="12" fill="{colour(device)}"/>'
-        yield f'<text x="{x + 15}" y="44" fill="#222222">{device}</text>'
-    for number, row in enumerate(rows):
-        yield from _row(row, mesh, 62 + ROW * number)
-
-
-def _row(row: LayoutRow, mesh: Mesh, top: int) -> Iterator[str]:
-    times = f" (x {row.count})" if row.count > 1 else ""
-    shape = " x ".join(map(str, row.shape)) or "number"
-    words = ", ".join(row.placements)
-    yield f'<text x="20" y="{top + 20}" fill="#222222">{escaped(row.tensor)}{times}</text>'
-    yield f'<text x="20" y="{top + 36}" fill="#555555">{row.role}, {shape}</text>'
-    yield f'<text x="20" y="{top + 52}" fill="#555555">{escaped(words)}</text>'
-    dims = _shown_dims(row)
-    sizes = {dim: row.shape[dim] for dim in dims}
-    across = TILE * (4 if len(dims) == 1 else 2)
-    for place, devices in _tiles(row, mesh, dims).items():
-        (a, b), (c, d) = _scaled(place, dims, sizes)
-        yield from _tile(
-            LEFT + across * c, top + TILE * a, across * (d - c), TILE * (b - a), devices
-        )
-    if dims:
-        label = " x ".join(f"dim {dim}" for dim in dims)
-        yield f'<text x="{LEFT + across + 10}" y="{top + 34}" fill="#555555">{label}</text>'
-
-
-def _shown_dims(row: LayoutRow) -> tuple[int, ...]:
-    """Return the dims that are drawn: those cut first, then the first ones, in their order."""
-    cut = [int(word[6:-1]) for word in row.placements if word.startswith("Shard(")]
-    listed = list(dict.fromkeys([*cut, *range(len(row.shape))]))[:2]
-    return tuple(sorted(listed))
-
-
-def _tiles(
-    row: LayoutRow, mesh: Mesh, dims: Sequence[int]
-) -> Mapping[tuple[tuple[int, int], ...], list[int]]:
-    boxes = boxes_of(Tensor(name="", bytes=0, shape=row.shape), row.placements, mesh)
-    assert boxes is not None
-    found: dict[Box, list[int]] = {}
-    for device, box in enumerate(boxes):
-        found.setdefault(tuple(box[dim] for dim in dims), []).append(device)
-    return found
-
-
-def _scaled(
-    place: tuple[tuple[int, int], ...], dims: Sequence[int], sizes: Mapping[int, int]
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the ends of a tile down and across, from 0 to 1."""
-    ends = [(a / max(sizes[dim], 1), b / max(sizes[dim], 1)) for dim, (a, b) in
-            zip(dims, place, strict=True)]  # fmt: skip
-    if len(ends) == 2:
-        return ends[0], ends[1]
-    return (0.0, 1.0), ends[0] if ends else (0.0, 1.0)
-
-
-def _tile(x: float, y: float, width: float, height: float, devices: Sequence[int]) -> Iterator[str]:
-    """Draw a tile, one stripe for each device that holds it."""
-    stripe = width / len(devices)
-    for number, device in enumerate(devices):
-        yield (
-            f'<rect x="{x + number * stripe:.1f}" y="{y:.1f}" width="{stripe:.1f}" '
-            f'height="{height:.1f}" fill="{colour(device)}"><title>device {device}</title></rect>'
-        )
-    yield (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="none" '
-        f'stroke="#ffffff" stroke-width="1.5"/>'
-    )
+def short_placements(placements: Sequence[str]) -> str:
+    """Return DTensor's short words for a layout: "S(0) R"."""
+    return " ".join(f"S{word[5:]}" if word.startswith("Shard") else word[0] for word in placements)
