@@ -14,7 +14,7 @@
 #   make kills     200 kills while a checkpoint is written, 200 of ranks and launcher in training
 #   make kill-matrix   each rank x phase x signal; prints what was seen
 #   make soak      1,000 steps with 100 saves: nothing grows
-#   make resume-matrix   stop and go on: four models, 1, 2 and 4 ranks, placed and cut
+#   make resume-matrix   stop and go on: four models, 1, 2, 3, 4 and 8 ranks, placed and cut
 #   make two-nodes       torchrun on two network namespaces with a slow link (root, Linux)
 #   make browser       the report in Chromium (Debian: apt-get install chromium)
 #   make fuzz      10 minutes of damaged files of every kind, through every command that reads them

@@ -1,7 +1,9 @@
 """Lightning's `Trainer` by manual optimisation: its loop and callbacks.
 
-torchrun --nproc-per-node 2 examples/lightning_module.py
+torchrun --nproc-per-node 2 examples/lightning_module.py runs/a   # with a checkpoint, it goes on
 """
+
+import sys
 
 import pytorch_lightning as pl
 import torch
@@ -34,14 +36,19 @@ class Classifier(pl.LightningModule):
 
     def training_step(self, batch, _number):
         """Do one step."""
-        self.losses.append(self.step(self.net, self.optimizers().optimizer, *batch).item())
+        self.losses.append(self.step(self.net, self.optimizers(), *batch).item())
 
 
+directory = sys.argv[1] if len(sys.argv) > 1 else "runs/lightning"
+checkpoint = sys.argv[2] if len(sys.argv) > 2 else None
 pl.seed_everything(0, verbose=False)
 module = Classifier()
 data = TensorDataset(torch.randn(96, 16), torch.randint(4, (96,)))
-quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-trainer = pl.Trainer(max_epochs=2, accelerator="cpu", devices=1, **quiet)
-trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True))
-losses = module.losses
-print("losses", *(f"{loss:.6f}" for loss in losses if loss is not None))
+saving = pl.callbacks.ModelCheckpoint(directory, "{epoch}", save_top_k=-1)
+quiet = dict.fromkeys(("logger", "enable_progress_bar"), False)
+trainer = pl.Trainer(
+    max_epochs=2, accelerator="cpu", devices=1, callbacks=[saving], **quiet,
+)  # fmt: skip
+trainer.fit(module, DataLoader(data, batch_size=16, shuffle=True), ckpt_path=checkpoint)
+if trainer.is_global_zero:
+    print("losses", *(f"{loss:.6f}" for loss in module.losses))

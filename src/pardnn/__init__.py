@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pardnn.api.parallelize import parallelize
     from pardnn.api.planning import estimate, plan
     from pardnn.api.simulate import check_plan, simulate
-    from pardnn.api.tools import connect, trainer
+    from pardnn.api.tools import connect, lightning_strategy, trainer
     from pardnn.api.verify import verify
     from pardnn.cluster import Cluster
     from pardnn.errors import PardnnError
@@ -42,6 +42,7 @@ __all__ = [
     "deferred",
     "describe",
     "estimate",
+    "lightning_strategy",
     "parallelize",
     "plan",
     "read_graph",
@@ -66,6 +67,7 @@ _HOME = {
     "deferred": "pardnn.api.deferred",
     "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api.planning",
+    "lightning_strategy": "pardnn.api.tools",
     "parallelize": "pardnn.api.parallelize",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",

@@ -59,13 +59,26 @@ def on_one_device(name: str, *args: str) -> subprocess.Popen[str]:
     return started(str(PLAIN / f"{name}.py"), *args)
 
 
-@pytest.mark.parametrize("name", ["lightning_module", "accelerate_loop"])
-def test_a_tools_script_has_the_losses_of_its_plain_twin(name: str) -> None:
-    run = torchrun("--standalone", "--nproc-per-node", "2", f"{name}.py")
-    on_ranks, reference = started(*run), on_one_device(name)
+def test_a_tools_script_has_the_losses_of_its_plain_twin() -> None:
+    run = torchrun("--standalone", "--nproc-per-node", "2", "accelerate_loop.py")
+    on_ranks, reference = started(*run), on_one_device("accelerate_loop")
     expected = losses(reference)
     assert losses(on_ranks) == expected
     assert len(expected) == 12
+
+
+def test_lightning_saves_and_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    script, ours = "lightning_module.py", tmp_path / "ours"
+    run = torchrun("--standalone", "--nproc-per-node", "2", script, str(ours))
+    on_ranks = started(*run)
+    reference = on_one_device("lightning_module", str(tmp_path / "alone"))
+    expected = losses(reference)
+    assert losses(on_ranks) == expected
+    assert len(expected) == 12
+    assert sorted(path.name for path in ours.iterdir()) == ["epoch=0.ckpt", "epoch=1.ckpt"]
+    # The second epoch again, on one rank.
+    again = started(script, str(tmp_path / "again"), str(ours / "epoch=0.ckpt"))
+    assert losses(again) == expected[6:]
 
 
 def test_a_recipe_has_the_losses_of_one_device() -> None:

@@ -1,4 +1,4 @@
-"""`pardnn.connect` and `pardnn.trainer`: scripts of Trainer, accelerate and Lightning on ranks."""
+"""Scripts of Hugging Face's Trainer, accelerate and Lightning on ranks."""
 
 from __future__ import annotations
 
@@ -37,3 +37,17 @@ def trainer(base: Any, **options: Any) -> Any:
         UsageError: E201, if the class has a `training_step` or `compute_loss` of its own.
     """
     return backends.trainer_class(base, parallelize, options)
+
+
+def lightning_strategy(base: Any, step: Any) -> Any:
+    """Return a strategy for Lightning's `Trainer`, whose checkpoints are those of all ranks.
+
+    `ModelCheckpoint`, `trainer.save_checkpoint` and `fit(ckpt_path=...)` work as before, and any
+    number of ranks goes on from what one number has saved. A checkpoint is a directory, with what
+    the loop, callbacks and schedulers hold as `extra`.
+
+    Args:
+        base: `SingleDeviceStrategy`, of the Lightning package that the script uses.
+        step: The step of the module's `training_step`, from `parallelize`.
+    """
+    return backends.lightning_strategy(base, step)

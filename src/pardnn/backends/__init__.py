@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pardnn.backends.torch.first_call import OnFirstCall
     from pardnn.backends.torch.hugging_face import trainer_class
     from pardnn.backends.torch.launch.launcher import run_plan
+    from pardnn.backends.torch.lightning import lightning_strategy
     from pardnn.backends.torch.make_step import capture_factory
     from pardnn.backends.torch.ops.verify_description import (
         call_with_values,
@@ -41,6 +42,7 @@ _HOME = {
     "connect": "connect",
     "deferred": "deferred_init.deferred",
     "in_double": "ops.verify_description",
+    "lightning_strategy": "lightning",
     "measure_links": "profile.link_times",
     "measure_rank_links": "profile.rank_links",
     "parallelize": "parallelize",
@@ -66,6 +68,7 @@ __all__ = [
     "connect",
     "deferred",
     "in_double",
+    "lightning_strategy",
     "measure_links",
     "measure_rank_links",
     "parallelize",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ import pardnn
 from pardnn import backends
 from pardnn.backends.torch.first_call import OnFirstCall
 from pardnn.backends.torch.hugging_face import trainer_class
-from pardnn.errors import UsageError
+from pardnn.errors import FileError, MismatchError, UsageError
+from tests.backends.torch.ranks import connect, run_ranks
 
 
 def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
@@ -47,6 +50,40 @@ def test_what_needs_a_first_call_says_so() -> None:
         pardnn.parallelize(step).save("x")  # type: ignore[attr-defined]
 
 
+def test_what_is_loaded_before_the_first_call_is_there_at_that_call(tmp_path: Path) -> None:
+    """With the numbers that a data loader draws in between."""
+
+    def drawn(number: int) -> list[float]:
+        found = [torch.rand(()).item() for _ in range(number)]
+        return [*found, random.random()]
+
+    first, args = pardnn.parallelize(step, costs="v100"), build()
+    first(*args)
+    first.save(tmp_path, extra={"epoch": 1})
+    expected = [drawn(2), first(*args).item(), drawn(1)]
+    first.close()
+    again, others = pardnn.parallelize(step, costs="v100"), build()
+    torch.manual_seed(5)
+    assert again.load(tmp_path) == {"epoch": 1}
+    assert [drawn(2), again(*others).item(), drawn(1)] == expected
+    assert again.steps == 2
+    again.close()
+
+
+def test_a_step_does_not_train_before_what_was_asked_for_is_loaded(tmp_path: Path) -> None:
+    first = pardnn.parallelize(step, costs="v100")
+    first(*build())
+    first.save(tmp_path)
+    first.close()
+    other, model = pardnn.parallelize(step, costs="v100"), nn.Linear(5, 2)
+    other.load(tmp_path)
+    args = model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(3, 5)
+    for _ in range(2):
+        with pytest.raises(MismatchError, match=r"model\.weight"):
+            other(*args)
+    other.close()
+
+
 def test_a_step_without_arguments_is_spread_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "parallelize", lambda *_, **__: "spread", raising=False)
     assert pardnn.parallelize(lambda: torch.zeros(())) == "spread"
@@ -76,3 +113,23 @@ def test_a_trainer_with_an_update_of_its_own_is_refused() -> None:
 
     with pytest.raises(UsageError, match="Mine has compute_loss of its own"):
         trainer_class(Mine, pardnn.parallelize, {})
+
+
+def test_ranks_of_lightning_agree_on_what_rank_0_found() -> None:
+    def run(rank: int, store: str) -> Any:
+        world = connect(rank, 2, store, 20)
+        strategy = pardnn.lightning_strategy(object, None)
+        sent = [strategy.broadcast(each) for each in (rank == 0, f"é{rank}", None)]
+        world.close()
+        return [strategy.is_global_zero, *sent]
+
+    found = [outcome.value for outcome in run_ranks(2, run)]
+    assert found == [[True, True, "é0", None], [False, True, "é0", None]]
+
+
+def test_a_checkpoint_of_lightnings_own_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "epoch=0.ckpt"
+    path.write_bytes(b"PK")
+    strategy = pardnn.lightning_strategy(object, pardnn.parallelize(step))
+    with pytest.raises(FileError, match="E430"):
+        strategy.load_checkpoint(path)

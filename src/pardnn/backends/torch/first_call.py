@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from pardnn.backends.torch.checkpoint.python_values import decode
+from pardnn.backends.torch.checkpoint.random_state import random_state, set_random_state
+from pardnn.backends.torch.devices import this_device
 from pardnn.backends.torch.user_step.sources import batch_indices
-from pardnn.errors import UsageError
+from pardnn.checkpoint.directory import read_manifest, resolve
+from pardnn.errors import MismatchError, UsageError
 
 
 class OnFirstCall:
     """The step on this rank; called with all of its arguments, models and optimizers among them.
 
-    `save`, `load`, `evaluate` and all else of `Parallel` are there from the first call on.
+    `save`, `evaluate` and all else of `Parallel` but `load` are there from the first call on.
 
     Args:
         step: The user's step.
@@ -26,6 +33,42 @@ class OnFirstCall:
         self._fast: Any = None
         self._kept: dict[int, Any] = {}
         self._count = 0
+        self._to_load: tuple[str | Path, int] | None = None
+
+    def load(self, path: str | Path, step: int | None = None) -> Any:
+        """Read a checkpoint; see `Parallel.load`.
+
+        Before the first call, `extra` and the random state are read now, so that a data loader
+        draws what it would have drawn, and all else at that call.
+
+        Args:
+            path: As given to `save`.
+            step: Number of trained steps; None takes the latest.
+
+        Raises:
+            FileError: As `Parallel.load`.
+        """
+        if self._fast is not None:
+            return self._fast.load(path, step)
+        manifest = read_manifest(resolve(Path(path), step))
+        set_random_state(manifest.random, torch.device(this_device()))
+        self._to_load = (path, manifest.step)
+        return decode(manifest.extra)
+
+    def _load(self, path: str | Path, step: int) -> None:
+        """Read what `load` was asked for, and leave the random state where it is now."""
+        device = torch.device(this_device())
+        drawn = random_state(device)
+        self._fast.load(path, step)
+        set_random_state(drawn, device)
+        if self._fast.steps != step:
+            raise MismatchError(
+                f"rank {self._fast.rank} found step {step} as the latest in {str(path)!r:.200}, "
+                f"and rank 0 step {self._fast.steps}.\nName the step, or let no other run save "
+                "there.",
+                code="E521",
+            )
+        self._to_load = None
 
     def __call__(self, *args: Any) -> Any:
         """Run one step on all ranks.
@@ -44,6 +87,8 @@ class OnFirstCall:
                 f"argument {others[0] if others else len(args)} of the step is not that of the "
                 "first call. A step keeps its models and optimizers; call parallelize for each set."
             )
+        if self._to_load is not None:
+            self._load(*self._to_load)
         return self._fast(*(arg for i, arg in enumerate(args) if i not in self._kept))
 
     def __getattr__(self, name: str) -> Any:
