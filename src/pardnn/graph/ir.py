@@ -150,6 +150,12 @@ class Graph:
         """What marks the loss; None in a graph that no step was captured for. O(ops)."""
         return next((op for op in self.ops if op.kind == LOSS_KIND), None)
 
+    @functools.cached_property
+    def overwrites(self) -> tuple[tuple[int, tuple[str, ...]], ...]:
+        """The ops that write in place, by number, each with what `writes` tells of it. O(ops)."""
+        found = ((i, writes(op)) for i, op in enumerate(self.ops))
+        return tuple((i, names) for i, names in found if names)
+
     @property
     def step_notes(self) -> dict[str, Any]:
         """What capture noted of the whole step, such as "settings" and "effects", on its mark."""

@@ -17,12 +17,12 @@ from pardnn.cluster import MAX_DEVICES, Cluster
 from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
-from pardnn.graph.ir import Graph, Op, addressed, writes
+from pardnn.graph.ir import Graph, Op, addressed
 from pardnn.plan.actions import Action, Receive, Send, Wait
 from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.check_recompute import recompute_problems
-from pardnn.plan.lower import Lowered, lower
+from pardnn.plan.lower import Lowered, lower_messages
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import (
     Message,
@@ -286,8 +286,9 @@ def _deliveries(c: _Context) -> Iterator[str]:
 def _writes(c: _Context) -> Iterator[str]:
     """Check that storage is written where it is owned, and not while it is being sent."""
     written: dict[str, list[Op]] = {}
-    for op in c.graph.ops:
-        for tensor in writes(op):
+    for number, names in c.graph.overwrites:
+        op = c.graph.ops[number]
+        for tensor in names:
             written.setdefault(c.owner[tensor], []).append(op)
             home = c.plan.placement[c.producer[c.owner[tensor]].name]
             if c.plan.placement[op.name] != home:
@@ -321,7 +322,7 @@ def _addresses(c: _Context) -> Iterator[str]:
 
 def _schedule(graph: Graph, plan: Plan, arrays: PlanArrays) -> Iterator[str]:
     try:
-        lowered = lower(graph, plan, arrays)
+        lowered = lower_messages(graph, plan, arrays)
     except InvalidPlanError as error:
         yield error.message
         return

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -258,8 +258,15 @@ def _ends(graph: Graph, plan: PlanArrays, order: list[int]) -> list[list[_End]]:
 
 
 def _rank_actions(
-    graph: Graph, row: list[int], ends: list[_End], frees: dict[int, list[tuple[str, ...]]]
+    row: Sequence[str], ends: list[_End], frees: dict[int, list[tuple[str, ...]]] | None
 ) -> list[Action]:
+    """Return what a rank does.
+
+    Args:
+        row: Names of its ops, in order.
+        ends: Its messages, in the global order.
+        frees: What is released after each position; None leaves out computing and memory.
+    """
     posts: dict[int, list[_End]] = {}
     holds: dict[int, list[Action]] = {}
     arrivals: dict[int, list[Action]] = {}
@@ -269,27 +276,29 @@ def _rank_actions(
         slot = max(slot, end.post)
         posts.setdefault(slot, []).append(end)
         (holds if end.sends else arrivals).setdefault(end.until, []).append(Wait(end.number))
-        if not end.sends:
+        if not end.sends and frees is not None:
             allocations.setdefault(end.post, []).append(Allocate(end.number))
 
     def post(end: _End) -> Action:
         return (Send if end.sends else Receive)(end.number)
 
     found: list[Action] = []
-    for slot in range(len(row) + 1):
+    slots: Iterable[int] = range(len(row) + 2)
+    if frees is None:
+        slots = sorted({*posts, *arrivals, *(at + 1 for at in holds)})
+    for slot in slots:
         here = posts.get(slot, ())
         # What is received at its own slot waits for the memory of what is freed there.
         early = next((i for i, e in enumerate(here) if not e.sends and e.post == slot), len(here))
         found += map(post, here[:early])
         found += holds.get(slot - 1, ())
-        found += map(Free, frees.get(slot - 1, ()))
+        if frees is not None:
+            found += map(Free, frees.get(slot - 1, ()))
         found += allocations.get(slot, ())
         found += map(post, here[early:])
         found += arrivals.get(slot, ())
-        if slot < len(row):
-            found.append(Compute(graph.ops[row[slot]].name))
-    found += holds.get(len(row), ())
-    found += map(Free, frees.get(len(row), ()))
+        if frees is not None and slot < len(row):
+            found.append(Compute(row[slot]))
     return found
 
 
@@ -337,11 +346,33 @@ def lower(graph: Graph, plan: Plan, arrays: PlanArrays | None = None) -> Lowered
         InvalidPlanError: E411, if the plan would deadlock.
     """
     arrays = arrays or plan_arrays(graph, plan)
+    frees = _frees(graph, arrays)
+    return _lowered(graph, plan, arrays, frees)
+
+
+def lower_messages(graph: Graph, plan: Plan, arrays: PlanArrays) -> Lowered:
+    """Return what `lower` does without computing and memory: sends, receives and waits alone.
+
+    Args:
+        graph: The graph that the plan is for.
+        plan: Valid for it.
+        arrays: The plan by numbers.
+
+    Raises:
+        InvalidPlanError: E411, if the plan would deadlock.
+    """
+    return _lowered(graph, plan, arrays, [None] * arrays.num_devices)
+
+
+def _lowered(
+    graph: Graph,
+    plan: Plan,
+    arrays: PlanArrays,
+    frees: Sequence[dict[int, list[tuple[str, ...]]] | None],
+) -> Lowered:
     order = message_order(graph, arrays)
     ranks = tuple(
-        tuple(_rank_actions(graph, row, ends, frees))
-        for row, ends, frees in zip(
-            order_rows(arrays), _ends(graph, arrays, order), _frees(graph, arrays), strict=True
-        )
+        tuple(_rank_actions(*each))
+        for each in zip(plan.order, _ends(graph, arrays, order), frees, strict=True)
     )
     return Lowered(tuple(plan.messages[number] for number in order), ranks)

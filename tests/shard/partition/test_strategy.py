@@ -240,3 +240,14 @@ def test_attributes_become_local() -> None:
     ops = partition(call("test::made", "x", outputs=((4, 4),), x=(4, 4)), "i", 2)
     assert ops is not None
     assert [(op.call.args, op.regions) for op in ops] == [((None,), {})] * 2
+
+
+@pytest.mark.parametrize(
+    "args", [(3, {"tensor": "b"}, {"tensor": "c"}), ({"tensor": "a"}, [{"tensor": "b"}], "x")]
+)
+def test_arguments_of_a_wrong_type_are_told(args: tuple[Any, ...]) -> None:
+    """A file may give anything; what a description raises on it is no bare exception."""
+    shapes = {name: (4, 4) for name in "abc" if f"'{name}'" in repr(args)}
+    call = Call("aten.addmm.default", args, {}, shapes, ((4, 4),))
+    with pytest.raises(DescriptionError, match=r"'aten.addmm'.* does not take these arguments"):
+        strategies(call)

@@ -17,7 +17,7 @@ from numpy import ndarray
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import closed_arrays, legal_placement, runnable, speed_shares
 from pardnn.place.decision import Decision, fitted
-from pardnn.plan.pieces import first_piece
+from pardnn.plan.pieces import first_piece, piece_number
 from pardnn.sim.machine import Machine, fastest_seconds
 
 
@@ -60,10 +60,16 @@ def _forward_ops(graph: Graph) -> Int64[ndarray, " n"]:
 
     Of the first piece, if the batch is in pieces.
     """
-    number = {op.name: i for i, op in enumerate(graph.ops)}
-    names = (op.backward_of or op.name for op in graph.ops)
-    leaders = (number.get(first_piece(name), number.get(name)) for name in names)
-    return np.array([i if of is None else of for i, of in enumerate(leaders)], dtype=np.int64)
+    leader = np.arange(len(graph.ops))
+    followed = {
+        i: op.backward_of or op.name
+        for i, op in enumerate(graph.ops)
+        if op.backward_of or piece_number(op.name) >= 0
+    }
+    number = {op.name: i for i, op in enumerate(graph.ops)} if followed else {}
+    for i, name in followed.items():
+        leader[i] = number.get(first_piece(name), number.get(name, i))
+    return leader
 
 
 def _owned_bytes(graph: Graph) -> Float64[ndarray, " n"]:

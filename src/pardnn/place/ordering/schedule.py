@@ -13,7 +13,7 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import GraphArrays
-from pardnn.graph.ir import Graph, writes
+from pardnn.graph.ir import Graph
 from pardnn.kernels.jit import helper, kernel
 from pardnn.kernels.sorting import by_column, by_time
 from pardnn.plan.plan import PlanArrays
@@ -23,13 +23,11 @@ from pardnn.sim.transfers import transfers_of
 
 def first_overwrites(graph: Graph) -> Int64[ndarray, "w 2"]:
     """Return (owning tensor, op) for every op that writes a storage in place."""
-    if not any(writes(op) for op in graph.ops):
+    if not graph.overwrites:
         return np.empty((0, 2), dtype=np.int64)
     tensor_id = {t.name: i for i, t in enumerate(t for op in graph.ops for t in op.outputs)}
     owner = graph.arrays.tensor_owner
-    pairs = [
-        (int(owner[tensor_id[name]]), i) for i, op in enumerate(graph.ops) for name in writes(op)
-    ]
+    pairs = [(int(owner[tensor_id[name]]), i) for i, names in graph.overwrites for name in names]
     return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2)
 
 

@@ -282,6 +282,11 @@ def _joined(outputs: list[Output | None], attributes: Mapping[str, Any]) -> Anal
 _ANALYSES: dict[Any, Analysis] = cached({})
 
 
+#: What plain Python raises in a description whose call has a text for a number, or the like, as the
+#: arguments of a file may.
+_WRONG_ARGUMENTS = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+
+
 def _signature(description: Description, bound: Bound, with_sizes: bool) -> Any:
     call = bound.call
     shapes = {slot: tensor.sizes.shape for slot, tensor in bound.tensors.items()}
@@ -336,6 +341,11 @@ def analysis_of(description: Description, bound: Bound) -> Analysis:
         raise DescriptionError(
             f"the description of {shown(description.name)} ({description.source}) is wrong: "
             f"{error.message}"
+        ) from error
+    except _WRONG_ARGUMENTS as error:
+        raise DescriptionError(
+            f"the description of {shown(description.name)} ({description.source}) does not take "
+            f"these arguments: {type(error).__name__}: {shown(str(error))}"
         ) from error
     if any(tensor.sizes.were_read for tensor in bound.tensors.values()):
         analysis = replace(analysis, reads_sizes=True)
