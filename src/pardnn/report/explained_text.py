@@ -13,6 +13,8 @@ from pardnn.report.text import bytes_text, percent_text, seconds_text, table
 
 #: Rows of a table that are shown; `--json` has all.
 ROWS = 12
+#: When most of a device's idle time is: its column does not say so.
+USUAL = "between its ops"
 #: Causes that a line names.
 CAUSES = 5
 #: Links of a chain that are shown.
@@ -93,6 +95,11 @@ def alternatives_table(
 def _where(layer: str, source: str | None) -> str:
     """Return layer and line of the user's code, as far as they are known."""
     return ", ".join(text for text in (layer, source) if text) or "-"
+
+
+def _line(source: str | None) -> str:
+    """Return a line of the user's code for a narrow column: "gpt2.py:12"."""
+    return (source or "-").rpartition("/")[2]
 
 
 def _what(each: values.Wait | values.PathShare | values.Link) -> str:
@@ -196,16 +203,17 @@ def _device(result: values.DeviceExplained) -> Iterator[RenderableType]:
     yield from _causes(result)
     waits = [
         (
-            f"{_what(each)}, {each.when}",
+            _what(each) if each.when == USUAL else f"{_what(each)}, {each.when}",
             seconds_text(each.seconds),
             percent_text(each.seconds / result.idle_s),
-            _where(each.layer, each.source),
             each.op,
+            each.layer,
+            _line(each.source),
         )
         for each in result.waits[:ROWS]
     ]
     if waits:
-        columns = ("it waits while", "seconds", "of idle", "layer and line of most of it", "op")
+        columns = ("it waits while", "seconds", "of idle", "most of it: op", "layer", "line")
         yield table("", columns, waits)
         rest = result.waits[ROWS:]
         if rest:
@@ -308,12 +316,13 @@ def _time(result: values.TimeExplained) -> Iterator[RenderableType]:
             _what(each),
             seconds_text(each.seconds),
             percent_text(each.seconds / result.makespan_s),
-            _where(each.layer, each.source),
             each.op,
+            each.layer,
+            _line(each.source),
         )
         for each in result.path[:ROWS]
     ]
-    yield table("", ("", "seconds", "share", "layer and line of most of it", "op"), rows)
+    yield table("", ("", "seconds", "share", "most of it: op", "layer", "line"), rows)
     rest = result.path[ROWS:]
     if rest:
         yield f"and {len(rest)} more: {seconds_text(sum(each.seconds for each in rest))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from pardnn.plan.plan import Plan
 from pardnn.plan.state_layout import STATE_KINDS, state_layout
 from pardnn.report import results
 
+_NUMBER = re.compile(r"[+-]?[0-9]")
 #: States up to this size are numbers: counts of steps, learning rates.
 SCALAR_BYTES = 8
 
@@ -89,7 +91,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
     Args:
         title: Stands above; may be empty.
-        columns: Heads; the first column is left-aligned, the others right-aligned.
+        columns: Heads; a column is right-aligned if a cell of it begins with a number.
         rows: A cell per column.
     """
     found = Table(
@@ -100,7 +102,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         show_header=any(columns),
     )
     for i, column in enumerate(columns):
-        found.add_column(column, justify="left" if i == 0 else "right")
+        is_number = i > 0 and any(_NUMBER.match(str(row[i])) for row in rows)
+        found.add_column(column, justify="right" if is_number else "left")
     for row in rows:
         found.add_row(*(Text(printable(str(cell))) for cell in row))
     return found
@@ -187,7 +190,7 @@ def plan_text(graph: Graph, plan: Plan, result: results.PlanResult) -> Renderabl
         f"{name}: {len(graph.ops)} ops by {result.algorithm} on {cluster_text(cluster)}\n"
         f"{_step_text(result.makespan_s, result.period_s)}"
         + (
-            f", {serial / result.makespan_s:.2f} x one device"
+            f", {serial / result.makespan_s:.2f} times as fast as one device"
             if serial and result.makespan_s
             else ""
         )
