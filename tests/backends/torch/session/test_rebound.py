@@ -139,12 +139,25 @@ def transposed(model: nn.Sequential, _: Any) -> None:
     model[2].weight.data = rows(8, 8).t()
 
 
-def test_other_strides_are_captured_anew_on_one_rank_and_refused_on_two() -> None:
-    losses, _ = eager([nothing, transposed])
-    (outcome,) = on_ranks(1, [nothing, transposed])
+def turned(model: nn.Sequential, _: Any) -> None:
+    model[2].weight.data = model[2].weight.data.t()
+
+
+#: Other strides: of other data, and of the same data where it lies.
+TRANSPOSED: list[Callable[[Any, Any], Any]] = [
+    transposed,
+    turned,
+    lambda m, o: momentum(m, o)["momentum_buffer"].t_(),
+]
+
+
+@pytest.mark.parametrize("change", TRANSPOSED)
+def test_other_strides_are_captured_anew_on_one_rank_and_refused_on_two(change: Any) -> None:
+    losses, _ = eager([nothing, change])
+    (outcome,) = on_ranks(1, [nothing, change])
     assert outcome.status == 0, outcome.error
     assert (outcome.value[0], outcome.value[2]) == (losses, 2)
-    assert {outcome.code for outcome in on_ranks(2, [nothing, transposed])} == {"E527"}
+    assert {outcome.code for outcome in on_ranks(2, [nothing, change])} == {"E527"}
 
 
 def test_what_reads_as_nan_is_not_taken() -> None:

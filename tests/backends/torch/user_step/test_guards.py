@@ -147,6 +147,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "model.linear.bias": lambda o: setattr(o.model.linear, "bias", nn.Parameter(torch.ones(4))),
     "model.forward": lambda o: setattr(o.model, "forward", lambda x: x),
     "optimizer.state of a parameter": lambda o: o.optimizer.state.clear(),
+    "optimizer.step": lambda o: setattr(o.optimizer, "step", lambda: None),
     "optimizer.param_groups": lambda o: o.optimizer.load_state_dict(o.optimizer.state_dict()),
     "cell_tensor": lambda o: o.set_cell_tensor(torch.zeros(())),
     "half.__defaults__": lambda o: setattr(half, "__defaults__", (3.0,)),
@@ -223,6 +224,10 @@ HARMLESS: dict[str, Callable[[Any], Any]] = {
     ),
     "equal text": lambda o: setattr(o.trainer, "clip", float("1.0")),
     "values of a parameter": lambda o: o.model.linear.weight.data.zero_(),
+    "a schedule, which wraps the optimizer's step": lambda o: (
+        torch.optim.lr_scheduler.StepLR(o.optimizer, 5)
+    ),
+    "a hook elsewhere": lambda o: nn.Linear(2, 2).register_forward_hook(print),
     "another global": lambda o: globals().update(SOMETHING_NEW=1),
 }  # fmt: skip
 
@@ -267,6 +272,9 @@ def test_a_new_attribute_counts_where_it_is_named() -> None:
 HOOKS: dict[str, Callable[[Any], Any]] = {
     "model.linear._forward_hooks": lambda o: o.model.linear.register_forward_hook(lambda *a: None),
     "model._backward_hooks": lambda o: o.model.register_full_backward_hook(lambda *a: None),
+    "model.linear.weight._post_accumulate_grad_hooks": lambda o: (
+        o.model.linear.weight.register_post_accumulate_grad_hook(lambda p: None)
+    ),
     "model.linear.weight._backward_hooks": lambda o: o.model.linear.weight.register_hook(abs),
     "optimizer._optimizer_step_pre_hooks": lambda o: o.optimizer.register_step_pre_hook(
         lambda *a: None

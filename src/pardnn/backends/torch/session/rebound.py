@@ -2,12 +2,13 @@
 
 Problem: the executor works on the memory that a parameter had when the graph took it over, and an
 assignment to `data` leaves that memory for other. Nothing of the parameter's own tells: its object,
-its version and its hooks stay. Idea: each rank compares the addresses of what it keeps at every
-call. Data of the same shape, type and strides takes the place of the old; where a parameter is cut,
-so does the whole, of which the rank copies its shard. Else the tensor is taken as at the start, and
-the step captured anew; a rank that holds only a share refuses that.
+its version and its hooks stay. Idea: each rank compares addresses and layouts of what it keeps at
+every call; `p.data = p.data.t()` changes the layout alone. Data of the same shape, type and strides
+takes the place of the old; where a parameter is cut, so does the whole, of which the rank copies
+its shard. Else the tensor is taken as at the start, and the step captured anew; a rank that holds
+only a share refuses that.
 
-Complexity: O(tensors that a rank keeps) a call, one loop in C.
+Complexity: O(tensors that a rank keeps) a call, two loops in C.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.input_checks import kind_of
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.parameter_guards import Layouts
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.state_layout import shard_of
@@ -49,7 +51,12 @@ class KeptData:
             if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
                 kept.append((op, of, tensor))
         self._kept, self._tensors = kept, [tensor for _, _, tensor in kept]
+        self._note()
+
+    def _note(self) -> None:
         self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+        self._places = list(map(_place, self._tensors))
+        self._layouts = Layouts(self._tensors)
 
     def follow(self) -> list[Change]:
         """Take over what was given; return what needs another graph, of which nothing is held now.
@@ -58,12 +65,12 @@ class KeptData:
             MismatchError: E527, if a rank that holds a share was given what it cannot take.
         """
         addresses = list(map(torch.Tensor.data_ptr, self._tensors))
-        if addresses == self._addresses:
+        if addresses == self._addresses and self._layouts.hold():
             return []
         changes: list[Change] = []
         taken: dict[str, torch.Tensor] = {}
-        for (op, of, tensor), then, now in zip(self._kept, self._addresses, addresses, strict=True):
-            if then == now:
+        for (op, of, tensor), then in zip(self._kept, self._places, strict=True):
+            if _place(tensor) == then:
                 continue
             value = self._taken(op, of, tensor)
             if value is None:
@@ -73,7 +80,8 @@ class KeptData:
                 taken[op.name] = value
         if taken and not changes:
             self._executor.attach(self._residents() | taken)
-        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+        if taken or changes:  # else other than data: a mode, or `requires_grad`
+            self._note()
         return changes
 
     def _residents(self) -> dict[str, Any]:
@@ -108,10 +116,10 @@ class KeptData:
         return held is not None and len(whole) < self._state.world.size
 
     def _change(self, op: Op, of: str, tensor: torch.Tensor) -> Change:
-        old, now = self._executor.live_values[op.outputs[0].name], kind_of(tensor)
+        old = self._executor.live_values[op.outputs[0].name]
         if self._is_shared_out(tensor):
-            raise self._error(of, f"{now!r}, strides {list(tensor.stride())}")
-        return Change(f"{of}.data", kind_of(old), now)
+            raise self._error(of, _layout_text(tensor))
+        return Change(f"{of}.data", _layout_text(old), _layout_text(tensor))
 
     def _error(self, of: str, given: str) -> MismatchError:
         return MismatchError(
@@ -121,3 +129,11 @@ class KeptData:
             code="E527",
             details={"name": of},
         )
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _layout_text(tensor: torch.Tensor) -> str:
+    return f"{kind_of(tensor)!r}, strides {list(tensor.stride())}"

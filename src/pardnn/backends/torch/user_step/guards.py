@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import dis
 import functools
-import operator
 import sys
 import types
 from collections import deque
@@ -49,6 +48,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     is_library_file,
     walk_objects,
 )
+from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards, hook_tables
 from pardnn.backends.torch.user_step.used_names import used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
@@ -66,15 +66,9 @@ _CLOSED_PACKAGES = frozenset({
 #: Functions that run at a step without being named by it.
 _HOOK_TABLES = frozenset({
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_post_accumulate_grad_hooks",
 })  # fmt: skip
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-#: What is compared of each parameter; descriptors in C.
-_OF_PARAMETERS: dict[str, Callable[[torch.Tensor], Any]] = {
-    key: getattr(torch.Tensor, key).__get__ for key in ("requires_grad", "grad", "_backward_hooks")
-}
-
-
 _NOTHING: Mapping[str, Any] = types.MappingProxyType({})
 
 
@@ -118,10 +112,7 @@ class Guards:
         for function in self._used.functions:
             self._walk("", function)
         self._snapshot = Snapshot(self._guards)
-        tensors = self._tensors = [tensor for _, tensor in self._parameters]
-        self._held_by_parameters = {
-            key: list(map(get, tensors)) for key, get in _OF_PARAMETERS.items()
-        }
+        self._of_parameters = ParameterGuards(self._parameters)
         self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}
         self._names = names
         self._ignored = _unread_arguments(step, names)
@@ -143,19 +134,11 @@ class Guards:
             self._snapshot = Snapshot(self._guards)
         found += self._attributes.changes()
         found += self._contents.changes()
-        for key, held in self._held_by_parameters.items():
-            if not all(map(operator.is_, map(_OF_PARAMETERS[key], self._tensors), held)):
-                found += self._rebound(key, held)
+        found += self._of_parameters.changes()
         for i, value in batch.items():
             if not isinstance(value, torch.Tensor):
                 found += self._batch_changes(i, value)
         return found
-
-    def _rebound(self, key: str, held: list[Any]) -> Iterator[Change]:
-        values = map(_OF_PARAMETERS[key], self._tensors)
-        for (name, _), then, now in zip(self._parameters, held, values, strict=True):
-            if then is not now:
-                yield Change(f"{name}.{key}", _short_text(then), _short_text(now))
 
     def _batch_changes(self, index: int, value: Any) -> Iterator[Change]:
         if self._names[index] in self._ignored:
@@ -263,6 +246,7 @@ class Guards:
         for key in ("param_groups", "state"):
             get = functools.partial(getattr, optimizer, key)
             self._attributes.add(dotted(path, key), get, is_same=True)
+        self._attributes.add(dotted(path, "step"), functools.partial(_own_step, optimizer))
         own = optimizer.__dict__
         keys = [k for k, v in own.items() if isinstance(v, VALUES) and k in self._used]
         keys = [key for key in keys if (id(own), key) not in self._written]
@@ -310,7 +294,7 @@ class Guards:
         for key, parameter in attributes["_parameters"].items():
             if parameter is not None:
                 self._parameters.append((dotted(path, key), parameter))
-                self._hooks(dotted(path, key), {"_backward_hooks": parameter._backward_hooks})
+                self._hooks(dotted(path, key), hook_tables(parameter))
         self._hooks(path, attributes)
         yield from self._container(path, attributes, is_used)
         for table in _MODULE_TABLES:
@@ -357,10 +341,11 @@ def _slots(value: Any) -> list[str]:
     return [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
 
 
-def _short_text(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    return value if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
+def _own_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Return what was assigned to an optimizer's `step`, below the wrapper of its schedules."""
+    step = optimizer.__dict__.get("step")
+    step = step.__wrapped__ if hasattr(step, "_wrapped_by_lr_sched") else step
+    return None if step is type(optimizer).step else step
 
 
 def _is_users_object(value: Any) -> bool:

@@ -1,0 +1,96 @@
+"""Guards on tensors: what is set on a parameter besides its data, and the layouts of tensors.
+
+Problem: a step reads `requires_grad`, `grad` and hooks of every parameter, and Python reads one of
+them at a time. Idea: layouts and `requires_grad` are compared by one loop in C, TorchDynamo's own
+for tensors; hooks are looked at only after some hook was registered anywhere, which torch counts.
+
+Complexity: O(parameters) a call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import TensorGuards
+from torch.utils.hooks import RemovableHandle
+
+from pardnn.backends.torch.user_step.item_guards import Change
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+#: What is compared of each parameter; descriptors in C.
+_READ: dict[str, Callable[[torch.Tensor], Any]] = {
+    key: getattr(torch.Tensor, key).__get__ for key in ("requires_grad", "grad", *_HOOKS)
+}
+
+
+class Layouts:
+    """Shape, strides, type and `requires_grad` of some tensors.
+
+    Args:
+        tensors: With data, and strided.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        sizes = [list(tensor.shape) for tensor in tensors]
+        strides = [list(tensor.stride()) for tensor in tensors]
+        with torch.enable_grad():  # else no tensor requires a gradient
+            self._guards = TensorGuards(
+                *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
+            )
+
+    def hold(self) -> bool:
+        """Whether all are as they were; False also where modes such as `no_grad` hide it."""
+        return self._guards.check(*self._tensors)
+
+
+class ParameterGuards:
+    """Guards on what is set on parameters, as it is now.
+
+    Args:
+        parameters: With their names.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._names = [name for name, _ in parameters]
+        self._tensors = [tensor for _, tensor in parameters]
+        self._num_hooks = RemovableHandle.next_id
+        self._held = {key: list(map(get, self._tensors)) for key, get in _READ.items()}
+        self._layouts = Layouts(self._tensors)
+
+    def changes(self) -> list[Change]:
+        """Return what was set."""
+        found = [] if self._layouts.hold() else self._changes("requires_grad")
+        found += self._changes("grad")
+        if RemovableHandle.next_id != self._num_hooks:
+            num_hooks = RemovableHandle.next_id
+            hooks = [change for key in _HOOKS for change in self._changes(key)]
+            if not hooks:
+                self._num_hooks = num_hooks
+            found += hooks
+        return found
+
+    def _changes(self, key: str) -> list[Change]:
+        held, get = self._held[key], _READ[key]
+        if all(map(operator.is_, map(get, self._tensors), held)):
+            return []
+        return list(self._rebound(key, held))
+
+    def _rebound(self, key: str, held: Sequence[Any]) -> Iterator[Change]:
+        for name, then, now in zip(self._names, held, map(_READ[key], self._tensors), strict=True):
+            if then is not now:
+                yield Change(f"{name}.{key}", _short_text(then), _short_text(now))
+
+
+def hook_tables(parameter: torch.Tensor) -> dict[str, Any]:
+    """Return what holds the hooks of a parameter, by attribute."""
+    return {key: _READ[key](parameter) for key in _HOOKS}
+
+
+def _short_text(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return value if value is None or isinstance(value, bool) else f"a {type(value).__name__}"
