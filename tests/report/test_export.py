@@ -230,6 +230,38 @@ def test_layers_and_devices_are_boxes_and_names_only_text(step: Step, to: str, r
         assert "<script" not in text
 
 
+def test_model_explorer_gets_every_op_with_its_layer_and_device(step: Step) -> None:
+    """The fields and references of its JSON graph format; ids and values are texts there."""
+    graph, plan = step
+    data = json.loads(export(graph, plan, "model-explorer"))
+    (found,) = data["graphs"]
+    nodes = {node["id"]: node for node in found["nodes"]}
+    assert list(nodes) == [str(i) for i in range(len(graph.ops))]
+    makers = {t.name: op for op in graph.ops for t in op.outputs}
+    for op, node in zip(graph.ops, nodes.values(), strict=True):
+        assert node.keys() == {"id", "label", "namespace", "attrs", "incomingEdges",
+                               "outputsMetadata"}  # fmt: skip
+        told = {each["key"]: each["value"] for each in node["attrs"]}
+        assert len(told) == len(node["attrs"])
+        assert all(isinstance(text, str) and text.isprintable() for text in told.values())
+        assert told["device"] == plan.cluster.devices[plan.placement[op.name]].name
+        edges = node["incomingEdges"]
+        assert [int(each["targetNodeInputId"]) for each in edges] == [*range(len(op.inputs))]
+        for name, each in zip(op.inputs, edges, strict=True):
+            source = graph.ops[int(each["sourceNodeId"])]
+            assert source == makers[name]
+            assert source.outputs[int(each["sourceNodeOutputId"])].name == name
+            known = [out["id"] for out in nodes[each["sourceNodeId"]]["outputsMetadata"]]
+            assert each["sourceNodeOutputId"] in known
+    assert {node["namespace"].split("/")[0] for node in nodes.values()} <= {"net", ""}
+    assert all("" not in node["namespace"].split("/")[1:] for node in nodes.values())
+
+
+def test_no_pickle_is_written_for_memory_viz(step: Step) -> None:
+    with pytest.raises(UsageError, match="E243 .*pickles"):
+        export(*step, "memory-viz")
+
+
 def test_quotes_and_escapes_of_names_are_text() -> None:
     name = 'a"b\\n\\"]; n9 [x="#quot;`<br/>'
     drawing = Drawing(name, (name,), (Box(0, name, 1, 1.0), Box(0, "m", 2, 1.0)), ())

@@ -22,6 +22,7 @@ from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import costs_for, stated_costs
 from pardnn.planner.recomputed import costs_of_planned
 from pardnn.report.export.drawing import dot_text, drawing_of, mermaid_text
+from pardnn.report.export.model_explorer import model_explorer_json
 from pardnn.report.export.trace import trace_json
 from pardnn.report.page.contents import Report
 from pardnn.report.page.report import report_of
@@ -32,10 +33,11 @@ from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
 
 #: Formats that show times; a run can stand beside the plan in them.
 TRACES = ("chrome", "perfetto")
-_WRITERS: Mapping[str, Callable[[Simulated], str]] = {
-    "dot": lambda found: dot_text(drawing_of(found)),
-    "mermaid": lambda found: mermaid_text(drawing_of(found)),
-    "pp-csv": lambda found: rows_csv(_pipeline(found)),
+_WRITERS: Mapping[str, Callable[[Simulated], bytes]] = {
+    "dot": lambda found: dot_text(drawing_of(found)).encode(),
+    "mermaid": lambda found: mermaid_text(drawing_of(found)).encode(),
+    "model-explorer": model_explorer_json,
+    "pp-csv": lambda found: rows_csv(_pipeline(found)).encode(),
 }
 FORMATS = (*TRACES, *_WRITERS)
 
@@ -87,6 +89,12 @@ def export(
         InvalidPlanError: E410, if it is not valid.
         FileError: E403 to E407, if the record cannot be read.
     """
+    if to == "memory-viz":
+        raise UsageError(
+            "torch's memory_viz page reads pickles alone, which can run code: none is written.\n"
+            "The memory of each device over time is in --to perfetto, and in `pardnn report`.",
+            code="E243",
+        )
     if to not in FORMATS:
         raise UsageError(f"no format {to!r:.40}: export writes {', '.join(FORMATS)}", code="E243")
     if run is not None and to not in TRACES:
@@ -98,7 +106,7 @@ def export(
     found = timed(graph, plan, costs)
     if to in TRACES:
         return trace_json(found, None if run is None else read_run(run, plan))
-    return _WRITERS[to](found).encode()
+    return _WRITERS[to](found)
 
 
 def timed(graph: Graph, plan: Plan, costs: str | None = None) -> Simulated:

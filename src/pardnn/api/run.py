@@ -48,6 +48,7 @@ def run_target(
     saving: SaveOptions | None = None,
     on_signal: Literal["save", "stop"] | None = None,
     record: Path | None = None,
+    code: Sequence[Path] | None = None,
 ) -> RunResult:
     """Capture, plan or read a plan, and train for some steps on K ranks.
 
@@ -63,6 +64,7 @@ def run_target(
         saving: Checkpoints to write, and the one to go on from.
         on_signal: See `backends.run_plan`.
         record: Where to write what the ranks measure of their ops.
+        code: Files of generated code, by rank, to run in the place of the plan's actions.
 
     Raises:
         PardnnError: E2xx to E8xx, as capturing, planning and running do.
@@ -95,6 +97,7 @@ def run_target(
         saving=saving,
         on_signal=on_signal,
         record=record,
+        code=code,
     )
 
 
@@ -125,6 +128,7 @@ def run_checked(
     saving: SaveOptions | None = None,
     on_signal: Literal["save", "stop"] | None = None,
     record: Path | None = None,
+    code: Sequence[Path] | None = None,
 ) -> RunResult:
     """Run a valid plan under the limits of a cluster.
 
@@ -141,6 +145,7 @@ def run_checked(
         saving: Checkpoints to write, and the one to go on from.
         on_signal: See `backends.run_plan`.
         record: Where to write what the ranks measure of their ops.
+        code: Files of generated code, by rank, to run in the place of the plan's actions.
 
     Raises:
         MismatchError: E501, if plan and cluster have different numbers of devices.
@@ -159,6 +164,7 @@ def run_checked(
         saving=saving,
         on_signal=on_signal,
         record=record is not None,
+        code=code,
     )
     if record is not None and found.record is not None:
         write_run(found.record, record)

@@ -14,7 +14,7 @@ from pardnn.plan.run_record import RunRecord
 from pardnn.report import results
 from pardnn.report.differences import DiffResult
 from pardnn.report.explained import Explained
-from pardnn.report.export.result import ExportResult
+from pardnn.report.export.result import CodeResult, ExportResult
 from pardnn.report.layout import LayoutResult
 from pardnn.report.page.contents import Report, ReportResult
 
@@ -37,6 +37,7 @@ _VALUES: dict[str, Any] = {
     "report": ReportResult,
     "export": ExportResult,
     "draw": ExportResult,
+    "code": CodeResult,
     "profile": results.ProfileResult,
     "profile --links": results.LinksResult,
     "profile --links, torchrun": results.RankLinksResult,

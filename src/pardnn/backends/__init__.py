@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pardnn.backends.torch.capture.capture import capture
+    from pardnn.backends.torch.codegen.rank_code import CODE_ORIGIN, plan_code
     from pardnn.backends.torch.connect import connect
     from pardnn.backends.torch.deferred_init.deferred import deferred
     from pardnn.backends.torch.devices import rank_memory_bytes, this_device, visible_devices
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pardnn.backends.torch.profile.rank_links import measure_rank_links
 
 _HOME = {
+    "CODE_ORIGIN": "codegen.rank_code",
     "OnFirstCall": "first_call",
     "cached_links": "profile.link_times",
     "cached_table": "profile.op_times",
@@ -46,6 +48,7 @@ _HOME = {
     "measure_links": "profile.link_times",
     "measure_rank_links": "profile.rank_links",
     "parallelize": "parallelize",
+    "plan_code": "codegen.rank_code",
     "profile_file": "profile.of_file",
     "profile_graph": "profile.op_times",
     "rank_memory_bytes": "devices",
@@ -59,6 +62,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CODE_ORIGIN",
     "OnFirstCall",
     "cached_links",
     "cached_table",
@@ -72,6 +76,7 @@ __all__ = [
     "measure_links",
     "measure_rank_links",
     "parallelize",
+    "plan_code",
     "profile_file",
     "profile_graph",
     "rank_memory_bytes",

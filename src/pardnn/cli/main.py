@@ -55,6 +55,7 @@ for command in (
     file_commands.draw,
     file_commands.report,
     file_commands.export,
+    run_commands.code,
     run_commands.profile,
     question_commands.diff,
     file_commands.convert,

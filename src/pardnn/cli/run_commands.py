@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -110,6 +112,81 @@ def run(
         raise SystemExit(INTERRUPTED)  # not typer's: the result has been shown
     if result.verified is False:
         raise typer.Exit(5)
+
+
+def code(
+    plan_file: opt.PlanFile,
+    graph_file: opt.GraphOption,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="Of which device; all ranks if absent.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="File of one rank, or folder of all (rank0.py ...)."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--run", metavar="FILE.py:FUNCTION", help="Train with the code of all ranks."),
+    ] = None,
+    edited: Annotated[
+        Path | None,
+        typer.Option("--edited", help="Run the files of this folder, that `code` wrote before."),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")] = 5,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds that a wait for a rank may last.")
+    ] = 60.0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Run the step on one device too and compare.")
+    ] = False,
+    threads: opt.Threads = 1,
+    batch_size: opt.BatchSize = None,
+    as_json: opt.Json = False,
+) -> None:
+    """Print what a rank runs as Python, with your lines as comments; --run trains with it."""
+    from pardnn.api.code import code as code_of
+    from pardnn.api.code import edited_code, run_code, write_code
+    from pardnn.report.export.result import CodeResult
+
+    _check_code(rank, output, target, edited)
+    found = code_of(*opt.read_both(graph_file, plan_file), rank)
+    if target is None and output is None:
+        if rank is None and len(found) > 1:
+            raise UsageError("name a rank: pardnn code plan.json --rank 0", code="E247")
+        text = next(iter(found.values()))
+        if not as_json:
+            typer.echo(text, nl=False)
+        show(CodeResult(code=text), as_json, None, shown=True)
+        return
+    with tempfile.TemporaryDirectory() as unnamed:
+        folder = output or Path(unnamed)
+        given = {"steps": steps, "timeout": timeout, "verify": verify, "threads": threads}
+        if edited is not None:
+            paths = edited_code(found, edited)
+        else:
+            paths = write_code(found, folder, is_folder=rank is None)
+        result = CodeResult(files=tuple(map(str, paths)))
+        if target is not None:
+            result = run_code(target, plan_file, paths, batch_size=batch_size, **given)
+    if output is None and edited is None:
+        result = dataclasses.replace(result, files=())
+    show(result, as_json, None)
+    if result.verified is False:
+        raise typer.Exit(5)
+
+
+def _check_code(
+    rank: int | None, output: Path | None, target: str | None, edited: Path | None
+) -> None:
+    """Check that options of `code` go together.
+
+    Raises:
+        UsageError: E247.
+    """
+    if target is not None and rank is not None:
+        raise UsageError("--run needs the code of all ranks: leave out --rank", code="E247")
+    if edited is not None and (target is None or output is not None):
+        raise UsageError("--edited needs --run, and no -o: it names the files", code="E247")
 
 
 def profile(

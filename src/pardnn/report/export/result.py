@@ -1,4 +1,4 @@
-"""What `export` and `draw` report."""
+"""What `export`, `draw` and `code` report."""
 
 from __future__ import annotations
 
@@ -16,3 +16,26 @@ class ExportResult:
     output: str
     format: str
     bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeResult:
+    """What `code` wrote and, if it ran, how its steps went.
+
+    Attributes:
+        code: Of the one rank that was asked for, if no file was.
+        files: The files of the ranks, if they were to stay.
+        losses: One per step, if the code ran.
+        step_s: Seconds of each step on the slowest rank, likewise.
+        reference_losses: Those of the user's own step on one device, if it was asked for.
+        verified: Whether losses and state are those of one device, likewise.
+    """
+
+    __pydantic_config__ = STRICT
+
+    code: str | None = None
+    files: tuple[str, ...] = ()
+    losses: tuple[float, ...] = ()
+    step_s: tuple[float, ...] = ()
+    reference_losses: tuple[float, ...] | None = None
+    verified: bool | None = None

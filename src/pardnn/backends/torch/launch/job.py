@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -45,6 +46,7 @@ class Job:
         saving: Its checkpoints; None without.
         on_signal: See `StopSignal`; None ends at once.
         record: Whether ranks take the times of their ops.
+        code: File of each rank's generated code; None runs the plan's actions.
         verify: Whether the state after the last step is compared with the reference's.
     """
 
@@ -61,6 +63,7 @@ class Job:
     on_signal: Literal["save", "stop"] | None = None
     verify: bool = False
     record: bool = False
+    code: Sequence[str] | None = None
 
 
 def write_job(directory: Path, job: Job) -> None:

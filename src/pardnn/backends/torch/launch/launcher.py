@@ -96,6 +96,7 @@ def run_plan(
     on_signal: OnSignal | None = None,
     progress: Progress | None = None,
     record: bool = False,
+    code: Sequence[Path] | None = None,
 ) -> LaunchResult:
     """Run a plan's ranks on this machine for some steps.
 
@@ -115,6 +116,7 @@ def run_plan(
             end, or end ("stop"). None ends the run at once, as an interrupt.
         progress: Called with what happens next, in a few words.
         record: Whether ranks take the times of their ops.
+        code: Files of generated code, by rank, to run in the place of the plan's actions.
 
     Raises:
         RankError: E6xx, naming the rank that failed first.
@@ -143,6 +145,7 @@ def run_plan(
             on_signal=on_signal,
             verify=verify,
             record=record,
+            code=None if code is None else [str(path.resolve()) for path in code],
         )
         write_job(directory, job)
         write_graph(graph, directory / GRAPH_FILE)

@@ -15,6 +15,7 @@ import torch
 
 from pardnn.backends.entry_point import load_factory
 from pardnn.backends.torch.checkpoint.training_state import TrainingState
+from pardnn.backends.torch.codegen.load import load_step
 from pardnn.backends.torch.comm.stop_signal import StopSignal
 from pardnn.backends.torch.comm.world import World, join, leave, rank_device
 from pardnn.backends.torch.launch.job import (
@@ -85,6 +86,8 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
 
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
     executor.limit_bytes = limit
+    if job.code is not None:
+        executor.run_code(load_step(Path(job.code[rank])))
     if job.record:
         executor.record()
     nothing_spread = SpreadObjects()  # no code of the user's runs from here on

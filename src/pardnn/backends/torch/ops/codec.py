@@ -277,7 +277,7 @@ def bind(op: Op, device: torch.device | str) -> Call:
     kind, boxes = op.kind, None
     ones: dict[str, Any] = {}
     if kind == DRAW:
-        kind, arguments, boxes = _draw_arguments(op, arguments, ones)
+        kind, arguments, boxes = draw_arguments(op, arguments, ones)
     args = [decode(item, device) for item in arguments.get("args", [])]
     kwargs = {key: decode(item, device) for key, item in arguments.get("kwargs", {}).items()}
     unknown = set(instances([args, *kwargs.values()], Reference)) - {*op.inputs, *ones}
@@ -295,7 +295,7 @@ def _function(op: Op, kind: str) -> Callable[..., Any]:
     function = find_call(kind)
     if kind in LARGER:
         return lambda *args, **kwargs: compact(function(*args, **kwargs))
-    if kind != _FUSED_RNN or len(op.outputs) < _FUSED_RNN_OUTPUTS:
+    if not records_gradients(op, kind):
         return function
 
     def as_in_training(*args: Any, **kwargs: Any) -> Any:
@@ -306,10 +306,24 @@ def _function(op: Op, kind: str) -> Callable[..., Any]:
     return as_in_training
 
 
-def _draw_arguments(
+def records_gradients(op: Op, kind: str) -> bool:
+    """Whether the kernel of a call must see gradient recording enabled."""
+    return kind == _FUSED_RNN and len(op.outputs) >= _FUSED_RNN_OUTPUTS
+
+
+def draw_arguments(
     op: Op, arguments: dict[str, Any], ones: dict[str, Any]
 ) -> tuple[str, dict[str, Any], list[Any]]:
-    """Return the kind of a draw's random call, its arguments, and the box kept of each result."""
+    """Return the kind of a draw's random call, its arguments, and the box kept of each result.
+
+    Args:
+        op: The draw.
+        arguments: Of the draw.
+        ones: Gets the tensors of ones, see `partition_ops.name_ones`.
+
+    Raises:
+        FileError: E402, if they are no arguments of a draw.
+    """
     try:
         kind, args, kwargs, boxes = arguments["args"]
         named = {key: name_ones(item, ones) for key, item in kwargs.items()}

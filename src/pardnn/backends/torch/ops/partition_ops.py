@@ -133,7 +133,7 @@ def _fetch(op: Op, args: Sequence[Any], device: torch.device) -> Result:
     shape, dtype = tuple(shape), getattr(torch, output.dtype or "float32")
     strides = tuple(output.strides or contiguous_strides(shape))
     names = [name for name, _ in shards]
-    dim = _concatenation_dim(shape, [box for _, box in shards]) if fill is None else None
+    dim = concatenation_dim(shape, [box for _, box in shards]) if fill is None else None
     if dim is not None and len(names) > 1:
 
         def concatenate(env: Environment) -> torch.Tensor:
@@ -160,8 +160,13 @@ def _place(box: Sequence[Sequence[int]], strides: Sequence[int]) -> tuple[tuple[
     return size, sum(low * stride for (low, _), stride in zip(box, strides, strict=True))
 
 
-def _concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
-    """Return the dim along which boxes concatenate to the whole; None if there is none."""
+def concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
+    """Return the dim along which boxes concatenate to the whole; None if there is none.
+
+    Args:
+        shape: Of the whole.
+        boxes: First and last index per dim, the last exclusive.
+    """
     for dim, extent in enumerate(shape):
         rest = [[(0, n) for d, n in enumerate(shape) if d != dim]] * len(boxes)
         if [[tuple(e) for d, e in enumerate(box) if d != dim] for box in boxes] != rest:
@@ -172,7 +177,8 @@ def _concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None
     return None
 
 
-_COMBINE: Mapping[str, Callable[..., torch.Tensor]] = {
+#: How partial results are combined, by the name of the reduction.
+COMBINE: Mapping[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum,
     "prod": torch.mul,
 }  # fmt: skip
@@ -180,13 +186,13 @@ _COMBINE: Mapping[str, Callable[..., torch.Tensor]] = {
 
 def _reduce(op: Op, args: Sequence[Any], _device: torch.device) -> Result:
     how, names, weights = args
-    combine = _COMBINE[how]
+    combine = COMBINE[how]
     (first, *others), strides = names, op.outputs[0].strides
     if weights is not None:
         return _weighted(names, weights, strides)
 
     def reduce(env: Environment) -> torch.Tensor:
-        total = _copy_with_strides(env[first], strides)
+        total = copy_with_strides(env[first], strides)
         for name in others:
             combine(total, env[name], out=total)
         return total
@@ -199,7 +205,7 @@ def _reduce(op: Op, args: Sequence[Any], _device: torch.device) -> Result:
 
 def _weighted(names: Sequence[str], weights: Sequence[float], strides: Any) -> Result:
     def mean(env: Environment) -> torch.Tensor:
-        total = _copy_with_strides(env[names[0]], strides).mul_(weights[0])
+        total = copy_with_strides(env[names[0]], strides).mul_(weights[0])
         for name, weight in zip(names[1:], weights[1:], strict=True):
             total.add_(env[name], alpha=weight)
         return total
@@ -207,7 +213,8 @@ def _weighted(names: Sequence[str], weights: Sequence[float], strides: Any) -> R
     return mean
 
 
-def _copy_with_strides(value: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+def copy_with_strides(value: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """Return a copy with these strides, in elements; contiguous if None."""
     if strides is None:
         return value.clone(memory_format=torch.contiguous_format)
     made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)

@@ -50,6 +50,8 @@ from pardnn.plan.state_layout import shard_of
 
 Environment = dict[str, Any]
 Call = Callable[[Environment], None]
+#: A rank's step as generated code: see `codegen.rank_code`.
+CodeStep = Callable[..., tuple[Any, dict[str, Any]]]
 
 
 class History(NamedTuple):
@@ -105,7 +107,7 @@ class Executor:
         self.agreement: Agreement | None = None
         self.recorder: Recorder | None = None
         self._is_measured = False
-        self._at, self._is_running = 0, False
+        self._at, self._is_running, self._is_code = 0, False, False
         self._loss: Any = None
         self.result: Any = None
         self.effects: list[Any] = []
@@ -271,6 +273,17 @@ class Executor:
         """Take the times of what runs from the second step on."""
         self.recorder = Recorder(self._actions, self.program.specs, self.rank)
 
+    def run_code(self, step: CodeStep) -> None:
+        """Run generated code in the place of the actions; its memory is not measured."""
+        before = getattr(self._stream, "before", lambda _op: None)
+
+        def call(env: Environment) -> None:
+            batch = {name: plain(value) for name, value in self._inputs.items()}
+            self._loss, kept = step(env, batch, self.world.device, before)
+            env.update(kept)
+
+        self._calls, self._is_code, self._is_measured = [call], True, True
+
     def _run(self) -> None:
         env = self._env
         if self.recorder is not None:
@@ -334,7 +347,7 @@ class Executor:
 
     def _failure(self, error: Exception) -> PardnnError:
         """Return the error that says where `error` came from and, out of memory, what was held."""
-        where, op = action_text(self.program, self._actions, self._at)
+        where, op = self._place()
         step = len(self.step_s)
         details: dict[str, Any] = {"rank": self.rank, "step": step, "op": op and op.name}
         if is_out_of_memory(error):
@@ -350,7 +363,7 @@ class Executor:
         """Return what this rank is doing now, as JSON; the failure detector's thread calls it."""
         channel = self.world.channel
         now, waits_for, waited_s = f"{self._what} {len(self.step_s)}", None, 0.0
-        text = f"at {action_text(self.program, self._actions, self._at)[0]} in {now}"
+        text = f"at {self._place()[0]} in {now}"
         if not self._is_running:
             text = f"in your script{users_line()}, {self._between()}"
         waiting = channel.waiting if channel is not None else None
@@ -370,6 +383,12 @@ class Executor:
             "rank": self.rank, "text": text, "waits_for": waits_for, "waited_s": waited_s,
             "messages": messages, "actions": recent_actions(self.program, self._actions, self._at),
         }  # fmt: skip
+
+    def _place(self) -> tuple[str, Op | None]:
+        """Return where the step is, for people, and the op that runs there."""
+        if self._is_code:
+            return "a line of its generated code", None
+        return action_text(self.program, self._actions, self._at)
 
     def _between(self) -> str:
         done, what = len(self.step_s), self._what

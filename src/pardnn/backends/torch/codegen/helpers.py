@@ -1,0 +1,58 @@
+"""What generated code calls besides torch: its text is copied to the top of each program.
+
+Messages go over the process group that is there. A message carries the bytes of a tensor from its
+first element to its last; its number is its tag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardnn.backends.torch.comm.wire_format import byte_view, has_strides
+from pardnn.backends.torch.devices import elements_of
+
+#: Messages on their way, by number, each with what must live until it has arrived or left.
+pending: dict[int, tuple[Any, torch.Tensor]] = {}
+
+
+def send(number: int, value: torch.Tensor, to: int, strides: Sequence[int]) -> None:
+    """Begin to send a tensor to another rank, which expects it with these strides.
+
+    Args:
+        number: Of the message.
+        value: Must not change before `wait(number)`.
+        to: The rank.
+        strides: In elements, as they were captured.
+    """
+    if not has_strides(value, tuple(strides)):
+        # Their readers would compute other last bits.
+        raise RuntimeError(f"message {number} has strides {value.stride()}, captured: {strides}")
+    payload = elements_of(value).resolve_conj().resolve_neg().view(torch.uint8)
+    pending[number] = dist.isend(payload, to, tag=number), payload
+
+
+def receive(number: int, into: torch.Tensor, source: int) -> None:
+    """Begin to receive a tensor from another rank.
+
+    Args:
+        number: Of the message.
+        into: Its place, which has a meaning after `wait(number)`.
+        source: The rank.
+    """
+    pending[number] = dist.irecv(byte_view(into), source, tag=number), into
+
+
+def wait(number: int) -> None:
+    """Wait until a message has arrived, or has left."""
+    work, _payload = pending.pop(number)
+    work.wait()
+
+
+def copy_unless_there(place: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a tensor to its place, unless it was received there."""
+    if place.data_ptr() != value.data_ptr():
+        place.copy_(value)
