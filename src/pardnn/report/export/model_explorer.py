@@ -24,13 +24,18 @@ def model_explorer_json(found: Simulated) -> bytes:
     """Return the ops of a plan and the tensors between them."""
     modules, number = numbered_modules(found)
     spaces = ["" if path == ELSEWHERE else _namespace(path) for path in modules]
+    makers = {
+        tensor.name: (i, k)
+        for i, op in enumerate(found.graph.ops)
+        for k, tensor in enumerate(op.outputs)
+    }
     nodes = [
         {
             "id": str(i),
             "label": printable(op.name),
             "namespace": spaces[int(number[i])],
             "attrs": _attributes(_told(found, i)),
-            "incomingEdges": _edges(found, i),
+            "incomingEdges": [_edge(*makers[name], k) for k, name in enumerate(op.inputs)],
             "outputsMetadata": [_output(str(k), each) for k, each in enumerate(op.outputs)],
         }
         for i, op in enumerate(found.graph.ops)
@@ -65,19 +70,12 @@ def _attributes(told: Fields) -> list[Fields]:
     return [{"key": key, "value": printable(value)} for key, value in told.items()]
 
 
-def _edges(found: Simulated, i: int) -> list[Fields]:
-    a = found.graph.arrays
-    edges: list[Fields] = []
-    tensors = a.input_tensor[a.input_ptr[i] : a.input_ptr[i + 1]].tolist()
-    for position, tensor in enumerate(tensors):
-        maker = int(a.tensor_op[tensor])
-        output = tensor - int(a.tensor_op.searchsorted(maker))
-        edges.append({
-            "sourceNodeId": str(maker),
-            "sourceNodeOutputId": str(output),
-            "targetNodeInputId": str(position),
-        })  # fmt: skip
-    return edges
+def _edge(source: int, output: int, position: int) -> Fields:
+    return {
+        "sourceNodeId": str(source),
+        "sourceNodeOutputId": str(output),
+        "targetNodeInputId": str(position),
+    }
 
 
 def _output(key: str, tensor: Tensor) -> Fields:

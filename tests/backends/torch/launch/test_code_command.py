@@ -34,7 +34,11 @@ def run(*arguments: object) -> str:
     return found.stdout
 
 
-def test_code_is_printed_written_run_and_edited(tmp_path: Path) -> None:
+@pytest.mark.long  # starts seven processes that load torch
+def test_code_is_printed_written_run_and_edited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # sources are told from here
     train, graph, plan = tmp_path / "train.py", tmp_path / "g.json", tmp_path / "p.json"
     train.write_text(STEP, encoding="utf-8")
     target = f"{train}:training"

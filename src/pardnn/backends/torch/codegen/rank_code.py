@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -144,7 +145,7 @@ class _Writer:
         """Return the user's line; nothing unless it is of a file of Python that is there."""
         path, _, number = source.rpartition(":")
         if path not in self._sources:
-            self._sources[path] = _lines_of(Path(path))
+            self._sources[path] = _lines_of(path)
         lines = self._sources[path]
         is_there = re.fullmatch(r"[1-9][0-9]{0,6}", number) and int(number) <= len(lines)
         return lines[int(number) - 1].strip() if is_there else ""
@@ -230,14 +231,18 @@ class _Writer:
         yield from self.calls.empty(place, spec.shape, spec.strides, spec.torch_dtype)
 
 
-def _lines_of(path: Path) -> list[str]:
-    """Return the lines of a file of Python; none if it is another file or cannot be read."""
-    try:
-        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _SOURCE_BYTES:
-            return []
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, ValueError):
+def _lines_of(path: str) -> list[str]:
+    """Return the lines of a file of Python, of a library too; none if it cannot be read."""
+    if not path.endswith(".py"):
         return []
+    for base in ("", *sys.path):
+        try:
+            found = Path(base, path)
+            if found.is_file() and found.stat().st_size <= _SOURCE_BYTES:
+                return found.read_text(encoding="utf-8", errors="replace").splitlines()
+        except (OSError, ValueError):
+            return []
+    return []
 
 
 def plan_code(graph: Graph, plan: Plan, ranks: Sequence[int] | None = None) -> dict[int, str]:
