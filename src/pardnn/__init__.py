@@ -15,8 +15,7 @@ from pardnn.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pardnn.api.capture import capture
-    from pardnn.api.deferred import deferred
-    from pardnn.api.parallelize import parallelize
+    from pardnn.api.parallelize import deferred, parallelize
     from pardnn.api.planning import estimate, plan
     from pardnn.api.simulate import check_plan, simulate
     from pardnn.api.tools import connect, lightning_strategy, trainer
@@ -64,7 +63,7 @@ _HOME = {
     "check_plan": "pardnn.api.simulate",
     "check_state_kept": "pardnn.plan.state_in_place",
     "connect": "pardnn.api.tools",
-    "deferred": "pardnn.api.deferred",
+    "deferred": "pardnn.api.parallelize",
     "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api.planning",
     "lightning_strategy": "pardnn.api.tools",

@@ -1,4 +1,4 @@
-"""`pardnn.parallelize`. Every rank loads this module; only the rank that plans loads numba."""
+"""`pardnn.parallelize` and `pardnn.deferred`. Every rank loads this module; only the rank that plans loads numba."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,23 @@ if TYPE_CHECKING:
     from pardnn.backends.torch.profile.rank_links import ThisCluster
 
 _LOGGER = logging.getLogger("pardnn")
+
+
+def deferred() -> AbstractContextManager[None]:
+    """Return a context in which models and optimizers are built without allocating them.
+
+    `parallelize` then initialises on each rank its own shards only, with the numbers that one
+    device would have drawn::
+
+        with pardnn.deferred():
+            model = Transformer(config)
+            optimizer = torch.optim.AdamW(model.parameters())
+        fast_step = pardnn.parallelize(step, model, optimizer, x, y)
+
+    Raises:
+        UnsupportedError: E820, something inside cannot be recorded; it names the line.
+    """
+    return backends.deferred()
 
 
 def parallelize(

@@ -128,13 +128,11 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-<<<<<<< HEAD
             "--to",
-            help="perfetto, chrome, dot, mermaid, or pp-csv (of a pipeline).",
-            autocompletion=opt.one_of("perfetto", "chrome", "dot", "mermaid", "pp-csv"),
-=======
-            "--to", help="perfetto, chrome, model-explorer, dot, mermaid, pp-csv (a pipeline)."
->>>>>>> 3bf50a9 (pardnn code: what a rank runs as Python, with the user's lines as comments; --run gives the bits of the plan. export --to model-explorer)
+            help="perfetto, chrome, model-explorer, dot, mermaid, pp-csv (a pipeline).",
+            autocompletion=opt.one_of(
+                "perfetto", "chrome", "model-explorer", "dot", "mermaid", "pp-csv"
+            ),
         ),
     ],
     run: Annotated[

@@ -86,10 +86,7 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
 
     executor = start(program, world, residents, on_failure=_abandon(directory, rank))
     executor.limit_bytes = limit
-    if job.code is not None:
-        executor.run_code(load_step(Path(job.code[rank])))
-    if job.record:
-        executor.record()
+    _choose_what_runs(job, executor)
     nothing_spread = SpreadObjects()  # no code of the user's runs from here on
     state = TrainingState(program, world, binding, executor.live_values, nothing_spread)
     stop = _stop_signal(directory, job, world)
@@ -107,6 +104,14 @@ def _trained(directory: Path, job: Job, rank: int) -> dict[str, Any]:
         "times": times, "waits_s": executor.waits_s, "notes": notes, "saved_steps": saved,
         "stopped_by": stop.name if stop is not None and stop.is_set else None,
     }  # fmt: skip
+
+
+def _choose_what_runs(job: Job, executor: Executor) -> None:
+    """Let the executor run generated code, or record times, if the job says so."""
+    if job.code is not None:
+        executor.run_code(load_step(Path(job.code[executor.rank])))
+    if job.record:
+        executor.record()
 
 
 def _left_state(directory: Path, state: TrainingState) -> list[str]:
