@@ -1,4 +1,4 @@
-"""`pardnn.parallelize` and `pardnn.deferred`. Every rank loads this module; only the rank that plans loads numba."""
+"""`pardnn.parallelize`, `pardnn.deferred`: each rank loads this; only one that plans loads numba."""
 
 from __future__ import annotations
 
