@@ -1,4 +1,4 @@
-"""`pardnn.parallelize`, `pardnn.deferred`: each rank loads this; only one that plans loads numba."""
+"""`pardnn.parallelize` and `deferred`. Every rank loads this; only one that plans loads numba."""
 
 from __future__ import annotations
 
