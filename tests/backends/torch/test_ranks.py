@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import faulthandler, os
 from tests.backends.torch.ranks import run_ranks
@@ -14,6 +16,7 @@ print(outcome.status, "Fatal Python error: Aborted" in outcome.crash)
 """
 
 
+@pytest.mark.long
 def test_a_crash_is_kept_from_the_terminal() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=60)
     assert (done.stdout.strip(), done.stderr) == ("-6 True", "")

@@ -106,6 +106,7 @@ def staged(memory: str | None) -> Plan:
     return pardnn.plan(graph(), cluster, "modulo", reserve=0.0, costs="v100", microbatches=8)
 
 
+@pytest.mark.long
 def test_layers_become_stages_whose_order_keeps_to_the_limit() -> None:
     """Told nothing but the graph: blocks of layers, and each product adds to one accumulator."""
     plan = staged("3MiB")

@@ -21,6 +21,7 @@ from pardnn.plan.recompute import SecondCall, graph_with_calls
 from pardnn.planner.costs import costs_for
 from tests.backends.torch import models
 from tests.backends.torch.executors import assert_equal, captured, perceptron
+from tests.long_cases import long_but
 
 #: Of each search: a quick one.
 WORK = 5_000_000
@@ -65,7 +66,8 @@ def planned(graph: Graph, size: int) -> Plan:
 
 
 CASES: list[Any] = [
-    (perceptron, 1), (perceptron, 2), (models.MODELS["gpt2"], 2), (models.MODELS["resnet"], 1),
+    (perceptron, 2), (models.MODELS["resnet"], 1),
+    *long_but((), [(perceptron, 1), (models.MODELS["gpt2"], 2)]),
 ]  # fmt: skip
 
 
@@ -79,7 +81,9 @@ def test_recomputed_steps_keep_every_bit(factory: Callable[[], Any], size: int) 
     assert [outcome.value[3] for outcome in outcomes] == list(plan.predicted.peak_bytes)
 
 
-@pytest.mark.parametrize(("name", "size"), [("gpt2", 1), ("resnet", 1), ("lstm", 1)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("gpt2", 1), *long_but((), [("resnet", 1), ("lstm", 1)])]
+)
 def test_chosen_second_calls_keep_every_bit_at_a_limit_that_binds(name: str, size: int) -> None:
     factory = models.MODELS[name]
     graph, cluster = captured(factory), Cluster.uniform(size)

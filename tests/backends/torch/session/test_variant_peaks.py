@@ -27,6 +27,7 @@ def ran(fast: Parallel) -> Executor:
     return fast._variants.current.executor
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("decide", [scattered, planner("tofu")], ids=["placed", "cut"])
 def test_no_peak_is_above_its_prediction_after_a_switch(decide: Any) -> None:
     def body(rank: int, path: str) -> Any:

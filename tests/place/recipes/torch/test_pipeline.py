@@ -45,6 +45,7 @@ def test_a_recipe_is_a_plan_whose_devices_run_units_in_its_order(name: str) -> N
         )  # fmt: skip
 
 
+@pytest.mark.long
 def test_less_memory_than_gpipes_is_enough_for_1f1b() -> None:
     graph = captured("gpt2")
     peaks = {name: max(planned(graph, name)[1].peak_bytes) for name in ("gpipe", "1f1b")}

@@ -78,7 +78,7 @@ def problems_of(graph: Any, step: Any, args: Any) -> tuple[list[Any], int]:
     return problems, count
 
 
-@pytest.mark.parametrize("model", long_but({"gpt2", "llama", "lstm", "resnet"}, sorted(STEPS)))
+@pytest.mark.parametrize("model", long_but({"gpt2", "resnet"}, sorted(STEPS)))
 def test_every_call_of_a_step_is_cut_right(model: str) -> None:
     step, args = STEPS[model]()
     graph = capture(step, *args)
