@@ -28,7 +28,7 @@ PLACED = (
     "pardnn", "auto-whole", "heft", "contiguous", "single", "m-etf", "linear-clustering",
     "round-robin", "m-topo", "layer-round-robin", "metis", "m-sct",
 )  # fmt: skip
-CUT = ("tofu", "allrow-greedy", "spartan", "equal-chop", "icml18", "data-parallel")
+CUT = ("tofu", "allrow-greedy", "spartan", "equal-chop", "icml18", "zero-3")
 #: Usable bytes a device, as shares of what one device needs.
 SHARES = (None, 0.75, 0.5)
 

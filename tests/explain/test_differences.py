@@ -84,7 +84,7 @@ def test_plans_of_different_graphs_are_matched_by_name():
 def test_tensors_that_lie_otherwise_and_pieces():
     graph = hand_graphs.mlp(512, 512, 512, 512)
     cluster = pardnn.Cluster.uniform(2, memory="1GiB")
-    cut, rows = (pardnn.plan(graph, cluster, algorithm=a) for a in ("tofu", "data-parallel"))
+    cut, rows = (pardnn.plan(graph, cluster, algorithm=a) for a in ("tofu", "zero-3"))
     found = differences(graph, cut, graph, rows)
     assert {each.tensor: (each.before, each.after) for each in found.relaid} == {
         name: (tuple(words), tuple(rows.partition.sharding[name]))

@@ -17,13 +17,13 @@ from pardnn.plan.mesh import Layout, Mesh, make_mesh, owned_boxes
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import Held, StateInPlace, state_in_place, state_problems
 from pardnn.plan.state_layout import Shard, state_layout
-from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.kept_state import fixed_layouts
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.report.results import PlanResult
+from pardnn.shard.search.baselines import BASELINES
 from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING
 from pardnn.shard.search.problem import make_problem
 from testbed.hand_graphs import Steps, mlp
@@ -63,7 +63,7 @@ def planned(
 @given(
     one=st.sampled_from(LAYOUTS),
     other=st.sampled_from([None, *LAYOUTS]),
-    algorithm=st.sampled_from(sorted(set(SHARDED) - {"equal-chop"})),
+    algorithm=st.sampled_from(sorted({"tofu", *BASELINES} - {"equal-chop"})),
     objective=st.sampled_from(["bytes", "seconds"]),
 )
 def test_boxes_stay_whatever_cuts(

@@ -22,6 +22,9 @@ from pardnn.place.decision import Decision
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.recipes.schedules import SCHEDULES
 from pardnn.place.thesis.steps import place_thesis
+from pardnn.shard.recipes.data_parallel import data_parallel
+from pardnn.shard.recipes.megatron import megatron
+from pardnn.shard.recipes.zero import zero_1, zero_2
 from pardnn.shard.search import baselines, tofu
 from pardnn.shard.sharding import Sharding
 
@@ -50,19 +53,15 @@ SHARDED: Mapping[str, Callable[..., Sharding]] = {
     "spartan": baselines.spartan,
     "equal-chop": baselines.equal_chop,
     "icml18": baselines.icml18,
-    "data-parallel": baselines.data_parallel,
+    "data-parallel": data_parallel,
+    "zero-1": zero_1,
+    "zero-2": zero_2,
+    "zero-3": baselines.zero_3,
+    "megatron": megatron,
 }
 
 #: Pipelines as experts build them, of a step whose batch is in pieces.
 RECIPES = tuple(SCHEDULES)
-
-#: Recipes that no plan can express yet, and why.
-NOT_YET: Mapping[str, str] = {
-    "zero-1": "a parameter and its states lie on one device, or all lie cut alike",
-    "zero-2": "a parameter and its states lie on one device, or all lie cut alike",
-    "zero-3": "partial gradients are added up where the first one is, not where the weight lies",
-    "megatron": "cuts along features do not combine with whole ops yet",
-}
 
 #: Those that run a solver in a child process, which may not be installed.
 SOLVER_BASED = frozenset({"m-sct", "metis", "exact"})
@@ -95,11 +94,6 @@ def check_algorithm(name: str) -> None:
     Raises:
         UsageError: E210, listing the algorithms.
     """
-    if name in NOT_YET:
-        raise UsageError(
-            f"{name} cannot be planned yet: {NOT_YET[name]}.\nUse data-parallel, tofu, or auto.",
-            code="E210",
-        )
     known = known_algorithms()
     if name not in known:
         raise UsageError(f"no algorithm {name!r:.40}; there are {', '.join(known)}", code="E210")

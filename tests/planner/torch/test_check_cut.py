@@ -70,8 +70,8 @@ def graph() -> Graph:
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
-    "four devices": ("data-parallel", {}),
-    "data-parallel": ("data-parallel", {}),
+    "four devices": ("zero-3", {}),
+    "data-parallel": ("zero-3", {}),
     "microbatches": ("heft", {"microbatches": 4}),
     "accumulator": ("contiguous", {}),
     "second calls": ("contiguous", {}),

@@ -145,7 +145,7 @@ def test_relays_are_below_those_they_serve() -> None:
 def test_a_plan_takes_relays_where_they_are_faster() -> None:
     graph = product(4096, 1024, 1024)
     cluster = levels(1e9, 100e9)
-    plan = pardnn.plan(graph, cluster, "data-parallel", "bytes", costs="k80")
+    plan = pardnn.plan(graph, cluster, "zero-3", "bytes", costs="k80")
     whole = 4 * 1024 * 1024
     assert crossing(graph, plan, (2, 2))[0] == whole  # a half into each group; twice that before
     assert plan_problems(graph, plan, cluster) == []

@@ -9,12 +9,13 @@ the same options, so only the choice differs.
 | `spartan` | the largest tensor first, along the dim that is best for the ops at it, and so on |
 | `equal-chop` | search, but each tensor is cut along one dim only, into k parts |
 | `icml18` | search, but no op is cut along a loop whose partial results would be added up |
-| `data-parallel` | every op along the batch, whose dims are followed from the inputs on |
+| `zero-3` | every op along the batch, whose dims are followed from the inputs on |
 
 References: Tofu (EuroSys 2019), section 7.3; Spartan: Huang et al., USENIX ATC 2015; ICML18: Jia,
 Lin, Qi, Aiken, "Exploring hidden dimensions in parallelizing CNNs", ICML 2018.
-Deviations: data parallelism under the objective `bytes` has its weights and optimizer state cut,
-so that memory is 1/k as for all others.
+Data parallelism at equal memory is ZeRO's third stage (Rajbhandari et al., SC 2020): weights,
+gradients and optimizer state are cut, and each op gathers the weights that it reads. The stages
+before are in `shard.recipes`: they keep weights whole.
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ def choose_unreduced(
     return best_state(limited) if is_all else recursive_search(limited, count=count)
 
 
-def data_parallel(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
+def zero_3(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     """Return every op that sees the batch cut along it; tensors that do not by their first dim.
 
     Args:
@@ -298,7 +299,7 @@ def data_parallel(graph: Graph, target: Target, objective: str = "bytes") -> Sha
 
 
 def choose_batch(graph: Graph, calls: Sequence[OpCall], tables: CostTables, count: int) -> Solution:
-    """Choose as `data_parallel` does, on the first `count` mesh axes.
+    """Choose as `zero_3` does, on the first `count` mesh axes.
 
     Args:
         graph: A captured graph.
@@ -346,7 +347,7 @@ BASELINES: Mapping[str, Callable[..., Sharding]] = {
     "spartan": spartan,
     "equal-chop": equal_chop,
     "icml18": icml18,
-    "data-parallel": data_parallel,
+    "zero-3": zero_3,
 }
 
 #: How baselines choose that keep to the mesh.
@@ -354,5 +355,5 @@ CHOOSERS: Mapping[str, Chooser] = {
     "allrow-greedy": choose_rows,
     "spartan": choose_largest_first,
     "icml18": choose_unreduced,
-    "data-parallel": choose_batch,
+    "zero-3": choose_batch,
 }

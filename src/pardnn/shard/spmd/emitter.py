@@ -167,6 +167,7 @@ class Emitter:
         memory: MemoryKind = "normal",
         workspace: int = 0,
         more: dict[str, Any] | None = None,
+        after: tuple[str, ...] = (),
     ) -> str:
         """Append an op that moves a tensor of the graph.
 
@@ -184,6 +185,7 @@ class Emitter:
             memory: Of the op.
             workspace: Bytes.
             more: Further entries of the op's arguments.
+            after: Further ops of the device that it comes after.
 
         Returns:
             The name of the output.
@@ -193,8 +195,9 @@ class Emitter:
             device,
             Op(
                 name=name, kind=kind, inputs=tuple(dict.fromkeys(inputs)), outputs=(output,),
-                after=self.after(op, device), memory=memory, workspace=workspace, source=op.source,
-                module=op.module, step=op.step, arguments={"args": args, **(more or {})},
+                after=(*self.after(op, device), *after), memory=memory, workspace=workspace,
+                source=op.source, module=op.module, step=op.step,
+                arguments={"args": args, **(more or {})},
             ),
         )  # fmt: skip
         self.helpers.setdefault((op.name, device), []).append(name)

@@ -11,7 +11,7 @@ from pardnn.graph.ir import Graph
 from pardnn.place.recipes.schedules import SCHEDULES
 from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import Plan
-from pardnn.planner.algorithms import NOT_YET, RECIPES
+from pardnn.planner.algorithms import RECIPES
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.microbatched import decide_microbatched
 from pardnn.planner.options import PlanOptions
@@ -96,10 +96,3 @@ def test_a_step_whose_batch_is_whole_runs_stage_by_stage() -> None:
     plan, _ = make_plan(problem)
     assert plan.pieces is None
     assert set(plan.placement.values()) == {0, 1}
-
-
-@pytest.mark.parametrize("name", NOT_YET)
-def test_recipes_that_cannot_be_planned_yet_are_refused_by_name(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} cannot be planned yet") as caught:
-        PlanOptions(algorithm=name)
-    assert caught.value.code == "E210"

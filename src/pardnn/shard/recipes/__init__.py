@@ -1,0 +1,1 @@
+"""Cuts that experts write by hand: data parallelism, ZeRO, Megatron's tensor parallelism."""

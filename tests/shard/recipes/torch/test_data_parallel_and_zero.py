@@ -1,0 +1,122 @@
+"""Data parallelism and ZeRO: the eager step's numbers, 1/k where it is promised, bytes by hand."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UsageError
+from pardnn.graph.ir import Graph
+from pardnn.plan.check import plan_problems
+from pardnn.plan.mesh import make_mesh
+from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.check_cut import cut_problems
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
+from tests.backends.torch import spmd
+
+#: What moves per device, in (k - 1) / k of the parameters' bytes: an all-reduce is two; ZeRO-1
+#: gathers parameters besides, ZeRO-2 scatters in place of the all-reduce.
+BYTES = {"data-parallel": 2, "zero-1": 3, "zero-2": 2}
+#: Whether parameters, gradients and states are cut.
+CUT = {
+    "data-parallel": (False, False, False),
+    "zero-1": (False, False, True),
+    "zero-2": (False, True, True),
+    "zero-3": (True, True, True),
+}
+
+
+@functools.cache
+def training(width: int = 12, clip: bool = False) -> tuple[Any, Any, Graph]:
+    """An MLP without biases, in double precision, and Adam."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(width, width, bias=False), nn.Tanh(), nn.Linear(width, width, bias=False)
+    ).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(model, optimizer, x, y):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        return loss
+
+    args = (model, optimizer, *torch.randn(2, 24, width, dtype=torch.float64))
+    return step, args, capture(step, *args)
+
+
+def planned(graph: Graph, name: str, *shape: int) -> Plan:
+    plan = spmd_partition(graph, legalize(graph, SHARDED[name](graph, make_mesh(shape))))
+    assert plan_problems(graph, plan) == []
+    assert list(cut_problems(graph, plan)) == []
+    return plan
+
+
+def held(graph: Graph, plan: Plan, tensor: str) -> float:
+    """What the first device holds of a tensor."""
+    mine = {t.name: t.bytes for op in planned_graph(graph, plan).ops for t in op.outputs}
+    return mine[f"{tensor}@0"] / next(
+        t.bytes for op in graph.ops for t in op.outputs if t.name == tensor
+    )
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("clip", [False, True])
+def test_numbers_are_those_of_one_device(name: str, clip: bool) -> None:
+    step, args, graph = training(clip=clip)
+    values = spmd.source_values(step, args, graph)
+    whole = spmd.run_whole(graph, values)
+    for shape in ((2,), (2, 2)):
+        plan = planned(graph, name, *shape)
+        assert spmd.run_partitioned(graph, plan, values, whole) == []
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_each_device_holds_what_the_recipe_promises(name: str) -> None:
+    _, _, graph = training()
+    plan = planned(graph, name, 3)
+    updates = [op for op in graph.ops if op.kind.startswith("aten.lerp_")]
+    gradients = [tensor for op in updates for tensor in op.inputs[1:2]]
+    kinds = {op.outputs[0].name: op for op in graph.ops if op.outputs and op.outputs[0].shape}
+    for tensors, is_cut in zip(
+        (
+            [n for n, op in kinds.items() if op.kind == "parameter"],
+            gradients,
+            [n for n, op in kinds.items() if op.kind == "state"],
+        ),
+        CUT[name],
+        strict=True,
+    ):
+        assert len(tensors) in (2, 4)
+        assert [held(graph, plan, tensor) for tensor in tensors] == [
+            1 / 3 if is_cut else 1.0
+        ] * len(tensors)
+
+
+@pytest.mark.parametrize("name", BYTES)
+@pytest.mark.parametrize("k", [2, 4])
+def test_bytes_are_those_of_the_hand(name: str, k: int) -> None:
+    _, _, graph = training(width=64)  # 32 KiB a weight: its reduction is spread over the devices
+    plan = planned(graph, name, k)
+    size = {t.name: t.bytes for op in planned_graph(graph, plan).ops for t in op.outputs}
+    parameters = 2 * 64 * 64 * 8
+    sent = [0] * k
+    for message in plan.messages:
+        if size[message.tensor] > 8:  # the loss
+            sent[message.source] += size[message.tensor]
+    assert sent == [BYTES[name] * (k - 1) * parameters // k] * k
+
+
+def test_a_batch_of_fewer_samples_than_devices_is_refused() -> None:
+    _, _, graph = training()
+    with pytest.raises(UsageError, match="cannot be cut in 48 pieces") as caught:
+        SHARDED["data-parallel"](graph, make_mesh((48,)))
+    assert caught.value.code == "E226"
