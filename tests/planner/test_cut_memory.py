@@ -16,9 +16,8 @@ from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.mesh import make_mesh
-from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.options import PlanOptions
-from pardnn.shard.search.baselines import equal_chop
+from pardnn.shard.search.baselines import BASELINES, equal_chop
 from pardnn.shard.search.communication_bytes import total_bytes
 from pardnn.shard.search.recursion import uniform_starts
 from pardnn.shard.search.tofu import find_sharding, search
@@ -139,7 +138,7 @@ def test_whole_tensors_are_no_start_where_they_could_be_cut(monkeypatch) -> None
 @pytest.mark.jit
 def test_every_cut_algorithm_is_advised_by_itself() -> None:
     graph = experts(8, 16)
-    for algorithm in SHARDED:
+    for algorithm in ("tofu", *BASELINES):
         options = PlanOptions(algorithm=algorithm, objective="bytes", costs="k80")
         with pytest.raises(InfeasibleError) as error:
             planned(graph, Cluster.uniform(4, memory=1000), options)
