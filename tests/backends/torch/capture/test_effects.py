@@ -99,6 +99,24 @@ def test_a_check_of_the_loss_raises_on_every_rank() -> None:
     assert_as_eager(lambda: telling(tell), sizes=(2,), steps=3)
 
 
+def test_what_a_failing_check_tells_has_its_numbers() -> None:
+    counter = SimpleNamespace()
+
+    def tell(loss, model):
+        counter.calls += 1
+        norm = model[0].weight.grad.norm()
+        if not loss < 1e3:
+            print("too large:", loss.item() * 2 + counter.calls)
+            raise ValueError(f"{counter.calls}: {loss.item():.3e} of {norm.item()}")
+        print("fine")
+
+    def make() -> Entry:
+        counter.calls = 0
+        return telling(tell)
+
+    assert_as_eager(make, lambda i: {3: small()[2] * (1e3 if i == 2 else 1.0)}, steps=4, sizes=(2,))
+
+
 def test_an_exit_is_a_check() -> None:
     def tell(loss, model):
         if not math.isfinite(loss.item()):

@@ -105,15 +105,22 @@ class Tracer(TorchDispatchMode):
         same = constant_folding.folded_list(value, self.calls)
         if same is not None:
             return same
-        call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
-        self.aliases.note_read(call, value)
+        number = self.item_of(value)
         if self.may_read_numbers:
-            self.permitted_reads.add(call)
-        dtype = tensor.dtype
-        kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
-        node = HostNode(self.scalars, self.scalars.finish(call, kind), kind)
+            self.permitted_reads.add(number.call)
+        assert number.kind is not None
+        node = HostNode(self.scalars, number, number.kind)
         node.tensor = tensor
         return symbol(node)
+
+    def item_of(self, value: Value) -> Value:
+        """Record the call of `.item()` of a tensor, a value of this trace; return its number."""
+        call = Call(kind="aten._local_scalar_dense.default", args=[value], inputs=[value])
+        self.aliases.note_read(call, value)
+        assert value.geometry is not None
+        dtype = value.geometry[3]
+        kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
+        return self.scalars.finish(call, kind)
 
     def number_of(self, tensor: torch.Tensor) -> Any:
         """Return the number that a tensor of one element holds, as a symbol, whoever needs it."""

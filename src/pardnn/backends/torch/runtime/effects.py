@@ -35,7 +35,9 @@ def tell(effects: Iterable[dict[str, Any]], sinks: Mapping[str, Any]) -> None:
         elif kind == "log":
             _log(*content)
         elif kind == "check":
-            _check(*content)
+            value, expected, error, message, line = content
+            said = message if isinstance(message, str) else text_of(message)
+            _check(value, expected, error, said, line)
         elif kind == "tell" and sinks.get(content[0]) is not None:
             _, method, args, kwargs = content
             named = {key: value_of(item) for key, item in kwargs}

@@ -6,7 +6,8 @@ run knows, and give nothing back to the graph.
 Idea: while the step is traced a number's text is a mark, and a call of `print` or of a logger is
 noted with what it was given; each rank makes it after each step, with the numbers. A branch on data
 is tried both ways: where one way raises before any further call on tensors, the other one is the
-step, and each rank raises after a step in which the condition came out otherwise.
+step, and each rank raises after a step in which the condition came out otherwise, with what that
+way tells before.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ import torch
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
+from pardnn.backends.torch.capture.numbers.failing_way import FailingWay, values_before
+from pardnn.backends.torch.capture.numbers.left_behind import ITEM
 from pardnn.backends.torch.capture.numbers.questions import Check
-from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked, without_marks
+from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked
 from pardnn.backends.torch.capture.numbers.told_sinks import sink_name, texts_noted
 from pardnn.backends.torch.capture.result import recorded_result
-from pardnn.backends.torch.capture.trace_ir import Call
+from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import HostNode, node_of
 from pardnn.backends.torch.ops.number_texts import format_number, text_format
@@ -57,6 +60,7 @@ class Effects:
         self.texts = Texts(tracer.locator, self._recorded, is_long=is_long)
         self.lines: dict[int, str | None] = {}
         self._tracer = tracer
+        self._trial = 0, 0  # calls, and effects noted, before it
 
     @property
     def hints(self) -> Mapping[Any, Any]:
@@ -144,13 +148,69 @@ class Effects:
             return self._recorded(arg)
         return arg if isinstance(arg, int) else self._parts(arg)
 
-    def checked(self, node: HostNode, check: Check) -> None:
-        """Note a check: a condition and how it has to come out."""
-        value = self._tracer.scalars.scalar_call("bool", [node.operand], bool)
-        value.call.kept = True
-        self.calls.append(value.call)
-        error = [check.kind, without_marks(check.message), check.line]
-        self._note("check", [{"kept": value}, check.outcome, *error])
+    def begin_trial(self) -> None:
+        """Note where a way begins that may only raise."""
+        self._trial = len(self._tracer.calls), len(self.noted)
+
+    def way_to(self, error: BaseException) -> FailingWay:
+        """Return what the trial has told, up to the exception that ended it."""
+        start, first = self._trial
+        is_one = len(error.args) == 1 and not isinstance(error.args[0], str)
+        message = self._parts(error.args[0] if is_one else str(error))
+        for effect in self.noted[first:]:
+            if "call" in effect:
+                name, keys, method, args = effect["call"]
+                told = [[self._content(each) for each in items] for items in (keys, args)]
+                effect["call"] = [name, told[0], method, told[1]]
+        return FailingWay(start, self._tracer.calls, self.hints, self.noted[first:], message)
+
+    def checked(self, node: HostNode, check: Check) -> bool:
+        """Note a check: a condition, how it has to come out, and what is told where it does not.
+
+        Returns:
+            False, with nothing noted, if what it tells is of another trace than this one.
+        """
+        way, scalars = check.way, self._tracer.scalars
+        if not way.fits(self._tracer.calls):
+            return False
+        values = self._again(way)
+        value = scalars.scalar_call("bool", [node.operand], bool)
+        held = value if check.outcome or not way.effects else scalars.scalar_call(
+            "not", [value], bool
+        )  # fmt: skip
+        for each in dict.fromkeys([value, held]):
+            each.call.kept = True
+            self.calls.append(each.call)
+        told = [way.with_values(effect, values) for effect in way.effects]
+        self.noted += [effect | {"unless": {"kept": held}} for effect in told]
+        message = way.with_values(way.message, values)
+        if all(isinstance(part, str) for part in message):
+            message = "".join(message)
+        self._note("check", [{"kept": value}, check.outcome, check.kind, message, check.line])
+        return True
+
+    def _again(self, way: FailingWay) -> dict[Value, Value]:
+        """Record the numbers again that a trial has told; return values by those of the trial."""
+        tracer, values = self._tracer, {}
+        if way.has_numbers:
+            values = values_before(tracer.calls, way.calls[: way.start])
+        for call in way.replayable() if values else ():
+            (old,) = call.outputs
+            if not values.keys() >= {*call.inputs}:
+                continue  # of a tensor that was copied for its text
+            args = [values[arg] if isinstance(arg, Value) else arg for arg in call.args]
+            if call.kind == ITEM:
+                new = tracer.item_of(args[0])
+            else:
+                assert old.kind is not None
+                new = tracer.scalars.scalar_call(call.kind.partition(".")[2], args, old.kind)
+            if old in way.hints:
+                tracer.scalars.hints[new] = way.hints[old]
+            values[old] = new
+            if call.kept:
+                new.call.kept = True
+                self.calls.append(new.call)
+        return values
 
     def told(self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note a call of a sink, with its arguments as they are now; see `told_sinks`.
@@ -261,7 +321,9 @@ def effects_noted(tracer: Tracer, *, is_long: bool = True) -> Iterator[Effects]:
         is_long: Whether marks of texts are long; see `texts`.
     """
     effects = Effects(tracer, is_long=is_long)
-    tracer.scalars.questions.on_check = effects.checked
+    questions = tracer.scalars.questions
+    questions.on_check, questions.way_to = effects.checked, effects.way_to
+    questions.on_trial = effects.begin_trial
     with contextlib.ExitStack() as stack:
 
         def patch(owner: Any, name: str, new: Callable[..., Any]) -> None:

@@ -13,7 +13,8 @@ from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.ops.host_scalars import HostNode, choose, node_of
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 
-_ITEM = "aten._local_scalar_dense.default"
+#: Kind of the calls of `.item()`.
+ITEM = "aten._local_scalar_dense.default"
 
 
 class Chosen(NamedTuple):
@@ -72,7 +73,7 @@ def reads(node: HostNode) -> set[Call]:
     while stack:
         at = stack.pop()
         stack += at.parents
-        if isinstance(at.value, Value) and at.value.call.kind == _ITEM:
+        if isinstance(at.value, Value) and at.value.call.kind == ITEM:
             found.add(at.value.call)
     return found
 

@@ -1,6 +1,7 @@
 """Branches on data, tried both ways: where one way only raises, the branch is a check.
 
-See `effects`. A trial ends at the next call on tensors: then neither way only raises.
+See `effects`. A trial ends at the next call on tensors: then neither way only raises. What the way
+that raises tells before it does, and the numbers in its message, are noted; see `failing_way`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.failing_way import FailingWay
 from pardnn.backends.torch.ops.host_scalars import HostNode
 from pardnn.errors import UserCodeError
 
@@ -25,14 +26,14 @@ class Check:
     Attributes:
         outcome: Of the condition where it does not raise.
         kind: Name of the exception's class.
-        message: Its text.
         line: "file.py:line" of the user's code; None if unknown.
+        way: What the other way tells, and the exception's text.
     """
 
     outcome: bool
     kind: str
-    message: str
     line: str | None
+    way: FailingWay
 
 
 class NoCheck(BaseException):
@@ -48,13 +49,18 @@ class Questions:
 
     Attributes:
         is_trying: Whether the trial has begun.
-        on_check: Called with the node and the check at each known one.
+        on_check: Called with the node and the check at each known one; returns False if what the
+            check tells is of another trace than this one.
+        on_trial: Called where the trial begins.
+        way_to: Returns what the trial has told, and the text of the exception that ended it.
     """
 
     def __init__(self, checks: tuple[Check, ...] = (), trial: bool | None = None) -> None:
         self.checks, self.trial = checks, trial
         self.is_trying = False
-        self.on_check: Callable[[HostNode, Check], Any] | None = None
+        self.on_check: Callable[[HostNode, Check], bool] = lambda _node, _check: True
+        self.on_trial: Callable[[], None] = lambda: None
+        self.way_to: Callable[[BaseException], FailingWay] | None = None
         self._line: str | None = None
         self._asked = 0
 
@@ -68,16 +74,22 @@ class Questions:
             raise NoCheck
         self._asked += 1
         if self._asked > len(self.checks):
-            if self.trial is None or self._asked > _MAX_CHECKS:
-                raise unsupported.data_dependent_branch(line, node.kind.__name__)
-            self.is_trying, self._line = True, line
-            return self.trial
+            return self._tried(node, line)
         check = self.checks[self._asked - 1]
         if check.line != line:
             raise unsupported.data_dependent_branch(line, node.kind.__name__)
-        if self.on_check is not None:
-            self.on_check(node, check)
+        if not self.on_check(node, check):
+            self.checks = self.checks[: self._asked - 1]
+            return self._tried(node, line)
         return check.outcome
+
+    def _tried(self, node: HostNode, line: str | None) -> bool:
+        """Begin the trial and return its outcome."""
+        if self.trial is None or self._asked > _MAX_CHECKS:
+            raise unsupported.data_dependent_branch(line, node.kind.__name__)
+        self.is_trying, self._line = True, line
+        self.on_trial()
+        return self.trial
 
     def learned(self, error: BaseException) -> Questions:
         """Return the questions for the next attempt, after a trial.
@@ -87,7 +99,9 @@ class Questions:
         """
         raised = error.__cause__
         if isinstance(error, UserCodeError) and raised is not None and _is_raised(raised):
-            check = Check(not self.trial, type(raised).__name__, str(raised), self._line)
+            assert self.way_to is not None
+            way = self.way_to(raised)
+            check = Check(not self.trial, type(raised).__name__, self._line, way)
             return Questions((*self.checks, check), True)
         return Questions(self.checks, False if self.trial else None)
 

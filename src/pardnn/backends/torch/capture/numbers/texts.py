@@ -82,11 +82,6 @@ class Texts:
         return (self._made[min(left)][2],) if left else None
 
 
-def without_marks(text: str) -> str:
-    """Return a text with question marks for numbers."""
-    return _MARK.sub("?", text)
-
-
 def marks_in(text: str) -> list[str]:
     """Return the marks in a text."""
     return [found[0] for found in _MARK.finditer(text)]
