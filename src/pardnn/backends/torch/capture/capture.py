@@ -33,6 +33,7 @@ from pardnn.backends.torch.capture.first_use import (
     is_made_of_constants,
     written_at_first,
 )
+from pardnn.backends.torch.capture.numbers.class_attributes import class_attributes_restored
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
 from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
@@ -56,11 +57,7 @@ from pardnn.backends.torch.capture.placeholders import (
     insert_placeholders,
 )
 from pardnn.backends.torch.capture.restore import is_filled, restore
-from pardnn.backends.torch.capture.result import (
-    loss_of,
-    named_result,
-    recorded_result,
-)
+from pardnn.backends.torch.capture.result import loss_of, named_result, recorded_result
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.source_updates import (
     Captured,
@@ -159,7 +156,10 @@ def capture_step(
         step, arguments, batch, mode, cache, original, whole_of, must_train, has_loss,
         Recorders(original),
     )  # fmt: skip
-    with generators_restored(), collector_paused(), access_allowed():
+    with (
+        generators_restored(), collector_paused(), access_allowed(),
+        class_attributes_restored(original),
+    ):  # fmt: skip
         try:
             return session.captured(name or getattr(step, "__name__", "step"))
         except PardnnError:

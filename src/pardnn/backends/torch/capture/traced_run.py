@@ -18,6 +18,10 @@ from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.choices import Choices
+from pardnn.backends.torch.capture.numbers.class_attributes import (
+    check_class_attributes,
+    class_attributes,
+)
 from pardnn.backends.torch.capture.numbers.containers import recorders_inserted
 from pardnn.backends.torch.capture.numbers.effects import effects_noted
 from pardnn.backends.torch.capture.numbers.python_calls import numbers_told, python_calls
@@ -111,6 +115,7 @@ def run_noted(
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     unseen, is_first = unseen_states(objects), chosen is NO_SYMBOLS
+    classes = class_attributes(objects)
     with contextlib.ExitStack() as stack:
         trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
@@ -125,6 +130,7 @@ def run_noted(
         stack.enter_context(conversions_followed(functions, effects.texts))
         trace.result = run_traced(step, args, tracer, mode)
     check_unseen(unseen)
+    check_class_attributes(classes, is_first=is_first)
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}

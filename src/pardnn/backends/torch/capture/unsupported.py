@@ -269,6 +269,17 @@ def changed_state(names: Sequence[str]) -> UnsupportedError:
     )
 
 
+def changed_class(kind: str, key: str) -> UnsupportedError:
+    """Return E804: a step that changes an attribute of a class at each call."""
+    return UnsupportedError(
+        f"the step changes {key!r} of the class {kind!r}, which all its objects share.\n"
+        "Numbers and lists are followed in objects: meter = Meter() before the step, and in it\n"
+        "self.total += loss.item().",
+        code="E804",
+        details={"changed": [f"{kind}.{key}"]},
+    )
+
+
 def text_of_a_number(where: str | None) -> UnsupportedError:
     """Return E802: a text made of a number that changes, and not printed or logged."""
     return _error(

@@ -79,3 +79,38 @@ def test_a_number_that_a_function_holds_is_counted() -> None:
     assert tell.calls == 5  # type: ignore[attr-defined]
     written = graph.step_notes["host"]["writes"]
     assert [name for name, _ in written] == ["tell.calls"]
+
+
+class Meter:
+    total, calls, losses, table = 0.0, 0, [], {}
+
+    @classmethod
+    def add(cls, loss: torch.Tensor) -> None:
+        cls.total += loss.item()
+
+    @classmethod
+    def count(cls, _loss: torch.Tensor) -> None:
+        cls.calls += 1
+
+    @classmethod
+    def collect(cls, loss: torch.Tensor) -> None:
+        cls.losses.append(loss.item())
+
+    @classmethod
+    def look_up(cls, _loss: torch.Tensor) -> None:
+        cls.table.setdefault(2, 4)
+
+
+@pytest.mark.parametrize("name", ["add", "count", "collect"])
+def test_what_classes_hold_is_refused_where_it_changes_at_each_call(name: str) -> None:
+    step, args = telling(lambda loss, _model: getattr(Meter, name)(loss))
+    with pytest.raises(UnsupportedError, match="of the class 'Meter'") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E804"
+    assert (Meter.total, Meter.calls, Meter.losses) == (0.0, 0, [])
+
+
+def test_a_table_of_plain_values_may_be_in_a_class() -> None:
+    step, args = telling(lambda loss, _model: Meter.look_up(loss))
+    capture(step, *args)
+    assert Meter.table == {2: 4}

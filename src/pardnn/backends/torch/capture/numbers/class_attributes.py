@@ -1,0 +1,118 @@
+"""Attributes of the user's classes that a step changes: `Meter.total += loss.item()`.
+
+Problem: all objects of a class share them, and no walk of the step's objects holds a class; capture
+would count them once for each trace, and leave numbers of a trace in them.
+
+Idea: the classes of all objects that the step reaches are looked at before and after each trace. A
+number or container that changes again after the first trace, or that gets a number or tensor of the
+trace, is refused. What only the first step sets stays, as after a step of the user's own: a flag
+that a warning was given, a table of plain values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph, is_library_file
+
+_CONTAINERS = (list, dict, set, deque)
+#: Attributes by class: each with its value, and what a container holds.
+ClassAttributes = dict[type, dict[str, tuple[Any, Any]]]
+
+
+def class_attributes(objects: ObjectGraph) -> ClassAttributes:
+    """Return the plain values and containers that the user's classes hold.
+
+    Args:
+        objects: The object graph of the step.
+    """
+    kinds = [each if isinstance(each, type) else type(each) for each in objects.seen.values()]
+    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
+    return {kind: _held(kind) for kind in bases if _is_users(kind)}
+
+
+def check_class_attributes(before: ClassAttributes, *, is_first: bool) -> None:
+    """Reject a step that changes a class at each call.
+
+    Args:
+        before: Of `class_attributes`, before the trace.
+        is_first: Whether it was the first step, which may set what stays from then on.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    for kind, then in before.items():
+        now = _held(kind)
+        for key, (value, content) in now.items():
+            is_same = key in then and _is_same((value, content), then[key])
+            if not is_same and (not is_first or _is_traced(value, content)):
+                raise unsupported.changed_class(kind.__name__, key)
+
+
+@contextlib.contextmanager
+def class_attributes_restored(objects: ObjectGraph) -> Iterator[None]:
+    """Give classes their attributes back where what runs in the context fails.
+
+    Args:
+        objects: The object graph of the step.
+    """
+    before = class_attributes(objects)
+    try:
+        yield
+    except BaseException:
+        for kind, then in before.items():
+            _restore(kind, then)
+        raise
+
+
+def _is_users(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    return not is_library_file(getattr(module, "__file__", None) or "<")
+
+
+def _held(kind: type) -> dict[str, tuple[Any, Any]]:
+    values = ((k, v) for k, v in vars(kind).items() if not k.startswith("__"))
+    return {
+        key: (value, type(value)(value) if type(value) in _CONTAINERS else None)
+        for key, value in values
+        if isinstance(value, (*PLAIN, FakeTensor, *_CONTAINERS)) or node_of(value) is not None
+    }
+
+
+def _is_same(now: tuple[Any, Any], then: tuple[Any, Any]) -> bool:
+    (value, content), (old, held) = now, then
+    if type(value) is not type(old) or isinstance(value, FakeTensor):
+        return False
+    if node_of(value) is not None or not isinstance(content, _CONTAINERS):
+        return value is old or (isinstance(value, PLAIN) and value == old)
+    if value is not old or len(content) != len(held):
+        return False
+    if isinstance(content, dict):
+        return all(k in held and held[k] is v for k, v in content.items())
+    return content == held if isinstance(content, set) else all(
+        map(lambda a, b: a is b, content, held)
+    )  # fmt: skip
+
+
+def _is_traced(value: Any, content: Any) -> bool:
+    items = [value, *(content.values() if isinstance(content, dict) else content or ())]
+    return any(isinstance(each, FakeTensor) or node_of(each) is not None for each in items)
+
+
+def _restore(kind: type, then: dict[str, tuple[Any, Any]]) -> None:
+    for key in _held(kind).keys() - then.keys():
+        delattr(kind, key)
+    for key, (value, content) in then.items():
+        if vars(kind).get(key) is not value:
+            setattr(kind, key, value)
+        if content is not None and not _is_same((value, type(value)(value)), (value, content)):
+            value.clear()
+            (value.extend if isinstance(value, list | deque) else value.update)(content)
