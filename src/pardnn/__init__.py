@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pardnn.errors import PardnnError
     from pardnn.graph.file import read_graph, write_graph
     from pardnn.graph.ir import Graph
+    from pardnn.plan.constraints import apart, forbid, pin, read_constraints, together
     from pardnn.plan.file import read_plan, write_plan
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import check_state_kept, state_in_place
@@ -34,6 +35,7 @@ __all__ = [
     "Graph",
     "PardnnError",
     "Plan",
+    "apart",
     "capture",
     "check_plan",
     "check_state_kept",
@@ -41,13 +43,17 @@ __all__ = [
     "deferred",
     "describe",
     "estimate",
+    "forbid",
     "lightning_strategy",
     "parallelize",
+    "pin",
     "plan",
+    "read_constraints",
     "read_graph",
     "read_plan",
     "simulate",
     "state_in_place",
+    "together",
     "trainer",
     "verify",
     "write_graph",
@@ -59,6 +65,7 @@ _HOME = {
     "Graph": "pardnn.graph.ir",
     "PardnnError": "pardnn.errors",
     "Plan": "pardnn.plan.plan",
+    "apart": "pardnn.plan.constraints",
     "capture": "pardnn.api.capture",
     "check_plan": "pardnn.api.simulate",
     "check_state_kept": "pardnn.plan.state_in_place",
@@ -66,12 +73,16 @@ _HOME = {
     "deferred": "pardnn.api.parallelize",
     "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api.planning",
+    "forbid": "pardnn.plan.constraints",
     "lightning_strategy": "pardnn.api.tools",
     "parallelize": "pardnn.api.parallelize",
+    "pin": "pardnn.plan.constraints",
+    "read_constraints": "pardnn.plan.constraints",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",
     "simulate": "pardnn.api.simulate",
     "state_in_place": "pardnn.plan.state_in_place",
+    "together": "pardnn.plan.constraints",
     "trainer": "pardnn.api.tools",
     "verify": "pardnn.api.verify",
     "write_graph": "pardnn.graph.file",

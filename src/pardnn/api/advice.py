@@ -61,7 +61,7 @@ def planned(
         keep_best: Whether an interrupt ends the search, and its best plan is returned.
 
     Raises:
-        InfeasibleError: E301.
+        InfeasibleError: E301; E303, if constraints cannot hold together.
     """
     with progress_bar("timing ops") as progress:
         costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
@@ -70,7 +70,7 @@ def planned(
         with status(PLANNING) as show:
             return make_plan(problem, _watch(show, options.time_limit), keep_best=keep_best)
     except InfeasibleError as error:
-        if state is not None:
+        if state is not None or error.code == "E303":
             raise
         with status("nothing fits; looking for what does"):
             begin = time.monotonic()

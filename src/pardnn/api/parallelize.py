@@ -15,6 +15,7 @@ from pardnn import backends
 from pardnn.api.in_child import can_fork, plan_in_child
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
+from pardnn.plan.constraints import Constraint
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
 from pardnn.units import rate_text
@@ -56,6 +57,7 @@ def parallelize(
     on_signal: Literal["save", "stop"] | None = None,
     microbatches: int | Literal["auto"] | None = None,
     recompute: bool = False,
+    constraints: Sequence[Constraint] = (),
     record: str | Path | None = None,
 ) -> Callable[..., Any]:
     """Return the step as an object that runs it on all ranks of `torchrun`.
@@ -96,6 +98,7 @@ def parallelize(
             Python.
         microbatches: As for `plan`.
         recompute: As for `plan`.
+        constraints: As for `plan`; a plan that is given has its own.
         record: A file that rank 0 writes what all ranks measure of each op to, from the second step
             on; `pardnn report --run` shows it beside what was predicted.
 
@@ -121,7 +124,7 @@ def parallelize(
         return backends.OnFirstCall(step, functools.partial(
             parallelize, step, plan=plan, cluster=cluster, algorithm=algorithm, reserve=reserve,
             seed=seed, costs=costs, timeout=timeout, shapes=shapes, on_signal=on_signal,
-            microbatches=microbatches, recompute=recompute, record=record,
+            microbatches=microbatches, recompute=recompute, constraints=constraints, record=record,
         ))  # fmt: skip
     given = cluster or (plan.cluster if plan is not None else None)
     measured: list[Cluster] = []
@@ -141,7 +144,8 @@ def parallelize(
             from pardnn.planner.options import PlanOptions
 
             options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs,
-                                  microbatches=microbatches, recompute=recompute)  # fmt: skip
+                                  microbatches=microbatches, recompute=recompute,
+                                  constraints=tuple(constraints))  # fmt: skip
             return next_plan(graph, target, options, plan, state)
 
         if given is not None and can_fork(backends.this_device()):

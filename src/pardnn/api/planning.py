@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
+from pardnn.plan.constraints import Constraint
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
 from pardnn.planner.costs import costs_for
@@ -31,6 +33,7 @@ def plan(
     policy: Policy = "order",
     microbatches: int | Literal["auto"] | None = None,
     recompute: bool = False,
+    constraints: Sequence[Constraint] = (),
 ) -> Plan:
     """Decide where and in which order every op runs; the plan returned is checked.
 
@@ -54,9 +57,12 @@ def plan(
             added in another order then, so numbers agree to rounding.
         recompute: Ops may be called a second time, just before the backward pass reads their
             results, where that lets the step fit or makes it faster; no bit changes.
+        constraints: Where ops must run, from `pardnn.pin`, `forbid`, `together`, `apart` or
+            `read_constraints`. The plan records them, and its check proves them.
 
     Raises:
-        InfeasibleError: E301 with a witness, if no plan fits.
+        InfeasibleError: E301 with a witness, if no plan fits; E303 with constraints that cannot
+            hold together, each of them needed for that.
         UsageError: E2xx; E225, if no such plan can leave state where it is.
         MismatchError: E503, if a tensor of state is another one.
     """
@@ -70,6 +76,7 @@ def plan(
         policy=policy,
         microbatches=microbatches,
         recompute=recompute,
+        constraints=tuple(constraints),
     )
     problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state)
     return make_plan(problem)[0]

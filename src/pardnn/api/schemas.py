@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from pardnn.checkpoint.manifest import Manifest
 from pardnn.cluster import Cluster
 from pardnn.graph.file import GraphFile
+from pardnn.plan.constraints import Constraints
 from pardnn.plan.plan import Plan
 from pardnn.plan.run_record import RunRecord
 from pardnn.report import results
@@ -21,6 +22,7 @@ from pardnn.report.page.contents import Report, ReportResult
 _VALUES: dict[str, Any] = {
     "pardnn.graph/1": GraphFile,
     "pardnn.cluster/1": Cluster,
+    "pardnn.constraints/1": Constraints,
     "pardnn.plan/1": Plan,
     "pardnn.checkpoint/1": Manifest,
     "pardnn.run/1": RunRecord,

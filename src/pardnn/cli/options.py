@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from pardnn.cluster import Cluster
     from pardnn.graph.ir import Graph
+    from pardnn.plan.constraints import Constraint
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import StateInPlace
     from pardnn.planner.options import PlanOptions
@@ -170,6 +172,33 @@ KeepState = Annotated[
         "the model has them.",
     ),
 ]
+ConstraintsFile = Annotated[
+    Path | None, typer.Option("--constraints", help="File of constraints; see docs/guides.")
+]
+Pins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="NAME=DEVICE[,DEVICE]",
+        help="Run an op, tensor or layer:PATH on one of these devices.",
+    ),
+]
+Forbids = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--forbid",
+        metavar="[NAME=]DEVICE[,DEVICE]",
+        help="Run an op, tensor or layer:PATH, or nothing at all, on these devices.",
+    ),
+]
+Together = Annotated[
+    list[str] | None,
+    typer.Option("--together", metavar="NAME[,NAME]", help="Run all of these on one device."),
+]
+Apart = Annotated[
+    list[str] | None,
+    typer.Option("--apart", metavar="NAME,NAME", help="Run no two of these on one device."),
+]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
 
 
@@ -281,6 +310,41 @@ def _named_cluster(text: str) -> Cluster:
     if count and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise UsageError(f"{text!r:.60}: write PRESET:K with a number of devices K", code="E205")
     return Cluster.preset(name, int(count) if count else None)
+
+
+def constraints_of(
+    file: Path | None,
+    pins: Sequence[str] | None,
+    forbids: Sequence[str] | None,
+    together: Sequence[str] | None,
+    apart: Sequence[str] | None,
+) -> tuple[Constraint, ...]:
+    """Return the constraints of a file, and of options.
+
+    Args:
+        file: `--constraints`.
+        pins: Each `--pin`.
+        forbids: Each `--forbid`.
+        together: Each `--together`.
+        apart: Each `--apart`.
+
+    Raises:
+        UsageError: E245, if one says nothing.
+        FileError: E403 to E407, if the file cannot be read.
+    """
+    if not (file or pins or forbids or together or apart):
+        return ()
+    from pardnn.plan.constraints import Constraint, read_constraints
+
+    found = [] if file is None else [*read_constraints(file)]
+    for kind, texts in (("pin", pins or ()), ("forbid", forbids or ())):
+        for text in texts:
+            name, _, devices = text.rpartition("=")
+            numbers = tuple(filter(None, devices.split(",")))
+            found.append(Constraint(kind=kind, what=(name,) if name else (), devices=numbers))
+    for kind, texts in (("together", together or ()), ("apart", apart or ())):
+        found += [Constraint(kind=kind, what=tuple(text.split(","))) for text in texts]
+    return tuple(found)
 
 
 def plan_options(*, microbatches: str | None = None, **chosen: Any) -> PlanOptions:

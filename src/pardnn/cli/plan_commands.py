@@ -48,6 +48,11 @@ def plan(
     policy: opt.PolicyChoice = "order",
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
+    constraints: opt.ConstraintsFile = None,
+    pin: opt.Pins = None,
+    forbid: opt.Forbids = None,
+    together: opt.Together = None,
+    apart: opt.Apart = None,
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it.
@@ -73,6 +78,7 @@ def plan(
         microbatches=microbatches,
         recompute=recompute,
         policy=policy,
+        constraints=opt.constraints_of(constraints, pin, forbid, together, apart),
     )
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
@@ -93,6 +99,7 @@ def plan(
 def check(
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
+    constraints: opt.ConstraintsFile = None,
     as_json: opt.Json = False,
 ) -> None:
     """Verify a plan independently of how it was made: exit 0 if valid, 4 if not."""
@@ -102,6 +109,9 @@ def check(
 
     graph, found = opt.read_both(graph_file, plan_file)
     check_fingerprint(found, graph)
+    if constraints is not None:
+        demanded = (*(found.constraints or ()), *opt.constraints_of(constraints, *[None] * 4))
+        found = dataclasses.replace(found, constraints=demanded)
     problems = tuple(plan_problems(graph, found))
     show(CheckResult(valid=not problems, problems=problems), as_json, None)
     if problems:

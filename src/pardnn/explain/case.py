@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from pardnn.graph.layers import known_layers, layers_of
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities
+from pardnn.plan.constraints import Named, named
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import costs_for, stated_costs
@@ -106,6 +108,21 @@ class Case:
     def seconds(self) -> ndarray:
         """Of each op where it runs."""
         return self.timeline.finish - self.timeline.start
+
+    @functools.cached_property
+    def constraints(self) -> tuple[Named, ...]:
+        """What was demanded of the plan, by numbers of `planned`."""
+        demanded, k = self.plan.constraints or (), self.plan.num_devices
+        return named(demanded, self.graph, self.planned, self.cluster, k)
+
+    def constraints_on(self, ops: Sequence[int]) -> list[Named]:
+        """Return the constraints on some ops, or on what must be with them."""
+        groups = set(self.groups[list(ops)].tolist())
+        return [
+            each
+            for each in self.constraints
+            if any(int(self.groups[i]) in groups for row in each.members for i in row)
+        ]
 
     @property
     def transfer_bytes(self) -> int:

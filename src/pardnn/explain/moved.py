@@ -21,6 +21,7 @@ from pardnn.errors import PardnnError
 from pardnn.explain.case import Case
 from pardnn.place.ordering.fit import fit_schedule, fits
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.plan.constraints import breaking
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
 from pardnn.report.explained import Alternative
@@ -63,6 +64,9 @@ def judged(case: Case, place: Int64[ndarray, " n"]) -> Judged:
         place: Device of each op; groups are together.
     """
     graph, machine, a = case.planned, case.machine, case.planned.arrays
+    broken = next((each for each in case.constraints if breaking(each, place.tolist())), None)
+    if broken is not None:
+        return Judged(None, None, None, None, f"constraint: {broken.constraint}")
     seconds = machine.seconds[machine.device_class[place], np.arange(len(place))]
     if not np.isfinite(seconds).all():
         name = graph.ops[int(np.flatnonzero(~np.isfinite(seconds))[0])].name

@@ -43,6 +43,7 @@ def explain_op(case: Case, subject: Subject) -> OpExplained:
         calls=tuple(_call(case, i) for i in subject.ops[:LISTED]),
         num_calls=len(subject.ops),
         moves_with=_moves_with(case, subject.ops),
+        constraints=tuple(str(each.constraint) for each in case.constraints_on(subject.ops)),
         memory=Memory(case).of_tensors(tensors),
         layouts={t.name: sharding[t.name] for t in op.outputs if t.name in sharding},
         alternatives=_alternatives(case, subject, [t.name for t in op.outputs]),

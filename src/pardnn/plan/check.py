@@ -22,6 +22,7 @@ from pardnn.plan.actions import Action, Receive, Send, Wait
 from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.check_recompute import recompute_problems
+from pardnn.plan.constraints import constraint_problems
 from pardnn.plan.lower import Lowered, lower_messages
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import (
@@ -106,13 +107,17 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
         problems += itertools.islice(_called_again(graph, plan), MAX_PROBLEMS)
         if problems:
             return problems
-    graph = planned_graph(graph, plan)
+    whole, graph = graph, planned_graph(graph, plan)
     context = _context(graph, plan, cluster)
     for rule in (_placement, _order, _groups, _messages, _deliveries, _writes, _addresses):
         # Later rules assume that every op has one device and one position.
         problems += [p for _, p in zip(range(MAX_PROBLEMS), rule(context), strict=False)]
         if problems and rule in (_placement, _order, _messages):
             return problems[:MAX_PROBLEMS]
+    broken = constraint_problems(
+        plan.constraints or (), whole, graph, plan.placement, cluster, plan.num_devices
+    )
+    problems += itertools.islice(broken, MAX_PROBLEMS)
     if problems:
         return problems[:MAX_PROBLEMS]
     try:
@@ -127,6 +132,9 @@ def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
     what = "pieces" if plan.partition is None else "partition"
     if plan.partition is not None and plan.pieces is not None:
         yield "a plan cuts its ops over the devices, or its batch in pieces, not both"
+        return
+    if plan.partition is not None and plan.constraints:
+        yield f"constraint {str(plan.constraints[0])!r:.120} is of whole ops, the plan cuts them"
         return
     try:
         called_once(graph, plan)

@@ -20,6 +20,7 @@ from pardnn.errors import FileError, MismatchError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint, op_digests, op_to_dict
 from pardnn.graph.ir import Graph
+from pardnn.plan.constraints import constraint_to_dict
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Message, Plan
 from pardnn.plan.recompute import SecondCall
@@ -76,6 +77,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         }
     if plan.recompute is not None:
         data["recompute"] = [_call_to_dict(call) for call in plan.recompute]
+    if plan.constraints is not None:
+        data["constraints"] = [constraint_to_dict(each) for each in plan.constraints]
     if plan.predicted is not None:
         data["predicted"] = dataclasses.asdict(plan.predicted)
         data["predicted"]["peak_bytes"] = list(plan.predicted.peak_bytes)

@@ -21,6 +21,7 @@ from pardnn.cluster import STRICT, Cluster
 from pardnn.errors import MismatchError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
+from pardnn.plan.constraints import Constraint
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.recompute import SecondCall, graph_with_calls
@@ -104,6 +105,7 @@ class Plan:
             its ops.
         recompute: Ops that are called once more (`plan.recompute`); placement, order and messages
             then are of the graph with these calls. None if every op runs once.
+        constraints: What was demanded of it, which the checker proves; None if nothing was.
         cluster: What it was made for; None in a plan written by hand.
         algorithm: The one that won.
         objective: What it minimised.
@@ -124,6 +126,7 @@ class Plan:
     partition: Partition | None = None
     pieces: Pieces | None = None
     recompute: tuple[SecondCall, ...] | None = None
+    constraints: tuple[Constraint, ...] | None = None
     graph_fingerprint: str | None = None
     op_digests: str | None = None
     versions: Mapping[str, str] | None = None

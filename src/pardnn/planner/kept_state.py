@@ -29,7 +29,7 @@ from pardnn.plan.state_in_place import (
 )
 from pardnn.plan.state_layout import STATE_KINDS
 from pardnn.shard.sharding import FixedLayouts
-from pardnn.sim.machine import Machine
+from pardnn.sim.machine import Machine, restricted
 
 Kind = Literal["whole", "cut"]
 
@@ -75,10 +75,8 @@ def pins_of(graph: Graph, state: StateInPlace) -> Int64[ndarray, " n"]:
 
 def pinned(machine: Machine, pins: Int64[ndarray, " n"]) -> Machine:
     """Return a machine on which each pinned op can run on its own device alone."""
-    seconds = machine.seconds[machine.device_class].copy()
-    elsewhere = (pins >= 0) & (pins != np.arange(machine.num_devices)[:, None])
-    seconds[elsewhere] = np.inf
-    return machine._replace(seconds=seconds, device_class=np.arange(machine.num_devices))
+    free = (pins < 0)[:, None]
+    return restricted(machine, free | (pins[:, None] == np.arange(machine.num_devices)))
 
 
 def fixed_layouts(graph: Graph, state: StateInPlace) -> FixedLayouts | None:

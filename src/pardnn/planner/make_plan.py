@@ -26,6 +26,7 @@ from pardnn.planner.algorithms import (
     is_polished,
     solvers_to_try,
 )
+from pardnn.planner.constrained import constrained, with_constraints
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
 from pardnn.planner.microbatched import decide_microbatched
 from pardnn.planner.portfolio import Outcome, decide_best
@@ -57,7 +58,7 @@ def make_plan(
             there is one.
 
     Raises:
-        InfeasibleError: E301, if nothing fits.
+        InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
         InvalidPlanError: E410, if an algorithm broke a rule (an error of ours).
         UsageError: E225, if no such plan can leave state where it is.
         MismatchError: E503, if a tensor in place is another one.
@@ -75,6 +76,8 @@ def make_plan(
     try:
         best = _searched(problem, names, keep_best)
     except InfeasibleError as error:
+        if options.constraints and error.code == "E301":
+            raise with_constraints(error, problem) from None
         if problem.state is None or "usable_bytes" not in error.details:
             raise
         raise with_state(error, problem.graph, problem.state) from None
@@ -106,6 +109,7 @@ def _is_polished(problem: Problem, num_ops: int) -> bool:
 
 def _best_of(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem; ops may be called a second time if the options say so."""
+    problem = constrained(problem)
     if problem.options.recompute:
         return decide_recomputed(problem, names, best_once)
     return best_once(problem, names)
@@ -132,11 +136,17 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
         UsageError: E225, if the algorithm asked for makes none.
     """
     graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
-    names = algorithms_to_try(algorithm, len(graph.ops))
+    names, constraints = algorithms_to_try(algorithm, len(graph.ops)), problem.options.constraints
     kind = None if state is None else kind_of_plan(graph, state)
+    if kind == "cut" and constraints:
+        raise UsageError(
+            f"the state lies cut over all devices, and constraint {str(constraints[0])!r:.120} is "
+            "of whole ops: no such plan leaves it where it is.\nPlan without constraints.",
+            code="E225",
+        )
     if kind == "cut":
         names = names if algorithm in SHARDED else ("tofu",)
-    elif algorithm == BEST and kind is None and _may_cut(problem):
+    elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
         names = (*names, "tofu")
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
@@ -172,6 +182,7 @@ def finished(
         versions={"pardnn": __version__},
         cluster=problem.cluster,
         algorithm=outcome.algorithm,
+        constraints=options.constraints or None,
         objective=options.objective,
         seed=options.seed,
         reserve=options.reserve,

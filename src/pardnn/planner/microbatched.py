@@ -14,6 +14,7 @@ from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, whole_op_algorithms
+from pardnn.planner.constrained import constrained, obeyed
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
@@ -178,7 +179,7 @@ def _ordered(problem: Problem, inner: Problem) -> Outcome:
     """Search for stages of a cut graph, and orders of them."""
     started = time.perf_counter()
     inner.log.trying("stages")
-    plan = decide_staged(problem.graph, inner).plan
+    plan = obeyed(inner, decide_staged(problem.graph, inner)).plan
     timeline = simulate(inner.graph, inner.machine, plan)
     inner.log.note("stages", timeline.makespan)
     return Outcome(
@@ -190,7 +191,8 @@ def _ordered(problem: Problem, inner: Problem) -> Outcome:
 
 def _recipes(problem: Problem, count: int) -> list[str]:
     """Return the pipelines by name that are tried beside what is searched for."""
-    is_best = problem.options.algorithm in (BEST, BEST_WHOLE)
+    options = problem.options
+    is_best = options.algorithm in (BEST, BEST_WHOLE) and not options.constraints
     return suitable(problem.cluster.num_devices, count) if is_best else []
 
 
@@ -213,7 +215,8 @@ def _cut(problem: Problem, count: int, accumulators: int | None) -> tuple[Pieces
         known = partitioned_costs(graph, cut, cluster, costs)
     step = CutStep(graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch), count)
     log = SearchLog(within=problem.log, part=f"{count} pieces, ")
-    return pieces, dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log)
+    inner = dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log)
+    return pieces, constrained(inner)
 
 
 def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pardnn.errors import UsageError
-from pardnn.planner.algorithms import SHARDED, check_algorithm
+from pardnn.errors import UsageError, shown
+from pardnn.plan.constraints import Constraint
+from pardnn.planner.algorithms import RECIPES, SHARDED, check_algorithm
 from pardnn.sim.engine import Policy
 
 Objective = Literal["seconds", "bytes"]
@@ -25,6 +26,7 @@ class PlanOptions:
             and so on; None leaves the batch whole.
         recompute: Whether ops may be called a second time, just before the backward pass reads
             their results, where that lets a step fit or makes it faster.
+        constraints: Where ops must run, together or apart; no op is cut then.
         policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
             "priority" mean an engine that schedules them itself: memory then also fits along the
             times that its emulation gives, and no op is cut.
@@ -37,7 +39,8 @@ class PlanOptions:
         threads: That an op may use on a CPU.
 
     Raises:
-        UsageError: E210 (algorithm), E211 (reserve), E201 (objective, policy, seed).
+        UsageError: E210 (algorithm), E211 (reserve), E201 (objective, policy, seed), E246 (an
+            algorithm that takes no constraints).
     """
 
     algorithm: str = "auto"
@@ -50,6 +53,7 @@ class PlanOptions:
     policy: Policy = "order"
     microbatches: int | Literal["auto"] | None = None
     recompute: bool = False
+    constraints: tuple[Constraint, ...] = ()
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
@@ -74,6 +78,13 @@ class PlanOptions:
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
                 "use auto, or a placement's algorithm."
+            )
+        if self.constraints and self.algorithm in (*SHARDED, *RECIPES):
+            how = "cuts every op over all devices" if self.algorithm in SHARDED else "places stages"
+            raise UsageError(
+                f"{self.algorithm} does not take constraints, as it {how}: "
+                f"{shown(str(self.constraints[0]))}.\nUse auto, or a placement's algorithm.",
+                code="E246",
             )
 
     def _check_microbatches(self) -> None:

@@ -23,6 +23,7 @@ from pardnn.place.recipes.pipeline import place_pipeline
 from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, BEFORE, RECIPES, SHARDED
+from pardnn.planner.constrained import obeyed
 from pardnn.planner.kept_state import plan_before
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
@@ -94,7 +95,7 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
         return _cut(problem, algorithm, is_beaten_at)
     started = time.perf_counter()
     try:
-        decision = _scheduled(problem, _placed(problem, algorithm))
+        decision = _scheduled(problem, obeyed(problem, _placed(problem, algorithm)))
     except InfeasibleError as error:
         raise _named(error, problem.graph) from None
     planning = time.perf_counter() - started

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool
+from numpy import ndarray
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
@@ -20,7 +22,7 @@ from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of, places_bef
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.search_log import SearchLog
 from pardnn.shard.sharding import FixedLayouts
-from pardnn.sim.machine import Machine, fastest_seconds, machine_of
+from pardnn.sim.machine import Machine, fastest_seconds, machine_of, restricted
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,7 @@ class Problem:
         state: What lies on the devices already and stays where it is; None for nothing.
         cut: The graph beside the whole step, if its batch is in pieces.
         log: Of the search.
+        allowed: Whether constraints let a device run an op (`planner.constrained`); None: all.
     """
 
     graph: Graph
@@ -44,6 +47,7 @@ class Problem:
     state: StateInPlace | None = None
     cut: CutStep | None = None
     log: SearchLog = field(default_factory=SearchLog)
+    allowed: Bool[ndarray, "n k"] | None = None
 
     @functools.cached_property
     def machine(self) -> Machine:
@@ -52,6 +56,8 @@ class Problem:
         An op whose state lies whole on a device can run there alone.
         """
         machine = machine_of(self.costs, self.cluster)
+        if self.allowed is not None:
+            machine = restricted(machine, self.allowed)
         pins = self.known.pins
         return pinned(machine, pins) if bool((pins >= 0).any()) else machine
 

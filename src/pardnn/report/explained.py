@@ -98,6 +98,7 @@ class OpExplained:
     calls: tuple[Call, ...]
     num_calls: int
     moves_with: tuple[str, ...]
+    constraints: tuple[str, ...]
     memory: tuple[Held, ...]
     layouts: dict[str, tuple[str, ...]]
     alternatives: tuple[Alternative, ...]

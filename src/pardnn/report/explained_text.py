@@ -122,6 +122,7 @@ def _op(result: values.OpExplained) -> Iterator[RenderableType]:
     if result.moves_with:
         listed = ", ".join(result.moves_with[:4])
         yield f"moves with {len(result.moves_with)} other ops: {listed}, ..."[:200]
+    yield from (f"constraint: {each}" for each in result.constraints)
     for name, words in result.layouts.items():
         yield f"{name} lies as ({', '.join(words)})"
     yield from _held(result.memory, "what it makes, in memory")

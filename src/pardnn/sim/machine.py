@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from numpy import ndarray
 
 from pardnn.cluster import Cluster
@@ -69,6 +69,13 @@ def machine_of(costs: Costs, cluster: Cluster) -> Machine:
         bandwidth=cluster.arrays.bandwidth.copy(),
         serial=int(cluster.link_model == "serial"),
     )
+
+
+def restricted(machine: Machine, allowed: Bool[ndarray, "n k"]) -> Machine:
+    """Return a machine on which each op can run on the devices allowed to it alone."""
+    seconds = machine.seconds[machine.device_class].copy()
+    seconds[~allowed.T] = np.inf
+    return machine._replace(seconds=seconds, device_class=np.arange(machine.num_devices))
 
 
 def fastest_seconds(machine: Machine) -> Float64[ndarray, " n"]:

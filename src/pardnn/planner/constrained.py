@@ -1,0 +1,144 @@
+"""Problems with constraints: as groups and devices, which every algorithm knows; conflicts told."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError, PardnnError, shown
+from pardnn.place.colocation import closed_arrays, legal_placement, runnable
+from pardnn.place.constraints import Setting, conflict, irreducible, reduced, sides
+from pardnn.place.decision import Decision, fitted
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.pardnn import place_pardnn
+from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named
+from pardnn.planner.problem import Problem
+
+#: Seconds after which no further part of the constraints is planned, to tell which do not fit.
+SECONDS = 10.0
+
+
+def constrained(problem: Problem) -> Problem:
+    """Return a problem whose groups and devices say what its constraints do, if they do not yet.
+
+    Raises:
+        InfeasibleError: E303, with constraints that cannot hold together, each of them needed.
+        UsageError: E245, if a name or a device is not there.
+    """
+    constraints = problem.options.constraints
+    if not constraints or problem.allowed is not None:
+        return problem
+    setting, meant = _setting(problem), _meant(problem)
+    found = conflict(setting, meant)
+    if found:
+        raise _refused([each.constraint for each in found], "cannot hold together", "")
+    joined = reduced(setting, meant)
+    group = joined.joined
+    group.setflags(write=False)
+    graph = dataclasses.replace(problem.graph, arrays=problem.graph.arrays._replace(group=group))
+    free = dataclasses.replace(problem, graph=graph, allowed=joined.allowed[joined.group])
+    if not any(each.constraint.kind == "apart" for each in meant):
+        return free
+    allowed, _ = sides(joined, meant, _work(free))
+    if allowed is None:
+        raise _refused(constraints, "were not met in the time for it", "")
+    return dataclasses.replace(free, allowed=allowed[joined.group])
+
+
+def _meant(problem: Problem) -> tuple[Named, ...]:
+    cluster, whole = problem.cluster, problem.cut.whole if problem.cut else problem.graph
+    constraints = problem.options.constraints
+    return named(constraints, whole, problem.graph, cluster, cluster.num_devices)
+
+
+def _setting(problem: Problem) -> Setting:
+    graph = problem.graph
+    return Setting(graph.arrays, problem.machine, problem.capacities, first_overwrites(graph))
+
+
+def _work(problem: Problem) -> Float64[ndarray, "n k"]:
+    """Return the seconds of each op on each device in a placement that sets nothing apart."""
+    machine, n = problem.machine, len(problem.graph.ops)
+    work = np.zeros((n, machine.num_devices))
+    try:
+        place = place_pardnn(problem.graph, machine, problem.capacities).plan.place
+    except InfeasibleError:
+        return work
+    work[np.arange(n), place] = machine.seconds[machine.device_class[place], np.arange(n)]
+    return work
+
+
+def obeyed(problem: Problem, decision: Decision) -> Decision:
+    """Return a decision that meets the constraints: itself, or the nearest one that does.
+
+    Algorithms keep to groups and to devices that can run an op; what one does not is mended here.
+
+    Raises:
+        InfeasibleError: E301, if what is nearest does not fit.
+    """
+    if problem.allowed is None:
+        return decision
+    place, arrays = decision.plan.place, closed_arrays(problem.graph)
+    runs = runnable(arrays, problem.machine)
+    legal = legal_placement(arrays, runs, place)
+    if np.array_equal(legal, place):
+        return decision
+    note = f"{int((legal != place).sum())} ops moved to meet constraints"
+    found = fitted(problem.graph, problem.machine, legal, problem.capacities)
+    return found._replace(notes=(*decision.notes, *found.notes, note))
+
+
+def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
+    """Return E303 with the constraints without which a plan was found; else what was tried.
+
+    Args:
+        error: Nothing was found that fits.
+        problem: With its constraints.
+    """
+    if problem.options.microbatches is not None or problem.options.recompute:
+        return error
+    begin = time.monotonic()
+
+    def fails(part: Sequence[Named]) -> bool:
+        chosen = tuple(each.constraint for each in part)
+        if chosen and time.monotonic() - begin > SECONDS:
+            return False  # untried: it stays among those that are named
+        tried = constrained(problem.with_options(constraints=chosen))
+        try:
+            place_pardnn(tried.graph, tried.machine, tried.capacities, known=tried.known)
+        except PardnnError:
+            return True
+        return False
+
+    meant = _meant(problem)
+    if fails(()):
+        return error
+    if not fails(meant):
+        text = f"{problem.options.algorithm} found no plan that meets the constraints"
+        return InfeasibleError(f"{text}; pardnn does.\nUse pardnn, or auto.\n{error.message}")
+    found = irreducible(meant, fails)
+    return _refused(
+        [each.constraint for each in found],
+        "do not fit together, as far as was tried",
+        f"\n{error.message}",
+    )
+
+
+def _refused(constraints: Sequence[Constraint], why: str, more: str) -> InfeasibleError:
+    """Return E303 that lists constraints."""
+    listed = "\n".join(f"  {shown(str(each))[1:-1]}" for each in constraints)
+    one = len(constraints) == 1
+    text = "this constraint" if one else f"these {len(constraints)} constraints"
+    why = why.replace("cannot hold together", "cannot hold") if one else why
+    why = why.replace("do not fit together", "does not fit") if one else why
+    return InfeasibleError(
+        f"{text} {why}:\n{listed}\n"
+        f"{'Without it' if one else 'Without any one of them'} the others may hold.{more}",
+        code="E303",
+        details={"constraints": [constraint_to_dict(each) for each in constraints]},
+    )
