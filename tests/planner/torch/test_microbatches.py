@@ -281,7 +281,7 @@ def test_what_does_not_fit_is_told_that_pieces_would_do(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("options", [{"microbatches": 2}, {"recompute": True}])
 @pytest.mark.parametrize("algorithm", ["modulo", "heft"])
 def test_constraints_hold_of_every_piece_and_second_call(options, algorithm: str) -> None:
-    demanded = [pardnn.pin("layer:0.1", 1), pardnn.apart("layer:0.2", "layer:0.3")]
+    demanded = [pardnn.pin("layer:model.1", 1), pardnn.apart("layer:model.2", "layer:model.3")]
     plan = pardnn.plan(
         graph(), Cluster.uniform(2), algorithm, costs="v100", constraints=demanded, **options
     )
