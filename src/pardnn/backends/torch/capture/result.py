@@ -96,6 +96,7 @@ def kept_copy(tracer: Tracer, tensor: torch.Tensor) -> Call:
     copy = record(tracer, "clone", tensor)
     call = tracer.aliases.value(copy).call
     call.kept = True
+    call.source = None  # the step has returned: the user's innermost line is the caller's
     return call
 
 
