@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pardnn.cluster import Cluster
     from pardnn.graph.ir import Graph
-    from pardnn.plan.constraints import Constraint
+    from pardnn.plan.constraints import Constraint, Kind
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import StateInPlace
     from pardnn.planner.options import PlanOptions
@@ -337,13 +337,15 @@ def constraints_of(
     from pardnn.plan.constraints import Constraint, read_constraints
 
     found = [] if file is None else [*read_constraints(file)]
-    for kind, texts in (("pin", pins or ()), ("forbid", forbids or ())):
-        for text in texts:
+    devices_of: dict[Kind, Sequence[str] | None] = {"pin": pins, "forbid": forbids}
+    for kind, texts in devices_of.items():
+        for text in texts or ():
             name, _, devices = text.rpartition("=")
             numbers = tuple(filter(None, devices.split(",")))
             found.append(Constraint(kind=kind, what=(name,) if name else (), devices=numbers))
-    for kind, texts in (("together", together or ()), ("apart", apart or ())):
-        found += [Constraint(kind=kind, what=tuple(text.split(","))) for text in texts]
+    groups: dict[Kind, Sequence[str] | None] = {"together": together, "apart": apart}
+    for kind, texts in groups.items():
+        found += [Constraint(kind=kind, what=tuple(text.split(","))) for text in texts or ()]
     return tuple(found)
 
 

@@ -89,12 +89,14 @@ def graph_from_json(content: bytes, what: str = "graph") -> Graph:
 def _in_order_of_step(ops: tuple[Op, ...], name: str) -> tuple[Op, ...]:
     positions = [op.position for op in ops if op.position is not None]
     if len(positions) < len(ops):
-        return tuple(ops[i] for i in canonical_order(ops, build_arrays(ops)).tolist())
+        order: list[int] = canonical_order(ops, build_arrays(ops)).tolist()
+        return tuple(ops[i] for i in order)
     if len(set(positions)) < len(ops):
         twice = next(a for a, b in itertools.pairwise(sorted(positions)) if a == b)
         reason = f"two ops have the position {twice}"
         raise FileError(f"{shown(name)} is not a valid graph: {reason}", code="E402")
-    return tuple(sorted(ops, key=operator.attrgetter("position")))
+    order = sorted(range(len(ops)), key=positions.__getitem__)
+    return tuple(ops[i] for i in order)
 
 
 def read_graph(path: str | Path) -> Graph:

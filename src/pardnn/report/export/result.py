@@ -25,7 +25,7 @@ class CodeResult:
     Attributes:
         code: Of the one rank that was asked for, if no file was.
         files: The files of the ranks, if they were to stay.
-        losses: One per step, if the code ran.
+        losses: One per step, if the code ran; None for one that is not finite.
         step_s: Seconds of each step on the slowest rank, likewise.
         reference_losses: Those of the user's own step on one device, if it was asked for.
         verified: Whether losses and state are those of one device, likewise.
@@ -35,7 +35,7 @@ class CodeResult:
 
     code: str | None = None
     files: tuple[str, ...] = ()
-    losses: tuple[float, ...] = ()
+    losses: tuple[float | None, ...] = ()
     step_s: tuple[float, ...] = ()
-    reference_losses: tuple[float, ...] | None = None
+    reference_losses: tuple[float | None, ...] | None = None
     verified: bool | None = None
