@@ -12,7 +12,6 @@ from pardnn.backends.entry_point import EntryPoint, is_entry_point, load_entry_p
 from pardnn.graph.csr import op_edges
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
-from pardnn.report.progress import status
 from pardnn.report.results import CaptureResult
 
 
@@ -46,10 +45,8 @@ def opened(target: str) -> EntryPoint | str:
 def graph_of(source: EntryPoint | str, batch_size: int | None = None) -> Graph:
     """Return the graph of an entry point, captured, or of a graph file."""
     if isinstance(source, EntryPoint):
-        with status("capturing the step"):
-            return captured(source, batch_size)[0]
-    with status("reading the graph"):
-        return read_graph(source)
+        return captured(source, batch_size)[0]
+    return read_graph(source)
 
 
 def captured(entry: EntryPoint, batch_size: int | None = None) -> tuple[Graph, CaptureResult]:

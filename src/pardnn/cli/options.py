@@ -17,6 +17,7 @@ from pardnn.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pardnn.backends.entry_point import EntryPoint
     from pardnn.cluster import Cluster
     from pardnn.graph.ir import Graph
     from pardnn.plan.constraints import Constraint, Kind
@@ -347,6 +348,15 @@ def constraints_of(
     for kind, texts in groups.items():
         found += [Constraint(kind=kind, what=tuple(text.split(","))) for text in texts or ()]
     return tuple(found)
+
+
+def graph_of(source: EntryPoint | str, batch_size: int | None) -> Graph:
+    """Return the graph of an entry point, captured, or of a graph file; a terminal shows which."""
+    from pardnn.api.capture import graph_of as graph
+    from pardnn.report.progress import status
+
+    with status("reading the graph" if isinstance(source, str) else "capturing the step"):
+        return graph(source, batch_size)
 
 
 def plan_options(*, microbatches: str | None = None, **chosen: Any) -> PlanOptions:

@@ -60,7 +60,7 @@ def plan(
     Ctrl-C ends the search: the best plan so far is checked and written, if there is one.
     """
     from pardnn.api.advice import planned
-    from pardnn.api.capture import graph_of, opened
+    from pardnn.api.capture import opened
     from pardnn.api.draw import schedule_grid
     from pardnn.backends.entry_point import EntryPoint
     from pardnn.plan.file import write_plan
@@ -82,7 +82,7 @@ def plan(
     )
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
-    graph = graph_of(source, batch_size)
+    graph = opt.graph_of(source, batch_size)
     entry = source if isinstance(source, EntryPoint) else None
     state = opt.state_of(keep_state)
     found, result = planned(graph, machine, options, entry, batch_size, state=state, keep_best=True)
@@ -168,7 +168,7 @@ def compare(
     as_json: opt.Json = False,
 ) -> None:
     """Plan with several algorithms, side by side under one simulator."""
-    from pardnn.api.capture import graph_of, opened
+    from pardnn.api.capture import opened
     from pardnn.api.max_batch import baselines_of
     from pardnn.planner.algorithms import ALGORITHMS, RECIPES, SHARDED, check_algorithm
     from pardnn.planner.costs import costs_for
@@ -186,7 +186,7 @@ def compare(
     )  # fmt: skip
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
-    graph = graph_of(source, batch_size)
+    graph = opt.graph_of(source, batch_size)
     problem = Problem(graph, machine, costs_for(graph, machine, costs, threads=threads), options)
     rows = compare_algorithms(problem, names)
     if baselines:
@@ -210,14 +210,14 @@ def estimate(
     as_json: opt.Json = False,
 ) -> None:
     """Tell whether the step fits, where the memory goes, and which limit would do."""
-    from pardnn.api.capture import graph_of, opened
+    from pardnn.api.capture import opened
     from pardnn.planner.costs import costs_for
     from pardnn.planner.estimate import estimate as estimate_problem
     from pardnn.planner.problem import Problem
 
     options = opt.plan_options(reserve=reserve, seed=seed, costs=costs, threads=threads)
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
-    graph = graph_of(opened(target), batch_size)
+    graph = opt.graph_of(opened(target), batch_size)
     chosen = costs_for(graph, machine, costs, threads=threads)
     show(estimate_problem(Problem(graph, machine, chosen, options)), as_json, None)
 
