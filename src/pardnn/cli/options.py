@@ -17,7 +17,7 @@ from pardnn.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pardnn.backends.entry_point import EntryPoint
+    from pardnn.backends import entry_point
     from pardnn.cluster import Cluster
     from pardnn.graph.ir import Graph
     from pardnn.plan.constraints import Constraint, Kind
@@ -350,7 +350,7 @@ def constraints_of(
     return tuple(found)
 
 
-def graph_of(source: EntryPoint | str, batch_size: int | None) -> Graph:
+def graph_of(source: entry_point.EntryPoint | str, batch_size: int | None) -> Graph:
     """Return the graph of an entry point, captured, or of a graph file; a terminal shows which."""
     from pardnn.api.capture import graph_of as graph
     from pardnn.report.progress import status
