@@ -16,7 +16,9 @@ from pardnn.graph.ir import LOSS_KIND, Op
 
 _TORCH_NAMES = ("dtype", "layout", "memory_format", "device")
 _FLOATS = ("inf", "-inf", "nan")
-_EFFECTS = ("set", "tell", "call", "rebind", "print", "log", "check")
+_EFFECTS = (
+    "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check",
+)  # fmt: skip
 
 
 def argument_faults(op: Op) -> Iterator[str]:

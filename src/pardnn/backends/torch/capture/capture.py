@@ -33,6 +33,7 @@ from pardnn.backends.torch.capture.first_use import (
     is_made_of_constants,
     written_at_first,
 )
+from pardnn.backends.torch.capture.numbers.assigned import Assignments, assigns
 from pardnn.backends.torch.capture.numbers.class_attributes import class_attributes_restored
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
@@ -224,7 +225,7 @@ class _Session:
     def _captured(self, name: str) -> Captured:
         """Trace the step three times and return the second trace as a graph."""
         sharing = shared_sources(sources_of(self.original, self.batch), self.whole_of)
-        first, settled, numbers, created = self._first_step()
+        first, settled, numbers, created, assignments = self._first_step()
         initial, irregular, constants = created
         chosen = Selection(held=schedule_numbers(settled), defaults=numbers.defaults)
         for _ in range(_MAX_TRACES):
@@ -233,6 +234,9 @@ class _Session:
                 trace = self._trace(chosen, initial=initial, constants=constants)
                 if changed := changed_tensors(trace):
                     constants = constants.without(changed)
+                    restore(settled.contents)
+                    continue
+                if assignments.settle(settled, trace):
                     continue
                 other = reconsidered(chosen, trace, first, numbers)
                 if other is None and (left := left_over(first, trace)):
@@ -240,11 +244,14 @@ class _Session:
                     other = chosen
                 elif other is None:
                     irregular |= written_at_first(first, trace, initial)
+                    assignments.tell(trace)
                     graph = self._assembled(name, trace, chosen, irregular, sharing)
                     left = uncarried(trace, first, graph)
                     self._check_repeatable(trace, chosen, initial, constants, settled)
                     return Captured(graph, tuple(left))
-            except (UnsupportedError, UserCodeError):
+            except (UnsupportedError, UserCodeError) as error:
+                if isinstance(error, UserCodeError) and assignments.settle(settled):
+                    continue
                 restore(settled.contents)
                 caches = [] if self.caches else caches_with_fakes(self.mode)
                 self.caches += [cache for cache, _ in caches]
@@ -260,7 +267,7 @@ class _Session:
             restore(settled.contents)
         raise unsupported.changed_state(sorted(chosen.held))
 
-    def _first_step(self) -> tuple[StepTrace, ObjectGraph, Numbers, CreatedTensors]:
+    def _first_step(self) -> tuple[StepTrace, ObjectGraph, Numbers, CreatedTensors, Assignments]:
         """Trace the first step; return its trace, what the objects hold after it, what it made."""
         live = sources_of(self.original, self.batch)
         before = values_by_name(self.original.contents, tensor_names(live))
@@ -269,19 +276,16 @@ class _Session:
         created = created_tensors(first, walk_objects(self.step, self.args), self.batch, live)
         put_back_data(self.original.contents)
         defaults = put_defaults(self.original.contents)
+        assignments = Assignments(first, lambda: walk_objects(self.step, self.args))
         settled = walk_objects(self.step, self.args)
         names = tensor_names(sources_of(settled, self.batch))
         after = values_by_name(settled.contents, names)
-        return first, settled, Numbers(before | defaults, after, defaults), created
+        return first, settled, Numbers(before | defaults, after, defaults), created, assignments
 
     def _assembled(
-        self,
-        name: str,
-        trace: StepTrace,
-        chosen: Selection,
-        irregular: dict[str, str],
+        self, name: str, trace: StepTrace, chosen: Selection, irregular: dict[str, str],
         sharing: dict[str, list[str]],
-    ) -> Graph:
+    ) -> Graph:  # fmt: skip
         """Return a trace as a graph; the objects of the step are as the trace left them.
 
         Args:
@@ -308,13 +312,9 @@ class _Session:
         return graph_of(name, calls, loss, taken, accelerator_of(trace), named_result(result))
 
     def _check_repeatable(
-        self,
-        trace: StepTrace,
-        chosen: Selection,
-        initial: dict[str, Any],
-        constants: KeptTensors,
-        settled: ObjectGraph,
-    ) -> None:
+        self, trace: StepTrace, chosen: Selection, initial: dict[str, Any],
+        constants: KeptTensors, settled: ObjectGraph,
+    ) -> None:  # fmt: skip
         """Reject a step whose next trace, with plain ints, differs.
 
         Args:
@@ -324,7 +324,7 @@ class _Session:
             constants: What that step made of constants, and keeps.
             settled: What the objects of the step held after the first step.
         """
-        if chosen.held or any(map(is_filled, trace.changed.values())):
+        if assigns(trace) or chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)
         again = self._trace(chosen.plain(), initial=initial, constants=constants, locate=False)
         check_same(trace, again)

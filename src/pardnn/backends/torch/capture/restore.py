@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +121,10 @@ def is_filled(change: Changed) -> bool:
     return isinstance(change.now, _NUMBERS) and not isinstance(change.now, bool)
 
 
-def changes(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:
+def changes(
+    contents: Sequence[tuple[str, Any, Any]],
+    differs: Callable[[Any, Any], bool] | None = None,
+) -> dict[str, Changed]:
     """Return the plain values, and the containers by their size, that have changed.
 
     Tensors are compared elsewhere. Objects that were replaced by others do not count, since steps
@@ -128,24 +132,29 @@ def changes(contents: Sequence[tuple[str, Any, Any]]) -> dict[str, Changed]:
 
     Args:
         contents: `ObjectGraph.contents` of the walk before the step.
+        differs: Compares a value with the one before; `differ` by default.
 
     Returns:
         By name.
     """
-    return {name: change for entry in contents for name, change in _changes_of(*entry)}
+    compare = differs or differ
+    return {name: each for entry in contents for name, each in _changes_of(*entry, compare)}
 
 
-def _changes_of(name: str, holder: Any, then: Any) -> Iterator[tuple[str, Changed]]:
+def _changes_of(
+    name: str, holder: Any, then: Any, differs: Callable[[Any, Any], bool]
+) -> Iterator[tuple[str, Changed]]:
+    """Yield what has changed in one entry of `ObjectGraph.contents`."""
     now = _content(holder)
     if isinstance(holder, types.CellType | GlobalName):
-        if _differ(now, then):
+        if differs(now, then):
             yield name, Changed(slot_of(holder, None), then, now)
     elif isinstance(now, dict):
         for key in dict.fromkeys([*then, *now]):
             if isinstance(key, torch.Tensor):
                 continue
             missing = (key in then) != (key in now)
-            if missing or _differ(now[key], then[key]):
+            if missing or differs(now[key], then[key]):
                 was, new = then.get(key), now.get(key)
                 change = Changed(slot_of(holder, key), was, new, is_new=key not in then)
                 yield dotted(name, key), change
@@ -153,16 +162,19 @@ def _changes_of(name: str, holder: Any, then: Any) -> Iterator[tuple[str, Change
         yield name, Changed(None, then, now)
     else:
         for i, (new, old) in enumerate(zip(now, then, strict=True)):
-            if _differ(new, old):
+            if differs(new, old):
                 yield dotted(name, i), Changed(slot_of(holder, i), old, new)
 
 
-def _differ(now: Any, then: Any) -> bool:
+def differ(now: Any, then: Any) -> bool:
+    """Whether a plain value has been replaced by another one."""
     symbols = (torch.SymFloat, torch.SymInt, torch.SymBool)
     if isinstance(now, symbols) or isinstance(then, symbols):
         return now is not then
     if isinstance(now, tuple) and isinstance(then, tuple):
-        return len(now) != len(then) or any(map(_differ, now, then))
+        return len(now) != len(then) or any(map(differ, now, then))
+    if isinstance(now, enum.Enum) and isinstance(then, enum.Enum):
+        return now is not then
     if not isinstance(now, PLAIN) and not isinstance(then, PLAIN):
         return False
     return type(now) is not type(then) or (now != then and now == now)

@@ -50,6 +50,8 @@ class StepTrace:
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
         created: Of the first step: values of the tensors that it creates, by name.
+        assigned: Plain values that it assigned, by name: `numbers.assigned.Assigned`.
+        trainable: Parameters of which it changed `requires_grad`, with the new value.
         made_anew: Sources that the trace makes of constants, with their storage and its number of
             writes before the step; see `first_use`.
     """
@@ -66,6 +68,8 @@ class StepTrace:
     length: int = 0
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     created: Mapping[str, Value] = field(default_factory=dict)
+    assigned: Mapping[str, Any] = field(default_factory=dict)
+    trainable: Mapping[str, bool] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
     def add(self, source: Source, fake: Any, initial: dict[str, Any] | None) -> None:
@@ -333,12 +337,9 @@ def check_same(one: StepTrace, other: StepTrace) -> None:
 
 
 def ordered_live_calls(
-    trace: StepTrace,
-    loss: Value | None,
-    updated: list[Call],
-    irregular: dict[str, str],
+    trace: StepTrace, loss: Value | None, updated: list[Call], irregular: dict[str, str],
     held: Collection[str],
-) -> list[Call]:
+) -> list[Call]:  # fmt: skip
     """Return the live calls, ordered and named, sources first.
 
     Args:

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.numbers.assigned import assigned_values, trainable_flags
 from pardnn.backends.torch.capture.numbers.choices import Choices
 from pardnn.backends.torch.capture.numbers.class_attributes import (
     check_class_attributes,
@@ -115,7 +116,7 @@ def run_noted(
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
     unseen, is_first = unseen_states(objects), chosen is NO_SYMBOLS
-    classes = class_attributes(objects)
+    classes, flags = class_attributes(objects), trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
@@ -134,6 +135,9 @@ def run_noted(
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
+    trace.assigned = assigned_values(objects)
+    now = trainable_flags(trace)
+    trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)
 
 

@@ -11,7 +11,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from pardnn.backends.torch.ops.codec import Reference
 from pardnn.backends.torch.ops.host_program import host_program
 from pardnn.backends.torch.runtime.effects import value_of
-from pardnn.backends.torch.runtime.filled_containers import CONTAINERS, fill, filled_names
+from pardnn.backends.torch.runtime.filled_containers import (
+    CONTAINERS,
+    assign,
+    assigned_places,
+    fill,
+    filled_names,
+)
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
     missing_slots,
@@ -73,6 +79,7 @@ class HostNumbers:
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
         self._new: dict[str, Any] = {}
         self._sinks = _sink_slots(step, args, graph)
+        self._assigned = assigned_places(step, args, graph)
         self._given: dict[str, Slot] = {}  # where the last batch had sinks
         self._schedules = _schedules(step, args, graph)
 
@@ -182,6 +189,7 @@ class HostNumbers:
                 raise value
             self._slots[name].set(value)
         self._new = {}
+        assign(effects, self._assigned, self._sources, batch)
         if self.filled:
             given = {name: holder for each in batch for name, holder, _ in each.contents}
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})

@@ -271,7 +271,7 @@ def check_same_effects(one: Effects, other: Effects) -> None:
         [
             (_plain(each, effects.hints), effects.lines.get(id(each)))
             for each in effects.noted
-            if not {"set", "rebind"} & each.keys()
+            if not {"set", "rebind", "assign", "trainable"} & each.keys()
         ]
         for effects in (one, other)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -42,13 +43,19 @@ def changed_numbers(contents: Sequence[tuple[str, Any, Any]]) -> list[Changed]:
 
 def first_set(objects: ObjectGraph) -> str | None:
     """Return the name of a plain value that is no number and has changed; of no optimizer's."""
-    bound = [e.name for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
-    prefixes = tuple(f"{name}." for name in bound)
+    is_bound = of_optimizers(objects)
     for name, change in changes(objects.contents).items():
-        is_plain = isinstance(change.now, PLAIN) and change.slot is not None
-        if is_plain and not is_arithmetic(change) and not name.startswith(prefixes):
+        is_plain = isinstance(change.now, (*PLAIN, enum.Enum)) and change.slot is not None
+        if is_plain and not is_arithmetic(change) and not is_bound(name):
             return name
     return None
+
+
+def of_optimizers(objects: ObjectGraph) -> Callable[[str], bool]:
+    """Return whether a name is one of an optimizer's, schedule's or gradient scaler's own."""
+    bound = [e.name for e in objects.stateful if not isinstance(e.value, torch.nn.Module)]
+    prefixes = tuple(f"{name}." for name in bound)
+    return lambda name: name.startswith(prefixes)
 
 
 def values_in(data: Any) -> set[Value]:

@@ -266,7 +266,8 @@ def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
     return {
         name: change
         for name, change in trace.changed.items()
-        if name in chosen.held or not _is_overwritten_before_read(trace, name)
+        if name in chosen.held
+        or not (name in trace.assigned or _is_overwritten_before_read(trace, name))
     }
 
 
