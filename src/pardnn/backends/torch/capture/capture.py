@@ -31,6 +31,7 @@ from pardnn.backends.torch.capture.first_use import (
     changed_tensors,
     created_tensors,
     is_made_of_constants,
+    new_caches,
     written_at_first,
 )
 from pardnn.backends.torch.capture.numbers.assigned import Assignments, assigns
@@ -225,8 +226,7 @@ class _Session:
     def _captured(self, name: str) -> Captured:
         """Trace the step three times and return the second trace as a graph."""
         sharing = shared_sources(sources_of(self.original, self.batch), self.whole_of)
-        first, settled, numbers, created, assignments = self._first_step()
-        initial, irregular, constants = created
+        first, settled, numbers, (initial, irregular, constants), assignments = self._first_step()
         chosen = Selection(held=schedule_numbers(settled), defaults=numbers.defaults)
         for _ in range(_MAX_TRACES):
             other: Selection | None
@@ -253,8 +253,7 @@ class _Session:
                 if isinstance(error, UserCodeError) and assignments.settle(settled):
                     continue
                 restore(settled.contents)
-                caches = [] if self.caches else caches_with_fakes(self.mode)
-                self.caches += [cache for cache, _ in caches]
+                caches = new_caches(self.mode, self.caches)
                 if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
                     raise
                 if caches:

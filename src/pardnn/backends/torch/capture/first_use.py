@@ -189,6 +189,13 @@ def caches_with_fakes(mode: FakeTensorMode) -> list[tuple[Any, list[FakeTensor]]
     return found
 
 
+def new_caches(mode: FakeTensorMode, known: list[Any]) -> list[tuple[Any, list[FakeTensor]]]:
+    """Look for caches that hold fake tensors, the first time alone; they become known."""
+    found = [] if known else caches_with_fakes(mode)
+    known += [cache for cache, _ in found]
+    return found
+
+
 def is_made_of_constants(tracer: Tracer, fakes: Iterable[FakeTensor]) -> bool:
     """Whether each tensor that the first step cached depends on constants and is never written.
 
