@@ -20,7 +20,7 @@ from pardnn.cli import main as command_line
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.file import read_graph
 from pardnn.plan.file import read_plan
-from pardnn.planner import portfolio
+from pardnn.planner import microbatched, portfolio
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
@@ -122,6 +122,26 @@ def test_ctrl_c_ends_the_search_and_keeps_the_best_plan(
     assert json.loads(plan_file.read_text())["predicted"]["makespan_s"] == min(
         filter(None, tried.values())
     )
+
+
+def test_an_interrupt_keeps_the_best_of_all_parts_of_a_search(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What local search improved, and what was better than the part in hand."""
+    cluster = pardnn.Cluster.uniform(2, memory=None, bandwidth=1e9)
+    graph = read_graph(tiny / "graph.json")
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions())
+    best, worse = portfolio.decide(problem, "heft"), portfolio.decide(problem, "single")
+    assert best.makespan_s < worse.makespan_s
+    for part in (best, worse):
+        microbatched._fastest(problem, [lambda part=part: part])
+    assert problem.log.best is best
+
+    monkeypatch.setattr(portfolio, "_polished", lambda *_: best)
+    monkeypatch.setattr(portfolio, "_bound", lambda _: 0.0)
+    fresh = Problem(graph, cluster, graph_costs(graph), PlanOptions())
+    portfolio.decide_best(fresh, ["single"], polish=True)
+    assert fresh.log.best is best
 
 
 def test_who_watches_sees_the_search(tiny: Path) -> None:

@@ -173,6 +173,13 @@ KeepState = Annotated[
         "the model has them.",
     ),
 ]
+Steps = Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")]
+Timeout = Annotated[
+    float, typer.Option("--timeout", help="Seconds that a wait for a rank may last.")
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Run the step on one device too and compare.")
+]
 ConstraintsFile = Annotated[
     Path | None, typer.Option("--constraints", help="File of constraints; see docs/guides.")
 ]

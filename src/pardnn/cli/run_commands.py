@@ -27,13 +27,9 @@ def run(
     plan_file: Annotated[
         Path | None, typer.Option("--plan", help="Run this plan instead of making one.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")] = 5,
-    timeout: Annotated[
-        float, typer.Option("--timeout", help="Seconds that a wait for a rank may last.")
-    ] = 60.0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Run the step on one device too and compare.")
-    ] = False,
+    steps: opt.Steps = 5,
+    timeout: opt.Timeout = 60.0,
+    verify: opt.Verify = False,
     save: Annotated[
         Path | None, typer.Option("--save", help="Directory of the run's checkpoints.")
     ] = None,
@@ -132,13 +128,9 @@ def code(
         Path | None,
         typer.Option("--edited", help="Run the files of this folder, that `code` wrote before."),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")] = 5,
-    timeout: Annotated[
-        float, typer.Option("--timeout", help="Seconds that a wait for a rank may last.")
-    ] = 60.0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Run the step on one device too and compare.")
-    ] = False,
+    steps: opt.Steps = 5,
+    timeout: opt.Timeout = 60.0,
+    verify: opt.Verify = False,
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
     as_json: opt.Json = False,

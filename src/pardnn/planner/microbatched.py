@@ -118,7 +118,7 @@ class _Best:
         objective = self.problem.options.objective
         is_better = best is None or outcome.score(objective) < best.score(objective)
         self.found, self.worse = (outcome, 0) if is_better else (best, self.worse + 1)
-        self.problem.log.best = self.found
+        self.problem.log.keep(outcome, objective)
         return is_better
 
     def is_done(self, number: int) -> bool:

@@ -255,6 +255,7 @@ def decide_best(
         problem.log.trying("local search")
         polished = _polished(problem, placed, left)
         best = min(best or polished, polished, key=lambda outcome: outcome.score(objective))
+        problem.log.keep(best, objective)
     is_late = time_limit is not None and time.perf_counter() - started > time_limit
     for solver in () if is_late else solvers:
         if best is None or best.makespan_s > bound * (1 + AT_BOUND):
@@ -295,7 +296,8 @@ def _tried(
             placed.append(found)
         problem.log.note(name, found.makespan_s)
         if best is None or found.score(objective) < best.score(objective):
-            best = problem.log.best = found
+            best = found
+            problem.log.keep(found, objective)
     return best, placed, notes, failure
 
 

@@ -71,7 +71,8 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
         return best  # nothing is faster than every op once
     for found in _candidates(problem, placing, decide):
         if best is None or found.makespan_s < best.makespan_s:
-            best = problem.log.best = found
+            best = found
+            problem.log.keep(found, problem.options.objective)
     if best is None:
         assert failure is not None
         raise failure

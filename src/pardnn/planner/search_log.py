@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, final
 
 from pardnn.plan.plan import Tried
+from pardnn.planner.options import Objective
 
 
 class Complete(Protocol):
@@ -14,6 +15,10 @@ class Complete(Protocol):
     @property
     def makespan_s(self) -> float:
         """Simulated, in seconds."""
+        ...
+
+    def score(self, objective: Objective) -> tuple[float, float]:
+        """Return what is least of the best plan."""
         ...
 
 
@@ -45,6 +50,11 @@ class SearchLog:
         if self.watch is not None:
             best_s = None if self.best is None else self.best.makespan_s
             self.watch(self._part + what, len(self.tried), best_s)
+
+    def keep(self, found: Complete, objective: Objective) -> None:
+        """Keep a plan of the problem if it is the best so far, in whichever part of the search."""
+        if self.best is None or found.score(objective) < self.best.score(objective):
+            self.best = found
 
     def note(self, algorithm: str, makespan_s: float | None) -> None:
         """Note how an algorithm fared; None: it found no plan that fits."""
