@@ -207,7 +207,9 @@ def _region_of(
             return found if found == before else "it puts a shard in a place of another one"
         return found
     if op.kind == REDUCE:
-        _, addends, weights = _arguments(op)
+        how, addends, weights = _arguments(op)
+        if how == "quotient" and len(addends) != 2:
+            return f"it is a quotient of {len(addends)} tensors"
         if not addends or (weights is not None and len(weights) != len(addends)):
             return "it has no addends, or not as many weights"
         shape = op.outputs[0].shape

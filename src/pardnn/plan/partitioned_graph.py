@@ -22,7 +22,8 @@ nothing of sharding.
   no memory but the buffer. Only joins and updates read such a buffer. A box that is received in
   place is one run of the buffer's memory; tensors of other boxes are received on their own, and put
   in by a fetch or an update.
-- Reducers are "sum", "max", "min", "prod", and "mean": the sum of `weights[i] * tensors[i]`.
+- Reducers are "sum", "max", "min", "prod", "mean", which is the sum of `weights[i] * tensors[i]`,
+  and "quotient", of two tensors.
 - A draw calls `kind` with `args` and `kwargs`, in which `{"ones": [shape, dtype, strides or None]}`
   is a new tensor of ones (into which an in-place kind draws), and keeps of each result the box in
   `boxes`, None for a result that no device needs. Draws with the same `arguments["of"]`, one per

@@ -24,8 +24,7 @@ from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.cache import cached
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.call import Call, bind_call, call_of, fingerprint
-from pardnn.shard.partition.interning import EXCHANGED
-from pardnn.shard.partition.strategy import Reduce, strategies
+from pardnn.shard.partition.strategy import COMBINED, Reduce, can_combine, strategies
 from pardnn.shard.partition.worker_ops import partition
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.registry import Description, is_users
@@ -141,7 +140,7 @@ def check_descriptions(graph: Graph) -> tuple[str, ...]:
         for loop, reducer in _not_exchanged(call):
             notes[f"{op.kind} {loop}"] = (
                 f"{op.kind} is not cut along {loop!r}: devices do not exchange partial results of "
-                f"the reducer {shown(reducer)}, only of {', '.join(sorted(EXCHANGED))}"
+                f"the reducer {shown(reducer)}, only of {', '.join(sorted(COMBINED))}"
             )
     return tuple(notes.values())
 
@@ -149,8 +148,8 @@ def check_descriptions(graph: Graph) -> tuple[str, ...]:
 def _not_exchanged(call: Call) -> Iterator[tuple[str, str]]:
     """Yield the loops whose partial results no plan combines, with their reducers."""
     for strategy in strategies(call):
-        for layout in strategy.outputs:
-            if isinstance(layout, Reduce) and layout.reducer not in EXCHANGED:
+        for layout, shape in zip(strategy.outputs, call.outputs, strict=True):
+            if isinstance(layout, Reduce) and not can_combine(layout.reducer, len(shape or ())):
                 yield strategy.loop, layout.reducer
 
 

@@ -105,7 +105,7 @@ def _reduce(op: Op, env: dict[str, Any]) -> None:
         values = [value * weight for value, weight in zip(values, weights, strict=True)]
     add = {
         "sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum,
-        "prod": torch.mul,
+        "prod": torch.mul, "quotient": torch.div,
     }[name]  # fmt: skip
     total = values[0].clone()
     for value in values[1:]:

@@ -23,11 +23,9 @@ from pardnn.shard.boxes import whole
 from pardnn.shard.cache import cached
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.interning import interned_call
+from pardnn.shard.partition.strategy import COMBINED
 from pardnn.shard.partition.worker_ops import WorkerOp, extents_of, worker_ops_of
 from pardnn.shard.tdl.language import Reducer
-
-#: What combines partial results; a quotient is two sums.
-COMBINED = frozenset({"sum", "mean", "max", "min", "prod", "quotient"})
 
 
 class BatchDim(NamedTuple):
@@ -188,7 +186,7 @@ def _outputs(
             if at is None and any(box != whole(shape) for box in boxes):
                 return None
             found.append(at)
-        elif reducer.name in COMBINED and all(box == whole(shape) for box in boxes):
+        elif reducer.name in {*COMBINED, "quotient"} and all(box == whole(shape) for box in boxes):
             found.append(reducer)
         else:
             return None

@@ -19,7 +19,6 @@ from pardnn.errors import PardnnError
 from pardnn.shard.cache import cached
 from pardnn.shard.partition.call import DimSlices
 from pardnn.shard.partition.interning import (
-    EXCHANGED,
     are_exact,
     classified,
     intern_local_call,
@@ -34,6 +33,7 @@ from pardnn.shard.partition.shape_class import (
     loop_nest_of,
     shapes_in,
 )
+from pardnn.shard.partition.strategy import can_combine
 from pardnn.shard.partition.worker_ops import ObservedShapes, WorkerShapes, local_attributes
 
 Attributes = Mapping[str, Any]
@@ -164,12 +164,13 @@ def _strategies(
     except PardnnError:
         return {}
     found: dict[str, _Strategy] = {}
+    ranks = shape_class.dim_slices.output_ranks
     for loop in nest.analysis.loops:
         try:
             cut = loop_cut_of(shape_class, nest, dim_sizes, extents, loop, num_workers)
             if (
                 cut is None
-                or any(r is not None and r not in EXCHANGED for r in cut.reducers)
+                or not all(map(can_combine, cut.reducers, ranks))
                 or not are_exact(shape_class, nest, dim_sizes, cut)
             ):
                 continue

@@ -274,6 +274,11 @@ class DimSlices:
     outputs: tuple[slice | None, ...]
     num_dims: int
 
+    @property
+    def output_ranks(self) -> tuple[int, ...]:
+        """Number of dims of each output, 0 for what is not computed."""
+        return tuple([0 if dims is None else dims.stop - dims.start for dims in self.outputs])
+
 
 @lru_cache(maxsize=4096)
 def _dim_slices(slots: tuple[tuple[str, int], ...], outputs: tuple[int | None, ...]) -> DimSlices:

@@ -29,10 +29,7 @@ from pardnn.shard.partition.shape_class import (
     shape_class_key,
     specialize,
 )
-from pardnn.shard.partition.strategy import Reduce, Strategy, strategy_of
-
-#: Reducers whose partial results are exchanged; loops of others are not cut.
-EXCHANGED = frozenset({"sum", "mean", "max", "min", "prod"})
+from pardnn.shard.partition.strategy import Reduce, Strategy, can_combine, strategy_of
 
 #: Number of a call by `Skeleton.key`, and shape class and sizes by number.
 _NUMBERS: dict[Any, int] = cached({})
@@ -118,12 +115,13 @@ def cuttable_loops(number: int) -> tuple[str, ...]:
     """
     found = _LOOPS.get(number)
     if found is None:
+        ranks = _CLASSIFIED[number][0].dim_slices.output_ranks
         found = _LOOPS[number] = tuple(
             loop
             for loop, strategy in strategies_of(number).items()
             if all(
-                not isinstance(layout, Reduce) or layout.reducer in EXCHANGED
-                for layout in strategy.outputs
+                not isinstance(layout, Reduce) or can_combine(layout.reducer, rank)
+                for layout, rank in zip(strategy.outputs, ranks, strict=True)
             )
         )
     return found

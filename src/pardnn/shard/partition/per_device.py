@@ -38,6 +38,12 @@ class LocalResult:
     reducers: tuple[Reducer | None, ...]
     weight: float
 
+    @property
+    def divisor(self) -> int | None:
+        """Which result divides the sum of the partial ones; None where nothing does."""
+        found = (reducer for reducer in self.reducers if reducer is not None)
+        return next((reducer.by for reducer in found if reducer.name == "quotient"), None)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalOp:

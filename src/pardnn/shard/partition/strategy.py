@@ -62,6 +62,19 @@ class Reduce:
 
 Layout = Whole | Unread | Cut | Reduce
 
+#: Reducers whose partial results plans combine, whatever their shape.
+COMBINED = frozenset({"sum", "mean", "max", "min", "prod"})
+
+
+def can_combine(reducer: str | None, rank: int) -> bool:
+    """Whether plans combine partial results; loops whose results they do not are not cut.
+
+    Args:
+        reducer: Its name; None for results that are not partial.
+        rank: Of the result. Quotients are of numbers alone: the divisor is on every device then.
+    """
+    return reducer is None or reducer in COMBINED or (reducer == "quotient" and not rank)
+
 
 @dataclass(frozen=True, slots=True)
 class Strategy:

@@ -50,7 +50,9 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
         if op.kind != LOSS_KIND or device == 0:
             _emit(emitter, op, partitioned, device, local[device], outputs)
     computed = {output.computed.tensor.name: output.computed for output in outputs}
-    for number, result in enumerate(partitioned.returned):
+    divisors = [_divisor(partitioned, number) for number in range(len(partitioned.returned))]
+    for number in sorted(range(len(divisors)), key=lambda each: divisors[each] is not None):
+        result, divisor = partitioned.returned[number], divisors[number]
         if result is None or computed[result].names == emitter.own(result).names:
             continue
         if gathered is not None:
@@ -61,7 +63,16 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
             f"{source}@{device}" in by_slot.values() for device, by_slot in enumerate(local)
         )  # fmt: skip
         results = [found for found in partitioned.template.results[number] if found is not None]
-        reduce_or_reshard(emitter, computed[result], results, anchor, is_view=is_view)
+        reduce_or_reshard(
+            emitter, computed[result], results, anchor, is_view=is_view, divisor=divisor
+        )
+
+
+def _divisor(partitioned: PartitionedOp, number: int) -> str | None:
+    """Return the output that divides the sum of a result's parts; None where nothing does."""
+    results = partitioned.template.results[number]
+    found = results[0] and results[0].divisor
+    return None if found is None else partitioned.returned[found]
 
 
 def _inputs(

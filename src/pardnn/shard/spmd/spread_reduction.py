@@ -51,6 +51,7 @@ def reduce_or_reshard(
     anchor: Anchor,
     *,
     is_view: bool,
+    divisor: str | None = None,
 ) -> None:
     """Bring a result from how it was computed to its layout.
 
@@ -62,6 +63,7 @@ def reduce_or_reshard(
         results: What they are of the whole, by device.
         anchor: Where in the step.
         is_view: Blocks may be views of the results; else they are copied out of them.
+        divisor: The tensor by which the sum of partial results is divided; None for none.
 
     Raises:
         InvalidPlanError: E410, if partial results cannot be combined.
@@ -69,7 +71,7 @@ def reduce_or_reshard(
     tensor = computed.tensor
     axes = [a for a in range(len(emitter.mesh.shape)) if any(s.reducers[a] for s in results)]
     if axes:
-        _reduce_scatter(emitter, computed, results, axes, anchor)
+        _reduce_scatter(emitter, computed, results, axes, anchor, divisor)
         return
     own = emitter.own(tensor.name)
     requests: list[FetchRequest | None] = []
@@ -100,7 +102,8 @@ def _fetch_all(
 
 
 def _reducer(tensor: Tensor, results: Sequence[LocalResult]) -> str:
-    names = {reducer.name for result in results for reducer in result.reducers if reducer}
+    found = [reducer.name for result in results for reducer in result.reducers if reducer]
+    names = {"sum" if name == "quotient" else name for name in found}
     if len(names) > 1 or not names <= IDENTITY.keys():
         raise InvalidPlanError(
             f"partial results of {shown(tensor.name)} would be combined by {sorted(names)}; one of "
@@ -115,6 +118,7 @@ def _reduce_scatter(
     results: Sequence[LocalResult],
     axes: Sequence[int],
     anchor: Anchor,
+    divisor: str | None,
 ) -> None:
     """Reduce partial results: every owner adds up its block; replicas share the work."""
     tensor = computed.tensor
@@ -129,13 +133,26 @@ def _reduce_scatter(
         Anchor(anchor.op, ops),
     )  # fmt: skip
     by_device = _grouped_addends(job, blocks)
-    outs = ops if is_split else own.names
+    outs = ops if is_split or divisor else own.names
     _emit_sums(
         job, [_Sum(d, blocks[d], ops[d], str(outs[d]), found) for d, found in by_device.items()]
     )
+    if divisor is not None:
+        _divide(job, ops, divisor)
     if is_split:
         requests = [FetchRequest(box) for box in own.boxes if box is not None]
         _fetch_all(emitter, ShardedTensor(tensor, ops, blocks), requests, anchor)
+
+
+def _divide(job: _Job, sums: Sequence[str], divisor: str) -> None:
+    """Divide the sums of partial results, which are numbers, by another result of the op."""
+    emitter, tensor = job.emitter, job.computed.tensor
+    base = emitter.fresh(f"{tensor.name}:quotient")
+    for device, (total, by) in enumerate(zip(sums, emitter.own(divisor).names, strict=True)):
+        names = [total, str(by)]
+        made = local_tensor(tensor, f"{tensor.name}@{device}", ())
+        args = _reduction("quotient", names, ())
+        emitter.helper(device, f"{base}@{device}", REDUCE, args, names, made, job.anchor)
 
 
 def _reduction(reducer: str, names: Sequence[str], weights: Sequence[float]) -> list[Any]:

@@ -24,6 +24,7 @@ from pardnn.shard.partition.per_device import (
     input_names,
     local_ops,
 )
+from pardnn.shard.partition.strategy import can_combine
 from pardnn.shard.partition.worker_ops import Region
 from pardnn.shard.spmd.emitter import Emitter, FetchRequest
 
@@ -230,8 +231,14 @@ def _is_possible(found: Sequence[LocalOp], returned: Sequence[str | None]) -> bo
                 continue
             if result is None:
                 return False
-            reducers = {reducer.name for reducer in result.reducers if reducer is not None}
-            if len(reducers) > 1 or not reducers <= {"sum", "mean", "max", "min", "prod"}:
+            if result.divisor is not None and returned[result.divisor] is None:
+                return False
+            names = [reducer.name for reducer in result.reducers if reducer is not None]
+            if not all(can_combine(each, len(result.box)) for each in names):
+                return False
+            # The parts of a quotient are sums, cut again or not.
+            inner = "sum" if names[:1] == ["quotient"] else "".join(names[:1])
+            if any(each != inner for each in names[1:]):
                 return False
     return True
 

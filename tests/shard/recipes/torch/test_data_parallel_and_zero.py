@@ -115,6 +115,44 @@ def test_bytes_are_those_of_the_hand(name: str, k: int) -> None:
     assert sent == [BYTES[name] * (k - 1) * parameters // k] * k
 
 
+@functools.cache
+def classifying(reduction: str, weighted: bool) -> tuple[Any, Any, Graph]:
+    """Scores of the next token, where some do not count: the end of a language model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 12), nn.Linear(12, 9)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    weight = torch.rand(9, dtype=torch.float64) if weighted else None
+
+    def step(model, optimizer, tokens, labels):
+        optimizer.zero_grad()
+        scores = model(tokens).flatten(0, 1)
+        loss = nn.functional.cross_entropy(scores, labels.flatten(), weight, reduction=reduction)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    tokens, labels = torch.randint(7, (6, 5)), torch.randint(9, (6, 5))
+    labels[:3], labels[4, 2:] = -100, -100  # the first device of two has nothing that counts
+    args = (model, optimizer, tokens, labels)
+    return step, args, capture(step, *args)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_cross_entropy_is_cut_by_rows(reduction: str, weighted: bool) -> None:
+    """The mean is of all that counts, and scores stay where they are."""
+    step, args, graph = classifying(reduction, weighted)
+    values = spmd.source_values(step, args, graph)
+    whole = spmd.run_whole(graph, values)
+    shape_of = {t.name: t.shape for op in graph.ops for t in op.outputs}
+    for shape in ((2,), (2, 3)):
+        plan = planned(graph, "data-parallel", *shape)
+        assert spmd.run_partitioned(graph, plan, values, whole) == []
+        moved = {message.tensor.partition("@")[0].partition(":")[0] for message in plan.messages}
+        assert moved
+        assert not any(shape_of[name] == (30, 9) for name in moved)
+
+
 def test_a_batch_of_fewer_samples_than_devices_is_refused() -> None:
     _, _, graph = training()
     with pytest.raises(UsageError, match="cannot be cut in 48 pieces") as caught:

@@ -177,10 +177,10 @@ def concatenation_dim(shape: Sequence[int], boxes: Sequence[Box]) -> int | None:
     return None
 
 
-#: How partial results are combined, by the name of the reduction.
+#: How partial results are combined, by the name of the reduction; a quotient is of two.
 COMBINE: Mapping[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add, "mean": torch.add, "max": torch.maximum, "min": torch.minimum,
-    "prod": torch.mul,
+    "prod": torch.mul, "quotient": torch.div,
 }  # fmt: skip
 
 
