@@ -1,4 +1,5 @@
 import itertools
+import random
 
 import networkx
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.graph.build import build_graph
+from pardnn.graph.build import build_arrays, build_graph, reordered
 from pardnn.graph.csr import (
     NORMAL,
     REFERENCE,
@@ -50,6 +51,18 @@ def test_arrays_say_what_the_ops_say(graph: Graph) -> None:
     assert arrays.workspace.tolist() == [op.workspace for op in ops]
     codes = {"normal": NORMAL, "residual": RESIDUAL, "reference": REFERENCE}
     assert arrays.memory.tolist() == [codes[op.memory] for op in ops]
+
+
+@given(graphs(shuffled=True), st.randoms(use_true_random=False))
+def test_arrays_of_another_order_are_those_built_of_it(graph: Graph, rng: random.Random) -> None:
+    order = rng.sample(range(len(graph.ops)), len(graph.ops))
+    built = build_arrays([graph.ops[i] for i in order])
+    for name, found, array in zip(
+        GraphArrays._fields, reordered(graph.arrays, np.array(order)), built, strict=True
+    ):
+        np.testing.assert_array_equal(found, array, err_msg=name)
+        assert found.dtype == np.int64, name
+        assert not found.flags.writeable, name
 
 
 @given(graphs(shuffled=True))

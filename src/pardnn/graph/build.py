@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.check import check_ops
@@ -20,6 +21,7 @@ from pardnn.graph.csr import (
     transposed,
 )
 from pardnn.graph.ir import Graph, Op, alias_of, span_bytes, storage_owners
+from pardnn.kernels.sorting import inverse_permutation
 
 _MEMORY_CODE = {"normal": NORMAL, "residual": RESIDUAL, "reference": REFERENCE}
 
@@ -39,7 +41,7 @@ def build_graph(name: str, ops: Iterable[Op]) -> Graph:
     return Graph(name=name, ops=ops, arrays=build_arrays(ops))
 
 
-def _pointers(lengths: Sequence[int]) -> ndarray:
+def _pointers(lengths: Sequence[int] | ndarray) -> ndarray:
     return frozen(np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]))
 
 
@@ -105,3 +107,51 @@ def build_arrays(ops: Sequence[Op]) -> GraphArrays:
         topological=frozen(np.arange(len(ops))),
     )
     return arrays._replace(topological=frozen(topological_order(op_edges(arrays), len(ops))))
+
+
+def reordered(arrays: GraphArrays, order: Int64[ndarray, " n"]) -> GraphArrays:
+    """Return what `build_arrays` makes of the same ops in another order, without their names.
+
+    Args:
+        arrays: Of the ops.
+        order: Number of each op, in their new order.
+    """
+    op_rank, tensors = inverse_permutation(order), np.arange(arrays.num_tensors)
+    output_ptr, tensor = _gathered(arrays.output_ptr, tensors, order)
+    rank = inverse_permutation(tensor)
+    input_ptr, read = _gathered(arrays.input_ptr, arrays.input_tensor, order)
+    after_ptr, after = _gathered(arrays.after_ptr, arrays.after_op, order)
+    input_tensor, after_op = frozen(rank[read]), frozen(op_rank[after])
+    before_ptr, before_op = transposed(after_ptr, after_op, len(order))
+    consumer_ptr, consumer_op = transposed(input_ptr, input_tensor, len(tensors))
+    alias = arrays.tensor_alias[tensor]
+    alias = frozen(np.where(alias >= 0, rank[alias], -1))
+    _, first, group = np.unique(arrays.group[order], return_index=True, return_inverse=True)
+    found = GraphArrays(
+        output_ptr=output_ptr,
+        input_ptr=input_ptr,
+        input_tensor=input_tensor,
+        after_ptr=after_ptr,
+        after_op=after_op,
+        before_ptr=before_ptr,
+        before_op=before_op,
+        consumer_ptr=consumer_ptr,
+        consumer_op=consumer_op,
+        tensor_op=frozen(np.repeat(np.arange(len(order)), np.diff(output_ptr))),
+        tensor_bytes=frozen(arrays.tensor_bytes[tensor]),
+        tensor_alias=alias,
+        tensor_owner=owners_of(alias),
+        workspace=frozen(arrays.workspace[order]),
+        memory=frozen(arrays.memory[order]),
+        group=frozen(inverse_permutation(np.argsort(first))[group]),  # numbered as they come
+        topological=frozen(np.arange(len(order))),
+    )
+    return found._replace(topological=frozen(topological_order(op_edges(found), len(order))))
+
+
+def _gathered(ptr: ndarray, index: ndarray, order: ndarray) -> tuple[ndarray, ndarray]:
+    """Return compressed sparse rows in another order."""
+    lengths = np.diff(ptr)[order]
+    pointers = _pointers(lengths)
+    at: ndarray = np.arange(pointers[-1]) + np.repeat(ptr[order] - pointers[:-1], lengths)
+    return pointers, index[at]

@@ -14,9 +14,10 @@ from typing import Any, Literal
 from pardnn import files
 from pardnn.errors import FileError, shown
 from pardnn.gc_pause import collector_paused
-from pardnn.graph.build import build_arrays
+from pardnn.graph.build import build_arrays, reordered
 from pardnn.graph.canonical import canonical_order
 from pardnn.graph.check import check_ops
+from pardnn.graph.csr import GraphArrays
 from pardnn.graph.ir import STRICT, Graph, Op, Tensor
 
 
@@ -82,21 +83,22 @@ def graph_from_json(content: bytes, what: str = "graph") -> Graph:
     """
     parsed = files.parse_as(GraphFile, files.without_checksum(content, what), what)
     check_ops(parsed.ops, name=parsed.name)
-    ops = _in_order_of_step(parsed.ops, parsed.name)
-    return Graph(name=parsed.name, ops=ops, arrays=build_arrays(ops))
+    ops, arrays = _in_order_of_step(parsed.ops, parsed.name)
+    return Graph(name=parsed.name, ops=ops, arrays=arrays)
 
 
-def _in_order_of_step(ops: tuple[Op, ...], name: str) -> tuple[Op, ...]:
+def _in_order_of_step(ops: tuple[Op, ...], name: str) -> tuple[tuple[Op, ...], GraphArrays]:
     positions = [op.position for op in ops if op.position is not None]
     if len(positions) < len(ops):
-        order: list[int] = canonical_order(ops, build_arrays(ops)).tolist()
-        return tuple(ops[i] for i in order)
+        arrays = build_arrays(ops)
+        order = canonical_order(ops, arrays)
+        return tuple(map(ops.__getitem__, order.tolist())), reordered(arrays, order)
     if len(set(positions)) < len(ops):
         twice = next(a for a, b in itertools.pairwise(sorted(positions)) if a == b)
         reason = f"two ops have the position {twice}"
         raise FileError(f"{shown(name)} is not a valid graph: {reason}", code="E402")
-    order = sorted(range(len(ops)), key=positions.__getitem__)
-    return tuple(ops[i] for i in order)
+    ops = tuple(map(ops.__getitem__, sorted(range(len(ops)), key=positions.__getitem__)))
+    return ops, build_arrays(ops)
 
 
 def read_graph(path: str | Path) -> Graph:
@@ -123,12 +125,13 @@ def digested_text(op: Op) -> str:
 
     Written out by hand, as that takes a third of the time: a graph may have a million ops.
     """
-    text = f'{{"after": {_names_text(sorted(set(op.after)))}'
+    text = f'{{"after": {_names_text(sorted(set(op.after)))}' if op.after else '{"after": []'
     if op.arguments is not None:
         text += f', "arguments": {_sorted_json(op.arguments)}'
     if op.group is not None:
         text += f', "group": {_quoted(op.group)}'
-    text += f', "inputs": {_names_text(dict.fromkeys(op.inputs))}, "kind": {_quoted(op.kind)}'
+    inputs = dict.fromkeys(op.inputs) if len(op.inputs) > 1 else op.inputs
+    text += f', "inputs": {_names_text(inputs)}, "kind": {_quoted(op.kind)}'
     if op.memory != "normal":
         text += f', "memory": {_quoted(op.memory)}'
     text += f', "name": {_quoted(op.name)}'

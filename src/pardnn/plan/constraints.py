@@ -16,6 +16,7 @@ Of a batch in pieces and of second calls every call is meant.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,16 +151,20 @@ class _Names:
     """What names stand for in the graph whose ops a plan places."""
 
     def __init__(self, graph: Graph, planned: Graph) -> None:
-        own = layers_of(graph)
-        is_whole = planned is graph or planned.ops == graph.ops
-        self.layers = own if is_whole else layers_of(planned, known_layers(graph, own))
-        self.graph = graph
+        self.graph, self.planned = graph, planned
         self.whole = {op.name for op in graph.ops}
         self.maker = {t.name: op.name for op in graph.ops for t in op.outputs}
         self.calls: dict[str, list[int]] = {}
         for i, op in enumerate(planned.ops):
             name = op.name if op.name in self.whole else origin(op.name)
             self.calls.setdefault(name, []).append(i)
+
+    @functools.cached_property
+    def layers(self) -> list[str]:
+        """The layer of each op that a plan places: a third of a check, where it is asked for."""
+        own = layers_of(self.graph)
+        is_whole = self.planned is self.graph or self.planned.ops == self.graph.ops
+        return own if is_whole else layers_of(self.planned, known_layers(self.graph, own))
 
     def ops(self, text: str, constraint: Constraint) -> tuple[int, ...]:
         """Return the ops that a name stands for.
@@ -258,6 +263,8 @@ def constraint_problems(
         cluster: Names the devices, if it is known.
         num_devices: How many there are.
     """
+    if not constraints:
+        return
     try:
         found = named(constraints, graph, planned, cluster, num_devices)
     except PardnnError as error:
