@@ -174,8 +174,9 @@ def main(arguments: list[str]) -> None:
         f"rank. Measured: {layers * LAYER_BYTES / 1e9:.2f} GB of weights and AdamW moments, "
         f"{options.rounds} rounds in turns, medians. Load of the machine before and at the end: "
         f"{before:.1f} and {os.getloadavg()[0]:.1f}.\n"
-        "dd writes zeros with one sync at the end; we write, checksum (SHA-256) and sync. Cold: "
-        "the files' pages are dropped from the system's cache first; what the disk caches stays.\n"
+        "dd writes zeros with one sync at the end; we write, take CRC-32 and SHA-256, and sync; a "
+        "load compares CRC-32. Cold: the files' pages are dropped from the system's cache first; "
+        "what the disk caches stays.\n"
     )
     text = page(rows, head)
     options.out.write_text(text, encoding="utf-8")

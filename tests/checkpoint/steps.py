@@ -25,12 +25,14 @@ def write_step(root: Path, step: int, keep: int | None = None) -> None:
         boxes = (((0, 4), (0, 2)), ((0, 4), (2, 6)))
         cut = SavedTensor(
             name="model.w", kind="parameter", dtype="float32", shape=(4, 6),
-            pieces=tuple(Piece(file=i, box=b, start=0, sha256="") for i, b in enumerate(boxes)),
+            pieces=tuple(
+                Piece(file=i, box=b, start=0, crc32=0, sha256="") for i, b in enumerate(boxes)
+            ),
             keys=(("model", "w"), ("model", "tied")),
         )  # fmt: skip
         count = SavedTensor(
             name="optimizer.state.model.w.step", kind="state", dtype="int64", shape=(),
-            pieces=(Piece(file=1, box=(), start=1 << 40, sha256=""),),
+            pieces=(Piece(file=1, box=(), start=1 << 40, crc32=0, sha256=""),),
         )  # fmt: skip
         data = {
             (0, "model.w"): array(step)[:, :2].tobytes(),
@@ -45,8 +47,8 @@ def write_step(root: Path, step: int, keep: int | None = None) -> None:
             path = piece_path(reservation.temporary, number)
             sums = write_tensors(path, first, contents)
             at = len(first)
-            for (tensor, piece), digest in zip(pieces, sums, strict=True):
-                found[number, tensor.name] = dataclasses.replace(piece, start=at, sha256=digest)
+            for (tensor, piece), both in zip(pieces, sums, strict=True):
+                found[number, tensor.name] = dataclasses.replace(piece, start=at, **both._asdict())
                 at += len(data[number, tensor.name])
             sizes.append(at)
         tensors = tuple(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from safetensors.numpy import load_file
 
 from pardnn.checkpoint.directory import piece_path, read_manifest, resolve
 from pardnn.checkpoint.manifest import manifest_from_json
+from pardnn.checkpoint.pieces import PieceReader
 from pardnn.checkpoint.verify import export, verify
 from pardnn.errors import PardnnError, UsageError
 from tests.checkpoint.steps import array, write_step
@@ -76,6 +79,42 @@ def test_damage_is_named(damage: Callable, code: str, text: str, tmp_path: Path)
     with pytest.raises(PardnnError, match=text) as caught:
         opened(tmp_path)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("field", ["crc32", "sha256"])
+def test_reading_compares_one_checksum_and_verify_both(field: str, tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    path = resolve(tmp_path)
+    manifest = read_manifest(path)
+    tensor = manifest.tensors[0]
+    wrong = {"crc32": tensor.pieces[1].crc32 ^ 1, "sha256": "0" * 64}[field]
+    pieces = (tensor.pieces[0], dataclasses.replace(tensor.pieces[1], **{field: wrong}))
+    tensor = dataclasses.replace(tensor, pieces=pieces)
+    with pytest.raises(PardnnError, match=r"model\.w\[0:4, 2:6\]") as caught:
+        verify(path, dataclasses.replace(manifest, tensors=(tensor, *manifest.tensors[1:])))
+    assert caught.value.code == "E432"
+    with closing(PieceReader(path)) as reader:
+        if field == "crc32":
+            with pytest.raises(PardnnError, match=r"model\.w\[0:4, 2:6\]"):
+                list(reader.rows(tensor, pieces[1]))
+        (whole,) = reader.rows(tensor, pieces[field == "sha256"])
+        expected = array(1)[:, 2:] if field == "sha256" else array(1)[:, :2]
+        assert bytes(whole.data) == expected.tobytes()
+
+
+def test_every_flipped_bit_of_a_piece_is_found_as_it_is_read(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    path = resolve(tmp_path)
+    tensor = read_manifest(path).tensors[0]
+    piece = tensor.pieces[1]
+    good = piece_path(path, piece.file).read_bytes()
+    with closing(PieceReader(path)) as reader:
+        for bit in range(8 * tensor.piece_bytes(piece)):
+            data = bytearray(good)
+            data[piece.start + bit // 8] ^= 1 << bit % 8
+            piece_path(path, piece.file).write_bytes(data)
+            with pytest.raises(PardnnError, match="does not match its checksum"):
+                list(reader.rows(tensor, piece))
 
 
 def test_absent_steps_are_named(tmp_path: Path) -> None:

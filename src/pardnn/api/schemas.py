@@ -24,7 +24,7 @@ _VALUES: dict[str, Any] = {
     "pardnn.cluster/1": Cluster,
     "pardnn.constraints/1": Constraints,
     "pardnn.plan/1": Plan,
-    "pardnn.checkpoint/1": Manifest,
+    "pardnn.checkpoint/2": Manifest,
     "pardnn.run/1": RunRecord,
     "pardnn.report/1": Report,
     "capture": results.CaptureResult,

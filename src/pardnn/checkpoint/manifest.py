@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint, `pardnn.checkpoint/1`: what lies where, and everything but tensors.
+"""The manifest of a checkpoint, `pardnn.checkpoint/2`: what lies where, and everything but tensors.
 
 A checkpoint is a directory with one safetensors file per rank and `manifest.json`. A piece is a box
 of one whole tensor; the pieces of a tensor are disjoint and cover it, so any other plan finds what
@@ -40,7 +40,8 @@ class Piece:
         file: Number of the file, which is the rank that wrote it.
         box: First and last index per dim, the last exclusive.
         start: Where it begins in the file, bytes.
-        sha256: Of its bytes, in C order.
+        crc32: Of its bytes, in C order.
+        sha256: Of the same, in hexadecimal.
     """
 
     __pydantic_config__ = STRICT
@@ -48,6 +49,7 @@ class Piece:
     file: int
     box: Box
     start: int
+    crc32: int
     sha256: str
 
     @property
@@ -115,7 +117,7 @@ class Manifest:
 
     __pydantic_config__ = STRICT
 
-    format: Literal["pardnn.checkpoint/1"] = "pardnn.checkpoint/1"
+    format: Literal["pardnn.checkpoint/2"] = "pardnn.checkpoint/2"
     step: int
     tensors: tuple[SavedTensor, ...]
     files: tuple[int, ...]
@@ -206,7 +208,8 @@ def _to_dict(manifest: Manifest) -> dict[str, Any]:
 
 def _tensor_to_dict(tensor: SavedTensor) -> dict[str, Any]:
     pieces = [
-        {"file": p.file, "box": p.box, "start": p.start, "sha256": p.sha256} for p in tensor.pieces
+        {"file": p.file, "box": p.box, "start": p.start, "crc32": p.crc32, "sha256": p.sha256}
+        for p in tensor.pieces
     ]
     return {
         "name": tensor.name, "kind": tensor.kind, "dtype": tensor.dtype, "shape": tensor.shape,

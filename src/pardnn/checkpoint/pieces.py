@@ -8,9 +8,8 @@ Deviation from the package `safetensors`, which reads what is written here: its 
 tensors at once and syncs nothing, and its reader maps the file privately, which a rank's memory
 limit counts. Here at most two times `CHUNK_BYTES`, or two rows, are in memory beside the tensors.
 
-Each piece has a checksum of its own, which one core takes at about 1 GB/s. So several pieces are
-read at once, each on a thread that reads and sums in turn (`READERS`); a single one is summed by a
-second thread while it is read.
+Each piece has checksums of its own. Several pieces are read at once, each on a thread that reads
+and sums in turn (`READERS`); a single one is summed by a second thread while it is read.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
 from pardnn.checkpoint import disk
-from pardnn.checkpoint.checksum import Checksum
+from pardnn.checkpoint.checksum import Checksum, Sums
 from pardnn.checkpoint.directory import io_error, piece_path
 from pardnn.checkpoint.manifest import (
     DTYPES,
@@ -98,8 +97,8 @@ def write_tensors(
     first: bytes,
     contents: Iterable[Iterable[memoryview]],
     tick: Callable[[], None] | None = None,
-) -> list[str]:
-    """Write a file, durably, and return the SHA-256 of each tensor's bytes.
+) -> list[Sums]:
+    """Write a file, durably, and return the checksums of each tensor's bytes.
 
     Args:
         path: Must not exist.
@@ -110,7 +109,7 @@ def write_tensors(
     Raises:
         FileError: E433.
     """
-    sums: list[str] = []
+    sums: list[Sums] = []
 
     def chunks(checksum: Checksum) -> Iterator[memoryview | bytes]:
         yield first
@@ -136,11 +135,14 @@ class PieceReader:
     Args:
         directory: Of the step.
         is_alone: No other thread reads meanwhile: one of its own takes the checksums.
+        with_sha256: Compare SHA-256 too, not CRC-32 alone.
     """
 
-    def __init__(self, directory: Path, *, is_alone: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, is_alone: bool = True, with_sha256: bool = False
+    ) -> None:
         self._directory = directory
-        self._checksum = Checksum(is_beside=is_alone)
+        self._checksum = Checksum(is_beside=is_alone, with_sha256=with_sha256)
         # Two in turn: the checksum of one is taken while the next is read.
         self._buffers = [bytearray() for _ in range(1 + is_alone)]
 
@@ -154,7 +156,7 @@ class PieceReader:
         piece: Piece,
         place: Callable[[Box], memoryview | None] = lambda _: None,
     ) -> Iterator[Rows]:
-        """Yield a piece's data, some rows at a time, and compare its checksum at the end.
+        """Yield a piece's data, some rows at a time, and compare its checksums at the end.
 
         Each `data` that is not placed is overwritten by the next but one; by the next, if the
         reader is not alone.
@@ -185,7 +187,7 @@ class PieceReader:
             raise io_error("cannot read", path, error, "E434") from error
         finally:
             found = self._checksum.take()
-        if found != piece.sha256:
+        if found.crc32 != piece.crc32 or found.sha256 not in ("", piece.sha256):
             raise damaged(path, tensor, piece)
 
     def _buffer(self, size: int) -> memoryview:
@@ -196,7 +198,11 @@ class PieceReader:
 
 
 def read_side_by_side(
-    directory: Path, pieces: Sequence[T], read: Callable[[PieceReader, T], None]
+    directory: Path,
+    pieces: Sequence[T],
+    read: Callable[[PieceReader, T], None],
+    *,
+    with_sha256: bool = False,
 ) -> None:
     """Call `read` once for each piece, on `READERS` threads, each with a reader of its own.
 
@@ -204,13 +210,16 @@ def read_side_by_side(
         directory: Of the step.
         pieces: In the order in which they are begun: that of the files is the fastest.
         read: Called on any of the threads; its first error ends the others after their piece.
+        with_sha256: As for `PieceReader`.
     """
     readers = min(READERS, len(pieces))
     rest, failed = iter(pieces), Event()  # a list's iterator gives each of its items once
 
     def work() -> None:
         try:
-            with closing(PieceReader(directory, is_alone=readers == 1)) as reader:
+            is_alone = readers == 1
+            made = PieceReader(directory, is_alone=is_alone, with_sha256=with_sha256)
+            with closing(made) as reader:
                 for piece in rest:
                     if failed.is_set():
                         return

@@ -22,7 +22,7 @@ from pardnn.plan.mesh import Box
 
 
 def verify(directory: Path, manifest: Manifest) -> None:
-    """Read every byte of a step and compare it with the manifest.
+    """Read every byte of a step and compare both its checksums with the manifest.
 
     Args:
         directory: Of the step.
@@ -46,7 +46,7 @@ def verify(directory: Path, manifest: Manifest) -> None:
                 code="E432",
                 details={"path": str(path)},
             )
-        read_side_by_side(directory, pieces, _read_through)
+        read_side_by_side(directory, pieces, _read_through, with_sha256=True)
 
 
 def _read_through(reader: PieceReader, piece: tuple[SavedTensor, Piece]) -> None:

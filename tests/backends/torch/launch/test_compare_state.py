@@ -24,15 +24,15 @@ def _save(root: Path, value: torch.Tensor) -> None:
     lock = Lock(root)
     reservation = reserve(root, 1)
     box = tuple((0, size) for size in value.shape)
-    piece = Piece(file=0, box=box, start=0, sha256="")
+    piece = Piece(file=0, box=box, start=0, crc32=0, sha256="")
     tensor = SavedTensor(
         name="model.weight", kind="parameter", dtype="float32", shape=tuple(value.shape),
         pieces=(piece,), keys=(("model", "weight"),),
     )  # fmt: skip
     first, data = piece_header([(tensor, piece)], 1), value.numpy().tobytes()
     path = piece_path(reservation.temporary, 0)
-    (digest,) = write_tensors(path, first, [[memoryview(data)]])
-    piece = dataclasses.replace(piece, start=len(first), sha256=digest)
+    (sums,) = write_tensors(path, first, [[memoryview(data)]])
+    piece = dataclasses.replace(piece, start=len(first), **sums._asdict())
     tensor = dataclasses.replace(tensor, pieces=(piece,))
     commit(reservation, Manifest(step=1, tensors=(tensor,), files=(len(first) + len(data),)), None)
     lock.release()

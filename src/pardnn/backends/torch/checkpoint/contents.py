@@ -18,6 +18,7 @@ from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.access import SpreadObjects, access_allowed
 from pardnn.backends.torch.user_step.object_graph import Entry
 from pardnn.backends.torch.user_step.sources import Source
+from pardnn.checkpoint.checksum import Sums
 from pardnn.checkpoint.manifest import DTYPES, Piece, SavedTensor, pieces_by_file, whole_box
 from pardnn.checkpoint.pieces import CHUNK_BYTES, piece_header
 from pardnn.errors import UnsupportedError, shown
@@ -64,7 +65,7 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
         pieces: list[Piece] = []
         for box, found in holders.items():
             rank, op = min(found, key=lambda each: (load[each[0]], each[0]))
-            piece = Piece(file=rank, box=box, start=load[rank], sha256="")
+            piece = Piece(file=rank, box=box, start=load[rank], crc32=0, sha256="")
             load[rank] += math.prod(piece.shape) * tensor.itemsize
             values[rank].append(program.ops[op].outputs[0].name)
             pieces.append(piece)
@@ -105,7 +106,7 @@ def _tensor(op: Op, keys: Keys) -> SavedTensor:
 
 
 def with_sums(
-    tensors: Iterable[SavedTensor], sums: Sequence[Sequence[str]]
+    tensors: Iterable[SavedTensor], sums: Sequence[Sequence[Sums]]
 ) -> Iterator[SavedTensor]:
     """Yield tensors with the checksums of their pieces.
 
@@ -116,7 +117,9 @@ def with_sums(
     left = [iter(each) for each in sums]
     for tensor in tensors:
         # Files hold their pieces in the order of the tensors.
-        pieces = tuple(dataclasses.replace(p, sha256=next(left[p.file])) for p in tensor.pieces)
+        pieces = tuple(
+            dataclasses.replace(p, **next(left[p.file])._asdict()) for p in tensor.pieces
+        )
         yield dataclasses.replace(tensor, pieces=pieces)
 
 

@@ -16,6 +16,7 @@ from pardnn.backends.torch.checkpoint.contents import Contents, chunks, with_sum
 from pardnn.backends.torch.checkpoint.phases import Phases
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory
+from pardnn.checkpoint.checksum import Sums
 from pardnn.checkpoint.directory import Lock, Reservation, commit, discard, piece_path, reserve
 from pardnn.checkpoint.manifest import Manifest, check_manifest, pieces_by_file
 from pardnn.checkpoint.pieces import piece_header, write_tensors
@@ -90,7 +91,8 @@ def write_snapshot(snapshot: Snapshot, world: World, lock: Lock | None, key: str
         found = phases.run(reserved)
         _check_equal(found)
         directory = snapshot.root / found[0]["temporary"]
-        sums = phases.run(lambda: _written(snapshot, directory, world.rank, phases), undo=discarded)
+        rows = phases.run(lambda: _written(snapshot, directory, world.rank, phases), undo=discarded)
+        sums = [[Sums(*each) for each in row] for row in rows]  # JSON made lists of them
         phases.run(committed, undo=discarded)
     finally:
         discarded()  # after the commit, nothing is left of it
@@ -114,7 +116,7 @@ def _check_equal(found: list[dict[str, Any]]) -> None:
             )
 
 
-def _written(snapshot: Snapshot, directory: Path, rank: int, phases: Phases) -> list[str]:
+def _written(snapshot: Snapshot, directory: Path, rank: int, phases: Phases) -> list[Sums]:
     """Write this rank's file and return the checksums of its pieces."""
     if not directory.is_dir():
         raise MismatchError(
