@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -84,12 +86,31 @@ MODELS = [
 DOUBLES = [double_lstm, *([double_gpt2, double_gan, double_resnet] if LONG else [])]
 
 
+class Saved(NamedTuple):
+    """A checkpoint, and the losses of each rank until it."""
+
+    path: Path
+    losses: list[Any]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Factory, str], Saved]:
+    """Training on 3 ranks that stopped after 3 steps: once for all that go on from there."""
+
+    @functools.cache
+    def of(factory: Factory, algorithm: str) -> Saved:
+        path = tmp_path_factory.mktemp("saved") / "runs" / "a"
+        return Saved(path, saved_at(factory, plan_of(factory, 3, algorithm), path))
+
+    return of
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("factory", MODELS, ids=lambda f: f.__name__)
-def test_placed_to_placed_keeps_every_bit(factory: Factory, size: int, tmp_path: Path) -> None:
+def test_placed_to_placed_keeps_every_bit(factory: Factory, size: int, saved: Any) -> None:
     expected = uninterrupted(factory, 6)
-    path = tmp_path / "runs" / "a"
-    assert saved_at(factory, plan_of(factory, 3), path) == [expected[:3]] * 3
+    path, losses = saved(factory, "placed")
+    assert losses == [expected[:3]] * 3
     found = resumed(factory, plan_of(factory, size, seed=4), path, (3, 6))
     assert found == [expected[3:]] * size
 
@@ -100,11 +121,11 @@ def test_placed_to_placed_keeps_every_bit(factory: Factory, size: int, tmp_path:
     ("first", "then"), [("placed", "tofu"), *long_but((), [("tofu", "placed")])]
 )
 def test_placed_and_cut_read_each_other(
-    first: str, then: str, factory: Factory, size: int, tmp_path: Path
+    first: str, then: str, factory: Factory, size: int, saved: Any
 ) -> None:
     expected = uninterrupted(factory, 6)
-    saved_at(factory, plan_of(factory, 3, first), tmp_path)
-    for losses in resumed(factory, plan_of(factory, size, then), tmp_path, (3, 6)):
+    path, _ = saved(factory, first)
+    for losses in resumed(factory, plan_of(factory, size, then), path, (3, 6)):
         for found, wanted in zip(losses[:3], expected[3:6], strict=True):
             assert double(found) == pytest.approx(double(wanted), rel=1e-10)
         assert losses[3] == expected[6]
