@@ -45,8 +45,8 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
         package = mutant.path.removeprefix("src/pardnn/").rpartition("/")[0]
         counts.setdefault(package, Counter())[verdict] += 1
     total = sum(counts.values(), Counter[str]())
-    left = [(m, v) for m, v, _ in found if v not in CAUGHT]
-    equivalent = sum(reasons.get(m.key, "").startswith("equivalent") for m, _ in left)
+    left = [mutant for mutant, verdict, _ in found if verdict not in CAUGHT]
+    equivalent = sum(reasons.get(m.key, "").startswith("equivalent") for m in left)
     caught = sum(total[each] for each in CAUGHT)
     share = caught / max(1, total.total())
     share_left = caught / max(1, total.total() - equivalent)
@@ -55,27 +55,26 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
         "",
         f"`make mutants`: {total.total()} small faults of a sample of {options.sample or 'all'}",
         f"(seed {options.seed}) were planted one by one in functions: in kernels where they run as",
-        "plain Python, in all others beside compiled kernels. The tests that run its line are",
-        f"asked, the nearest first, up to {options.budget:g} s of processor time.",
-        f"**{share:.1%} are caught**: a test fails, or does not end in 6 times its time. Of",
+        "plain Python, in all others beside compiled kernels. The tests nearest to its file are",
+        f"asked until they have taken {options.budget:g} s of processor time.",
+        f"**{share:.1%} are caught**: a test fails, or takes over {3 * options.budget:g} s. Of",
         f"{len(left)} others {equivalent} are equivalent: no input tells them apart;",
         f"{share_left:.1%} of the rest are caught.",
         "",
-        "| package | mutants | caught | timed out | survived | no test | share caught |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| package | mutants | caught | timed out | survived | share caught |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for package, count in [*sorted(counts.items()), ("all", total)]:
         caught = sum(count[each] for each in CAUGHT)
         lines.append(
             f"| {package} | {count.total()} | {count['caught'] + count['crashed']} | "
-            f"{count['timed out']} | {count['survived']} | {count['no test']} | "
+            f"{count['timed out']} | {count['survived']} | "
             f"{caught / count.total():.1%} |"
         )
     lines += ["", "## Survivors", "", "| where | change | why it survives |", "| --- | --- | --- |"]
-    for mutant, verdict in sorted(left, key=lambda e: (e[0].path, e[0].line, e[0].number)):
+    for mutant in sorted(left, key=lambda m: (m.path, m.line, m.number)):
         where = f"{mutant.path.removeprefix('src/pardnn/')}:{mutant.line} `{mutant.function}`"
         change = mutant.change.replace("|", "\\|")
-        untold = "no test runs it" if verdict == "no test" else "no test tells them apart"
-        reason = reasons.get(mutant.key, untold)
+        reason = reasons.get(mutant.key, "no test that was asked tells them apart")
         lines.append(f"| {where} | `{change}` | {reason} |")
     return "\n".join(lines) + "\n"

@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib
 import json
+import mmap
 import os
 import resource
 import signal
@@ -23,16 +24,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import coverage
 import pytest
 from _pytest.runner import runtestprotocol
 
 from bench.mutants.mutations import Mutant, mutated
 
-#: Processor time that a test may take, times that of the unchanged code, and at least.
-SLOWER, LEAST_S = 6, 4
-#: Tests in a row over the limit after which the rest of a file is left out.
-PATIENCE = 3
+#: Processor time after which a test does not end any more, in budgets of a mutant.
+SLOWER = 3
 #: Wall time of a child: what waits for something that never comes uses no processor time.
 WALL_S = 900
 #: Bytes that a child may allocate.
@@ -85,11 +83,20 @@ def _read(descriptor: int) -> bytes:
     return text
 
 
-def failed(items: Sequence[pytest.Item], limits: Sequence[float] | None = None) -> str | None:
-    """Run tests; return the first that fails, or None. Ends the process at a test's limit."""
+def failed(items: Sequence[pytest.Item], budget_s: float, at: Any) -> str | None:
+    """Run tests; return the first that fails, or None.
+
+    Args:
+        items: Tests, of which none is begun once the budget is used up.
+        budget_s: Processor time.
+        at: Memory that is told the number of each test that begins; -1 at the end.
+    """
+    start = time.process_time()
     for number, item in enumerate(items):
-        if limits is not None:
-            signal.setitimer(signal.ITIMER_PROF, limits[number])
+        if time.process_time() - start > budget_s:
+            break
+        at[0:4] = number.to_bytes(4, "little", signed=True)
+        signal.setitimer(signal.ITIMER_PROF, budget_s * SLOWER)
         after = items[number + 1] if number + 1 < len(items) else None
         reports = runtestprotocol(item, log=False, nextitem=after)
         if any(report.failed for report in reports):
@@ -97,71 +104,34 @@ def failed(items: Sequence[pytest.Item], limits: Sequence[float] | None = None) 
     return None
 
 
-def measured(items: Sequence[pytest.Item], root: Path, limit_s: float) -> list[list[Any]]:
-    """Run each test; return its name, its processor time and its lines by file.
+def ended(mutant: Mutant | None, items: Sequence[pytest.Item], budget_s: float) -> list[Any]:
+    """Return how a mutant ended, and the test that says so.
+
+    `caught`: a test failed; `timed out`, `crashed`: one did not end in `SLOWER` times the budget,
+    or ended the process; `survived`.
 
     Args:
-        items: Tests.
-        root: Of the repository.
-        limit_s: Processor time after which a test is left out.
+        mutant: A change; None: none is made.
+        items: Tests, in the order in which they are asked.
+        budget_s: Processor time of all of them.
     """
-    found: list[list[Any]] = []
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGPROF, stop)
-    slow = 0
-    for number, item in enumerate(items):
-        if slow == PATIENCE:
-            break
-        cover = coverage.Coverage(
-            data_file=None, include=[f"{root}/src/pardnn/*"], config_file=False
-        )
-        cover.set_option("run:disable_warnings", ["no-data-collected"])
-        start, ok = time.process_time(), True
-        cover.start()
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        try:
-            after = items[number + 1] if number + 1 < len(items) else None
-            ok = not any(r.failed for r in runtestprotocol(item, log=False, nextitem=after))
-        except BaseException:
-            ok = False
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        cover.stop()
-        data = cover.get_data()
-        lines = {
-            str(Path(path).relative_to(root)): sorted(data.lines(path) or [])
-            for path in data.measured_files()
-        }
-        slow = 0 if ok else slow + 1
-        if ok:
-            found.append([item.nodeid, time.process_time() - start, lines])
-    return found
-
-
-def ended(mutant: Mutant, items: Sequence[pytest.Item], seconds: Sequence[float]) -> list[Any]:
-    """Return how a mutant ended: `caught`, `survived`, `timed out` or `crashed`, and the test.
-
-    Args:
-        mutant: A change.
-        items: Tests of its line.
-        seconds: Their processor time with the code unchanged.
-    """
-    limits = [max(LEAST_S, SLOWER * each) for each in seconds]
+    at = mmap.mmap(-1, 4)
 
     def body() -> list[Any]:
         here = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, here + MEMORY))
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        put_in_place(mutant)
-        test = failed(items, limits)
+        if mutant is not None:
+            put_in_place(mutant)
+        test = failed(items, budget_s, at)
         return ["caught" if test else "survived", test]
 
     ended_by, found = forked(body)
-    if ended_by in (signal.SIGPROF, signal.SIGKILL):
-        return ["timed out", None]
-    return found or ["crashed", None]
+    if found is not None:
+        return found
+    number = int.from_bytes(at[0:4], "little", signed=True)
+    is_late = ended_by in (signal.SIGPROF, signal.SIGKILL)
+    return ["timed out" if is_late else "crashed", items[number].nodeid]
 
 
 def put_in_place(mutant: Mutant) -> None:

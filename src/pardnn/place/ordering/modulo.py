@@ -54,7 +54,7 @@ def model_of(pieces: Pieces, edges: Edges, reference: Int64[ndarray, " n"]) -> M
         edges: Of the placement.
         reference: Position of each op in a topological order.
     """
-    n, k = len(edges.place), int(edges.place.max()) + 1
+    n = len(edges.place)
     order = np.argsort(reference).tolist()
     ops = [op for op in order if pieces.piece[op] == 0]
     before: dict[int, list[tuple[int, float]]] = {op: [] for op in ops}
@@ -66,7 +66,7 @@ def model_of(pieces: Pieces, edges: Edges, reference: Int64[ndarray, " n"]) -> M
                 before[after].append((op, float(edges.delay[i])))
                 needed[op] |= needed[after] or edges.place[after] != edges.place[op]
     is_filler = ~needed[pieces.model] & (pieces.piece >= 0)
-    seconds = np.bincount(edges.place[ops], weights=edges.seconds[ops], minlength=k)
+    seconds = np.bincount(edges.place[ops], weights=edges.seconds[ops])
     joins = [
         (op, int(after))
         for op in order
@@ -85,7 +85,7 @@ def modulo_times(edges: Edges, model: Model, period: float) -> Float64[ndarray, 
         period: Seconds between two pieces.
     """
     start = np.zeros(len(edges.place))
-    busy: list[list[tuple[float, float]]] = [[] for _ in range(int(edges.place.max()) + 1)]
+    busy: dict[int, list[tuple[float, float]]] = {d: [] for d in np.unique(edges.place).tolist()}
     place, seconds = edges.place.tolist(), edges.seconds.tolist()
 
     def ready(op: int) -> float:
@@ -111,10 +111,9 @@ def _first_free(
 ) -> float:
     """Return the first time at which a device is free for so long in every period."""
     small, time = SMALL * period, ready
-    if seconds <= 0 or not busy:
+    if seconds <= 0:
         return ready
-    # Past every interval once and once more around, each may push the time on.
-    for _ in range(2 * len(busy) + 2):
+    while time <= ready + period:
         for begin, length in busy:
             ago = (time - begin) % period
             if period - ago < small:
@@ -127,8 +126,6 @@ def _first_free(
                 break
         else:
             return time
-        if time > ready + period:
-            break
     return ready
 
 
@@ -154,7 +151,6 @@ def modulo_keys(
     """
     key = times[pieces.model] + period * np.maximum(pieces.piece, 0)
     key += np.where(model.is_filler, delay * period, 0.0)
-    key[pieces.piece < 0] = 0.0
     for op, after in model.joins:
         key[after] = max(key[after], key[op] + edges.seconds[op])
-    return key + SMALL * period * reference / max(len(reference), 1)
+    return key + SMALL * period * reference / len(reference)
