@@ -52,18 +52,7 @@ def double_lstm() -> models.Entry:
 
 
 def double_gpt2() -> models.Entry:
-    """Its own loss would be of single precision."""
-    _, args = in_double(models.gpt2)
-
-    def step(model, optimizer, tokens):
-        optimizer.zero_grad()
-        logits = model(input_ids=tokens[:, :-1]).logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, args
+    return models.double_language_step, in_double(models.gpt2)[1]
 
 
 def double_gan() -> models.Entry:

@@ -24,13 +24,6 @@ STEPS = 3
 LIMIT = 1_100_000
 
 
-def step(model: Any, optimizer: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """The loss of transformers' own models is single precision."""
-    logits = model(input_ids=tokens).logits[:, :-1]
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-    return models.train(model, optimizer, loss)
-
-
 def transformer() -> models.Entry:
     """Two blocks with as many heads and samples as the most ranks, and dropout beside attention."""
     import transformers
@@ -42,7 +35,7 @@ def transformer() -> models.Entry:
     )  # fmt: skip
     model = transformers.GPT2LMHeadModel(config).double().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return step, (model, optimizer, torch.randint(64, (4, 8)))
+    return models.double_language_step, (model, optimizer, torch.randint(64, (4, 8)))
 
 
 def planned(name: str, size: int, memory: int | None = None) -> Plan:
@@ -54,7 +47,7 @@ def planned(name: str, size: int, memory: int | None = None) -> Plan:
 
 def trained(plan: Plan) -> list[Any]:
     """Losses, peak, generator and whole parameters of a rank."""
-    _, args = transformer()
+    step, args = transformer()
     fast = parallelize(step, *args, plan=plan, device="cpu", timeout=20)
     torch.manual_seed(99)
     losses = [fast(args[2]).item() for _ in range(STEPS)]
@@ -68,7 +61,7 @@ def assert_trained(size: int) -> None:
     """All recipes in one launch, within a limit that one device alone would exceed."""
     plans = {name: planned(name, size, LIMIT) for name in RECIPES}
     assert one_device_peak(captured(transformer).arrays) > LIMIT
-    _, args = transformer()
+    step, args = transformer()
     torch.manual_seed(99)
     losses = [step(*args).item() for _ in range(STEPS)]
     random = int(torch.get_rng_state().sum())

@@ -59,7 +59,7 @@ def double_perceptron() -> models.Entry:
 
 
 def double_transformer() -> models.Entry:
-    return in_double(models.gpt2)
+    return models.double_language_step, in_double(models.gpt2)[1]
 
 
 def double_convolutions() -> models.Entry:
