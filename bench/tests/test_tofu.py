@@ -1,11 +1,14 @@
 """The bench of Tofu's figures: what it counts, and prose that follows its figures."""
 
+import json
 from typing import Any
 
 import pytest
 
+from bench.common import RESULTS
 from bench.tofu.figure_11 import CONVOLUTION, claims, partition_rows, picture
 from bench.tofu.in_place import ADD, ADD_IN_PLACE, accumulated
+from bench.tofu.notes import notes
 from bench.tofu.page import page
 from bench.tofu.table_1 import limited_search
 from pardnn.cluster import Cluster
@@ -94,3 +97,37 @@ def test_figure_10_is_explained_where_it_differs() -> None:
     text = page(report)
     assert "all the same" not in text
     assert "fit here" not in text
+
+
+def throughput(graph: str, **rates: float | None) -> Any:
+    """A row of Figs. 8 and 9 at ideal 100 samples/s; None: out of memory."""
+    row: dict[str, Any] = {"graph": graph, "ideal": {"batch": 64, "samples_per_s": 100.0}}
+    for system, rate in rates.items():
+        found = {"batch": 64, "devices": 4, "samples_per_s": rate}
+        row[system.replace("_", " ")] = {"error": "out of memory"} if rate is None else found
+    return row
+
+
+def test_notes_of_figures_8_and_9_follow_their_rows() -> None:
+    rows = [
+        throughput("wresnet_50_4", small_batch=90.0, swapping=80.0, tofu=96.0),
+        throughput("wresnet_152_4", small_batch=None, swapping=50.0, tofu=80.0),
+        throughput("rnn_6_4k", small_batch=None, swapping=60.0, tofu=90.0, operator_placement=53.5),
+        throughput("rnn_6_8k", small_batch=None, swapping=7.0, tofu=70.0, operator_placement=None),
+    ]
+    text = "\n".join(notes({row["graph"]: row for row in rows}))
+    assert "80 to 96 % of ideal for the WResNets" in text
+    assert "70 to 90 % of ideal for the RNNs" in text
+    assert "are -57 % above Table 3's, those of placement are -50 % above" in text
+    assert "fits 64 images and 64 sentences" in text
+    assert "fits 1 of 2 WResNets, at 0.94 to 0.94 times" in text
+    assert "WResNet-152-4" not in text
+    assert "Of the 1 RNNs of 6K and 8K 1 are fastest on fewer" in text
+    assert "it has 7 % of ideal" in text
+    assert "rnn_6_8k runs out of memory here" in text
+
+
+def test_the_page_of_figures_8_and_9_has_the_notes_of_its_rows() -> None:
+    report = json.loads((RESULTS / "2026-11-21_tofu.json").read_text(encoding="utf-8"))
+    text = (RESULTS / "2026-11-21_tofu.md").read_text(encoding="utf-8")
+    assert "\n".join(notes(report["models"])) in text

@@ -8,6 +8,7 @@ from typing import Any
 from bench.common import CHARTS
 from bench.common.charts import Bar, bars_svg
 from bench.tofu.figure_11 import picture, section
+from bench.tofu.notes import PUBLISHED_RATE, notes
 
 Row = Mapping[str, Any]
 
@@ -16,8 +17,6 @@ USABLE = 12 * 2**30
 EQUAL = 0.995
 #: Seconds of the search that Table 1 of the paper prints, with recursion and without.
 PUBLISHED_S = {"wresnet_152_10": (8.3, "8 hours"), "rnn_10_8k": (66.6, "over 24 hours")}
-#: Samples/s on RNN-L-4K that Table 3 of the paper prints: Tofu, operator placement.
-PUBLISHED_RATE = {"rnn_6_4k": (210, 107), "rnn_8_4k": (154, 95), "rnn_10_4k": (122, 59)}
 BARS = ("ideal", "small batch", "swapping", "tofu", "operator placement")
 
 _HEAD = """\
@@ -31,24 +30,6 @@ Samples/s, in brackets the share of *ideal* and the batch. *Ideal*: one device o
 unlimited memory with the whole batch of 128 images or 512 sentences, times eight. *Small batch*:
 replicas with an eighth of the batch, or what fits. *Swapping*: up to 8 devices share 10 GB/s to
 the host. *Placement*: layers dealt out to devices. `bench/tofu/models.py` says the rest.
-"""
-
-_NOTES = """## Where this differs from the paper, and why
-
-- **Tofu is closer to ideal** (the paper: 60 % to 95 % for WResNet, 70 % to 98 % for the RNNs). The
-  roofline grants pieces of an op nearly the efficiency of the whole, and links carry 21 GB/s
-  between any two devices at once, which PCI Express does not. Samples/s of the RNNs of 4K are 10 %
-  to 11 % above those that the paper measured.
-- **Batches**: Tofu fits larger ones here than in the paper (128 images for WResNet-50-4 down to 8
-  for WResNet-152-10; 128 sentences for RNN-10-8K), since plans hold nothing after its last use.
-  Gradients of time steps are not added up in place, as they are in the paper; `python -m bench
-  tofu-in-place` measures what that would bring.
-- **Small batch** fits one WResNet more, 152-4, whose weights, gradients and history take 10.5 of
-  12 GiB. Where it fits it is within 5 % of Tofu; the paper has it 12 % and 15 % above.
-- **Swapping** is an optimum: it knows the future, and hides what it can. On the RNNs of 6K and 8K
-  few devices are best, as all share the link, and it has 12 % to 42 % of ideal.
-- **Operator placement** keeps its pipeline in the planner's order, and pays little for the links;
-  like in the paper it cannot train RNN-10-8K.
 """
 
 
@@ -69,7 +50,7 @@ def page(report: Row) -> str:
     lines += _search(list(report.get("search", {}).values()))
     parts = [part for part in ("models", "plans", "figure-11", "search") if part in report]
     total = sum(row["cpu_s"] for part in parts for row in report[part].values())
-    lines += ["", *([_NOTES] if "models" in report else [])]
+    lines += ["", *(notes(report["models"]) if "models" in report else []), ""]
     lines += [f"All of it took {total / 60:.1f} CPU minutes."]
     return "\n".join(lines) + "\n"
 
