@@ -311,6 +311,15 @@ def test_the_plans_without_faults_are_valid(name: str) -> None:
     assert plan_problems(graph(), again) == []
 
 
+@pytest.mark.parametrize("name", PLANS)
+def test_a_line_added_above_the_step_changes_no_plan(name: str) -> None:
+    moved = [
+        dataclasses.replace(op, source=None if op.source is None else f"{op.source}0", module="x")
+        for op in graph().ops
+    ]
+    assert plan_problems(build_graph("moved", moved), planned(name)) == []
+
+
 @pytest.mark.parametrize(
     ("name", "spoil"), [(name, spoil) for spoil, (names, _) in FAULTS.items() for name in names],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
