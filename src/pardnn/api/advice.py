@@ -27,6 +27,7 @@ from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import PlanResult
 from pardnn.report.text import seconds_text
 from pardnn.sim.peak import least_bytes
+from pardnn.time_limit import OutOfTimeError, time_limit
 
 #: Ops up to which a batch that fits is looked for, which takes two captures and some ten plans,
 #: and a plan with second calls or a batch in pieces.
@@ -66,25 +67,36 @@ def planned(
     with progress_bar("timing ops") as progress:
         costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
     problem = Problem(graph, cluster, costs, options, state)
+    with time_limit(options.time_limit):
+        try:
+            with status(PLANNING) as show:
+                return make_plan(problem, _watch(show, options.time_limit), keep_best=keep_best)
+        except InfeasibleError as error:
+            if state is not None or error.code == "E303":
+                raise
+            with status("nothing fits; looking for what does"):
+                raise _with_advice(error, problem, entry, batch_size) from None
+
+
+def _with_advice(
+    error: InfeasibleError, problem: Problem, entry: EntryPoint | None, batch_size: int | None
+) -> InfeasibleError:
+    """Return an error that nothing fits, with what was tried and does; as it is, out of time."""
+    begin = time.monotonic()
     try:
-        with status(PLANNING) as show:
-            return make_plan(problem, _watch(show, options.time_limit), keep_best=keep_best)
-    except InfeasibleError as error:
-        if state is not None or error.code == "E303":
-            raise
-        with status("nothing fits; looking for what does"):
-            begin = time.monotonic()
-            tried = suggestions(problem, error.details.get("peak_bytes"))
-            fitting, untried = _rewrites(problem, begin)
-            tried += fitting
-            fitting, hint = _batch(problem, entry, batch_size)
+        tried = suggestions(problem, error.details.get("peak_bytes"))
+        fitting, untried = _rewrites(problem, begin)
         tried += fitting
-        if untried:
-            hint = [f"Not tried, after {SECONDS:g} s: {', '.join(untried)}.", *hint]
-        lines = [error.message, *([f"Try: {' or '.join(tried)} (tried: fits)."] if tried else [])]
-        raise InfeasibleError(
-            "\n".join([*lines, *hint]), code=error.code, details=error.details | {"try": tried}
-        ) from None
+        fitting, hint = _batch(problem, entry, batch_size)
+    except OutOfTimeError:
+        return error
+    tried += fitting
+    if untried:
+        hint = [f"Not tried, after {SECONDS:g} s: {', '.join(untried)}.", *hint]
+    lines = [error.message, *([f"Try: {' or '.join(tried)} (tried: fits)."] if tried else [])]
+    return InfeasibleError(
+        "\n".join([*lines, *hint]), code=error.code, details=error.details | {"try": tried}
+    )
 
 
 def _watch(show: Callable[[str], None], time_limit: float | None) -> Watch:

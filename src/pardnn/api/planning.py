@@ -47,7 +47,8 @@ def plan(
         seed: The same input, options and seed give the same bytes of plan.
         costs: None: the ops' own `seconds` if they state them, else "measured" of a captured graph
             and "a100" of any other; or a preset. "measured" runs the graph's calls.
-        time_limit: Seconds after which nothing more is tried; may break reproducibility.
+        time_limit: Seconds of search, kernels being loaded; then what is tried is cut off, and the
+            best plan so far taken, which is then checked. May break reproducibility.
         state: What lies on the devices already, from `pardnn.state_in_place`: the plan leaves each
             parameter, buffer and optimizer state of it where it is.
         policy: "order", the plan's own; "fifo" or "priority" for an engine that takes only the
@@ -65,6 +66,7 @@ def plan(
             hold together, each of them needed for that.
         UsageError: E2xx; E225, if no such plan can leave state where it is.
         MismatchError: E503, if a tensor of state is another one.
+        OutOfTimeError: E710, if the time limit passed and nothing quick fits.
     """
     options = PlanOptions(
         algorithm=algorithm,

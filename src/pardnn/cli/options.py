@@ -151,7 +151,9 @@ Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
 TimeLimit = Annotated[
     float | None,
     typer.Option(
-        "--time-limit", help="Seconds after which nothing more is tried.", callback=_seconds
+        "--time-limit",
+        help="Seconds of search; then the best plan so far is taken.",
+        callback=_seconds,
     ),
 ]
 CostChoice = Annotated[

@@ -22,7 +22,7 @@ from pardnn.graph.file import fingerprint, op_digests, op_to_dict
 from pardnn.graph.ir import Graph
 from pardnn.plan.constraints import constraint_to_dict
 from pardnn.plan.partitioned_graph import Partition
-from pardnn.plan.plan import Message, Plan
+from pardnn.plan.plan import Message, Plan, Tried
 from pardnn.plan.recompute import SecondCall
 
 
@@ -58,6 +58,13 @@ def _call_to_dict(call: SecondCall) -> dict[str, Any]:
     return {"op": call.op, "number": call.number, "readers": list(call.readers)}
 
 
+def _tried_to_dict(tried: Tried) -> dict[str, Any]:
+    found = dataclasses.asdict(tried)
+    if tried.why is None:
+        del found["why"]
+    return found
+
+
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON types, without fields that are not set and without a checksum."""
     data = {f.name: getattr(plan, f.name) for f in fields(plan)}
@@ -65,7 +72,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     data["order"] = [list(row) for row in plan.order]
     data["messages"] = [_message_to_dict(message) for message in plan.messages]
     data["notes"] = list(plan.notes)
-    data["tried"] = [dataclasses.asdict(each) for each in plan.tried] or None
+    data["tried"] = [_tried_to_dict(each) for each in plan.tried] or None
     data["cluster"] = None if plan.cluster is None else cluster_to_dict(plan.cluster)
     if plan.partition is not None:
         data["partition"] = _partition_to_dict(plan.partition)

@@ -77,13 +77,15 @@ class Tried:
 
     Attributes:
         algorithm: Its name; before it the part of a search that it was run in.
-        makespan_s: Simulated, in seconds; None if it found no plan that fits.
+        makespan_s: Simulated, in seconds; None if it has no plan.
+        why: Why it has none; None if it found no plan that fits.
     """
 
     __pydantic_config__ = STRICT
 
     algorithm: str
     makespan_s: float | None
+    why: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from pardnn.shard.partition.strategy import COMBINED, Reduce, can_combine, strat
 from pardnn.shard.partition.worker_ops import partition
 from pardnn.shard.tdl.interval import DescriptionError
 from pardnn.shard.tdl.registry import Description, is_users
+from pardnn.time_limit import check_time
 
 #: Distinct calls of an operator that are checked, and the elements of all tensors of one.
 CALLS, ELEMENTS = 2, 1 << 18
@@ -124,6 +125,7 @@ def check_descriptions(graph: Graph) -> tuple[str, ...]:
     counts: Counter[str] = Counter()
     notes: dict[str, str] = {}
     for op in graph.ops:
+        check_time()
         description = None if op.is_source or "." not in op.kind else description_of(op.kind)
         if description is None or not is_users(description) or counts[op.kind] == CALLS:
             continue

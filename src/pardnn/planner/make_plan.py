@@ -18,6 +18,7 @@ from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, Predicted, plan_from_arrays
 from pardnn.plan.state_in_place import check_state_kept
 from pardnn.planner.algorithms import (
+    AUTO,
     BEFORE,
     BEST,
     BEST_WHOLE,
@@ -43,6 +44,7 @@ from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
 from pardnn.sim.peak import peaks
 from pardnn.sim.period import period
 from pardnn.sim.policy_peak import policy_peaks
+from pardnn.time_limit import OutOfTimeError, no_time_limit, time_limit
 from pardnn.version import __version__
 
 
@@ -86,11 +88,20 @@ def make_plan(
 
 def _searched(problem: Problem, names: Sequence[str], keep_best: bool) -> Outcome:
     """Return the best outcome of a search, or of its part before an interrupt."""
-    begin, log = time.perf_counter(), problem.log
+    begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
-        if problem.options.microbatches is None:
-            return _best_of(problem, names)
-        return decide_microbatched(problem, names, _best_of)
+        with time_limit(limit):
+            if problem.options.microbatches is None:
+                return _best_of(problem, names)
+            return decide_microbatched(problem, names, _best_of)
+    except OutOfTimeError:
+        note = f"{problem.options.algorithm} was cut off by the time limit"
+        best = log.best if isinstance(log.best, Outcome) else _in_no_time(problem)
+        if best is None:
+            raise _no_plan_in_time(problem) from None
+        return best._replace(
+            planning_s=time.perf_counter() - begin, notes=(*best.notes, f"{note} of {limit:g} s")
+        )
     except KeyboardInterrupt as error:
         best = log.best
         if not keep_best or isinstance(error, Terminated) or not isinstance(best, Outcome):
@@ -98,6 +109,28 @@ def _searched(problem: Problem, names: Sequence[str], keep_best: bool) -> Outcom
         spent = time.perf_counter() - begin
         note = f"interrupted after {spent:.3g} s: the best of the plans found until then"
         return best._replace(planning_s=spent, notes=(*best.notes, note))
+
+
+def _in_no_time(problem: Problem) -> Outcome | None:
+    """Return the best plan of what is quick, where the limit passed without any; None if none."""
+    pieces = problem.options.microbatches
+    if problem.state is not None or (pieces is not None and pieces not in (1, "auto")):
+        return None
+    with no_time_limit():
+        try:
+            return decide_best(constrained(problem), AUTO)
+        except InfeasibleError:
+            return None
+
+
+def _no_plan_in_time(problem: Problem) -> OutOfTimeError:
+    options = problem.options
+    tried = ", ".join(dict.fromkeys(each.algorithm for each in problem.log.tried))
+    return OutOfTimeError(
+        f"{options.algorithm} found no plan that fits within {options.time_limit:g} s; tried: "
+        f"{tried}.\nGive it more time (--time-limit), or devices more memory.",
+        details={"time_limit": options.time_limit},
+    )
 
 
 def _is_polished(problem: Problem, num_ops: int) -> bool:

@@ -25,6 +25,7 @@ from pardnn.planner.staged import decide_staged
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import fastest_seconds, machine_of
+from pardnn.time_limit import check_time
 
 #: Code of the error that a step has no batch of so many pieces.
 NO_BATCH = "E226"
@@ -108,6 +109,7 @@ class _Best:
 
     def try_(self, plan: Callable[[], Outcome]) -> bool:
         """Return whether a plan is there and better than those before."""
+        check_time()
         try:
             outcome = plan()
         except InfeasibleError as error:

@@ -33,7 +33,8 @@ class PlanOptions:
         objective: "seconds" minimises the makespan, "bytes" the bytes sent.
         reserve: Fraction of each device's memory to leave unused.
         seed: Of the algorithm. The same input, options and seed give the same bytes of plan.
-        time_limit: Seconds after which `auto` tries nothing more; may break reproducibility.
+        time_limit: Seconds of search, kernels being loaded; then what is tried is cut off, and the
+            best plan so far taken. May break reproducibility.
         costs: None: the ops' own `seconds` if they state them, else "measured" of a captured graph
             and "a100" of any other; or a preset. "measured" runs the graph's calls.
         threads: That an op may use on a CPU.

@@ -22,7 +22,16 @@ from pardnn.place.polish.polish import polish_best
 from pardnn.place.recipes.pipeline import place_pipeline
 from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
 from pardnn.plan.plan import PlanArrays
-from pardnn.planner.algorithms import ALGORITHMS, AUTO_SMALL, BEFORE, RECIPES, SHARDED
+from pardnn.planner.algorithms import (
+    ALGORITHMS,
+    BEFORE,
+    BEST,
+    RECIPES,
+    SHARDED,
+    SOLVER_BASED,
+    algorithms_to_try,
+    is_polished,
+)
 from pardnn.planner.constrained import obeyed
 from pardnn.planner.kept_state import plan_before
 from pardnn.planner.options import Objective
@@ -31,13 +40,16 @@ from pardnn.planner.sharded import ShardedPlan, decide_sharded
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.policy_peak import policy_peaks
+from pardnn.time_limit import OutOfTimeError, seconds_left
 
 #: A plan so near to the lower bound is optimal, up to rounding: no solver can be faster.
 AT_BOUND = 1e-9
 #: A plan so near to the lower bound is not polished: it takes seconds, and can gain no more.
 NEAR_BOUND = 1e-4
-#: A solver crashed or gave a wrong answer; found nothing in time.
-SOLVER_FAILED = ("E109", "E709")
+#: A solver crashed or gave a wrong answer; found nothing in its time; in that of the search.
+SOLVER_FAILED = ("E109", "E709", "E710")
+#: Why `Plan.tried` has no plan of an algorithm.
+CUT_OFF, NOT_TRIED = "cut off by the time limit", "not tried: the time limit had passed"
 
 
 class Outcome(NamedTuple):
@@ -112,8 +124,8 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
     )
 
 
-def _exact(problem: Problem) -> Decision:
-    """Run `exact`; the best of the other algorithms where its solver crashes or finds nothing.
+def _solved(problem: Problem, algorithm: str) -> Decision:
+    """Run what asks a solver; the best of other algorithms where that crashes or finds nothing.
 
     Raises:
         InfeasibleError: E301, if nothing fits.
@@ -122,13 +134,17 @@ def _exact(problem: Problem) -> Decision:
     graph, machine, usable = problem.graph, problem.machine, problem.capacities
     seed, time_limit = problem.options.seed, problem.options.time_limit
     try:
-        return place_exact(graph, machine, usable, seed=seed, time_limit=time_limit)
+        if algorithm == "exact":
+            return place_exact(graph, machine, usable, seed=seed, time_limit=time_limit)
+        return ALGORITHMS[algorithm](graph, machine, usable, seed=seed)
     except PardnnError as error:
         if error.code not in SOLVER_FAILED:
             raise
-        found = decide_best(problem, AUTO_SMALL, polish=problem.options.objective == "seconds")
+        others = algorithms_to_try(BEST, len(graph.ops))
+        polish = is_polished(BEST, len(graph.ops)) and problem.options.objective == "seconds"
+        found = decide_best(problem, others, polish=polish)
         why = error.message.splitlines()[0].rstrip(".")
-        note = f"exact: {why}; this is the best plan of the other algorithms"
+        note = f"{algorithm}: {why}; this is the best plan of the other algorithms"
         return Decision(found.plan, found.moved_ops, notes=(note,))
 
 
@@ -179,8 +195,8 @@ def _placed(problem: Problem, algorithm: str) -> Decision:
         return place_pardnn(graph, machine, usable, known=problem.known)
     if algorithm in RECIPES:
         return place_pipeline(problem.step, machine, usable, algorithm)
-    if algorithm == "exact":
-        return _exact(problem)
+    if algorithm in SOLVER_BASED and problem.options.algorithm == algorithm:
+        return _solved(problem, algorithm)
     return ALGORITHMS[algorithm](graph, machine, usable, seed=problem.options.seed)
 
 
@@ -234,30 +250,29 @@ def decide_best(
 
     Args:
         problem: What to plan; the algorithm among its options does not count.
-        names: Algorithms to run, the most promising first.
+        names: Algorithms to run, the most promising first. Once the time limit has passed and
+            there is a plan, the others are not; before there is one, those run on that are quick.
         polish: Improve the best two placements by local search, if the time limit has not passed
             and the lower bound leaves room.
         solvers: Algorithms to run after that, if they may still be faster; not polished.
 
     Raises:
         InfeasibleError: E301, of the first algorithm, if none finds a plan that fits.
+        OutOfTimeError: E710, if none did and some were cut off by the time limit.
     """
     started = time.perf_counter()
-    objective, time_limit = problem.options.objective, problem.options.time_limit
-    names = tuple(names)
+    objective, names = problem.options.objective, tuple(names)
     if len(names) > 1 and not has_pieces(problem.graph, problem.machine):
         names = tuple(name for name in names if name != "modulo")
     best, placed, notes, failure = _tried(problem, names)
-    left = None if time_limit is None else time_limit - (time.perf_counter() - started)
     bound = _bound(problem) if polish or solvers else 0.0
     is_near = best is not None and best.makespan_s <= bound * (1 + NEAR_BOUND)
-    if polish and placed and not is_near and (left is None or left > 0):
+    if polish and placed and not is_near and seconds_left() > 0:
         problem.log.trying("local search")
-        polished = _polished(problem, placed, left)
+        polished = _polished(problem, placed)
         best = min(best or polished, polished, key=lambda outcome: outcome.score(objective))
         problem.log.keep(best, objective)
-    is_late = time_limit is not None and time.perf_counter() - started > time_limit
-    for solver in () if is_late else solvers:
+    for solver in solvers:
         if best is None or best.makespan_s > bound * (1 + AT_BOUND):
             best = _better_of(best, problem, solver)
     if best is None:
@@ -268,21 +283,24 @@ def decide_best(
 
 def _tried(
     problem: Problem, names: Iterable[str]
-) -> tuple[Outcome | None, list[Outcome], list[str], InfeasibleError | None]:
+) -> tuple[Outcome | None, list[Outcome], list[str], PardnnError | None]:
     """Return the best outcome, all placements, what was not considered, and the first failure."""
-    objective, time_limit = problem.options.objective, problem.options.time_limit
+    objective = problem.options.objective
     best: Outcome | None = None
     placed: list[Outcome] = []
     notes: list[str] = []
-    failure: InfeasibleError | None = None
-    started = time.perf_counter()
+    failure: PardnnError | None = None
     for name in names:
-        spent = time.perf_counter() - started
-        if best is not None and time_limit is not None and spent > time_limit:
-            break
+        if best is not None and seconds_left() <= 0:
+            problem.log.note(name, None, NOT_TRIED)
+            continue
         try:
             problem.log.trying(name)
             found = decide(problem, name, best=best)
+        except OutOfTimeError as error:
+            problem.log.note(name, None, CUT_OFF)
+            failure = error
+            continue
         except InfeasibleError as error:
             problem.log.note(name, None)
             failure = failure or error
@@ -308,9 +326,15 @@ def _bound(problem: Problem) -> float:
 
 def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome | None:
     """Return the faster of an outcome and what a solver-based algorithm finds."""
+    if seconds_left() <= 0:
+        problem.log.note(solver, None, NOT_TRIED)
+        return best
     try:
         problem.log.trying(solver)
         found = decide(problem, solver)
+    except OutOfTimeError:
+        problem.log.note(solver, None, CUT_OFF)
+        return best
     except PardnnError as error:
         # The solver is not installed, or finds nothing that fits; a crash is worth a word.
         if best is None or error.code not in SOLVER_FAILED:
@@ -320,7 +344,7 @@ def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome |
     return found if best is None or found.makespan_s < best.makespan_s else best
 
 
-def _polished(problem: Problem, placed: list[Outcome], time_limit: float | None) -> Outcome:
+def _polished(problem: Problem, placed: list[Outcome]) -> Outcome:
     """Improve the best two placements by local search; return the better one."""
     # Equal makespans are mostly equal plans: the second start is the next slower one.
     best = {outcome.makespan_s: outcome for outcome in reversed(placed)}
@@ -331,7 +355,6 @@ def _polished(problem: Problem, placed: list[Outcome], time_limit: float | None)
         [outcome.plan for outcome in starts],
         problem.capacities,
         seed=problem.options.seed,
-        time_limit=time_limit,
     )
     timeline = simulate(problem.graph, problem.machine, plan)
     return starts[origin]._replace(

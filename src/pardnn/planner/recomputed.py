@@ -33,6 +33,7 @@ from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded import ShardedPlan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.time_limit import check_time
 
 #: Limits, as multiples of the real ones, for which ops are placed before calls are added; None
 #: for no limit.
@@ -108,6 +109,7 @@ def _candidates(
     each = work if k == 1 else work // (SHARE * k)
     for placed in _placements(problem, placing, decide):
         for plan in _orders(problem, placed):
+            check_time()
             if time.monotonic() - begin > seconds:
                 return
             found = _with_calls(problem, placed, plan, each)
@@ -119,6 +121,7 @@ def _placements(problem: Problem, placing: Sequence[str], decide: Decide) -> Ite
     """Yield placements that fit larger limits: second calls are to make them fit."""
     k, seen = problem.cluster.num_devices, set[bytes]()
     for factor in LARGER if k > 1 else LARGER[-1:]:
+        check_time()
         devices = (
             dataclasses.replace(d, memory=d.memory and factor and int(d.memory * factor))
             for d in problem.cluster.devices

@@ -56,6 +56,6 @@ class SearchLog:
         if self.best is None or found.score(objective) < self.best.score(objective):
             self.best = found
 
-    def note(self, algorithm: str, makespan_s: float | None) -> None:
-        """Note how an algorithm fared; None: it found no plan that fits."""
-        self.tried.append(Tried(algorithm=self._part + algorithm, makespan_s=makespan_s))
+    def note(self, algorithm: str, makespan_s: float | None, why: str | None = None) -> None:
+        """Note how an algorithm fared; None: it found no plan that fits, or for another reason."""
+        self.tried.append(Tried(algorithm=self._part + algorithm, makespan_s=makespan_s, why=why))

@@ -14,6 +14,7 @@ from pardnn import solvers
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.graph.build import build_graph
+from pardnn.graph.csr import op_edges
 from pardnn.graph.ir import Graph
 from pardnn.place.baselines.heft import heft_timeline, place_heft
 from pardnn.place.baselines.linear_clustering import linear_clusters
@@ -372,12 +373,26 @@ def test_the_same_twice(family: str, names: list[str]) -> None:
 def test_answers_of_solvers_are_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = random_graph(3, 20, "layered", memory=False)
     machine = machine_for(graph, cluster_of(2))
+    variables = len(op_edges(graph.arrays)) + 21
     for name, wrong in [
         ("m-sct", {"status": "Infeasible"}),
         ("m-sct", {"x": [0.0]}),
         ("m-sct", {"x": [0.0] * 1000}),
+        ("m-sct", {"x": None}),
+        ("m-sct", {"x": [float("nan")] * variables}),
+        ("m-sct", {"x": ["0"] * variables}),
+        ("m-sct", {"x": [[]] * variables}),
+        ("metis", {}),
         ("metis", {"part": [0]}),
         ("metis", {"part": [7] * 20}),
+        ("metis", {"part": [-1] * 20}),
+        ("metis", {"part": [0.5] * 20}),
+        ("metis", {"part": [True] * 20}),
+        ("exact", {"place": [0] * 20, "start": [0] * 20}),
+        ("exact", {"place": [0] * 20, "start": [float("nan")] * 20, "bound": 0}),
+        ("exact", {"place": [2] * 20, "start": [0] * 20, "bound": 0}),
+        ("exact", {"place": {}, "start": [0] * 20, "bound": 0}),
+        ("exact", {"place": [0] * 20, "start": [0] * 20, "bound": "0"}),
     ]:
         module = sys.modules[ALGORITHMS[name].__module__]
         monkeypatch.setattr(module, "ask", lambda *_, answer=wrong, **__: answer)

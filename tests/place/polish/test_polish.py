@@ -31,6 +31,7 @@ from pardnn.planner.problem import Problem
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
+from pardnn.time_limit import time_limit
 from tests.place.machines import cluster_of, clusters, limited, machine_for
 from tests.place.pardnn.test_pardnn import one_device_peak
 from tests.reference.pardnn import op_successors
@@ -165,8 +166,8 @@ def test_a_time_limit_ends_the_search() -> None:
     graph = random_graph(3, 60, "layered")
     machine = machine_for(graph, cluster_of(3))
     plan = place_round_robin(graph, machine, [None] * 3).plan
-    same = polish(graph, machine, plan, [None] * 3, time_limit=0.0)
-    assert same is plan
+    with time_limit(0.0):
+        assert polish(graph, machine, plan, [None] * 3) is plan
 
 
 @pytest.mark.jit

@@ -39,7 +39,7 @@ from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import residual_bytes
 from pardnn.sim.timeline import static_timeline
-from pardnn.solvers import ask, wrong_answer
+from pardnn.solvers import ask, numbers, wrong_answer
 
 MAX_OPS = 30
 SOLVER_SECONDS = 60.0
@@ -251,22 +251,21 @@ def optimum(
     problem |= {"until": time.monotonic() + seconds, "seed": seed % 2**31}
     problem["forbidden"] = forbidden or []
     problem["with_memory"] = with_memory
-    answer = ask("cp", problem, seconds=max(seconds, 0.0) + GRACE_S, extra="exact")
-    if answer["status"] == "INFEASIBLE":
+    limit = max(seconds, 0.0) + GRACE_S
+    answer = ask("cp", problem, seconds=limit, extra="exact", grace=GRACE_S)
+    n, status = arrays.num_ops, answer.get("status")
+    if status == "INFEASIBLE":
         return None
     if "place" not in answer:
-        raise StuckError(
-            f"CP-SAT found nothing in {seconds:.3g} s: {answer['status']}", code="E709"
-        )
-    place = np.array(answer["place"], dtype=np.int64)
-    start = np.array(answer["start"], dtype=np.float64) * tick
-    if place.shape != (arrays.num_ops,) or start.shape != place.shape:
-        raise wrong_answer("cp", "not one device and start per op")
+        raise StuckError(f"CP-SAT found nothing in {seconds:.3g} s: {status!r:.40}", code="E709")
+    place = np.array(numbers("cp", answer, "place", n, machine.num_devices), dtype=np.int64)
+    start = np.array(numbers("cp", answer, "start", n), dtype=np.float64) * tick
+    [proven] = numbers("cp", {"bound": [answer.get("bound")]}, "bound", 1)
     if not runnable(arrays, machine)[arrays.group, place].all():
         raise wrong_answer("cp", "an op on a device that cannot run it")
     # Every op and edge of the longest chain may be off by half a tick.
-    bound = answer["bound"] * tick - tick * 2 * arrays.num_ops
-    return Optimum(place, start, bound, answer["status"] == "OPTIMAL")
+    bound = proven * tick - tick * 2 * n
+    return Optimum(place, start, bound, status == "OPTIMAL")
 
 
 def _problem(

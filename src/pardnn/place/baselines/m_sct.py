@@ -29,7 +29,7 @@ from pardnn.place.colocation import closed_arrays, runnable
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine, fastest_seconds
-from pardnn.solvers import ask, wrong_answer
+from pardnn.solvers import ask, numbers, wrong_answer
 
 MAX_OPS = 5_000
 THRESHOLD = 0.1
@@ -146,9 +146,7 @@ def _checked(problem: dict[str, Any], answer: dict[str, Any]) -> Float64[ndarray
     """Return the solution, if it keeps to the program."""
     if "x" not in answer:
         raise wrong_answer("lp", f"no optimum: {answer.get('status')!r:.80}")
-    x = np.array(answer["x"], dtype=np.float64)
-    if x.shape != (len(problem["cost"]),) or not np.isfinite(x).all():
-        raise wrong_answer("lp", "not one number per variable")
+    x = np.array(numbers("lp", answer, "x", len(problem["cost"])), dtype=np.float64)
     upper = np.array([np.inf if u is None else u for u in problem["upper"]])
     terms = np.array(problem["value"]) * x[problem["index"]]
     sums = np.add.reduceat(terms, problem["start"][:-1])

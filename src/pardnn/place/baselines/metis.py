@@ -24,7 +24,7 @@ from pardnn.place.colocation import closed_arrays, legal_placement, runnable, sp
 from pardnn.place.decision import Decision, fitted
 from pardnn.sim.levels import slowest_link
 from pardnn.sim.machine import Machine, fastest_seconds
-from pardnn.solvers import ask, wrong_answer
+from pardnn.solvers import ask, numbers
 
 METIS_SECONDS = 600.0
 #: METIS counts in 32-bit integers; the sum of all weights must fit.
@@ -92,12 +92,8 @@ def _integers(seconds: Float64[ndarray, " v"]) -> Int64[ndarray, " v"]:
 
 
 def _checked(answer: dict[str, Any], problem: dict[str, Any]) -> Int64[ndarray, " g"]:
-    part = np.array(answer.get("part", []), dtype=np.int64)
-    if part.shape != (len(problem["start"]) - 1,):
-        raise wrong_answer("parts", "not one part per vertex")
-    if part.min() < 0 or part.max() >= len(problem["share"]):
-        raise wrong_answer("parts", "a part that is no device")
-    return part
+    found = numbers("parts", answer, "part", len(problem["start"]) - 1, len(problem["share"]))
+    return np.array(found, dtype=np.int64)
 
 
 def assigned(

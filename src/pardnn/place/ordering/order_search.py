@@ -29,6 +29,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.sim.engine import run_lists
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import peaks
+from pardnn.time_limit import check_time
 
 #: Ops started in all, and so many schedules at least and at most: a second or two.
 WORK, LEAST_SCHEDULES, MOST_SCHEDULES = 1_200_000, 24, 2_500
@@ -123,6 +124,7 @@ def by_modulo(step: Placed, choices: Sequence[tuple[float, float, float]]) -> li
                 step.pieces, step.edges, step.model, step.reference, times, seconds, delay
             )
             for _, _, slack in of_delay:
+                check_time()
                 one = scheduled(step, key, slack * step.model.period)
                 found.setdefault((one.makespan, one.mean_start), one)
     return [found[score] for score in sorted(found)]
@@ -146,6 +148,7 @@ def improved(step: Placed, best: Scheduled, schedules: int, seed: int) -> Schedu
     busy = step.edges.seconds[step.edges.seconds > 0]
     unit, filler = float(np.median(busy)), step.model.is_filler
     for turn in range(schedules):
+        check_time()
         if best.makespan <= step.bound * (1 + 1e-9):
             break
         latest = now.makespan - tails(step.edges, now.order, 1)
@@ -183,6 +186,7 @@ def plans_of(
     """
     found = list[tuple[float, PlanArrays]]()
     for one in schedules:
+        check_time()
         if not np.isfinite(one.makespan):
             continue
         position = inverse_permutation(one.order)

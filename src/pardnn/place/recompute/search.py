@@ -28,6 +28,7 @@ from pardnn.place.recompute.annealing import HOT, Front, annealed, knapsack, rec
 from pardnn.place.recompute.families import Families, families_of
 from pardnn.place.recompute.problem import FREELY, Nodes
 from pardnn.place.recompute.retention import Cost, Schedule, cost_of, empty_schedule
+from pardnn.time_limit import check_time
 
 #: Ops and reads of all schedules tried, few of which change in each: measured on a busy core, 8 to
 #: 10 CPU seconds for 250 to 1,000 ops; three times this took 23 to 25 for 1,000.
@@ -160,6 +161,7 @@ def _searched_at(
     state: Int64[ndarray, " 1"],
 ) -> bool:  # fmt: skip
     """Search at the limit of a row; return whether it is reached."""
+    check_time()
     limit = front.top - row * front.top // RANGES
     known = _best(front, limit)
     start = known if known >= 0 else int(np.flatnonzero(np.isfinite(front.seconds))[-1])

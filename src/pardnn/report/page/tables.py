@@ -245,7 +245,7 @@ def tried_table(report: Report) -> str:
         return ""
     best = min((each.makespan_s for each in report.tried if each.makespan_s), default=None)
     rows = [
-        (each.algorithm, "does not fit", "-")
+        (each.algorithm, each.why or "does not fit", "-")
         if each.makespan_s is None
         else (
             each.algorithm,

@@ -35,6 +35,7 @@ from pardnn.shard.partition.shape_class import (
 )
 from pardnn.shard.partition.strategy import can_combine
 from pardnn.shard.partition.worker_ops import ObservedShapes, WorkerShapes, local_attributes
+from pardnn.time_limit import check_time
 
 Attributes = Mapping[str, Any]
 
@@ -108,6 +109,7 @@ def axis_strategies_of(number: int, num_workers: int) -> AxisStrategies:
     """Return the strategies of an interned call along one mesh axis of some workers."""
     key = (number, num_workers)
     if key not in _FOUND:
+        check_time()
         _FOUND[key] = _axis_strategies(number, num_workers)
     return _FOUND[key]
 

@@ -34,6 +34,7 @@ from pardnn.shard.search.alignment import Alignment, Place, alignment_of
 from pardnn.shard.search.communication_bytes import is_call
 from pardnn.shard.search.tensor_classes import Dims, TensorClasses
 from pardnn.shard.sharding import FixedLayouts
+from pardnn.time_limit import check_time
 
 NEEDED, TRAINING, REPEATED = range(3)
 
@@ -67,6 +68,7 @@ def op_calls(graph: Graph) -> list[OpCall]:
     found: list[OpCall] = []
     are_calls: dict[str, bool] = {}
     for index in graph.arrays.topological.tolist():
+        check_time()
         op = graph.ops[index]
         if op.kind not in are_calls:
             are_calls[op.kind] = is_call(op)

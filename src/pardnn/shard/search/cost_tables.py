@@ -21,6 +21,7 @@ from pardnn.shard.search.objective import Objective, TableRequest, not_local
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
 from pardnn.shard.search.tensor_classes import is_possible
 from pardnn.shard.sharding import AxisLoops
+from pardnn.time_limit import check_time
 
 Layouts = tuple[Layout, ...]
 """Layouts that a variable may have."""
@@ -148,6 +149,7 @@ class CostTables:
         subset = id(factor) if self.allows_strategy else self.loop and self.loop(factor)
         key = (factor.number, factor.is_local, fixed, tuple(open_axes), subset)
         if key not in self._strategies:
+            check_time()
             self._strategies[key] = self._find_strategies(factor, fixed, open_axes)
         return self._strategies[key]
 

@@ -29,6 +29,7 @@ from pardnn.shard.search.cost_tables import CostTables, Layouts, State
 from pardnn.shard.search.problem import Factor, Variable
 from pardnn.shard.search.variable_elimination import Minimum, Table, minimise
 from pardnn.shard.sharding import AxisLoops
+from pardnn.time_limit import check_time
 
 #: Cost of a written tensor that is held whole though it could be cut: less than what must not be.
 WHOLE = 1e18
@@ -160,6 +161,7 @@ def subproblem(tables: CostTables, fixed: State, open_axes: tuple[int, ...]) -> 
     communication = iter(tables.communication(requests))
     factor_costs: list[FactorCosts] = []
     for factor, each in zip(problem.factors, strategies, strict=True):
+        check_time()
         by_variable: dict[int, ndarray] = {}
         for operand, values in zip(factor.operands, communication, strict=False):
             known = by_variable.get(operand.variable)

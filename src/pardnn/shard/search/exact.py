@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pardnn.errors import StuckError
 from pardnn.shard.search.cost_tables import NEVER, CostTables, State
 from pardnn.shard.search.dynamic_program import subproblem
-from pardnn.solvers import ask, wrong_answer
+from pardnn.solvers import ask, numbers, wrong_answer
 
 
 class ExactSolution(NamedTuple):
@@ -66,12 +66,13 @@ def exact_state(tables: CostTables, *, seconds: float = 60.0) -> ExactSolution:
     answer = ask("milp", program, seconds=2 * seconds + 30, extra="exact")
     if "status" in answer:
         raise StuckError(f"no sharding within {seconds:g} s: {answer['status']}", code="E709")
-    if "choice" not in answer:
-        raise wrong_answer("milp", "no choice of options")
-    choice = answer["choice"]
+    choice = [int(option) for option in numbers("milp", answer, "choice", len(unary))]
+    if not all(0 <= c < len(row) for c, row in zip(choice, unary, strict=True)):
+        raise wrong_answer("milp", "an option that there is not")
+    [bound] = numbers("milp", {"bound": [answer.get("bound")]}, "bound", 1)
     layouts = tuple(o[c] for o, c in zip(sub.options, choice, strict=False))
     chosen = zip(sub.factor_costs, choice[len(layouts) :], strict=True)
     axes = tuple(costs.strategies.axes[strategy] for costs, strategy in chosen)
     cost = sum(row[c] for row, c in zip(unary, choice, strict=True))
     cost += sum(values[choice[i]][choice[j]] for i, j, values in pairs)
-    return ExactSolution(State(layouts, axes), cost, float(answer["bound"]))
+    return ExactSolution(State(layouts, axes), cost, bound)

@@ -41,6 +41,7 @@ from pardnn.shard.search.box_volumes import (
 from pardnn.shard.search.memory_estimate import largest_share, memory_weights
 from pardnn.shard.search.objective import TableRequest, fetches
 from pardnn.shard.search.problem import Factor, Operand, Problem, Variable
+from pardnn.time_limit import check_time
 
 #: Whose saturation and launch cost say how much faster a local op is than the whole one, where the
 #: costs come from no model.
@@ -89,6 +90,7 @@ class SecondsObjective:
         owned: ndarray,
         axis_sizes: tuple[int, ...],
     ) -> Float64[ndarray, "s l"]:
+        check_time()
         n = owned.shape[1]
         stride = len(self.latency) // n
         latency = self.latency[::stride, ::stride].T

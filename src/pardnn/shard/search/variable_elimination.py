@@ -22,6 +22,8 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from pardnn.time_limit import check_time
+
 #: Entries of the largest table that is made: 16 MiB.
 MAX_ENTRIES = 1 << 21
 
@@ -91,6 +93,7 @@ def minimise(
     heapq.heapify(waiting)
     done = [False] * len(sizes)
     while waiting:
+        check_time()
         entries, variable = heapq.heappop(waiting)
         if done[variable] or entries != _entries(near[variable], sizes):
             continue

@@ -35,6 +35,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.partitioned_graph import FETCH, JOIN, REDUCE, SLICE
 from pardnn.plan.plan import Message, Plan, PlanArrays, order_rows, positions
 from pardnn.shard.spmd.message_slots import MessageSlots, Overlapped
+from pardnn.time_limit import check_time
 
 
 def overlapped_plan(partitioned: Graph, plan: Plan, schedule: Overlapped) -> Plan:
@@ -145,6 +146,7 @@ class OverlapScheduler:
         Args:
             lead: How much of a transfer's time to leave between its begin and its end.
         """
+        check_time()
         leads: dict[int, float] = {}
         for op, takes in zip(self.posts, (lead * self.takes).tolist(), strict=True):
             if takes > leads.get(op, 0.0):

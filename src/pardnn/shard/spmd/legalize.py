@@ -18,6 +18,7 @@ from pardnn.shard.spmd.emitter import Emitter
 from pardnn.shard.spmd.gathered_writes import gathered_write
 from pardnn.shard.spmd.random_ops import is_random_op
 from pardnn.shard.spmd.templates import non_local_tensor, partition_op, replicate_op
+from pardnn.time_limit import check_time
 
 
 def legalize(graph: Graph, sharding: Sharding) -> Sharding:
@@ -45,6 +46,7 @@ def legalize(graph: Graph, sharding: Sharding) -> Sharding:
         for op in graph.ops:
             if op.is_source:
                 continue
+            check_time()
             found = _misplaced(emitter, op, axes)
             if found is None:
                 continue

@@ -35,6 +35,7 @@ from pardnn.shard.spmd.local_ops import emit_local_ops
 from pardnn.shard.spmd.random_ops import emit_random_op, is_random_op
 from pardnn.shard.spmd.templates import partition_op
 from pardnn.shard.spmd.whole_state import whole_state_notes
+from pardnn.time_limit import check_time
 
 
 def spmd_partition(
@@ -67,6 +68,7 @@ def spmd_partition(
     emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse, relay_axes=relay_axes)
     undescribed: Counter[str] = Counter()
     for emitter.now, number in enumerate(graph.arrays.topological.tolist()):
+        check_time()
         op = graph.ops[number]
         if op.is_source:
             _source(emitter, op)

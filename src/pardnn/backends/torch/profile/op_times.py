@@ -43,6 +43,7 @@ from pardnn.cost.roofline import DeviceModel, op_seconds
 from pardnn.cost.table import CostTable, Entry, Machine, cache_folder, load_table, save_table
 from pardnn.errors import FileError, UnsupportedError
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.time_limit import seconds_left
 
 #: Timed repetitions of one call, and the seconds after which there are no more of them. Few
 #: enough that in-place calls on [0.5, 1) reach neither infinity nor denormal numbers.
@@ -140,6 +141,7 @@ def profile_graph(
     """
     start = time.perf_counter()
     device = torch.device(device)
+    budget_seconds = min(budget_seconds, max(seconds_left(), 0.0))
     tensors = tensors_by_name(graph)
     folder = folder or cache_folder()
     with _quiet(device, threads):
