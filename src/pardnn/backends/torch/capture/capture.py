@@ -23,7 +23,8 @@ from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.fake_cache import FakeCache
-from pardnn.backends.torch.capture.first_use import (
+from pardnn.backends.torch.capture.first_step.comparison import check_first_step
+from pardnn.backends.torch.capture.first_step.first_use import (
     NOTHING_KEPT,
     CreatedTensors,
     KeptTensors,
@@ -245,7 +246,7 @@ class _Session:
                 elif other is None:
                     irregular |= written_at_first(first, trace, initial)
                     assignments.tell(trace)
-                    graph = self._assembled(name, trace, chosen, irregular, sharing)
+                    graph = self._assembled(name, trace, first, chosen, irregular, sharing)
                     left = uncarried(trace, first, graph)
                     self._check_repeatable(trace, chosen, initial, constants, settled)
                     return Captured(graph, tuple(left))
@@ -282,14 +283,15 @@ class _Session:
         return first, settled, Numbers(before | defaults, after, defaults), created, assignments
 
     def _assembled(
-        self, name: str, trace: StepTrace, chosen: Selection, irregular: dict[str, str],
-        sharing: dict[str, list[str]],
+        self, name: str, trace: StepTrace, first: StepTrace, chosen: Selection,
+        irregular: dict[str, str], sharing: dict[str, list[str]],
     ) -> Graph:  # fmt: skip
         """Return a trace as a graph; the objects of the step are as the trace left them.
 
         Args:
             name: Of the graph.
             trace: Of the step that repeats.
+            first: That of the first step.
             chosen: What it was made with.
             irregular: Why states have no first value, by name.
             sharing: Sources that share a storage with others, by name.
@@ -305,6 +307,7 @@ class _Session:
             check_trains(trace)
         trace.choices.check([loss])
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
+        check_first_step(first, trace, {*calls})
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules)
         taken |= {"effects": named_result(told)} if told else {}
@@ -373,14 +376,12 @@ class _Session:
             chosen.set_start(objects, names)
             objects = walk_objects(self.step, self.args)
         made_anew = {s.name: s for s in sources if s.name in constants.values}
-        rest = [s for s in sources if s.name not in made_anew]
-        found = outside(self.recorders.filled, rest)
+        found = outside(self.recorders.filled, (s for s in sources if s.name not in made_anew))
         gradients = held_gradients(found)
         tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
         numbers = chosen.sources(found, objects, names)
-        is_first = chosen is NO_SYMBOLS
         kept = self.carried | {source.name: source.get() for source in gradients}
-        self.held = kept if is_first else self.held
+        self.held = kept if chosen is NO_SYMBOLS else self.held
         placeholders = insert_placeholders(objects, tensors, self.mode, self.whole_of)
         gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
         tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)

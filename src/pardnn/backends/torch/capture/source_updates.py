@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.first_step import refusals
 from pardnn.backends.torch.capture.restore import Changed
 from pardnn.backends.torch.capture.result import kept_copy
 from pardnn.backends.torch.capture.rewrites.undoing import record
@@ -145,10 +146,9 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
     hands_on = not _changes_parameters(trace) and _may_go_otherwise(trace)
     for name, source in trace.sources.items():
         value = trace.values[name]
-        if value.storage is None:
-            continue
         if source.kind == "input":
-            calls += _written_input(trace, source, value)
+            calls += [] if value.storage is None else _written_input(trace, source, value)
+        if value.storage is None or source.kind == "input":
             continue
         live = source.get()
         # What a source holds at the end matters only if the next step reads it.
@@ -365,11 +365,11 @@ def ordered_live_calls(
         if s.kind == "parameter" or (s.kind in ("buffer", "state") and n not in irregular
         and is_registered(s))
     ]  # fmt: skip
-    marked = [] if loss is None else [loss.call]
-    calls = live_calls(trace.tracer.calls, [*marked, *updated, *guarded, *always])
+    outputs = [*updated, *guarded, *always, *([] if loss is None else [loss.call])]
+    calls = live_calls(trace.tracer.calls, outputs)
     for call in calls:
         if call.name in irregular:
-            raise unsupported.irregular_initial_state(call.name, irregular[call.name])
+            raise refusals.irregular_initial_state(call.name, irregular[call.name])
     check_item_reads(calls, trace.tracer.permitted_reads)
     sources_first = sorted(calls, key=lambda call: not call.name)
     add_order_edges(sources_first)

@@ -289,7 +289,7 @@ def traces_differ(
             positions[value] = len(positions)
         for value in b.outputs:
             other_positions[value] = len(other_positions)
-        if _comparable(a, positions, hints) != _comparable(b, other_positions, hints):
+        if comparable(a, positions, hints) != comparable(b, other_positions, hints):
             return a, b
     return None
 
@@ -307,8 +307,8 @@ def is_part_of(calls: Sequence[Call], hints: Mapping[Value, Any], first: Sequenc
         hints: Numbers of its host scalars.
         first: Calls of the first step, with plain numbers.
     """
-    rest = iter([_comparable(call, {}, {})[:2] for call in first])
-    return all(_comparable(call, {}, hints)[:2] in rest for call in calls if _takes(call, hints))
+    rest = iter([comparable(call, {}, {})[:2] for call in first])
+    return all(comparable(call, {}, hints)[:2] in rest for call in calls if _takes(call, hints))
 
 
 def _takes(call: Call, hints: Mapping[Value, Any]) -> bool:
@@ -318,7 +318,14 @@ def _takes(call: Call, hints: Mapping[Value, Any]) -> bool:
     return on_tensors and bool(numbers) and all(value in hints for value in numbers)
 
 
-def _comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value, Any]) -> Any:
+def comparable(call: Call, positions: Mapping[Value, Any], hints: Mapping[Value, Any]) -> Any:
+    """Return kind, arguments, results and content of a call, to compare it across traces.
+
+    Args:
+        call: Of a trace.
+        positions: Of values in it; one that is not there counts as any other.
+        hints: Numbers of its host scalars.
+    """
     arguments = (
         _with_positions(call.args, positions, hints),
         _with_positions(list(call.kwargs.items()), positions, hints),

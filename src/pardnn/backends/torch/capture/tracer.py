@@ -64,6 +64,7 @@ class Tracer(TorchDispatchMode):
         before_write: Called with each tensor before a call that writes it; None for nothing.
         may_read_numbers: Whether `.item()` of activations is allowed now.
         permitted_reads: The `.item()` calls made while it was.
+        undoing: The calls that keep and put back what others write: `rewrites.undoing`.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Tracer(TorchDispatchMode):
         self.before_write: Callable[[torch.Tensor], None] | None = None
         self.may_read_numbers = False
         self.permitted_reads: set[Call] = set()
+        self.undoing: set[Call] = set()
 
     # Sources.
 

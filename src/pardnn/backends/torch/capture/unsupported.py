@@ -358,30 +358,6 @@ def no_loss(returned: str) -> UnsupportedError:
     )
 
 
-def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
-    """Return E806: a tensor that the first step creates, of what only that step knows."""
-    return UnsupportedError(
-        f"{name!r} {reason}. The first step creates it, so no rank can.\n"
-        "Run one step of your own before capturing, or create the tensor where the model and the\n"
-        "optimizer are made: from then on it is followed as any other.",
-        code="E806",
-        details={"state": name},
-    )
-
-
-def first_step_differs(names: Sequence[str]) -> UnsupportedError:
-    """Return E806: a number that the first step creates, and not as the later ones change it."""
-    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-    return UnsupportedError(
-        f"the first step creates the number {names[0]!r}{more}, and computes other numbers\n"
-        "with it than the later ones would from any first value.\n"
-        "Run one step of your own before capturing, so that the number exists, or create it\n"
-        "before the step.",
-        code="E806",
-        details={"numbers": list(names)},
-    )
-
-
 def replaced_tensor(name: str, reason: str) -> UnsupportedError:
     """Return E807: a tensor attribute that cannot be followed from step to step."""
     return UnsupportedError(

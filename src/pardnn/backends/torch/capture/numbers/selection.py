@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.first_step import refusals
 from pardnn.backends.torch.capture.numbers.rows import host_rows
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
 from pardnn.backends.torch.capture.source_updates import StepTrace
@@ -154,7 +155,7 @@ def reconsidered(
     created = frozenset(name for name in changed if name not in numbers.before)
     if {*changed} <= chosen.start.keys():
         if created and not _agrees(trace, first):
-            raise unsupported.first_step_differs(sorted(created))
+            raise refusals.first_step_differs(sorted(created))
         return None
     start |= _first_values(trace, changed, sorted(created), start, numbers)
     return replace(chosen, start={**chosen.start, **start}, created=created)
@@ -312,7 +313,7 @@ def _first_values(
             if is_right(name):
                 break
     if any(not is_right(name) for name in wrong):
-        raise unsupported.first_step_differs(wrong)
+        raise refusals.first_step_differs(wrong)
     return {name: found.get(name, numbers.after[name]) for name in created}
 
 

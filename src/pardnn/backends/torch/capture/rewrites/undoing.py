@@ -48,6 +48,7 @@ class Undoing:
             whole = self._whole_of(tensor)
             if whole is not None:
                 self.kept[key] = whole, self._tracer.recorded(_CLONE, whole)
+                self._tracer.undoing.add(self._tracer.calls[-1])
 
     def end(self) -> None:
         """Keep nothing more."""
@@ -64,6 +65,7 @@ class Undoing:
         """
         tracer = self._tracer
         blocks: list[tuple[Storage, int]] = []
+        begin = len(tracer.calls)
         for key, (tensor, old) in self.kept.items():
             storage = tracer.aliases.value(tensor).storage
             if storage is None or tensor.untyped_storage()._cdata != key:
@@ -74,6 +76,7 @@ class Undoing:
                 condition = record(tracer, "_to_copy", condition, device=tensor.device)
             chosen = record(tracer, "where.self", condition, old, tensor)
             record(tracer, "copy_", tensor, chosen)
+        tracer.undoing.update(tracer.calls[begin:])
         if blocks:
             _move_up_selections(tracer.calls, self._start, blocks)
 

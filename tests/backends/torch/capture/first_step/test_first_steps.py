@@ -158,6 +158,59 @@ def test_state_that_starts_from_data_is_refused(make: Any) -> None:
     assert caught.value.code == "E806"
 
 
+class SquaredFirst(torch.optim.Optimizer):
+    """Takes only the square of the first gradient, as ADOPT does."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["square"] = torch.zeros_like(parameter)
+                    state["square"].addcmul_(parameter.grad, parameter.grad)
+                    continue
+                parameter.addcdiv_(parameter.grad, state["square"].sqrt() + 1, value=-group["lr"])
+                state["square"].mul_(0.9).addcmul_(parameter.grad, parameter.grad)
+
+
+class PulledFirst(torch.optim.SGD):
+    """Halves the weights at first."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            if "seen" not in self.state[parameter]:
+                self.state[parameter]["seen"] = torch.zeros(())
+                parameter.data.mul_(0.5)
+            parameter.data.add_(self.state[parameter]["seen"])
+        return super().step(closure)
+
+
+class FullFirst(torch.optim.SGD):
+    """Takes the first gradient whole into its average."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            rate = 0.1 if state else 1.0
+            if not state:
+                state["mean"] = torch.zeros_like(parameter)
+            state["mean"].add_(parameter.grad, alpha=rate)
+            parameter.add_(state["mean"], alpha=-0.1)
+
+
+@pytest.mark.parametrize("make", [SquaredFirst, PulledFirst, FullFirst])
+def test_a_first_step_that_makes_other_calls(make: Any) -> None:
+    step, args = small(functools.partial(make, lr=0.1))
+    with pytest.raises(UnsupportedError, match="the first step does something else") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E806"
+
+
 def cumulative() -> models.Entry:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))

@@ -25,7 +25,7 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, record_again
-from pardnn.backends.torch.capture.initial_state import initial_values
+from pardnn.backends.torch.capture.first_step.initial_state import initial_values
 from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer

@@ -1,0 +1,47 @@
+"""The errors of first steps: E806."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pardnn.errors import UnsupportedError
+
+
+def irregular_initial_state(name: str, reason: str) -> UnsupportedError:
+    """Return E806: a tensor that the first step creates, of what only that step knows."""
+    return UnsupportedError(
+        f"{name!r} {reason}. The first step creates it, so no rank can.\n"
+        "Run one step of your own before capturing, or create the tensor where the model and the\n"
+        "optimizer are made: from then on it is followed as any other.",
+        code="E806",
+        details={"state": name},
+    )
+
+
+def first_step_differs(names: Sequence[str]) -> UnsupportedError:
+    """Return E806: a number that the first step creates, and not as the later ones change it."""
+    more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+    return UnsupportedError(
+        f"the first step creates the number {names[0]!r}{more}, and computes other numbers\n"
+        "with it than the later ones would from any first value.\n"
+        "Run one step of your own before capturing, so that the number exists, or create it\n"
+        "before the step.",
+        code="E806",
+        details={"numbers": list(names)},
+    )
+
+
+def takes_another_way(where: str | None) -> UnsupportedError:
+    """Return E806: the first step makes other calls on tensors than the later ones.
+
+    Args:
+        where: "file.py:line" of a call that it does not make.
+    """
+    at = f" ({where})" if where else ""
+    return UnsupportedError(
+        f"the first step does something else than the later ones, which make a call{at}\n"
+        "that it does not make, or as often. One graph stands for all of them.\n"
+        "Run one step of your own before capturing.",
+        code="E806",
+        details={"source": where} if where else {},
+    )
