@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.deferred_init import replay as player
+from pardnn.backends.torch.deferred_init import counted_draws
 from pardnn.backends.torch.deferred_init.initialise import Recording, record, replay
 from pardnn.backends.torch.rng import generator as rng
 
@@ -319,7 +319,7 @@ RATE = torch.tensor(1e-3)
 
 def test_a_number_of_a_tensor_made_outside_does_not_hang() -> None:
     """Adam asks for the number of `lr` while samplers are recorded: measuring them must draw."""
-    player._normal_counts.cache_clear()
+    counted_draws._normal_counts.cache_clear()
 
     def factory() -> Any:
         model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(32, 5))

@@ -15,8 +15,10 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.deferred_init import recorder as recorder_module
+from pardnn.backends.torch.deferred_init.blocks import BLOCK_BYTES
 from pardnn.backends.torch.deferred_init.initialise import build, initialise, record, replay
 from pardnn.backends.torch.rng import generator as rng
+from pardnn.backends.torch.runtime.failures import naming_what_is_made_whole
 from pardnn.errors import UnsupportedError, UserCodeError
 
 GENERATOR = torch.default_generator
@@ -131,7 +133,7 @@ def test_patches_are_taken_back() -> None:
 
 # Memory.
 
-WIDTH, DEPTH = 2048, 12
+WIDTH, DEPTH, LARGE = 2048, 12, 4096
 SHARE = slice(6, 9)
 
 
@@ -165,6 +167,42 @@ def _limited_rank(answers: Any) -> None:
         answers.put((digests, "no limit was met"))
     except RuntimeError as error:
         answers.put((digests, str(error)))
+
+
+def _limited_shards(answers: Any) -> None:
+    """A quarter of a weight of 64 MiB where a half would not fit, and of one that is made whole."""
+    torch.set_num_threads(1)
+    torch.manual_seed(6)
+    model, recording = record(lambda: nn.Linear(LARGE, LARGE, bias=False))
+    whole, converted = record(lambda: torch.empty(LARGE, LARGE).exponential_())
+    box = ((LARGE // 4, LARGE // 2), (0, LARGE))
+    replay(recording, [model.weight], [(((0, 1), (0, 1)), None)])  # loads what is loaded late
+    limit = _data_bytes() + LARGE * LARGE + 2 * BLOCK_BYTES + (4 << 20)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    (share,) = replay(recording, [model.weight], [(box, None)])
+    digest = _digest(share)
+    del share
+    try:
+        with naming_what_is_made_whole(converted, ["model.w"], [whole], [(box, None)]):
+            replay(converted, [whole], [(box, None)])
+        answers.put((digest, "no limit was met"))
+    except MemoryError as error:
+        answers.put((digest, str(error)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_tensor_larger_than_the_limit_is_drawn_in_blocks_and_one_made_whole_is_named() -> None:
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    process = context.Process(target=_limited_shards, args=(answers,))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    digest, refusal = answers.get()
+    torch.manual_seed(6)
+    expected = nn.Linear(LARGE, LARGE, bias=False).weight[LARGE // 4 : LARGE // 2]
+    assert digest == _digest(expected)
+    assert refusal.startswith(f"'model.w' takes {4 * LARGE * LARGE} bytes, and is made whole")
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pardnn.backends.torch.deferred_init import recording as rec
 from pardnn.backends.torch.deferred_init.recorder import Recorder
 from pardnn.backends.torch.deferred_init.recording import Recording
-from pardnn.backends.torch.deferred_init.replay import Shard, execute
+from pardnn.backends.torch.deferred_init.replay import Shard, execute, made_whole
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
@@ -172,6 +172,23 @@ def replay(
         real.requires_grad_(tensor.requires_grad)
         for real, tensor in zip(reals, tensors, strict=True)
     ]
+
+
+def largest_made_whole(
+    recording: Recording, tensors: Sequence[torch.Tensor], shards: Sequence[Shard | None]
+) -> int | None:
+    """Return the position of the largest tensor that `replay` makes whole to cut a shard from it.
+
+    Args:
+        recording: As for `replay`, and so are the others.
+        tensors: Wanted.
+        shards: Of each.
+    """
+    if isinstance(recording, Built):
+        return None
+    refs = [_reference(recording, tensor) for tensor in tensors]
+    whole = made_whole(recording, refs, shards)
+    return max(whole, key=lambda i: tensors[i].nbytes, default=None)
 
 
 def _reference(recording: Recording, tensor: torch.Tensor) -> rec.TensorRef:

@@ -93,13 +93,13 @@ def _needed(recording: rec.Recording, wanted: set[int]) -> tuple[frozenset[int],
             continue
         needed.add(index)
         owned |= call.writes
-        overwritten = _overwritten(recording, call)
-        live -= overwritten
-        live |= call.reads - overwritten
+        whole = overwritten(recording, call)
+        live -= whole
+        live |= call.reads - whole
     return frozenset(needed), frozenset(owned)
 
 
-def _overwritten(recording: rec.Recording, call: rec.Call) -> frozenset[int]:
+def overwritten(recording: rec.Recording, call: rec.Call) -> frozenset[int]:
     """Return the storage that a call overwrites as a whole without reading it; else none."""
     if (
         call_name(call) not in _FILLS

@@ -3,8 +3,9 @@
 Idea: run the calls of the `program_slice`. Random calls outside of it only advance the generator:
 `uniform_`, `normal_` and their like by counted draws, joined into one jump; others by running the
 call on scratch tensors of the same geometry. Each storage is freed after its last use, so memory is
-that of the wanted tensors plus the temporaries of one of them. Of a sharded tensor, the shard is
-copied as soon as the tensor is complete, and the rest is freed.
+that of the wanted tensors plus the temporaries of one of them. A tensor of which shards are wanted
+is made a block of rows at a time where its calls allow it (`blocks.py`); else the shards are copied
+as soon as it is complete, and the rest is freed.
 
 Complexity: O(events) to slice; time of the calls executed; 50 ms per jump (`rng/mt19937.py`).
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,20 +22,18 @@ import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardnn.backends.torch.deferred_init import recording as rec
-from pardnn.backends.torch.deferred_init.program_slice import ProgramSlice, call_name, slice_program
+from pardnn.backends.torch.deferred_init.blocks import (
+    Chain,
+    Shard,
+    chains_of,
+    made_in_blocks,
+    wanted_of,
+)
+from pardnn.backends.torch.deferred_init.counted_draws import counted_draws, num_elements
+from pardnn.backends.torch.deferred_init.program_slice import ProgramSlice, slice_program
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng import generator as rng
 from pardnn.errors import MismatchError
-from pardnn.plan.mesh import Box
-
-_TRUNCATED = "_no_grad_trunc_normal_"
-#: Box of a tensor, and the strides of its copy; contiguous if None.
-Shard = tuple[Box, Sequence[int] | None]
-# A recorder replaces it while a factory runs, and what is measured then must still draw.
-_truncated_normal = torch.nn.init._no_grad_trunc_normal_
-
-# Box-Muller from 53 random bits gives at most sqrt(2 * 53 * log(2)) = 8.6 standard deviations.
-_LARGEST_SAMPLE = 9
 
 
 def tensor_refs(tree: Any) -> list[rec.TensorRef | rec.StorageRef]:
@@ -62,15 +60,25 @@ def cost_elements(recording: rec.Recording, refs: Sequence[rec.TensorRef]) -> in
             continue
         is_drawn = call.generator is not None and counted_draws(call) is None
         if index in sliced.needed or is_drawn:
-            total += sum(_elements(ref) for ref in call.outputs if ref is not None)
+            total += sum(num_elements(ref) for ref in call.outputs if ref is not None)
     return total
 
 
-def _elements(ref: rec.TensorRef) -> int:
-    total = 1
-    for size in ref.size:
-        total *= size
-    return total
+def made_whole(
+    recording: rec.Recording, refs: Sequence[rec.TensorRef], shards: Sequence[Shard | None]
+) -> list[int]:
+    """Return the positions of the tensors that `execute` makes whole to cut shards from them."""
+    sliced, wanted = (
+        slice_program(recording, {ref.storage for ref in refs}),
+        wanted_of(refs, shards),
+    )
+    apart = {chain.whole.storage for chain in chains_of(recording, sliced, wanted)}
+    return [
+        i
+        for storage, entries in wanted.items()
+        for i, _, shard in entries
+        if shard is not None and storage not in apart
+    ]
 
 
 @dataclass
@@ -116,8 +124,7 @@ def execute(
     """
     sliced = slice_program(recording, {ref.storage for ref in refs})
     run = _Execution(recording, sliced, pending_draws=[[] for _ in recording.generators])
-    for i, (ref, shard) in enumerate(zip(refs, shards or [None] * len(refs), strict=True)):
-        run.wanted.setdefault(ref.storage, []).append((i, ref, shard))
+    run.wanted = wanted_of(refs, shards or [None] * len(refs))
     before = [rng.read_state(generator) for generator in recording.generators]
     with _disable_current_modes(), torch.no_grad(), _default_dtype() as set_dtype:
         try:
@@ -168,6 +175,11 @@ def _run_events(run: _Execution, set_dtype: Any) -> None:
         for event in events
         if isinstance(event, rec.Reseed) and isinstance(event.state, tuple)
     }
+    chains = chains_of(run.recording, sliced, run.wanted)
+    for chain in chains:
+        del run.wanted[chain.whole.storage]
+    firsts = {chain.events[0]: chain for chain in chains}
+    in_chains = {index for chain in chains for index in chain.events}
     for storage in ends.get(-1, ()):
         _deliver(run, storage)
     for position, index in enumerate(sliced.order):
@@ -178,7 +190,10 @@ def _run_events(run: _Execution, set_dtype: Any) -> None:
             run.pending_draws[event.generator].clear()
             rng.write_state(run.recording.generators[event.generator], state)
             continue
-        if index in sliced.needed or event.generator is not None:
+        if index in firsts:
+            set_dtype(event.default_dtype)
+            _run_chain(run, firsts[index])
+        elif index not in in_chains and (index in sliced.needed or event.generator is not None):
             set_dtype(event.default_dtype)
             _run_or_skip(run, event, is_needed=index in sliced.needed)
         for storage in ends.get(position, ()):
@@ -187,6 +202,19 @@ def _run_events(run: _Execution, set_dtype: Any) -> None:
             _apply_skips(run, event.generator)
             generator = run.recording.generators[event.generator]
             run.saved_states[event.generator, index] = rng.read_state(generator)
+
+
+def _run_chain(run: _Execution, chain: Chain) -> None:
+    def run_call(call: rec.Call, operand: torch.Tensor) -> torch.Tensor:
+        if call.generator is not None:
+            _apply_skips(run, call.generator)
+        args, kwargs = _resolve_arguments(run, call, lambda _run, _ref: operand)
+        return call.function(*args, **kwargs)
+
+    def skip(generator: int, draws: rng.Draws) -> None:
+        run.pending_draws[generator].append(draws)
+
+    run.results.update(made_in_blocks(chain, run_call, skip))
 
 
 def _apply_skips(run: _Execution, generator: int) -> None:
@@ -208,69 +236,6 @@ def _run_or_skip(run: _Execution, call: rec.Call, *, is_needed: bool) -> None:
     _apply_skips(run, call.generator)
     args, kwargs = _resolve_arguments(run, call, _scratch_tensor)
     call.function(*args, **kwargs)
-
-
-def counted_draws(call: rec.Call) -> rng.Draws | None:
-    """Return the draws of a random fill by its size; None where no rule is known to hold.
-
-    The rules (for `uniform_` a draw an element, two in double precision; for `normal_` in groups
-    of 16) are checked against measurements of this library on first use. None if they do not hold,
-    and for any other call, device or layout.
-    """
-    name, ref = call_name(call), call.outputs[0] if call.outputs else None
-    if ref is None or ref.device.type != "cpu":
-        return None
-    size = _elements(ref)
-    is_dense = torch.empty_strided(ref.size, ref.stride, device="meta").is_contiguous()
-    if name == "uniform_":
-        count = size * _draws_per_element(ref.dtype)
-        return rng.fixed(count) if _uniform_counts(ref.dtype) else None
-    is_normal = name == "normal_" or (name == _TRUNCATED and _never_rejects(call.args))
-    if is_normal and is_dense and size >= 16 and _normal_counts(ref.dtype):
-        return rng.fixed(_normal_draws(size, ref.dtype))
-    return None
-
-
-def _never_rejects(args: tuple[Any, ...]) -> bool:
-    """Whether `trunc_normal_` keeps every sample, as with bounds of 100 standard deviations."""
-    if len(args) != 5:
-        return False
-    _, mean, std, low, high = args
-    return bool(min(mean - low, high - mean) > _LARGEST_SAMPLE * std)
-
-
-def _draws_per_element(dtype: torch.dtype) -> int:
-    return 2 if dtype == torch.float64 else 1
-
-
-def _normal_draws(size: int, dtype: torch.dtype) -> int:
-    return _draws_per_element(dtype) * (size if size % 16 == 0 else size + 16)
-
-
-@cache
-def _uniform_counts(dtype: torch.dtype) -> bool:
-    cpu = torch.device("cpu")
-    return all(
-        rng.measure(lambda size=size: torch.empty(size, dtype=dtype).uniform_(), cpu)
-        == rng.measure(lambda size=size: torch.empty(2 * size, dtype=dtype)[::2].uniform_(), cpu)
-        == rng.fixed(size * _draws_per_element(dtype))
-        for size in (1, 7, 16, 100, 4097)
-    )
-
-
-def _truncate(tensor: torch.Tensor) -> torch.Tensor:
-    return _truncated_normal(tensor, 0.0, 2 / (_LARGEST_SAMPLE + 1), -2.0, 2.0)
-
-
-@cache
-def _normal_counts(dtype: torch.dtype) -> bool:
-    cpu = torch.device("cpu")
-    return all(
-        rng.measure(lambda size=size: torch.empty(size, dtype=dtype).normal_(), cpu)
-        == rng.measure(lambda size=size: _truncate(torch.empty(size, dtype=dtype)), cpu)
-        == rng.fixed(_normal_draws(size, dtype))
-        for size in (16, 17, 31, 32, 100, 4096, 4097)
-    )
 
 
 def _storage(run: _Execution, ref: rec.TensorRef | rec.StorageRef) -> torch.UntypedStorage:

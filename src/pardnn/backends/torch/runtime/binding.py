@@ -12,6 +12,7 @@ from pardnn.backends.torch.deferred_init.initialise import Recording, replay
 from pardnn.backends.torch.devices import empty_tensor
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng.generator import generators_restored
+from pardnn.backends.torch.runtime.failures import naming_what_is_made_whole
 from pardnn.backends.torch.runtime.filled_containers import filled_names, rebind
 from pardnn.backends.torch.runtime.granted_values import GrantedValues
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
@@ -140,14 +141,13 @@ class Binding:
         live = {of: self.first_tensor(of) for _, of, _ in shards}
         made = [shard for shard in shards if isinstance(live[shard[1]], torch.Tensor)]
         boxes = [self._own_box(of, box) for _, of, box in made]
-        reals = replay(
-            recording,
-            [live[of] for _, of, _ in made],
-            [
-                None if box is None else (box, op.outputs[0].strides)
-                for (op, _, _), box in zip(made, boxes, strict=True)
-            ],
-        )
+        names, tensors = [of for _, of, _ in made], [live[of] for _, of, _ in made]
+        parts = [
+            None if box is None else (box, op.outputs[0].strides)
+            for (op, _, _), box in zip(made, boxes, strict=True)
+        ]
+        with naming_what_is_made_whole(recording, names, tensors, parts):
+            reals = replay(recording, tensors, parts)
         values = {
             op.name: self._placed(self._as_state(op, of, real))
             for (op, of, _), real in zip(made, reals, strict=True)

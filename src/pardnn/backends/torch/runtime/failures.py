@@ -9,8 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pardnn.backends.torch.comm.wire_format import spec_text
 from pardnn.backends.torch.comm.world import World
+from pardnn.backends.torch.deferred_init.blocks import Shard
+from pardnn.backends.torch.deferred_init.initialise import largest_made_whole
+from pardnn.backends.torch.deferred_init.recording import Recording
 from pardnn.backends.torch.runtime.memory_limits import is_out_of_memory, lift_limit
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.user_step.object_graph import is_library_file
@@ -71,6 +76,39 @@ def naming_out_of_memory(world: World, doing: str) -> Iterator[None]:
             details={"rank": world.rank},
         )
         raise world.report_failure(failure) from error
+
+
+@contextlib.contextmanager
+def naming_what_is_made_whole(
+    recording: Recording,
+    names: Sequence[str],
+    tensors: Sequence[torch.Tensor],
+    shards: Sequence[Shard | None],
+) -> Iterator[None]:
+    """Tell the largest tensor that was made whole, where there was no memory for all of it.
+
+    Args:
+        recording: That is replayed.
+        names: Of the tensors.
+        tensors: Wanted.
+        shards: Of each.
+
+    Raises:
+        MemoryError: In place of what the system said.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        largest = largest_made_whole(recording, tensors, shards)
+        if largest is None:
+            raise
+        raise MemoryError(
+            f"{shown(names[largest])} takes {tensors[largest].nbytes} bytes, and is made whole "
+            "before this rank's shard is cut from it: only a tensor that one uniform_, normal_ or "
+            "fill_ fills is made in parts"
+        ) from error
 
 
 def memory_reason(error: BaseException) -> str:
