@@ -331,5 +331,9 @@ def test_placement_lines_round_trip_and_are_checked() -> None:
     for text in ("a", "a x", "a 1\na 2", " 1", "a -1", "a 1.5"):
         with pytest.raises(FileError):
             placement_from_text(text)
-    with pytest.raises(FileError):
-        placement_to_text({"a\nb": 0})
+    with pytest.raises(FileError, match="line 2"):
+        placement_from_text("a 1\nb 1234567890")
+    assert placement_from_text("\n a 123456789\n") == {" a": 123_456_789}
+    for name in ("a\nb", " a", "a ", ""):
+        with pytest.raises(FileError):
+            placement_to_text({name: 0})
