@@ -16,7 +16,7 @@ from pardnn.place.thesis.steps import place_thesis
 from pardnn.plan.check import capacities
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded import decide_sharded
+from pardnn.planner.sharded.decide import decide_sharded
 from pardnn.sim.machine import machine_of
 from pardnn.sim.peak import peaks
 

@@ -24,7 +24,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor, alias_of
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded import decide_sharded
+from pardnn.planner.sharded.decide import decide_sharded
 from pardnn.sim.peak import live_bytes
 
 ADD, ADD_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"

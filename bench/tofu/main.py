@@ -41,7 +41,7 @@ from pardnn.planner.algorithms import ALGORITHMS, SHARDED
 from pardnn.planner.options import Objective, PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded import decide_sharded
+from pardnn.planner.sharded.decide import decide_sharded
 from pardnn.planner.warm_up import warm_up
 from pardnn.shard.search.tofu import find_sharding
 from pardnn.sim.engine import simulate

@@ -28,7 +28,7 @@ from pardnn.graph.ir import Graph
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded import decide_sharded
+from pardnn.planner.sharded.decide import decide_sharded
 from pardnn.planner.without_plan.paging import layer_order, page_bytes
 from pardnn.sim.peak import one_device_peak
 

@@ -18,7 +18,7 @@ from pardnn.plan.mesh import Layout, layout_of, owned_boxes, placements
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.planner.costs import costs_for
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded import plan_of_sharding
+from pardnn.planner.sharded.complete import plan_of_sharding
 from pardnn.report.explained import Alternative
 from pardnn.shard.search.tofu import search
 from pardnn.shard.sharding import FixedLayouts, Sharding

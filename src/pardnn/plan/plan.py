@@ -77,8 +77,8 @@ class Tried:
 
     Attributes:
         algorithm: Its name; before it the part of a search that it was run in.
-        makespan_s: Simulated, in seconds; None if it has no plan.
-        why: Why it has none; None if it found no plan that fits.
+        makespan_s: Simulated, in seconds; None if it made no plan.
+        why: It made none; None if it made one.
     """
 
     __pydantic_config__ = STRICT

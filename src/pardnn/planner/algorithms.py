@@ -60,14 +60,18 @@ SHARDED: Mapping[str, Callable[..., Sharding]] = {
     "megatron": megatron,
 }
 
+#: Cuts as experts make them, which `auto` tries beside `tofu`.
+CUTS = ("data-parallel", "zero-1", "zero-2", "zero-3", "megatron")
+
 #: Pipelines as experts build them, of a step whose batch is in pieces.
 RECIPES = tuple(SCHEDULES)
 
 #: Those that run a solver in a child process, which may not be installed.
 SOLVER_BASED = frozenset({"m-sct", "metis", "exact"})
 
-#: Names for the best of a portfolio. `auto` also considers sharding every op (`tofu`), which adds
-#: sums up in another order; with `auto-whole` each op runs on one device and losses keep every bit.
+#: Names for the best of a portfolio. `auto` also considers sharding every op (`tofu`, `CUTS`),
+#: which adds sums up in another order; with `auto-whole` each op runs on one device and losses keep
+#: every bit.
 BEST, BEST_WHOLE = "auto", "auto-whole"
 
 #: What is tried first where state lies on the devices: the plan that ran before, if it is one for

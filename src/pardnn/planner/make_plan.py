@@ -22,6 +22,7 @@ from pardnn.planner.algorithms import (
     BEFORE,
     BEST,
     BEST_WHOLE,
+    CUTS,
     SHARDED,
     algorithms_to_try,
     is_polished,
@@ -34,7 +35,7 @@ from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
-from pardnn.planner.sharded import may_shard
+from pardnn.planner.sharded.decide import may_shard, may_try_cuts
 from pardnn.planner.warm_up import warm_up
 from pardnn.report.results import CompareRow, PlanResult
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
@@ -180,7 +181,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     if kind == "cut":
         names = names if algorithm in SHARDED else ("tofu",)
     elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
-        names = (*names, "tofu")
+        names = (*names, "tofu", *(CUTS if may_try_cuts(graph, problem.cluster) else ()))
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"

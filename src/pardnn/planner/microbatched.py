@@ -20,7 +20,7 @@ from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import costs_again
 from pardnn.planner.search_log import SearchLog
-from pardnn.planner.sharded import ShardedPlan
+from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.staged import decide_staged
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.engine import simulate

@@ -26,6 +26,7 @@ from pardnn.planner.algorithms import (
     ALGORITHMS,
     BEFORE,
     BEST,
+    CUTS,
     RECIPES,
     SHARDED,
     SOLVER_BASED,
@@ -36,7 +37,8 @@ from pardnn.planner.constrained import obeyed
 from pardnn.planner.kept_state import plan_before
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
-from pardnn.planner.sharded import ShardedPlan, decide_sharded
+from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.planner.sharded.decide import decide_sharded
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.policy_peak import policy_peaks
@@ -302,13 +304,15 @@ def _tried(
             failure = error
             continue
         except InfeasibleError as error:
-            problem.log.note(name, None)
+            problem.log.note(name, None, error.message.splitlines()[0])
             failure = failure or error
             continue
         except PardnnError as error:
             if best is None or name not in SHARDED:
                 raise
-            notes.append(f"{name} was not considered: {error.message}")
+            problem.log.note(name, None, error.message.splitlines()[0])
+            if name not in CUTS:  # one of them says nothing of the step
+                notes.append(f"{name} was not considered: {error.message}")
             continue
         if found.sharded is None:
             placed.append(found)

@@ -30,7 +30,7 @@ from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
-from pardnn.planner.sharded import ShardedPlan
+from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
 from pardnn.time_limit import check_time

@@ -57,5 +57,11 @@ class SearchLog:
             self.best = found
 
     def note(self, algorithm: str, makespan_s: float | None, why: str | None = None) -> None:
-        """Note how an algorithm fared; None: it found no plan that fits, or for another reason."""
+        """Note how an algorithm fared.
+
+        Args:
+            algorithm: Its name.
+            makespan_s: Of its plan, simulated; None if it made none.
+            why: It made none.
+        """
         self.tried.append(Tried(algorithm=self._part + algorithm, makespan_s=makespan_s, why=why))

@@ -1,0 +1,1 @@
+"""Plans that cut every op over all devices."""

@@ -1,0 +1,168 @@
+"""Plans that shard every op over all devices: search, partition, check, simulate."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError, UsageError, shown
+from pardnn.graph.ir import Graph
+from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.check_descriptions import check_descriptions
+from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.complete import (
+    MANY_LOCAL_OPS,
+    ShardedPlan,
+    measured,
+    plan_of_sharding,
+)
+from pardnn.planner.sharded.shares import SLACKS, shared_shardings
+from pardnn.shard.sharding import Sharding
+
+#: Ops of the graph x devices up to which `auto` considers `tofu`.
+AUTO_LOCAL_OPS = 200_000
+
+#: The same for the cuts of experts: five plans, of 1 to 3 CPU seconds each at this size.
+AUTO_CUT_OPS = 30_000
+
+#: Bytes of traffic per device that a byte of memory is worth, tried one after the other where
+#: nothing fits.
+MEMORY_PRICES = (1.0, 8.0, 64.0)
+
+
+def can_shard(graph: Graph) -> bool:
+    """Whether a graph tells what its calls are: shapes and arguments, as captured ones do."""
+    return any(
+        op.arguments is not None and "args" in op.arguments and not op.is_source for op in graph.ops
+    )
+
+
+def may_shard(graph: Graph, cluster: Cluster) -> bool:
+    """Whether `auto` also considers sharding the ops of a graph."""
+    local_ops = len(graph.ops) * cluster.num_devices
+    return cluster.num_devices > 1 and local_ops <= AUTO_LOCAL_OPS and can_shard(graph)
+
+
+def may_try_cuts(graph: Graph, cluster: Cluster) -> bool:
+    """Whether `auto` also considers the cuts of experts: each takes as long as `tofu`."""
+    return may_shard(graph, cluster) and len(graph.ops) * cluster.num_devices <= AUTO_CUT_OPS
+
+
+def decide_sharded(
+    problem: Problem, algorithm: str, *, unless_above: float | None = None
+) -> ShardedPlan:
+    """Search a sharding, partition the graph, and simulate the plan in its own order.
+
+    Args:
+        problem: A captured graph, and what it runs on.
+        algorithm: A key of `SHARDED`.
+        unless_above: Give up where the makespan cannot be below this, because computing alone
+            takes as long, or is not by an estimate: measuring the local ops takes longer than
+            planning.
+
+    Raises:
+        UsageError: E213, if the graph does not say what its calls are.
+        InfeasibleError: E301, if the plan does not fit, or was given up.
+        DescriptionError: E220, if a user's description is not what its operator does.
+    """
+    if not can_shard(problem.graph):
+        raise UsageError(
+            f"{algorithm} cuts ops, but the graph {shown(problem.graph.name)} does not say what "
+            "they call: its ops have no `arguments`.\n"
+            "Capture it: pardnn capture FILE.py:FUNCTION -o g.json.",
+            code="E213",
+        )
+    started = time.perf_counter()
+    unchecked = check_descriptions(problem.graph)
+    found = fitting_plans(problem, algorithm, unless_above=unless_above)
+    is_timed = problem.options.objective == "seconds"
+    best = min(found, key=lambda s: s.makespan_s if is_timed else s.transfer_bytes)
+    is_measured = problem.costs.source == "measured"
+    if is_measured and unless_above is not None and best.makespan_s >= unless_above:
+        raise InfeasibleError(f"by an estimate it takes {best.makespan_s:.4g} s")
+    planning = time.perf_counter() - started
+    if is_measured:
+        best = measured(problem, best)
+    plan = replace(best.plan, notes=(*best.plan.notes, *unchecked))
+    return best._replace(plan=plan, planning_s=planning)
+
+
+def fitting_plans(
+    problem: Problem, algorithm: str, *, unless_above: float | None = None
+) -> list[ShardedPlan]:
+    """Return the plans that fit, of what an algorithm finds; `tofu` looks for memory before none.
+
+    Args:
+        problem: A captured graph, and what it runs on.
+        algorithm: A key of `SHARDED`.
+        unless_above: Seconds; plans are given up whose devices compute for as long.
+
+    Raises:
+        InfeasibleError: E301, of the plan that needs least, if none fits.
+    """
+    found: list[ShardedPlan] = []
+    failures: list[InfeasibleError] = []
+
+    def tried(sharding: Sharding) -> None:
+        try:
+            found.append(plan_of_sharding(problem, sharding, unless_above=unless_above))
+        except InfeasibleError as error:
+            failures.append(error)
+
+    for sharding in _shardings(problem, algorithm):
+        tried(sharding)
+        if found and algorithm == "tofu" and found[0].graph.arrays.num_ops > MANY_LOCAL_OPS:
+            break
+    if not found and algorithm == "tofu" and any(map(_exceeded, failures)):
+        for sharding in _smaller_shardings(problem):
+            tried(sharding)
+            if found:
+                break
+    if not found:
+        raise min(failures, key=lambda error: _exceeded(error) or math.inf)
+    return found
+
+
+def _exceeded(error: InfeasibleError) -> int | None:
+    """Return the peak in bytes of a plan that does not fit; None if that is not the reason."""
+    return error.details.get("peak_bytes")
+
+
+def _smaller_shardings(problem: Problem) -> Iterator[Sharding]:
+    """Yield shardings that take less memory: by shares, then at a rising price of memory.
+
+    The prices do not depend on the limit, so what needs no more than some limit is also found at
+    that limit.
+    """
+    size = problem.cluster.num_devices
+    for slack in SLACKS if problem.fixed is None else ():
+        yield from shared_shardings(problem, slack, "bytes")
+    for price in MEMORY_PRICES:
+        yield SHARDED["tofu"](
+            problem.graph, problem.cluster, "bytes", memory_price=price * size, fixed=problem.fixed
+        )
+
+
+def _shardings(problem: Problem, algorithm: str) -> Iterator[Sharding]:
+    """Yield what an algorithm finds, the most promising first; the simulator decides."""
+    search, graph, cluster = SHARDED[algorithm], problem.graph, problem.cluster
+    fixed = problem.fixed
+    if algorithm != "tofu":
+        yield search(graph, fixed or cluster)
+        return
+    if fixed is None:
+        yield from shared_shardings(problem, SLACKS[0], problem.options.objective)
+    if problem.options.objective == "seconds":
+        limits = [size for size in problem.capacities if size is not None]
+        capacity = min(limits, default=None)
+        timed = functools.partial(
+            search, graph, cluster, "seconds", costs=problem.costs, fixed=fixed
+        )
+        yield timed(capacity=capacity)
+        if capacity is not None:  # the search estimates peaks
+            yield timed(capacity=0.8 * capacity)
+    yield search(graph, cluster, "bytes", fixed=fixed)

@@ -1,0 +1,101 @@
+"""`auto` takes the cut of an expert where that is fastest, and says why it tried one in vain."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import pardnn
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.cluster import Cluster
+from pardnn.graph.ir import Graph
+from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.plan.plan import Plan
+from pardnn.planner.algorithms import CUTS
+from pardnn.planner.sharded import decide
+from tests.backends.torch import models
+
+#: Bytes/s and seconds of a link.
+NEAR, FAR = (300e9, 1e-6), (5e9, 1e-5)
+
+
+def perceptron(batch: int, width: int) -> models.Entry:
+    torch.manual_seed(0)
+    layers = [made for _ in range(3) for made in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*layers)
+
+    def step(model, optimizer, x):
+        return models.train(model, optimizer, model(x).square().mean())
+
+    return step, (model, torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(batch, width))
+
+
+def many_samples() -> models.Entry:
+    """Work enough for every device, and small weights: the batch had better be cut."""
+    return perceptron(4096, 256)
+
+
+def few_samples() -> models.Entry:
+    return perceptron(3, 3)
+
+
+@functools.cache
+def captured(factory: Callable[[], models.Entry]) -> Graph:
+    step, args = factory()
+    return capture(step, *args)
+
+
+@functools.cache
+def planned(factory: Callable[[], models.Entry], algorithm: str, near: bool) -> Plan:
+    bandwidth, latency = NEAR if near else FAR
+    cluster = Cluster.uniform(4, bandwidth=bandwidth, latency=latency)
+    return pardnn.plan(captured(factory), cluster, algorithm, reserve=0.0, costs="v100")
+
+
+def seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.makespan_s
+
+
+def test_a_cut_of_experts_is_taken_where_it_is_fastest() -> None:
+    found = planned(many_samples, "auto", True)
+    others = [planned(many_samples, name, True) for name in ("tofu", "auto-whole")]
+    assert found.algorithm == "data-parallel"
+    assert seconds(found) < 0.95 * min(map(seconds, others))
+    assert seconds(found) == seconds(planned(many_samples, "data-parallel", True))
+    assert {*CUTS, "tofu"} <= {tried.algorithm for tried in found.tried}
+
+
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("factory", [many_samples, models.mixture])
+def test_no_cut_of_experts_is_faster(factory: Callable[[], models.Entry], near: bool) -> None:
+    best = seconds(planned(factory, "auto", near))
+    for name in CUTS:
+        if (name, factory) != ("megatron", models.mixture):  # which has no two products in a row
+            assert best <= seconds(planned(factory, name, near)), name
+
+
+def test_what_does_not_apply_is_told_with_its_reason() -> None:
+    plan = planned(few_samples, "auto", False)
+    reasons = {tried.algorithm: tried.why for tried in plan.tried if tried.makespan_s is None}
+    assert "cannot be cut in 4 pieces" in str(reasons["data-parallel"])
+    assert not any("data-parallel" in note for note in plan.notes)
+    assert plan_from_json(plan_to_json(plan)).tried == plan.tried
+
+
+def test_a_cut_whose_work_alone_takes_longer_is_given_up() -> None:
+    plan = planned(models.mixture, "auto", True)
+    reasons = [tried.why for tried in plan.tried if tried.algorithm in CUTS and tried.why]
+    assert any("computes for" in reason for reason in reasons)
+
+
+def test_large_graphs_are_planned_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = captured(few_samples)
+    assert decide.may_try_cuts(graph, Cluster.uniform(4))
+    monkeypatch.setattr(decide, "AUTO_CUT_OPS", 4 * len(graph.ops) - 1)
+    assert decide.may_shard(graph, Cluster.uniform(4))
+    assert not decide.may_try_cuts(graph, Cluster.uniform(4))
