@@ -6,6 +6,7 @@
 Losses are those of a run that never stopped; no sample is repeated or left out.
 """
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -18,7 +19,6 @@ BATCH, EVERY, STEPS = 8, 3, 14  # five batches an epoch
 
 
 def step(model, optimizer, x, y):
-    """One training step."""
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(x), y)
     loss.backward()
@@ -44,9 +44,8 @@ class Order(torch.utils.data.Sampler):
         return {"epoch": self.epoch, "batch": self.batch}
 
 
-directory = Path(sys.argv[1])
-directory.mkdir(parents=True, exist_ok=True)
-stop = int(sys.argv[2]) if len(sys.argv) > 2 else STEPS
+(directory := Path(sys.argv[1])).mkdir(parents=True, exist_ok=True)
+stop, best = int(sys.argv[2]) if len(sys.argv) > 2 else STEPS, float("inf")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.1), nn.Linear(64, 1))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -57,14 +56,13 @@ order = Order(len(x))
 # A generator of its own: a loader draws a seed as each epoch begins, and the step has dropout.
 data = torch.utils.data.TensorDataset(x, y)
 loader = torch.utils.data.DataLoader(data, batch_sampler=order, generator=torch.Generator())
-best = float("inf")
 if (directory / "latest").exists():
     at = fast.load(directory)
     best = at["best"]
     schedule.load_state_dict(at["schedule"])
     order.__dict__.update(at["order"])
-while True:
-    for batch in loader:
+while fast.steps < stop:
+    for batch in itertools.islice(loader, stop - fast.steps):
         loss = fast(*batch).item()
         schedule.step()
         if loss < best:
@@ -75,5 +73,3 @@ while True:
         if fast.steps % EVERY == 0 or fast.steps == stop:
             at = {"best": best, "schedule": schedule.state_dict(), "order": order.state_dict()}
             fast.save(directory, extra=at, keep=2)
-        if fast.steps == stop:
-            sys.exit()

@@ -34,6 +34,12 @@ def test_show_verify_export(run: Run, run_json: Run, root: Path, tmp_path: Path)
     status, out, _ = run("checkpoint", "show", root)
     assert status == 0
     assert "{'epoch': 6}" in out
+    shown = [line.split() for line in out.splitlines()]
+    at = next(i for i, words in enumerate(shown) if words[:1] == ["steps"])
+    assert (shown[at][1:], shown[at + 1]) == (["3"], ["6"])  # a line each
+    at = next(i for i, words in enumerate(shown) if words[:1] == ["file"])
+    sizes = [piece_path(resolve(root), i).stat().st_size for i in range(2)]
+    assert [shown[at][1:], shown[at + 1]] == [[str(size), "B"] for size in sizes]
 
 
 def test_what_is_not_whole_exits_4(run_json: Run, root: Path, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     Args:
         title: Stands above; may be empty.
         columns: Heads; a column is right-aligned if a cell of it begins with a number.
-        rows: A cell per column.
+        rows: A cell per column; a tuple is a cell of several lines.
     """
     found = Table(
         title=Text(title) if title else None,
@@ -102,11 +102,16 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
         show_header=any(columns),
     )
     for i, column in enumerate(columns):
-        is_number = i > 0 and any(_NUMBER.match(str(row[i])) for row in rows)
+        is_number = i > 0 and any(_NUMBER.match(_lines(row[i])[0]) for row in rows)
         found.add_column(column, justify="right" if is_number else "left")
     for row in rows:
-        found.add_row(*(Text(printable(str(cell))) for cell in row))
+        found.add_row(*(Text("\n".join(map(printable, _lines(cell)))) for cell in row))
     return found
+
+
+def _lines(cell: object) -> Sequence[str]:
+    """Return a cell's lines; a line break within a text is none, it may be part of a name."""
+    return (list(map(str, cell)) or ["none"]) if isinstance(cell, tuple) else [str(cell)]
 
 
 def result_text(result: object) -> RenderableType:
@@ -127,17 +132,19 @@ def result_text(result: object) -> RenderableType:
 
 
 def _fields(result: object) -> RenderableType:
-    rows: list[tuple[str, str]] = []
+    rows: list[tuple[str, str | tuple[str, ...]]] = []
     for key, value in results.result_to_dict(result).items():
-        text = str(value)
+        text: str | tuple[str, ...] = str(value)
         if key.endswith("_bytes") and isinstance(value, int):
             text = bytes_text(value)
+        elif key.endswith("_bytes") and isinstance(value, tuple | list):
+            text = tuple(map(bytes_text, value))
         elif key.endswith("_s") or key == "seconds":
             text = seconds_text(value)
         elif key.endswith("bandwidth"):
             text = f"{bytes_text(value)}/s"
         elif isinstance(value, tuple | list):
-            text = "\n".join(map(str, value)) or "none"
+            text = tuple(map(str, value))
         rows.append((key.removesuffix("_s").removesuffix("_bytes").replace("_", " "), text))
     return table("", ("", ""), rows)
 
