@@ -66,6 +66,15 @@ def test_second_calls_run_before_what_reads_them_and_free_the_first_results() ->
     assert rewritten["w2"].after == ("a", "b", "c", "a~2", "b~2")
 
 
+def test_all_other_rules_hold_beside_second_calls() -> None:
+    graph, plan = chain(), planned(chain(), TWICE)
+    row = list(plan.order[0])
+    row[3], row[4] = row[4], row[3]  # c before the b that it reads
+    (problem,) = plan_problems(graph, dataclasses.replace(plan, order=(tuple(row),)))
+    assert "'c'" in problem
+    assert "'b'" in problem
+
+
 def test_memory_falls() -> None:
     graph, plan = chain(), planned(chain(), TWICE)
     without = dataclasses.replace(plan, recompute=None, order=(tuple(o.name for o in graph.ops),))

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.mesh import make_mesh, owned_boxes
-from pardnn.shard.partition.call import Call
-from pardnn.shard.partition.interning import intern_call
+from pardnn.shard.partition.call import Call, call_of
+from pardnn.shard.partition.interning import classified, intern_call
 from pardnn.shard.partition.mesh_strategies import (
     extend,
     mesh_strategy_of,
@@ -16,6 +17,7 @@ from pardnn.shard.partition.mesh_strategies import (
     uncut,
 )
 from pardnn.shard.partition.per_device import local_ops
+from pardnn.shard.partition.shape_class import is_exact
 from pardnn.shard.partition.strategy import strategies
 
 
@@ -77,6 +79,8 @@ def test_arrays_hold_what_each_device_needs_and_makes(name: str, shape: tuple[in
                 assert list(found.reduced[0][number]) == flags, axes
         inside = (found.unclipped >= 0).all() and (found.unclipped <= found.sizes[:, None]).all()
         assert found.out_of_bounds or inside
+        inner = np.clip(found.unclipped, 0, found.sizes[:, None])
+        assert (found.boxes == inner).all()
     assert possible > len(shape)
 
 
@@ -96,6 +100,23 @@ def test_all_strategies_at_once_are_those_one_by_one() -> None:
             assert (found.unclipped[number] == one.unclipped[0]).all()
             some = found.subset([number])
             assert (some.axes, some.reduced, some.contents) == ([axes], one.reduced, one.contents)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_same"), [("square", True), ("view", True), ("broadcast", False), ("cat", False)]
+)
+def test_a_call_is_exact_where_it_makes_as_much_as_it_needs_of_each(
+    name: str, is_same: bool
+) -> None:
+    assert is_exact(*classified(intern_call(CALLS[name]))) == is_same
+
+
+def test_a_host_scalar_has_no_dims() -> None:
+    """A tensor without a shape, as one of an op that was not captured."""
+    tensors = {"x": Tensor(name="x", bytes=8), "y": Tensor(name="y", bytes=24, shape=(6,))}
+    op = Op(name="y", kind="aten.full_like.default", inputs=("x",), outputs=(tensors["y"],))
+    assert call_of(op, tensors).shapes == {"x": ()}
+    assert call_of(op, tensors).outputs == ((6,),)
 
 
 @pytest.mark.parametrize("shape", [(8,), (7, 5), (3, 1, 4)])

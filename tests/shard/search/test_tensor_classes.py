@@ -29,3 +29,20 @@ def test_a_view_that_lost_all_dims_is_merged_with_one_of_more_dims():
     assert all(
         len(dims) == len(classes.shapes[classes.root["copy"]]) for dims in classes.dims.values()
     )
+
+
+def test_a_class_whose_maps_disagree_is_not_cut_there() -> None:
+    """Merged again as its transpose: a soft merge is refused, a hard one blocks both dims."""
+    classes = TensorClasses({"a": (4, 6), "b": (4, 6)})
+    assert classes.merge("a", "b")
+    assert not classes.merge("a", "b", (1, 0))
+    assert classes.blocked == {}
+    assert classes.merge("a", "b", (1, 0), hard=True)
+    assert classes.blocked == {"a": {0, 1}}
+
+
+def test_maps_may_disagree_on_a_dim_that_nothing_can_cut() -> None:
+    classes = TensorClasses({"a": (4, 1), "b": (1, 4)})
+    assert classes.merge("a", "b", (1, 0))
+    assert classes.merge("a", "b", (1, None))
+    assert classes.blocked == {}
