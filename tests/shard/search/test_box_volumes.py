@@ -19,14 +19,17 @@ def points(box: np.ndarray) -> set[tuple[int, ...]]:
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
-    """Boxes of two dims within 5; some are empty, and some end before they begin."""
-    return np.random.default_rng(seed).integers(0, 5, (*shape, 2, 2))
+    """Boxes of two dims within 7; some are empty, and some end before they begin."""
+    rng = np.random.default_rng(seed)
+    low = rng.integers(0, 3, (*shape, 2))
+    return np.stack([low, low + rng.integers(-1, 6, (*shape, 2))], axis=-1)
 
 
 def test_volumes_and_what_boxes_have_in_common() -> None:
     one, other = drawn(0, 60), drawn(1, 60)
     assert volumes(one).tolist() == [len(points(box)) for box in one]
     common = [len(points(a) & points(b)) for a, b in zip(one, other, strict=True)]
+    assert 10 < sum(map(bool, common)) < 50, "some meet, some do not"
     assert common_volumes(one, other).tolist() == common
     assert volumes(overlaps(one, other)).tolist() == common
     crossed = common_volumes(one[:5, None], other[None, :7])

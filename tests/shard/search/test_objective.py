@@ -54,12 +54,12 @@ def test_an_operand_is_in_place_where_every_device_reads_and_makes_what_it_owns(
     found = cut(SQUARE)
     rows = [[[0, 3], [0, 6]], [[3, 6], [0, 6]]]
     columns = [[[0, 6], [0, 3]], [[0, 6], [3, 6]]]
-    owned = np.array([rows, columns])
+    owned = np.array([rows, columns, [[[0, 6], [0, 6]]] * 2])
     for each, expected in (
-        (operand("self"), [[0, 1], [1, 1], [1, 0], [1, 1]]),
-        (operand("mat2"), [[1, 1], [1, 0], [0, 1], [1, 1]]),
-        (operand("self", outputs=(0,)), [[0, 1], [1, 1], [1, 1], [1, 1]]),
-        (operand(outputs=(0,)), [[0, 1], [1, 0], [1, 1], [1, 1]]),
+        (operand("self"), [[0, 1, 1], [1, 1, 0], [1, 0, 1], [1, 1, 0]]),
+        (operand("mat2"), [[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 0]]),
+        (operand("self", outputs=(0,)), [[0, 1, 1], [1, 1, 1], [1, 1, 1], [1, 1, 0]]),
+        (operand(outputs=(0,)), [[0, 1, 1], [1, 0, 1], [1, 1, 1], [1, 1, 0]]),
     ):
         request = TableRequest(each, found, owned, (2,))
         assert not_local(request).astype(int).tolist() == expected
