@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import select
 import stat
 import tempfile
 import time
@@ -39,6 +40,8 @@ MAX_ELEMENTS = 50_000_000
 MAX_DEPTH = 64
 MAX_ERRORS = 1000
 MAX_DIGITS = 40
+#: Seconds for the first byte of a pipe: what writes it may compute first.
+PIPE_S = 60.0
 #: How the names of files begin that are being written.
 TEMPORARY = ".pardnn-"
 #: No file this young is taken for abandoned: its process may not have locked it so far, seconds.
@@ -57,8 +60,10 @@ def read_bytes(path: str | Path) -> bytes:
     """
     path = Path(path)
     try:
-        with path.open("rb") as raw:
-            size, limit, stream = os.fstat(raw.fileno()).st_size, MAX_BYTES, raw
+        with _opened(path) as raw:
+            found, stream = os.fstat(raw.fileno()), raw
+            # A device may have no end: /dev/zero would take two gigabytes.
+            size, limit = found.st_size, SMALL_BYTES if stat.S_ISCHR(found.st_mode) else MAX_BYTES
             if path.suffix == ".gz":
                 limit = min(limit, SMALL_BYTES + MAX_RATIO * size)
                 stream = gzip.GzipFile(fileobj=raw)
@@ -68,6 +73,28 @@ def read_bytes(path: str | Path) -> bytes:
     if size > limit or len(content) > limit:
         raise FileError(f"{shown(str(path))} holds more than {limit} bytes", code="E404")
     return content
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """Open a file to read; a pipe once something comes through it.
+
+    Raises:
+        OSError: ETIMEDOUT, if nothing does within `PIPE_S`: a named pipe may have no writer.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    stream = os.fdopen(handle, "rb")
+    try:
+        if stat.S_ISFIFO(os.fstat(handle).st_mode):
+            waiting = select.poll()
+            waiting.register(handle, select.POLLIN | select.POLLHUP)
+            if not waiting.poll(PIPE_S * 1000):
+                why = f"nothing came through this pipe within {PIPE_S:g} s"
+                raise OSError(errno.ETIMEDOUT, why)
+        os.set_blocking(handle, True)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def _content(stream: io.BufferedIOBase, limit: int) -> bytes:
@@ -97,11 +124,35 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         content = _packed(content)
     try:
         if path.exists() and not path.is_file():
-            path.write_bytes(content)  # a pipe or /dev/null must not become a plain file
+            _write_through(path, content)  # a pipe or /dev/null must not become a plain file
         else:
             _replace(path, content)
     except (OSError, ValueError) as error:
         raise FileError(f"cannot write {_reason(path, error)}", code="E405") from error
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    """Write into what is no plain file.
+
+    Raises:
+        OSError: ENXIO, where it is a pipe that no process reads: to open it would wait for one.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "wb") as stream:
+        os.set_blocking(handle, True)
+        stream.write(content)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, if they are not there.
+
+    Raises:
+        FileError: E405, with the path and the system's reason.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise FileError(f"cannot make the folder {_reason(path, error)}", code="E405") from error
 
 
 def check_writable(path: str | Path) -> None:
@@ -161,12 +212,15 @@ def rename(temporary: Path, path: Path) -> None:
         path: Its name. A file that has it is replaced, and its mode is kept.
 
     Raises:
-        OSError: With the system's reason.
+        OSError: With the system's reason; EINVAL, where a device or a pipe has the name, which
+            the file would replace.
     """
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):
             temporary.chmod(stat.S_IMODE(mode))
+        elif not stat.S_ISDIR(mode):
+            raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, and no plain file")
     temporary.replace(path)
     try:
         sync_directory(path.parent)

@@ -15,19 +15,29 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from unittest import mock
 
 import typer
 
+from pardnn.api import run
+from pardnn.backends.entry_point import EntryPoint
 from pardnn.checkpoint.weights import open_weights
 from pardnn.cli import main
 from pardnn.cost.table import CostTable, Entry, Machine, load_table, save_table
-from pardnn.errors import PardnnError
+from pardnn.errors import PardnnError, UsageError
+from pardnn.graph.file import read_graph
+from pardnn.plan.constraints import apart, constraint_to_dict, forbid, pin, together
+from pardnn.plan.file import read_plan
+from pardnn.plan.plan import Plan
+from pardnn.plan.run_record import RunRecord, run_record, write_run
 from tests.checkpoint.steps import write_step
 
 DATA = Path(__file__).parents[1] / "data"
 #: What the contract knows of; 1 would be an internal error.
 STATUSES = {0, 2, 3, 4, 5, 8}
 SECONDS = 60
+#: A case that waits and does not compute; a busy machine takes ten times as long as an idle one.
+WALL_SECONDS = 600
 #: What a terminal acts on, or what changes the order of the text around it.
 UNSAFE = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 PLANS = ("plan", "cut", "pieces", "recompute")
@@ -89,18 +99,23 @@ def _no_constant(text: str) -> NoReturn:
 
 @contextlib.contextmanager
 def limited(seconds: int = SECONDS) -> Iterator[None]:
-    """Raise a fault where a case computes longer; the load of the machine does not count."""
+    """Raise a fault where a case computes longer, or waits much longer."""
 
     def late(number: int, frame: Any) -> NoReturn:
-        raise Fault(f"took more than {seconds} CPU s\n{''.join(traceback.format_stack(frame))}")
+        most = f"{seconds} CPU s" if number == signal.SIGPROF else f"{WALL_SECONDS} s"
+        raise Fault(f"took more than {most}\n{''.join(traceback.format_stack(frame))}")
 
-    before = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    clocks = ((signal.ITIMER_PROF, signal.SIGPROF, seconds),
+              (signal.ITIMER_REAL, signal.SIGALRM, WALL_SECONDS))  # fmt: skip
+    before = [signal.signal(number, late) for _, number, _ in clocks]
+    for clock, _, most in clocks:
+        signal.setitimer(clock, most)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        for (clock, number, _), handler in zip(clocks, before, strict=True):
+            signal.setitimer(clock, 0)
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -135,7 +150,25 @@ def fill(folder: Path) -> None:
     ) == 0
     (folder / "packed.json.gz").write_bytes(gzip.compress((folder / "graph.json").read_bytes()))
     write_step(folder / "run", 3)
+    told = [pin("m", 0), forbid(1, what="x"), together("op:t", "op:addmm")]
+    demands = [constraint_to_dict(each) for each in (*told, apart("tensor:relu", "m.bias"))]
+    text = json.dumps({"format": "pardnn.constraints/1", "constraints": demands})
+    (folder / "constraints.json").write_text(text)
+    write_run(_record(read_plan(folder / "plan.json")), folder / "record.json")
     save_table(CostTable(MACHINE, {"a": Entry(seconds=1.0), "b": Entry(seconds=2.0)}), folder)
+
+
+def _record(plan: Plan) -> RunRecord:
+    """Return what ranks might have measured of a plan."""
+    ranks = [
+        {
+            "step_s": [1.0, 1.5], "peak_bytes": 100, "op": list(row),
+            "start_s": [0.1 * i for i in range(len(row))], "seconds": [0.1] * len(row),
+            "tensor": ["x"], "wait_start_s": [0.0], "wait_s": [0.01],
+        }
+        for row in plan.order
+    ]  # fmt: skip
+    return run_record(plan.graph_fingerprint, ranks)
 
 
 def _json(rng: random.Random) -> list[str]:
@@ -170,9 +203,31 @@ def _graph(path: str, plans: tuple[str, ...]) -> Target:
     return Target(path, reads)
 
 
+def _run(plan: Path, graph: Path) -> None:
+    """Give a plan to `run`, up to where ranks would start: none does of what `check` refuses."""
+    started: list[int] = []
+
+    def run_checked(*_: object, **__: object) -> NoReturn:
+        started.append(1)
+        raise UsageError("ranks would start")
+
+    entry = EntryPoint("s.py:make", lambda: None)
+    with (
+        mock.patch.object(run, "load_entry_point", return_value=entry),
+        mock.patch.object(run, "captured", return_value=(read_graph(graph), None)),
+        mock.patch.object(run, "run_checked", run_checked),
+    ):
+        command("run", "s.py:make", "--plan", plan)
+    if started and command("check", plan, "--graph", graph) != 0:
+        raise Fault("ranks would start with a plan that `check` refuses")
+
+
 def _plan(name: str, graph_name: str) -> Target:
     def reads(folder: Path, rng: random.Random) -> None:
         plan, graph, out = folder / f"{name}.json", folder / graph_name, folder / "out"
+        if rng.random() < 0.2:
+            _run(plan, graph)
+            return
         command("check", plan, "--graph", graph, *_json(rng))
         by = ("--algorithm", rng.choice(("heft", "tofu")))
         words = rng.choice((
@@ -207,6 +262,24 @@ def _cluster(folder: Path, rng: random.Random) -> None:
     command(*words, *_json(rng))
 
 
+def _constraints(folder: Path, rng: random.Random) -> None:
+    graph, demands = folder / "graph.json", ("--constraints", folder / "constraints.json")
+    by = ("--algorithm", rng.choice(("heft", "single", "pardnn", "m-etf")))
+    words = rng.choice((
+        ("plan", graph, "--devices", rng.choice((2, 3)), *by, *demands),
+        ("plan", graph, "--devices", 2, *by, *demands, "--microbatches", 2),
+        ("check", folder / f"{rng.choice(PLANS)}.json", "--graph", graph, *demands),
+    ))  # fmt: skip
+    command(*words, *_json(rng))
+
+
+def _of_record(folder: Path, rng: random.Random) -> None:
+    of, out = (folder / "plan.json", "--graph", folder / "graph.json"), folder / "out.html"
+    run_of = ("--run", folder / "record.json", *_json(rng))
+    command("report", *of, "-o", out, *run_of)
+    command("export", *of, "--to", "perfetto", "-o", out, *run_of)
+
+
 def _convert(path: str) -> Target:
     def reads(folder: Path, rng: random.Random) -> None:
         graph = ("--graph", folder / "tiny-graph.json")
@@ -238,7 +311,8 @@ TARGETS = (
     _graph("graph.json", PLANS), _graph("tiny-graph.json", ("tiny-plan",)),
     _graph("packed.json.gz", PLANS),
     *(_plan(name, "graph.json") for name in PLANS), _plan("tiny-plan", "tiny-graph.json"),
-    Target("tiny-cluster.json", _cluster),
+    Target("tiny-cluster.json", _cluster), Target("constraints.json", _constraints),
+    Target("record.json", _of_record),
     _convert("tiny.txt"), _convert("msr.json"), _convert("split.json"),
     Target("run/step-00000003/manifest.json", _checkpoint),
     Target("run/latest", _checkpoint),

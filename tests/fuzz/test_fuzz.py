@@ -63,6 +63,10 @@ def test_the_files_are_valid_as_they_are(folder: Path) -> None:
         plan, graph = folder / f"{name}.json", folder / "packed.json.gz"
         assert (name, command("check", plan, "--graph", graph)) == (name, 0)
     assert command("checkpoint", "verify", folder / "run") == 0
+    graph, demands = folder / "graph.json", ("--constraints", folder / "constraints.json")
+    assert command("plan", graph, "--devices", 2, "--algorithm", "pardnn", *demands) == 0
+    of = (folder / "plan.json", "--graph", graph)
+    assert command("report", *of, "--run", folder / "record.json", "-o", folder / "r.html") == 0
 
 
 def test_a_sample_of_damaged_files(folder: Path) -> None:

@@ -1,11 +1,15 @@
 """What the commands report, as JSON."""
 
+import io
 import json
 from typing import Any
 
 from pydantic import TypeAdapter
+from rich.console import Console
 
+from pardnn.report.export.result import CodeResult
 from pardnn.report.results import RunResult, result_to_dict
+from pardnn.report.text import result_text
 
 
 def test_losses_that_are_no_numbers_are_null() -> None:
@@ -25,3 +29,14 @@ def test_losses_that_are_no_numbers_are_null() -> None:
     text = json.dumps(result_to_dict(result), allow_nan=False)
     found = TypeAdapter(RunResult).validate_json(text)
     assert found.losses == found.reference_losses == (0.5, None, None)
+
+
+def test_a_result_with_lists_of_seconds_is_shown() -> None:
+    """`pardnn code -o FOLDER` without `--run` ended as an internal error."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(result_text(CodeResult(files=("rank0.py",), step_s=(0.25, 1.5))))
+    console.print(result_text(CodeResult(files=("rank0.py",))))
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "rank0.py" in shown
+    assert "250 ms" in shown
+    assert "1.5 s" in shown

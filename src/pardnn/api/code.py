@@ -47,10 +47,13 @@ def write_code(found: dict[int, str], output: Path, *, is_folder: bool) -> list[
         found: Of `code`.
         output: A file; or a folder, which is made if there is none.
         is_folder: Which of both.
+
+    Raises:
+        FileError: E405, if they cannot be written.
     """
     paths = [output / f"rank{rank}.py" if is_folder else output for rank in found]
     if is_folder:
-        output.mkdir(parents=True, exist_ok=True)
+        files.make_folder(output)
     for path, text in zip(paths, found.values(), strict=True):
         files.write_bytes(path, text.encode(errors="backslashreplace"))
     return paths

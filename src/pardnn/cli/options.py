@@ -305,11 +305,18 @@ def cluster_from_options(
     )
 
 
+def _is_there(text: str) -> bool:
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):  # too long for a name
+        return False
+
+
 def _named_cluster(text: str) -> Cluster:
     from pardnn.cluster import PRESETS, Cluster
 
     name, _, count = text.partition(":")
-    if name not in PRESETS and not Path(text).exists():
+    if name not in PRESETS and not _is_there(text):
         raise FileError(
             f"there is no cluster file {text!r:.200}, and no preset of that name: there are "
             f"{', '.join(PRESETS)}",

@@ -139,8 +139,10 @@ def _fields(result: object) -> RenderableType:
             text = bytes_text(value)
         elif key.endswith("_bytes") and isinstance(value, tuple | list):
             text = tuple(map(bytes_text, value))
-        elif key.endswith("_s") or key == "seconds":
+        elif isinstance(value, float) and (key.endswith("_s") or key == "seconds"):
             text = seconds_text(value)
+        elif key.endswith("_s") and isinstance(value, tuple | list):
+            text = "\n".join(map(seconds_text, value)) or "none"
         elif key.endswith("bandwidth"):
             text = f"{bytes_text(value)}/s"
         elif isinstance(value, tuple | list):
