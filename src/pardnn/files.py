@@ -16,7 +16,6 @@ import io
 import json
 import os
 import re
-import select
 import stat
 import tempfile
 import time
@@ -29,6 +28,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import SchemaValidator
 
 from pardnn.errors import FileError, MismatchError, shown
+from pardnn.pipes import content_of, opened, write_through
 
 #: A graph of a million ops takes about a quarter of this.
 MAX_BYTES = 1 << 30
@@ -40,8 +40,6 @@ MAX_ELEMENTS = 50_000_000
 MAX_DEPTH = 64
 MAX_ERRORS = 1000
 MAX_DIGITS = 40
-#: Seconds for the first byte of a pipe: what writes it may compute first.
-PIPE_S = 60.0
 #: How the names of files begin that are being written.
 TEMPORARY = ".pardnn-"
 #: No file this young is taken for abandoned: its process may not have locked it so far, seconds.
@@ -60,51 +58,19 @@ def read_bytes(path: str | Path) -> bytes:
     """
     path = Path(path)
     try:
-        with _opened(path) as raw:
+        with opened(path) as raw:
             found, stream = os.fstat(raw.fileno()), raw
             # A device may have no end: /dev/zero would take two gigabytes.
             size, limit = found.st_size, SMALL_BYTES if stat.S_ISCHR(found.st_mode) else MAX_BYTES
             if path.suffix == ".gz":
                 limit = min(limit, SMALL_BYTES + MAX_RATIO * size)
                 stream = gzip.GzipFile(fileobj=raw)
-            content = b"" if size > limit else _content(stream, limit)
+            content = b"" if size > limit else content_of(stream, limit)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise FileError(f"cannot read {_reason(path, error)}", code="E403") from error
     if size > limit or len(content) > limit:
         raise FileError(f"{shown(str(path))} holds more than {limit} bytes", code="E404")
     return content
-
-
-def _opened(path: Path) -> io.BufferedReader:
-    """Open a file to read; a pipe once something comes through it.
-
-    Raises:
-        OSError: ETIMEDOUT, if nothing does within `PIPE_S`: a named pipe may have no writer.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    stream = os.fdopen(handle, "rb")
-    try:
-        if stat.S_ISFIFO(os.fstat(handle).st_mode):
-            waiting = select.poll()
-            waiting.register(handle, select.POLLIN | select.POLLHUP)
-            if not waiting.poll(PIPE_S * 1000):
-                why = f"nothing came through this pipe within {PIPE_S:g} s"
-                raise OSError(errno.ETIMEDOUT, why)
-        os.set_blocking(handle, True)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
-
-
-def _content(stream: io.BufferedIOBase, limit: int) -> bytes:
-    """Return what is left of a stream, and no more than one byte above a limit."""
-    parts, left = [], limit + 1
-    # Not at once: `read(n)` takes memory for n bytes, which a rank's limit may not allow.
-    while left and (part := stream.read(min(left, 1 << 20))):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -124,23 +90,11 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         content = _packed(content)
     try:
         if path.exists() and not path.is_file():
-            _write_through(path, content)  # a pipe or /dev/null must not become a plain file
+            write_through(path, content)  # a pipe or /dev/null must not become a plain file
         else:
             _replace(path, content)
     except (OSError, ValueError) as error:
         raise FileError(f"cannot write {_reason(path, error)}", code="E405") from error
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    """Write into what is no plain file.
-
-    Raises:
-        OSError: ENXIO, where it is a pipe that no process reads: to open it would wait for one.
-    """
-    handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "wb") as stream:
-        os.set_blocking(handle, True)
-        stream.write(content)
 
 
 def make_folder(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pardnn import files
+from pardnn import files, pipes
 from pardnn.errors import FileError
 from tests.fuzz.targets import built_once, command, fill, limited
 
@@ -22,7 +22,7 @@ ODD = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(files, "PIPE_S", 0.01)
+    monkeypatch.setattr(pipes, "PIPE_S", 0.01)
     monkeypatch.chdir(tmp_path)
     with built_once(), limited(), socket.socket(socket.AF_UNIX) as end:
         fill(tmp_path)
