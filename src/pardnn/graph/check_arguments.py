@@ -207,4 +207,5 @@ _SOURCE: Mapping[str, Callable[[Op, Any], str | None]] = {
 _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {
     "settings": _of_type(dict, "object"), "host": _of_type(dict, "object"), "effects": _effects,
     "schedules": _schedules, "result": lambda op, value: None,
+    "opening": _of_type(bool, "truth value"),
 }  # fmt: skip

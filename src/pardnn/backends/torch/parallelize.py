@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,16 @@ class Parallel(Checkpointed):
         if key not in self._evaluations:
             self._evaluations[key] = Evaluation(function, self._state, self._decide)
         return self._evaluations[key](given)
+
+    def load(self, path: str | Path, step: int | None = None) -> Any:
+        """Read a checkpoint, as `Checkpointed.load` says."""
+        self._variants.check_opened()
+        return super().load(path, step)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None = None) -> None:
+        """Take state dicts, as `Checkpointed.load_state_dict` says."""
+        self._variants.check_opened()
+        super().load_state_dict(state)
 
     def _training_state(self) -> TrainingState:
         self._variants.settle()

@@ -115,7 +115,7 @@ def run_noted(
         OtherUse: It does more with one of the containers.
     """
     tracer, objects = trace.tracer, walk_objects(step, args)
-    unseen, is_first = unseen_states(objects), chosen is NO_SYMBOLS
+    unseen, is_first = unseen_states(objects), chosen.is_first
     classes, flags = class_attributes(objects), trainable_flags(trace)
     with contextlib.ExitStack() as stack:
         trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
@@ -123,7 +123,8 @@ def run_noted(
         stack.enter_context(recorders_inserted(objects, recorders.filled, effects.filled))
         stack.enter_context(stand_ins_inserted(objects, recorders.sinks, effects.told))
         choices = Choices(
-            tracer, lambda: walk_objects(step, args), effects, trace.schedules, is_first=is_first
+            tracer, lambda: walk_objects(step, args), effects, trace.schedules,
+            is_first=chosen is NO_SYMBOLS,
         )  # fmt: skip
         trace.choices = stack.enter_context(choices)
         functions = used_names(step, objects.seen.values()).functions

@@ -41,7 +41,7 @@ from pardnn.backends.torch.user_step.sources import (
     setting_entries,
     sources,
 )
-from pardnn.errors import MismatchError, shown
+from pardnn.errors import MismatchError, UnsupportedError, shown
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.mesh import Box
 from pardnn.plan.state_layout import shard_of
@@ -69,6 +69,7 @@ class Binding:
     ) -> None:
         self._step, self._args = step, list(args)
         self._guards: Guards | None = None
+        self._is_opening, self._has_run = bool(graph.step_notes.get("opening")), False
         self._kinds: dict[str, TensorKind] = {}
         self._given: tuple[Any, ...] = ()
         self._device = device
@@ -243,6 +244,11 @@ class Binding:
             return self.replayed(ops, recording)
 
     @property
+    def must_open(self) -> bool:
+        """Whether the graph is that of a first step, which has not run."""
+        return self._is_opening and not self._has_run
+
+    @property
     def is_watching(self) -> bool:
         """Whether `watch` was called."""
         return self._guards is not None
@@ -282,10 +288,18 @@ class Binding:
                 optimizers.
 
         Raises:
-            UnsupportedError: E807, if a tensor that an earlier step replaced is given again.
+            UnsupportedError: E807, if a tensor that an earlier step replaced is given again; E806,
+                if the graph is that of a first step, which has run.
             MismatchError: E509, if a number is not one that the graph holds for, unless `changes`
                 has looked before.
         """
+        if self._is_opening and self._has_run:
+            raise UnsupportedError(
+                "the first step does something else than the later ones, and what runs here is one "
+                "graph, that of the first.\nTrain by `parallelize`, which captures the later ones "
+                "too, or run one step of your own where the model and the optimizer are made.",
+                code="E806",
+            )
         values: dict[str, Any] = {}
         for op in self._tensors:
             if op.name in tensors:
@@ -336,6 +350,9 @@ class Binding:
             batch: Of `read`; `watch` was called before.
         """
         assert self._guards is not None
+        if self._is_opening and self._has_run:
+            yield Change("the call", "the first", "a later one")
+            return
         kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
         if kinds != self._kinds:
             for name in dict.fromkeys([*self._kinds, *kinds]):
@@ -372,7 +389,7 @@ class Binding:
         objects = [walk_value(arg, self._names[index]) for index, arg in given]
         rebind(effects, objects)
         self._host.write(effects, objects)
-        self._given = ()
+        self._given, self._has_run = (), True
         self._starting.end()
 
     def sinks(self) -> dict[str, Any]:

@@ -176,6 +176,7 @@ class Variants:
         changes = [*self.replaced, *self.current.binding.changes(batch)]
         if not changes:
             return self.current
+        self._check_opened(told(changes))
         for variant in () if self.replaced else self._known:
             if variant is not self.current and next(variant.binding.changes(batch), None) is None:
                 self.enter(variant)
@@ -192,6 +193,7 @@ class Variants:
         Args:
             values: As for `step`.
         """
+        self._check_opened("other shapes are to be captured before it")
         batch = self.current.binding.read(values)
         if all(next(each.binding.changes(batch), None) is not None for each in self._known):
             self._add(values, list(self.current.binding.changes(batch))).binding.watch()
@@ -254,6 +256,23 @@ class Variants:
             if agreement is None or agreement.number != variant.number:
                 describe = state.holds_for.get
                 executor.agreement = Agreement(self._world, variant.number, describe)
+
+    def check_opened(self) -> None:
+        """Reject to take another state where the first step is a graph of its own, and to come.
+
+        Raises:
+            UnsupportedError: E806.
+        """
+        self._check_opened("the state is to be loaded before it")
+
+    def _check_opened(self, what: str) -> None:
+        if self.current.binding.must_open:
+            raise UnsupportedError(
+                "the first step of these objects does something else than the later ones, and "
+                f"{what}.\nRun one step of your own before `parallelize`: the step then is one of "
+                "the later ones. `load` takes any state after that.",
+                code="E806",
+            )
 
     def _check_carried(self, variant: Variant) -> None:
         read = sorted(self._stale.intersection(variant.executor.program.state))

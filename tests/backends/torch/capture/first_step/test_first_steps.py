@@ -12,13 +12,15 @@ from torch import nn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.capture.rewrites.sgd import DAMPENED
 from pardnn.backends.torch.make_step import make_step
+from pardnn.backends.torch.parallelize import parallelize
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.errors import UnsupportedError
-from tests.backends.torch import executors, models
+from tests.backends.torch import executors, models, stepping
 from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
 from tests.backends.torch.capture.test_rewrites import scaled
 from tests.backends.torch.models import small
+from tests.backends.torch.plans import random_plan
 from tests.reference.interpreter import Interpreter
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -150,14 +152,6 @@ class WrittenAgain(torch.optim.SGD):
                 parameter.copy_(state["slow"])
 
 
-@pytest.mark.parametrize("make", [FirstGradient, AfterTheStep, WrittenAgain])
-def test_state_that_starts_from_data_is_refused(make: Any) -> None:
-    step, args = small(functools.partial(make, lr=0.1))
-    with pytest.raises(UnsupportedError, match=r"state\.model\.0\.weight") as caught:
-        capture(step, *args)
-    assert caught.value.code == "E806"
-
-
 class SquaredFirst(torch.optim.Optimizer):
     """Takes only the square of the first gradient, as ADOPT does."""
 
@@ -203,10 +197,98 @@ class FullFirst(torch.optim.SGD):
             parameter.add_(state["mean"], alpha=-0.1)
 
 
-@pytest.mark.parametrize("make", [SquaredFirst, PulledFirst, FullFirst])
-def test_a_first_step_that_makes_other_calls(make: Any) -> None:
-    step, args = small(functools.partial(make, lr=0.1))
-    with pytest.raises(UnsupportedError, match="the first step does something else") as caught:
+class ByCount(torch.optim.SGD):
+    """Keeps a gradient at its first step, which a count decides, and reads it at all others."""
+
+    def step(self, closure: Any = None) -> Any:
+        group = self.param_groups[0]
+        group["count"] = group.get("count", 0) + 1
+        for parameter in group["params"]:
+            state = self.state[parameter]
+            if group["count"] == 1:
+                state["before"], state["is_kept"] = -parameter.grad, True
+            parameter.data.add_(state["before"], alpha=0.1)
+            state["before"] = -parameter.grad
+        return super().step(closure)
+
+
+def of(make: Any) -> Any:
+    def entry() -> Any:
+        model, x, y = stepping.small()
+        return train, (model, make(model.parameters(), lr=0.1), x, y)
+
+    return entry
+
+
+def train(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def numbers(args: tuple[Any, ...]) -> Any:
+    states = args[1].state.values()
+    kept = [{k: v for k, v in each.items() if not isinstance(v, torch.Tensor)} for each in states]
+    return kept, args[1].param_groups[0].get("count")
+
+
+OPENINGS = [
+    FirstGradient, AfterTheStep, WrittenAgain, SquaredFirst, PulledFirst, FullFirst, ByCount
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", OPENINGS)
+def test_a_first_step_that_does_something_else_is_a_graph_of_its_own(make: Any) -> None:
+    stepping.assert_as_eager(of(make), state=numbers, steps=4, sizes=(1,), is_followed=True)
+
+
+def test_ranks_open_together() -> None:
+    stepping.assert_as_eager(of(ByCount), state=numbers, steps=4, is_followed=True)
+
+
+def test_a_cut_first_step() -> None:
+    expected = stepping.eager(of(SquaredFirst), steps=4)
+    cut = stepping.on_ranks(
+        of(SquaredFirst), 2, steps=4, plan_of=stepping.cut_plan, is_followed=True
+    )
+    for found in cut:
+        for (loss, *_), (known, *_) in zip(found, expected, strict=True):
+            assert float.fromhex(loss) == pytest.approx(float.fromhex(known), rel=1e-5)
+
+
+def started(**options: Any) -> Any:
+    step, args = of(SquaredFirst)()
+    decide = lambda graph, size, _: random_plan(graph, size)  # noqa: E731
+    return parallelize(step, *args, decide=decide, device="cpu", **options), args
+
+
+def test_nothing_may_change_before_the_first_step() -> None:
+    fast, args = started()
+    with pytest.raises(UnsupportedError, match="the state is to be loaded") as caught:
+        fast.load_state_dict({})
+    assert caught.value.code == "E806"
+    with pytest.raises(UnsupportedError, match="'y' is"):
+        fast(args[2], args[3][:2])
+    fast.close()
+    other = torch.randn(2, 5), torch.randn(2, 3)
+    with pytest.raises(UnsupportedError, match="other shapes"):
+        started(shapes=[other])
+
+
+class InAList(torch.optim.SGD):
+    """Keeps the first gradient where no name leads."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad += self.state[parameter].setdefault("all", [parameter.grad.clone()])[0]
+        return super().step(closure)
+
+
+def test_state_in_objects_of_the_first_step_is_refused() -> None:
+    step, args = of(InAList)()
+    with pytest.raises(UnsupportedError, match=r"state\.model\.0\.weight") as caught:
         capture(step, *args)
     assert caught.value.code == "E806"
 

@@ -16,11 +16,14 @@ Complexity: O(calls).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pardnn.backends.torch.capture.first_step.initial_state import is_copied_gradient
-from pardnn.backends.torch.capture.first_step.refusals import takes_another_way
+from pardnn.backends.torch.capture.first_step.refusals import (
+    irregular_initial_state,
+    takes_another_way,
+)
 from pardnn.backends.torch.capture.source_updates import StepTrace
 from pardnn.backends.torch.capture.to_graph import comparable
 from pardnn.backends.torch.capture.trace_ir import Call, Storage
@@ -41,6 +44,22 @@ def check_first_step(first: StepTrace, trace: StepTrace, live: Collection[Call])
     call = other_call(first, trace, live)
     if call is not None:
         raise takes_another_way(call.source)
+
+
+def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collection[str]) -> None:
+    """Reject a step whose first call makes states that it leaves to another path: by a count, say.
+
+    Args:
+        trace: Of the step that repeats, from the first values.
+        irregular: Why states have no first value, by name.
+        left: Names of what its graph does not hand on.
+
+    Raises:
+        UnsupportedError: E806.
+    """
+    lost = sorted(irregular.keys() & left)
+    if lost and trace.tracer.scalars.conditions:
+        raise irregular_initial_state(lost[0], irregular[lost[0]])
 
 
 def other_call(first: StepTrace, trace: StepTrace, live: Collection[Call]) -> Call | None:

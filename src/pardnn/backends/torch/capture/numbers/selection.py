@@ -39,6 +39,7 @@ class Selection:
         start: Values to trace with, by name, instead of those that the first trace left.
         created: Names among them of numbers that the first step creates.
         defaults: What a `defaultdict` gives for numbers that the first step creates, by name.
+        is_first: Whether the first step is traced, which creates states.
     """
 
     floats: bool = True
@@ -48,6 +49,7 @@ class Selection:
     start: Mapping[str, Any] = field(default_factory=dict)
     created: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    is_first: bool = False
 
     def sources(
         self, found: Iterable[Source], objects: ObjectGraph, names: Mapping[int, str]
@@ -87,7 +89,9 @@ class Selection:
         return replace(self, ints=False)
 
 
-NO_SYMBOLS = Selection(floats=False, ints=False)
+NO_SYMBOLS = Selection(floats=False, ints=False, is_first=True)
+#: Of a first step that becomes a graph of its own.
+OPENING = Selection(ints=False, is_first=True)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+"""A first step that is a graph of its own, since the later ones do something else.
+
+Problem: `if not state: state["mean"] = grad.clone()`; `continue` in the first step of ADOPT. What
+such a step leaves is known only when it runs, so no number fills the states.
+
+Idea: its trace, from what the objects held before it, is the graph of the first call. Each tensor
+that it creates is a state that the step writes and does not read; each number, one that it sets.
+When that call has run, all of them exist, and the step is captured once more, as it repeats.
+
+Complexity: one more trace, and one copy of each state that the first step fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture.first_step.initial_state import initial_value, is_of_a_module
+from pardnn.backends.torch.capture.numbers.selection import OPENING, Selection
+from pardnn.backends.torch.capture.restore import is_arithmetic, is_filled
+from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.trace_ir import Call
+from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.held_numbers import (
+    named_places,
+    values_by_name,
+    with_tensor_names,
+)
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.sources import Source, held_gradients, tensor_names
+
+
+class NotFollowed(Exception):
+    """The first step creates something that no rank can."""
+
+
+def created_states(
+    trace: StepTrace, found: tuple[Source, ...], objects: ObjectGraph, before: set[str]
+) -> list[Call]:
+    """Return the calls that fill the tensors which a first step creates; record copies into them.
+
+    Args:
+        trace: Of the first step.
+        found: Sources after it.
+        objects: The object graph after it.
+        before: Names of the sources before it.
+
+    Raises:
+        NotFollowed: One of them lies in an object that the step makes, or is a view.
+    """
+    calls: list[Call] = []
+    owners = [source.get() for source in held_gradients(found)]
+    taken = {_storage(trace, tensor) for tensor in owners}
+    for source in found:
+        live = source.get()
+        if source.name in before or not isinstance(live, torch.Tensor):
+            continue
+        value = trace.tracer.aliases.fresh_value(live)
+        storage = value.storage
+        if (
+            storage is None
+            or storage.source
+            or storage in taken
+            or not _is_reached(source, objects)
+        ):
+            raise NotFollowed
+        taken.add(storage)
+        number, is_empty = initial_value(value), ".empty" in storage.owner.call.kind
+        is_filled_once = number is not None and len(storage.writes) == int(is_empty)
+        with trace.tracer.fake_mode:
+            fake: Any = torch.empty_like(live, requires_grad=False)
+        state = trace.tracer.add_source(
+            source.kind, fake, {"initial": number if is_filled_once else 0.0}
+        )
+        state.call.name = source.name
+        trace.values[source.name], trace.sources[source.name] = state, source
+        calls.append(state.call)
+        if not is_filled_once:
+            calls.append(trace.tracer.aliases.copy_back(state, value))
+    return calls
+
+
+def _storage(trace: StepTrace, tensor: torch.Tensor) -> Any:
+    return trace.tracer.aliases.fresh_value(tensor).storage
+
+
+def _is_reached(source: Source, objects: ObjectGraph) -> bool:
+    """Whether ranks find the place: a parameter's state in an optimizer, or a module's own."""
+    if source.kind == "buffer":
+        return is_of_a_module(source, objects)
+    optimizers = [e.value for e in objects.stateful if isinstance(e.value, torch.optim.Optimizer)]
+    states = {id(state) for each in optimizers for state in _states(each).values()}
+    return source.kind == "state" and any(id(slot.holder) in states for slot in source.slots)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Mapping[Any, Any]:
+    return {key: x for key, x in optimizer.state.items() if isinstance(key, torch.Tensor)}
+
+
+def created_numbers(
+    trace: StepTrace, found: tuple[Source, ...], objects: ObjectGraph, before: ObjectGraph,
+    live: tuple[Source, ...],
+) -> Selection:  # fmt: skip
+    """Note the numbers that a first step leaves; return the selection with those that it creates.
+
+    Args:
+        trace: Of the first step.
+        found: Sources after it.
+        objects: The object graph after it.
+        before: The object graph before it.
+        live: Sources before it.
+
+    Raises:
+        NotFollowed: It leaves other values in new places.
+    """
+    _check_changes(trace)
+    _check_values(objects)
+    then = values_by_name(before.contents, tensor_names(live))
+    now = values_by_name(objects.contents, tensor_names(found))
+    numbers = _with_symbols(objects, tensor_names(found)) | now
+    created = sorted(numbers.keys() - then.keys() - trace.sources.keys() - trace.changed.keys())
+    for name in created:
+        if "<" in name or "unnamed" in name:
+            raise NotFollowed
+        trace.effects.changed(name, numbers[name])
+    return replace(OPENING, created=frozenset(created), start=dict.fromkeys(created, 0))
+
+
+def _with_symbols(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, Any]:
+    places = ((name, value) for name, slot, value in named_places(objects) if slot.key is not None)
+    return {with_tensor_names(n, names): v for n, v in places if node_of(v) is not None}
+
+
+def _check_changes(trace: StepTrace) -> None:
+    """Keep the changes of numbers among those of plain values; the rest must be assignments."""
+    changed = {n: c for n, c in trace.changed.items() if is_arithmetic(c) or is_filled(c)}
+    rest = trace.changed.keys() - changed.keys() - trace.assigned.keys()
+    if any(each.content is None for each in trace.assigned.values()):
+        raise NotFollowed
+    if any(not trace.changed[name].is_new for name in rest):
+        raise NotFollowed
+    trace.changed = {n: c for n, c in changed.items() if not c.is_new}
+    for name, each in trace.assigned.items():
+        trace.effects.noted.append({"assign": [name, each.content]})
+    for name, flag in trace.trainable.items():
+        trace.effects.noted.append({"trainable": [name, flag]})
+
+
+def _check_values(objects: ObjectGraph) -> None:
+    """Reject states of parameters that hold more than tensors and numbers."""
+    for entry in objects.stateful:
+        if isinstance(entry.value, torch.optim.Optimizer):
+            for state in _states(entry.value).values():
+                items = state.values() if isinstance(state, dict) else [state]
+                for item in items:
+                    is_known = isinstance(item, torch.Tensor | bool | int | float)
+                    if not is_known and node_of(item) is None:
+                        raise NotFollowed
+
+
+def left_gradients(found: tuple[Source, ...]) -> list[str]:
+    """Return the names of the gradients that a first step leaves to the next call."""
+    return [source.name for source in held_gradients(found)]

@@ -1,0 +1,156 @@
+"""Traces of a step: each runs it once more over new placeholders, with symbols for its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+
+from pardnn.backends.torch.capture.fake_cache import FakeCache
+from pardnn.backends.torch.capture.first_step.first_use import NOTHING_KEPT, KeptTensors
+from pardnn.backends.torch.capture.numbers.questions import Check, NoCheck, Questions
+from pardnn.backends.torch.capture.numbers.recorders import Recorders
+from pardnn.backends.torch.capture.numbers.selection import Selection
+from pardnn.backends.torch.capture.placeholders import (
+    insert_gradient_placeholders,
+    insert_placeholders,
+)
+from pardnn.backends.torch.capture.restore import restore
+from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.capture.source_updates import StepTrace, symbols_inserted
+from pardnn.backends.torch.capture.traced_run import run_noted
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
+from pardnn.backends.torch.user_step.sources import (
+    Source,
+    WholeOf,
+    gradient_source,
+    held_gradients,
+    outside,
+    settings_of,
+    sources_of,
+    tensor_names,
+)
+from pardnn.errors import UnsupportedError, UserCodeError
+
+
+@dataclass(repr=False)
+class Traces:
+    """What all traces of one capture share.
+
+    Attributes:
+        step: The user's step.
+        args: Its arguments; the items are replaced while tracing.
+        batch: Indices of the arguments that are the batch.
+        mode: Of the fake tensors.
+        fake_cache: Fake results that all traces share.
+        whole_of: Returns the geometry of the whole, where a live tensor is a shard.
+        recorders: Stand for what the step only fills or tells.
+        checks: Known branches on data that only raise, of the first step and of the others.
+        caches: Of `functools`, in which a trace has left fake tensors.
+        held: Gradients that were there before the first trace, by name.
+        carried: Those of them that the step reads: each call hands them on to the next.
+    """
+
+    step: Callable[..., Any]
+    args: list[Any]
+    batch: tuple[int, ...]
+    mode: fake_tensor.FakeTensorMode
+    fake_cache: FakeCache
+    whole_of: WholeOf
+    recorders: Recorders
+    checks: dict[bool, tuple[Check, ...]] = field(default_factory=lambda: {True: (), False: ()})
+    caches: list[Any] = field(default_factory=list)
+    held: dict[str, Any] = field(default_factory=dict)
+    carried: dict[str, Any] = field(default_factory=dict)
+
+    def clear_caches(self) -> None:
+        """Clear the caches in which a trace has left fake tensors."""
+        for cache in self.caches:
+            cache.cache_clear()
+
+    def objects(self) -> ObjectGraph:
+        """Return what the step reaches now."""
+        return walk_objects(self.step, self.args)
+
+    def sources(self) -> tuple[Source, ...]:
+        """Return the sources of the step as of now."""
+        return sources_of(self.objects(), self.batch)
+
+    def trace(
+        self,
+        chosen: Selection,
+        *,
+        initial: dict[str, Any] | None = None,
+        constants: KeptTensors = NOTHING_KEPT,
+        locate: bool = True,
+    ) -> StepTrace:
+        """Run the step over new placeholders and record it; again where a branch may be a check.
+
+        Args:
+            chosen: Which numbers are symbols.
+            initial: First values of the states that the first step created, by name.
+            constants: What that step made of constants, and keeps.
+            locate: Whether the calls get the user's lines.
+
+        Raises:
+            PardnnError: As `run_noted` does.
+        """
+        start = walk_objects(self.step, self.args).contents
+        questions = Questions(self.checks[chosen.is_first], trial=True)
+        while True:
+            error: BaseException = NoCheck()
+            try:
+                trace = self._traced_once(chosen, questions, initial, constants, locate)
+                if not questions.is_trying:
+                    self.checks[chosen.is_first] = questions.checks
+                    return trace
+            except (UserCodeError, UnsupportedError, NoCheck) as caught:
+                if not questions.is_trying:
+                    raise
+                error = caught
+            questions = questions.learned(error)
+            restore(start)
+
+    def _traced_once(
+        self,
+        chosen: Selection,
+        questions: Questions,
+        initial: dict[str, Any] | None,
+        constants: KeptTensors,
+        locate: bool,
+    ) -> StepTrace:
+        """Run the step once over new placeholders and record it."""
+        self.clear_caches()
+        objects = walk_objects(self.step, self.args)
+        sources = sources_of(objects, self.batch)
+        names = tensor_names(sources)
+        if chosen.start:
+            chosen.set_start(objects, names)
+            objects = walk_objects(self.step, self.args)
+        made_anew = {s.name: s for s in sources if s.name in constants.values}
+        found = outside(self.recorders.filled, (s for s in sources if s.name not in made_anew))
+        gradients = held_gradients(found)
+        tensors = [source for source in found if isinstance(source.get(), torch.Tensor)]
+        numbers = chosen.sources(found, objects, names)
+        kept = self.carried | {source.name: source.get() for source in gradients}
+        self.held = kept if chosen.is_first else self.held
+        placeholders = insert_placeholders(objects, tensors, self.mode, self.whole_of)
+        gradients = [gradient_source(s) for s in tensors if f"{s.name}.grad" in kept]
+        tracer = Tracer(self.mode, Locator(objects.modules, is_silent=not locate), self.fake_cache)
+        tracer.scalars.questions = questions
+        trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
+        for source in tensors:
+            trace.add(source, placeholders[source.name], initial)
+        made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
+        trace.gradients = made
+        for source in gradients:
+            trace.add(source, made[source.name], initial)
+        names = {id(tensor): name for name, tensor in placeholders.items()}
+        trace.made_anew = constants.make(made_anew, tracer, self.mode)
+        with symbols_inserted(trace, numbers):
+            run_noted(trace, self.step, self.args, self.mode, self.recorders, names, chosen)
+        return trace
