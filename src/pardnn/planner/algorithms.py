@@ -24,6 +24,7 @@ from pardnn.place.recipes.schedules import SCHEDULES
 from pardnn.place.thesis.steps import place_thesis
 from pardnn.shard.recipes.data_parallel import data_parallel
 from pardnn.shard.recipes.megatron import megatron
+from pardnn.shard.recipes.product import PRODUCTS
 from pardnn.shard.recipes.zero import zero_1, zero_2
 from pardnn.shard.search import baselines, tofu
 from pardnn.shard.sharding import Sharding
@@ -58,10 +59,11 @@ SHARDED: Mapping[str, Callable[..., Sharding]] = {
     "zero-2": zero_2,
     "zero-3": baselines.zero_3,
     "megatron": megatron,
+    **PRODUCTS,
 }
 
 #: Cuts as experts make them, which `auto` tries beside `tofu`.
-CUTS = ("data-parallel", "zero-1", "zero-2", "zero-3", "megatron")
+CUTS = ("data-parallel", "zero-1", "zero-2", "zero-3", "megatron", *PRODUCTS)
 
 #: Pipelines as experts build them, of a step whose batch is in pieces.
 RECIPES = tuple(SCHEDULES)

@@ -26,7 +26,7 @@ from pardnn.shard.sharding import Sharding
 #: Ops of the graph x devices up to which `auto` considers `tofu`.
 AUTO_LOCAL_OPS = 200_000
 
-#: The same for the cuts of experts: five plans, of 1 to 3 CPU seconds each at this size.
+#: The same for the cuts of experts: up to eight plans, of 1 to 3 CPU seconds each then.
 AUTO_CUT_OPS = 30_000
 
 #: Bytes of traffic per device that a byte of memory is worth, tried one after the other where

@@ -17,11 +17,11 @@ in part". What reads a whole gradient, as a norm that no loop cuts, gathers it i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
-from pardnn.plan.mesh import Mesh, owned_boxes
+from pardnn.plan.mesh import Layout, Mesh, owned_boxes
 from pardnn.shard.recipes.data_parallel import data_parallel
 from pardnn.shard.recipes.loops import bytes_of_tensors, cheapest_loop
 from pardnn.shard.search.coarsening import (
@@ -48,7 +48,7 @@ def zero_1(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     Raises:
         UsageError: E226, if the batch has fewer samples than there are devices.
     """
-    return _with_owners(graph, data_parallel(graph, target, objective), gradients=False)
+    return with_owners(graph, data_parallel(graph, target, objective), gradients=False)
 
 
 def zero_2(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
@@ -62,17 +62,30 @@ def zero_2(graph: Graph, target: Target, objective: str = "bytes") -> Sharding:
     Raises:
         UsageError: E226, if the batch has fewer samples than there are devices.
     """
-    return _with_owners(graph, data_parallel(graph, target, objective), gradients=True)
+    return with_owners(graph, data_parallel(graph, target, objective), gradients=True)
 
 
-def _with_owners(graph: Graph, replicated: Sharding, *, gradients: bool) -> Sharding:
-    """Cut states, and gradients if asked for, of replicated parameters."""
+def with_owners(
+    graph: Graph,
+    replicated: Sharding,
+    *,
+    gradients: bool,
+    taken: Mapping[str, Layout] | None = None,
+) -> Sharding:
+    """Cut states, and gradients if asked for, of replicated parameters.
+
+    Args:
+        graph: A captured graph.
+        replicated: From `data_parallel`.
+        gradients: Whether gradients are cut, too.
+        taken: Dims of parameters that other mesh axes cut, by name: owners get parts of another.
+    """
     mesh = replicated.mesh
     if mesh.size == 1:
         return replicated
     calls, storage = op_calls(graph), storage_of(graph)
     classes = coarsened(graph, calls, TRAINING, storage).classes
-    dims = dict(_owner_dims(graph, classes, mesh))
+    dims = dict(_owner_dims(graph, classes, mesh, taken or {}))
     parameters = {op.outputs[0].name for op in graph.ops if op.kind == "parameter"}
     states = {op.outputs[0].name for op in graph.ops if op.kind == "state"}
     may_cut = {
@@ -97,7 +110,9 @@ def _with_owners(graph: Graph, replicated: Sharding, *, gradients: bool) -> Shar
     return Sharding(mesh, layouts, axes)
 
 
-def _owner_dims(graph: Graph, classes: TensorClasses, mesh: Mesh) -> Iterator[tuple[str, int]]:
+def _owner_dims(
+    graph: Graph, classes: TensorClasses, mesh: Mesh, taken: Mapping[str, Layout]
+) -> Iterator[tuple[str, int]]:
     """Yield the dim that is cut of all that belongs to a parameter: its first one long enough."""
     done = set[str]()
     for op in graph.ops:
@@ -107,6 +122,8 @@ def _owner_dims(graph: Graph, classes: TensorClasses, mesh: Mesh) -> Iterator[tu
         root, shape = classes.root[tensor.name], tensor.shape or ()
         done.add(root)
         for dim in range(len(shape)):
+            if dim in taken.get(tensor.name, ()):
+                continue
             if owned_boxes(shape, (dim,) * len(mesh.shape), mesh) is None:
                 continue
             at = classes.dims[tensor.name].index(dim) if dim in classes.dims[tensor.name] else None

@@ -2,8 +2,8 @@
 
 Problem: where optimizer states are cut and parameters are whole on every device (ZeRO, stages 1 and
 2), an update needs states that a device does not have for most of the parameter.
-Idea: a call that writes a tensor in place, which is whole everywhere, may cut a loop. Each device
-makes it on a view of its own part, and copies the parts of the others into its tensor: an
+Idea: a call that writes a tensor in place may cut a loop that its layout does not. Each device
+makes it on a view of a part of its own block, and copies the parts of others into the block: an
 all-gather in place, part by part.
 Complexity: O(devices x parts) per write.
 Reference: Rajbhandari et al., "ZeRO", SC 2020, section 5.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pardnn.graph.ir import Op, writes
 from pardnn.plan.partitioned_graph import UPDATE
-from pardnn.shard.boxes import Slice, cover, inside, nearest, relative, whole
+from pardnn.shard.boxes import Slice, cover, inside, nearest, relative
 from pardnn.shard.spmd.collectives import collective_of
 from pardnn.shard.spmd.emitter import Anchor, Emitter, ShardedTensor, box_list, local_tensor
 from pardnn.shard.spmd.multi_fetch import send_slices
@@ -22,7 +22,7 @@ from pardnn.shard.spmd.templates import PartitionedOp, shared_input
 
 
 def gathered_write(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str | None:
-    """Return the tensor that an op writes by parts, whole on every device; None if there is none.
+    """Return the tensor that an op writes by parts of the blocks that devices own; None for none.
 
     Args:
         emitter: Has the layouts.
@@ -34,8 +34,7 @@ def gathered_write(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str 
         return None
     (name,), (result,) = changed, op.outputs
     boxes, template = emitter.boxes[name], partitioned.template
-    everything = whole(emitter.tensors[name].shape or ())
-    if any(box != everything for box in (*boxes, *emitter.boxes[result.name])):
+    if boxes != emitter.boxes[result.name]:
         return None
     if result.name not in partitioned.returned or shared_input(emitter, op, result) != name:
         return None
@@ -44,8 +43,10 @@ def gathered_write(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str 
     regions = [template.boxes[slot] for slot, of in partitioned.names.items() if of == name]
     if template.is_partial[number] or regions != [made] or made == boxes:
         return None
-    is_all = cover(everything, made, range(len(made)))[1]
-    return name if is_all and all(box and inside(box, everything) for box in made) else None
+    for part, box in zip(made, boxes, strict=True):
+        if part is None or not inside(part, box) or not cover(box, made, range(len(made)))[1]:
+            return None
+    return name
 
 
 def gather_in_place(emitter: Emitter, computed: ShardedTensor, target: str, anchor: Anchor) -> None:
@@ -80,7 +81,8 @@ def gather_in_place(emitter: Emitter, computed: ShardedTensor, target: str, anch
         name = str(own.names[device])
         for step, part in zip(steps[device], found, strict=True):
             is_last = step == steps[device][-1]
-            box = whole(tensor.shape or ())
+            box = own.boxes[device]
+            assert box is not None
             made = f"{tensor.name}@{device}" if is_last else step
             output = local_tensor(tensor, made, box, name)
             args = [{"tensor": name}, box_list(relative(part[1], box)), {"tensor": slices[part]}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan
+from pardnn.shard.recipes.product import PRODUCTS
 from pardnn.sim.peak import one_device_peak
 from tests.backends.torch import models
 from tests.backends.torch.executors import captured
@@ -57,9 +59,9 @@ def trained(plan: Plan) -> list[Any]:
     return [losses, peak, random, held]
 
 
-def assert_trained(size: int) -> None:
+def assert_trained(size: int, recipes: Sequence[str] = RECIPES) -> None:
     """All recipes in one launch, within a limit that one device alone would exceed."""
-    plans = {name: planned(name, size, LIMIT) for name in RECIPES}
+    plans = {name: planned(name, size, LIMIT) for name in recipes}
     assert one_device_peak(captured(transformer).arrays) > LIMIT
     step, args = transformer()
     torch.manual_seed(99)
@@ -89,7 +91,7 @@ def test_recipes_train_as_one_device() -> None:
 
 @pytest.mark.long
 def test_recipes_train_as_one_device_on_four_ranks() -> None:
-    assert_trained(4)
+    assert_trained(4, (*RECIPES, *PRODUCTS))
 
 
 @pytest.mark.parametrize("name", RECIPES)
