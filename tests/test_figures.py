@@ -78,6 +78,14 @@ def test_steps_cut_over_k80s(graph: str, label: str) -> None:
     ]
 
 
+def test_the_plan_that_is_drawn() -> None:
+    text = (RESULTS / "2026-11-23_readme-plan.md").read_text(encoding="utf-8")
+    (times,) = re.findall(r"simulated, (2\S+) times as fast as one device", text)
+    (peak,) = re.findall(r"gpu:0 +3783 +(\S+ GiB)", text)
+    assert f"on one device it needs {peak}" in README
+    assert f"its batch in 4 pieces: {times} times as fast as one device (simulated)" in README
+
+
 def test_samples_of_the_thesis_s_models() -> None:
     rows = table("2026-11-21_thesis.md", "Beyond the thesis", "cut, samples/s")
     found = {row["model, K"].removesuffix(", 4"): row for row in rows}
@@ -147,11 +155,13 @@ def test_small_graphs_and_seconds_of_planning() -> None:
 
 
 def test_mutants() -> None:
-    (total,) = [row for row in table("2026-11-22_mutants.md", "Mutants", "mutants")
+    (total,) = [row for row in table("2026-11-23_mutants.md", "Mutants", "mutants")
                 if row["package"] == "all"]  # fmt: skip
-    share = rounded(total["share caught"])
-    assert f"of {total['mutants']} in `place`, `plan` and `sim`" in PAPERS
-    assert f"{share} % were found" in PAPERS
+    share, asked = rounded(total["share caught"]), total["mutants"]
+    text = (RESULTS / "2026-11-23_mutants.md").read_text(encoding="utf-8")
+    (first,) = re.findall(rf"The first time, .*? of {asked} were caught\s\((\d+\.\d)%\)", text)
+    assert f"of {asked} sampled {rounded(first)} % were found at first" in PAPERS
+    assert f"{share} % once" in PAPERS
 
 
 def test_table_3_and_gradients_in_place() -> None:

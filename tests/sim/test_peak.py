@@ -8,7 +8,7 @@ from pardnn.cluster import Cluster
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.memory import memory_profiles, peak_bytes
-from pardnn.sim.peak import live_bytes, one_device_peak, peaks
+from pardnn.sim.peak import live_bytes, one_device_peak, op_needs, peaks
 from tests.place.machines import cluster_of, clusters, machine_for, random_place, schedule
 from tests.strategies import graphs
 
@@ -21,6 +21,24 @@ def test_peaks_are_those_of_the_checker(graph: Graph, cluster: Cluster, seed: in
     assert peaks(graph.arrays, plan).tolist() == peak_bytes(graph, plan)
     profile = [live for curve in memory_profiles(graph, plan) for live in curve]
     assert live_bytes(graph.arrays, plan).tolist() == profile
+
+
+@given(graph=graphs(max_ops=14))
+def test_an_op_needs_what_it_reads_and_makes_and_its_workspace(graph: Graph) -> None:
+    """Each storage once, at the most that is read or made of it."""
+    tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
+
+    def owner(name: str) -> str:
+        while (of := tensors[name].alias_of) is not None:
+            name = of
+        return name
+
+    for op, needs in zip(graph.ops, op_needs(graph.arrays).tolist(), strict=True):
+        largest: dict[str, int] = {}
+        for name in (*op.inputs, *(tensor.name for tensor in op.outputs)):
+            size = min(tensors[name].bytes, tensors[owner(name)].bytes)
+            largest[owner(name)] = max(size, largest.get(owner(name), 0))
+        assert needs == op.workspace + sum(largest.values())
 
 
 #: Bytes and inputs of a graph like that of the thesis's Fig. 4.3, with sizes for which its text

@@ -1,0 +1,33 @@
+"""The call of a piece beside that of the whole op: what its results are called."""
+
+from typing import Any
+
+from pardnn.graph.ir import Op, Tensor
+from pardnn.plan.check_piece_calls import Share, call_problem
+
+
+def problem_of(stated: Any, named: Any, outputs: tuple[str, ...] = ("y", "z")) -> str | None:
+    """What is wrong with piece 1 of an op of two results, of which the piece makes some."""
+
+    def op(name: str, reads: str, results: tuple[str, ...], returns: Any) -> Op:
+        arguments: dict[str, Any] = {"args": [{"tensor": reads}]}
+        arguments |= {"returns": returns} if returns is not None else {}
+        made = tuple(Tensor(name=each, bytes=4) for each in results)
+        return Op(name=name, kind="aten.var_mean.correction", inputs=(reads,), outputs=made,
+                  arguments=arguments)  # fmt: skip
+
+    whole = op("y", "x", ("y", "z"), stated)
+    piece = op("y@1", "x@1", tuple(f"{name}@1" for name in outputs), named)
+    args = [{"tensor": "x@1"}]
+    return call_problem(piece, args, whole, 1, Share(1, 2), lambda a, b: a == f"{b}@1")
+
+
+def test_a_piece_names_its_results_where_the_op_does_or_where_it_lacks_some() -> None:
+    other = "it names its results otherwise"
+    assert problem_of(None, None) is None
+    assert problem_of(["y", "z"], ["y@1", "z@1"]) is None
+    assert problem_of(["y", "z"], None) == other
+    assert problem_of(None, ["y@1", "z@1"]) == other
+    assert problem_of(["y", None, "z"], ["y@1", None, "z@1"]) is None
+    assert problem_of(None, ["y@1", None], outputs=("y",)) is None
+    assert problem_of(None, None, outputs=("y",)) == other
