@@ -45,6 +45,25 @@ def test_a_decorated_step_is_called_as_before_and_keeps_its_losses() -> None:
     fast.close()
 
 
+def _named_as_what_it_calls(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+#: As a decorated `step` that calls `optimizer.step()`: the name leads the guards to it.
+zero_grad = pardnn.parallelize(_named_as_what_it_calls, costs="v100")
+
+
+def test_a_decorated_step_may_have_the_name_of_a_method_that_it_calls() -> None:
+    args, others = build(), build()
+    assert [zero_grad(*args).item() for _ in range(3)] == [step(*others).item() for _ in range(3)]
+    assert zero_grad.captures == 1
+    zero_grad.close()
+
+
 def test_what_needs_a_first_call_says_so() -> None:
     with pytest.raises(UsageError, match="'save' is there from the first call"):
         pardnn.parallelize(step).save("x")  # type: ignore[attr-defined]

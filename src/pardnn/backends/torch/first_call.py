@@ -12,6 +12,7 @@ import torch
 from pardnn.backends.torch.checkpoint.python_values import decode
 from pardnn.backends.torch.checkpoint.random_state import random_state, set_random_state
 from pardnn.backends.torch.devices import this_device
+from pardnn.backends.torch.parallelize import Parallel
 from pardnn.backends.torch.user_step.sources import batch_indices
 from pardnn.checkpoint.directory import read_manifest, resolve
 from pardnn.errors import MismatchError, UsageError
@@ -93,7 +94,8 @@ class OnFirstCall:
 
     def __getattr__(self, name: str) -> Any:
         fast = self.__dict__.get("_fast")
-        if name.startswith("_"):
+        # Whoever asks what this is (`hasattr(step, "func")`) is told no.
+        if name.startswith("_") or not hasattr(Parallel, name):
             raise AttributeError(name)
         if fast is None:
             raise UsageError(
