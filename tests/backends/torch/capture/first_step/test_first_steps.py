@@ -94,7 +94,7 @@ class Anchored(torch.optim.Optimizer):
 
 def test_state_that_starts_as_a_copy() -> None:
     graph = assert_equal(functools.partial(small, Anchored))
-    copies = {op.name: op.arguments["initial"] for op in graph.ops if op.kind == "state"}
+    copies = {op.name: (op.arguments or {})["initial"] for op in graph.ops if op.kind == "state"}
     assert copies["optimizer.state.model.0.weight.slow"] == {"copy_of": "model.0.weight"}
 
 
