@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import stat
 from collections.abc import Iterator
@@ -93,3 +94,26 @@ def test_a_pipe_with_a_writer_is_read_and_one_with_a_reader_written(folder: Path
 def test_a_device_without_end_is_refused_soon() -> None:
     with pytest.raises(FileError, match="E404 '/dev/zero' holds more than 4194304 bytes"):
         files.read_bytes("/dev/zero")
+
+
+def test_what_has_no_room_says_so_and_keeps_the_old_file(folder: Path) -> None:
+    """Files may have 200 bytes: what a full disk does to the last step of a command."""
+    of, old = ("plan.json", "--graph", "graph.json"), Path("old")
+    old.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        assert command("check", *of) == command("simulate", *of) == 0
+        for words in (
+            ("plan", "graph.json", "--devices", 2, "--algorithm", "single", "-o", old),
+            ("report", *of, "-o", old), ("draw", *of, "-o", old), ("convert", "msr.json", old),
+            ("export", *of, "--to", "perfetto", "-o", old),
+            ("layout", "cut.json", *of[1:], "-o", old),
+            ("checkpoint", "export", "run", "-o", old),
+        ):  # fmt: skip
+            assert command(*words) == 4, words
+            assert old.read_text() == "old"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [each for each in folder.iterdir() if each.name.startswith(files.TEMPORARY)]
+    assert not [each for each in folder.iterdir() if ".tmp-" in each.name]

@@ -2,15 +2,19 @@
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pardnn
 from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.plan.constraints import Constraint, breaking, constraint_to_dict, named
+from pardnn.place.constraints import irreducible
+from pardnn.plan.constraints import Constraint, Named, breaking, constraint_to_dict, named, pin
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
 from tests.place.grouped import grouped_graph
@@ -173,3 +177,24 @@ def test_what_says_nothing_is_refused(constraint, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         pardnn.plan(_blocks(), cluster_of(2), constraints=[constraint()])
     assert caught.value.code == "E245"
+
+
+@given(st.sets(st.integers(0, 40), min_size=1, max_size=4), st.sets(st.integers(0, 40), max_size=4))
+def test_few_of_many_constraints_are_told(one: set[int], other: set[int]) -> None:
+    """Each of those returned is needed, and the latest are told: as if one by one were left out."""
+    every = [Named(pin(f"op:{i}", 0), (), frozenset()) for i in range(41)]
+    number = {id(each): i for i, each in enumerate(every)}
+
+    def fails(part: Sequence[Named]) -> bool:
+        asked.append(part)
+        has = {number[id(each)] for each in part}
+        return one <= has or bool(other and other <= has)
+
+    asked: list[Sequence[Named]] = []
+    found = irreducible(every, fails)
+    assert len(asked) <= 7 * (len(found) + 1)
+    rest = every
+    for each in every:
+        without = [kept for kept in rest if kept is not each]
+        rest = without if fails(without) else rest
+    assert list(found) == rest
