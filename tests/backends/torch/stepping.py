@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import io
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +123,72 @@ def on_ranks(
         o.value if o.status == 0 else f"{o.error.get('code')} {o.error['message']}"
         for o in outcomes
     ]
+
+
+def left_by(call: Callable[[int], Any], held: Any, steps: int) -> list[Any]:
+    """Call a step some times; return its losses, and what Python's objects hold after each."""
+    found = []
+    for i in range(steps):
+        result = call(i)
+        loss = result[0] if isinstance(result, tuple) else result
+        found.append([loss.item().hex(), seen(held() if callable(held) else held)])
+    return found
+
+
+def seen(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """Return what a value holds, tensors by their numbers; two results are compared with `==`."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), list(value.shape), repr(value.detach().tolist())
+    if isinstance(value, torch.optim.Optimizer):
+        held = value.state_dict()
+        return seen([sorted(held["state"].items()), held["param_groups"]], around)
+    if isinstance(value, str | int | float | enum.Enum | type | None) or id(value) in around:
+        return repr(value)
+    around = (*around, id(value))
+    if isinstance(value, dict):
+        return type(value).__name__, [(repr(k), seen(x, around)) for k, x in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return type(value).__name__, [seen(each, around) for each in value]
+    if isinstance(value, nn.Module):
+        own = {k: x for k, x in vars(value).items() if not k.startswith("_")}
+        modules = dict(value.named_children())
+        return seen({**own, **value.state_dict(), **modules}, around)
+    if isinstance(value, set | frozenset):
+        return type(value).__name__, sorted(map(repr, value))
+    if callable(value):
+        return repr(type(value))
+    return type(value).__name__, seen(vars(value), around)
+
+
+def assert_leaves_as_eager(
+    make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], Any]],
+    steps: int = 3,
+    given: Given = _nothing,
+) -> int:
+    """Compare steps of one rank, in this process, with eager ones: losses, and all that they leave.
+
+    Args:
+        make: Returns a step, its arguments, and what holds all that it may change: objects, or a
+            function that returns them.
+        steps: Number of calls.
+        given: Other arguments at some call, by index.
+
+    Returns:
+        How often the step was captured.
+    """
+    step, args, held = make()
+    now = [[(dict(enumerate(args)) | given(i))[k] for k in range(len(args))] for i in range(steps)]
+    expected = left_by(lambda i: step(*now[i]), held, steps)
+    step, args, held = make()
+    now = [[(dict(enumerate(args)) | given(i))[k] for k in range(len(args))] for i in range(steps)]
+    fast: Parallel = parallelize(
+        step, *args, device="cpu", decide=lambda graph, size, _: random_plan(graph, size)
+    )
+    batch = fast._binding._batch
+    found = left_by(lambda i: fast(*(now[i][k] for k in batch)), held, steps)
+    fast.close()
+    assert found == expected
+    return fast.captures
 
 
 def assert_as_eager(

@@ -311,5 +311,5 @@ def test_a_text_that_changes_is_assigned_after_the_step() -> None:
         return loss
 
     graph = capture(step, trainer, model, sgd(model), x, y)
-    assert graph.step_notes["effects"] == [{"assign": ["trainer.name", {"value": "aa"}]}]
+    assert graph.step_notes["effects"] == [{"assign": [["trainer", "name"], {"value": "aa"}, True]}]
     assert trainer.name == "a"

@@ -15,6 +15,7 @@ attributes, the state of the random generators.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,9 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
+from pardnn.backends.torch.capture.assigned.repetition import is_repeated
+from pardnn.backends.torch.capture.changed_state import changed_state
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_step.comparison import check_carried, check_first_step
 from pardnn.backends.torch.capture.first_step.first_use import (
@@ -40,7 +44,6 @@ from pardnn.backends.torch.capture.first_step.opening import (
     created_states,
     left_gradients,
 )
-from pardnn.backends.torch.capture.numbers.assigned import Assignments, assigns
 from pardnn.backends.torch.capture.numbers.class_attributes import class_attributes_restored
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
@@ -208,6 +211,7 @@ class _Session:
                 trace = self.traces.trace(chosen, initial=initial, constants=constants)
                 if changed := changed_tensors(trace):
                     constants = constants.without(changed)
+                if assignments.unkeep([*changed, *trace.assigned], settled) or changed:
                     restore(settled.contents)
                     continue
                 if assignments.settle(settled, trace):
@@ -216,6 +220,10 @@ class _Session:
                 if other is None and (left := left_over(first, trace)):
                     self.traces.carried = {name: self.traces.held[name] for name in left}
                     other = chosen
+                elif other is None and not assignments.is_settled(
+                    trace, settled, functools.partial(self._again, chosen, initial, constants)
+                ):
+                    continue
                 elif other is None:
                     irregular |= written_at_first(first, trace, initial)
                     assignments.tell(trace)
@@ -228,17 +236,36 @@ class _Session:
                 if isinstance(error, UserCodeError) and assignments.settle(settled):
                     continue
                 restore(settled.contents)
-                caches = new_caches(self.traces.mode, self.traces.caches)
-                if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
-                    raise
-                if caches:
-                    continue
-                other = without_ints(chosen, self.traces.sources())
-                if other is None:
-                    raise
+                other = self._otherwise(error, chosen, first)
             chosen = other
             restore(settled.contents)
-        raise unsupported.changed_state(sorted(chosen.held))
+        raise changed_state(sorted(chosen.held))
+
+    def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
+        """Return the selection to try after a trace has failed.
+
+        Args:
+            error: Of the trace; raised again where nothing is left to try.
+            chosen: What it was made with.
+            first: Trace of the first step.
+        """
+        caches = new_caches(self.traces.mode, self.traces.caches)
+        if not all(is_made_of_constants(first.tracer, fakes) for _, fakes in caches):
+            raise error
+        other = chosen if caches else without_ints(chosen, self.traces.sources())
+        if other is None:
+            raise error
+        return other
+
+    def _again(
+        self, chosen: Selection, initial: dict[str, Any], constants: KeptTensors, trace: StepTrace
+    ) -> tuple[StepTrace | None, bool]:
+        """Trace the step once more, for `Assignments`."""
+        try:
+            again = self.traces.trace(chosen, initial=initial, constants=constants, locate=False)
+        except (OtherUse, UnsupportedError, UserCodeError):
+            return None, False
+        return again, is_repeated(trace, again)
 
     def _opening(self, name: str) -> Captured:
         """Return the first step as a graph of its own: the later ones do something else.
@@ -271,7 +298,8 @@ class _Session:
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
         put_back_data(self.original.contents)
         defaults = put_defaults(self.original.contents)
-        assignments = Assignments(first, lambda: self.traces.objects())
+        kept = {*created[0], *created[2].values}
+        assignments = Assignments(first, kept, lambda: self.traces.objects())
         settled = self.traces.objects()
         names = tensor_names(sources_of(settled, self.traces.batch))
         after = values_by_name(settled.contents, names)

@@ -36,7 +36,7 @@ from pardnn.graph.ir import Graph
 
 @dataclass(repr=False)
 class StepTrace:
-    """The result of tracing one step.
+    """The trace of one step.
 
     Attributes:
         tracer: Holds the calls.
@@ -51,10 +51,9 @@ class StepTrace:
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
         created: Of the first step: values of the tensors that it creates, by name.
-        assigned: Plain values that it assigned, by name: `numbers.assigned.Assigned`.
+        assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
         trainable: Parameters of which it changed `requires_grad`, with the new value.
-        made_anew: Sources that the trace makes of constants, with their storage and its number of
-            writes before the step; see `first_use`.
+        made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
     """
 
     tracer: Tracer
@@ -86,8 +85,7 @@ class Captured(NamedTuple):
 
     Attributes:
         graph: Of the step.
-        uncarried: Names of the tensors that the step changes, but its graph does not: no later
-            call that takes the same path reads them.
+        uncarried: Names of the tensors that the step changes, but its graph does not.
     """
 
     graph: Graph
@@ -136,7 +134,7 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
 
     Args:
         trace: Of one step; copies are recorded in it.
-        irregular: Names of states whose first value is no constant: the next step makes them anew.
+        irregular: Names of states whose first value is no constant.
 
     Raises:
         UnsupportedError: E807, if a source became another kind of tensor, or none.
@@ -151,6 +149,8 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
         if value.storage is None or source.kind == "input":
             continue
         live = source.get()
+        if name in trace.assigned and not isinstance(live, torch.Tensor):
+            continue
         # What a source holds at the end matters only if the next step reads it.
         kept = is_registered(source) and name not in irregular
         matters = source.kind == "parameter" or kept or value.storage in read
@@ -168,9 +168,8 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
 def _written_input(trace: StepTrace, source: Source, value: Value) -> list[Call]:
     """Note an input that the step writes in place, or replaces in its container.
 
-    The caller of an eager step finds the new values in the tensor that it passed, or the new tensor
-    in its container. So the writes, or a copy of the new tensor, are part of the graph even where
-    no other op reads them, and ranks exchange the result.
+    The caller of an eager step finds the new values in its tensor, or the new tensor in its
+    container: the writes, or a copy, are part of the graph even where no other op reads them.
     """
     assert value.storage is not None
     live = source.get()
@@ -397,4 +396,5 @@ def symbols_inserted(trace: StepTrace, numbers: Sequence[Source]) -> Iterator[No
         yield
     finally:
         for source, number in zip(numbers, live, strict=True):
-            source.set(number)
+            with contextlib.suppress(IndexError):  # a list is shorter now
+                source.set(number)

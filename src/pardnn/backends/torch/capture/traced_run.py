@@ -17,7 +17,9 @@ import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture import unsupported
-from pardnn.backends.torch.capture.numbers.assigned import assigned_values, trainable_flags
+from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
+from pardnn.backends.torch.capture.assigned.differences import assigned_values
+from pardnn.backends.torch.capture.assigned.stores import Stores
 from pardnn.backends.torch.capture.numbers.choices import Choices
 from pardnn.backends.torch.capture.numbers.class_attributes import (
     check_class_attributes,
@@ -136,7 +138,7 @@ def run_noted(
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
-    trace.assigned = assigned_values(objects)
+    trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions))
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)

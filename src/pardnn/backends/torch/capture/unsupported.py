@@ -254,21 +254,6 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
     )
 
 
-def changed_state(names: Sequence[str]) -> UnsupportedError:
-    """Return E804: Python state that differs after the step."""
-    first = names[0]
-    more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
-    return UnsupportedError(
-        f"the step changes Python state: {first}{more}. The change would happen once, at capture,\n"
-        "and never again. Followed are numbers that the step changes by arithmetic, and lists and\n"
-        "dictionaries that it fills, and does not read, with numbers, texts and tensors, where\n"
-        "what holds them exists before the first step.\n"
-        "Move it out of the step: collect and compare what it returns, after it has returned.",
-        code="E804",
-        details={"changed": list(names)},
-    )
-
-
 def changed_class(kind: str, key: str) -> UnsupportedError:
     """Return E804: a step that changes an attribute of a class at each call."""
     return UnsupportedError(

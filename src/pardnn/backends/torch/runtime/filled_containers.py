@@ -1,25 +1,42 @@
 """What a step puts into its user's objects: each rank puts it into its own after each step.
 
-Lists and dictionaries are filled with what `capture.numbers.containers` notes, and plain values
-assigned as `capture.numbers.assigned` notes them. An assigned value is as `effects.value_of` has
-it, or a `torch.Size`, a member of an enumeration, or an object: `{"size": [value, ...]}`,
-`{"member": [place, name]}` with a place that holds the enumeration or a member of it,
-`{"place": name}`.
+Lists and dictionaries are filled with what `capture.numbers.containers` notes, and values assigned
+as `capture.assigned` notes them: [place, content, whether the step reads the place]. A content is
+as `effects.value_of` has it, or
+
+    {"place": place}                           what a place held before the step
+    {"same": place}                            what the step assigns to another place, too
+    {"gone": true}                             nothing any more
+    {"member": [place, name]}                  of the enumeration that a place holds
+    {"object": [place, class, [[attribute, content], ...]]}    of a class likewise
+    {"namespace": [[attribute, content], ...]} a SimpleNamespace
+    {"deque": [maxlen, [content, ...]]}        and "list", "tuple", "size", "set", "frozenset"
+    {"dict": [[content, content], ...]}        and "ordered", "counter"
+
+A place is a reference as in `user_step.places`; where it stands for a class,
+it holds the class, an object of it, or the user's module that has it.
 """
 
 from __future__ import annotations
 
 import enum
-from collections import deque
+import json
+import types
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pardnn.backends.torch.runtime.effects import value_of
-from pardnn.backends.torch.user_step.held_numbers import missing_slots, slot_of_name
-from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects
-from pardnn.backends.torch.user_step.slots import Slot
+from pardnn.backends.torch.user_step.object_graph import (
+    ObjectGraph,
+    dotted,
+    is_library_file,
+    walk_objects,
+)
+from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
+from pardnn.backends.torch.user_step.slots import Slot, items_of
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.ir import Graph
@@ -31,6 +48,33 @@ _METHODS: dict[type, frozenset[str]] = {
     dict: frozenset({"__setitem__"}),
 }
 CONTAINERS = tuple(_METHODS)
+_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "list": list, "tuple": tuple, "size": torch.Size, "set": set, "frozenset": frozenset,
+}  # fmt: skip
+_MAPPINGS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict, "ordered": OrderedDict, "counter": Counter,
+}  # fmt: skip
+_GONE = object()
+
+
+class Assigned(NamedTuple):
+    """The places that a step assigns.
+
+    Attributes:
+        slots: By reference as JSON; those that it takes objects from, too.
+        unread: References to those that no later step reads.
+    """
+
+    slots: Mapping[str, Slot]
+    unread: Sequence[Reference]
+
+    def unread_slots(self) -> list[Slot]:
+        """Return the places that no later step reads."""
+        return [self.slots[_key(each)] for each in self.unread]
+
+    def unread_names(self) -> list[str]:
+        """Return their names."""
+        return [_shown(each) for each in self.unread]
 
 
 def filled_names(graph: Graph) -> list[str]:
@@ -72,8 +116,8 @@ def rebind(effects: Iterable[Mapping[str, Any]], batch: Iterable[ObjectGraph]) -
             entry.slot.set(rebound[entry.name])
 
 
-def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> dict[str, Slot]:
-    """Return the places that a graph's step assigns, or takes objects from, by name.
+def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> Assigned:
+    """Return the places that a graph's step assigns, or takes objects from.
 
     Args:
         step: The user's step.
@@ -86,25 +130,26 @@ def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph)
     effects = graph.step_notes.get("effects", [])
     noted = [each["assign"] for each in effects if "assign" in each]
     if not noted:
-        return {}
-    objects = walk_objects(step, list(args))
+        return Assigned({}, ())
+    index = PlaceIndex(walk_objects(step, list(args)))
     found: dict[str, Slot] = {}
-    for name in dict.fromkeys(n for target, content in noted for n in (target, *_named(content))):
-        slot = _place(objects, name)
+    for reference in (r for target, content, _ in noted for r in (target, *_named(content))):
+        slot = index.slot(reference)
         if slot is None:
+            name = _shown(reference)
             raise MismatchError(
                 f"the graph was captured from another step: the value {shown(name)} is not among "
                 "what this step's objects hold.\nCapture and plan this step again.",
                 code="E505",
                 details={"missing": [name]},
             )
-        found[name] = slot
-    return found
+        found[_key(reference)] = slot
+    return Assigned(found, tuple(target for target, _, is_read in noted if not is_read))
 
 
 def assign(
     effects: Iterable[Mapping[str, Any]],
-    places: Mapping[str, Slot],
+    assigned: Assigned,
     sources: Mapping[str, Source],
     batch: Iterable[ObjectGraph],
 ) -> None:
@@ -112,44 +157,107 @@ def assign(
 
     Args:
         effects: Of the step.
-        places: Of `assigned_places`.
+        assigned: Of `assigned_places`.
         sources: Of the step, by name.
         batch: What the batch's arguments hold.
     """
-    given = {name: slot for each in batch for name in places if (slot := _place(each, name))}
-    places = {**places, **given}
-    noted = [each["assign"] for each in effects if "assign" in each]
-    values = [(places[name], _value(content, places)) for name, content in noted]
-    for slot, value in values:
-        slot.set(value)
+    noted = [each["assign"][:2] for each in effects if "assign" in each]
+    if noted:
+        given = [PlaceIndex(each) for each in batch]
+        places = dict(assigned.slots)
+        for reference in (r for target, content in noted for r in (target, *_named(content))):
+            found = (index.slot(reference) for index in given)
+            slot = next((slot for slot in found if slot is not None), None)
+            if slot is not None:
+                places[_key(reference)] = slot
+        made: dict[str, Any] = {}
+        for target, content in noted:
+            is_same = isinstance(content, dict) and "same" in content
+            made[_key(target)] = made[_key(content["same"])] if is_same else _value(content, places)
+        for key, value in made.items():
+            slot = places[key]
+            if value is _GONE:
+                items_of(slot.holder).pop(slot.key, None)
+            else:
+                slot.set(value)
     for name, flag in (each["trainable"] for each in effects if "trainable" in each):
         sources[name].get().requires_grad_(bool(flag))
 
 
-def _place(objects: ObjectGraph, name: str) -> Slot | None:
-    """Return the place of a name, also where a step creates it; None if there is none."""
-    return slot_of_name(objects, name) or missing_slots([name], objects, {}).get(name)
+def _key(reference: Reference) -> str:
+    return json.dumps(reference)
 
 
-def _named(content: Mapping[str, Any]) -> list[str]:
+def _shown(reference: Reference) -> str:
+    """Return the name of a place for people."""
+    is_path = not isinstance(reference, str)
+    path, key = (reference[0], reference[1]) if is_path else (reference, None)
+    return str(path) if key is None else dotted(path, key)
+
+
+def _named(content: Any) -> list[Reference]:
     """Return the places that a content refers to."""
+    if isinstance(content, list):
+        return [reference for part in content for reference in _named(part)]
+    if not isinstance(content, dict) or len(content) != 1:
+        return []
     ((kind, parts),) = content.items()
-    if kind in ("tuple", "size"):
-        return [name for part in parts for name in _named(part)]
-    return [parts] if kind == "place" else [parts[0]] if kind == "member" else []
+    if kind in ("place", "member"):
+        return [parts] if kind == "place" else [parts[0]]
+    if kind == "object":
+        return [parts[0], *(name for _, part in parts[2] for name in _named(part))]
+    return [] if kind in ("value", "text", "kept", "same") else _named(parts)
 
 
-def _value(content: Mapping[str, Any], places: Mapping[str, Slot]) -> Any:
+def _value(content: Any, places: Mapping[str, Slot]) -> Any:
+    """Return what a content stands for."""
+    if not isinstance(content, dict):
+        return content  # a tensor or number of the step
     ((kind, parts),) = content.items()
-    if kind in ("tuple", "size"):
-        items = tuple(_value(part, places) for part in parts)
-        return items if kind == "tuple" else torch.Size(items)
+    if kind == "gone":
+        return _GONE
     if kind == "place":
-        return places[parts].get()
+        return places[_key(parts)].get()
     if kind == "member":
-        held = places[parts[0]].get()
-        known = held if isinstance(held, type) else type(held)
+        known = _class_at(parts[0], places)
         if not issubclass(known, enum.Enum):
-            raise FileError(f"{shown(parts[0])} holds no enumeration and no member of one")
+            raise FileError(f"{shown(_shown(parts[0]))} holds no enumeration and no member of one")
         return known[parts[1]]
+    if kind == "namespace":
+        return types.SimpleNamespace(**{key: _value(part, places) for key, part in parts})
+    if kind == "object":
+        fields = {key: _value(part, places) for key, part in parts[2]}
+        return _object(_class_at(parts[0], places, parts[1]), *parts[:2], fields)
+    if kind == "deque":
+        return deque((_value(part, places) for part in parts[1]), maxlen=parts[0])
+    if kind in _SEQUENCES:
+        return _SEQUENCES[kind](_value(part, places) for part in parts)
+    if kind in _MAPPINGS:
+        pairs = ((_value(key, places), _value(part, places)) for key, part in parts)
+        return _MAPPINGS[kind](dict(pairs))
     return value_of(content)
+
+
+def _class_at(reference: Reference, places: Mapping[str, Slot], name: str = "") -> type:
+    held = places[_key(reference)].get()
+    if isinstance(held, types.ModuleType) and not is_library_file(held.__file__ or "<"):
+        held = vars(held).get(name)
+    return held if isinstance(held, type) else type(held)
+
+
+def _object(kind: type, place: Reference, name: str, fields: Mapping[str, Any]) -> Any:
+    """Return an object with some attributes; its class makes nothing of its own.
+
+    Raises:
+        FileError: E402, if there is no such class at the place.
+    """
+    is_plain = kind.__new__ is object.__new__
+    if kind.__name__ != name or not (is_plain or hasattr(kind, "_fields")):
+        raise FileError(f"{shown(_shown(place))} holds no {name!r:.80} and no object of it")
+    if not is_plain:
+        return kind(*fields.values())  # a named tuple
+    made = kind.__new__(kind)
+    for key, value in fields.items():
+        # Also where the class is frozen.
+        object.__setattr__(made, key, value)
+    return made

@@ -75,11 +75,12 @@ class HostNumbers:
         self._add_filled(step, args, filled_names(graph))
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
-        self.places = frozenset(place(slot) for slot in [*slots, *self._filled.values()])
+        self._assigned = assigned_places(step, args, graph)
+        places = [*slots, *self._filled.values(), *self._assigned.unread_slots()]
+        self.places = frozenset(place(slot) for slot in places)
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
         self._new: dict[str, Any] = {}
         self._sinks = _sink_slots(step, args, graph)
-        self._assigned = assigned_places(step, args, graph)
         self._given: dict[str, Slot] = {}  # where the last batch had sinks
         self._schedules = _schedules(step, args, graph)
 

@@ -53,7 +53,7 @@ class Source:
             return self.parameter.grad
         try:
             return self.slots[0].get()
-        except (KeyError, AttributeError):
+        except (LookupError, AttributeError):
             return None
 
     def set(self, value: Any) -> None:

@@ -12,12 +12,13 @@ Complexity: one more trace, and one copy of each state that the first step fills
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from pardnn.backends.torch.capture.assigned.contents import recorded
 from pardnn.backends.torch.capture.first_step.initial_state import initial_value, is_of_a_module
 from pardnn.backends.torch.capture.numbers.selection import OPENING, Selection
 from pardnn.backends.torch.capture.restore import is_arithmetic, is_filled
@@ -116,7 +117,7 @@ def created_numbers(
     Raises:
         NotFollowed: It leaves other values in new places.
     """
-    _check_changes(trace)
+    _check_changes(trace, {source.name for source in found})
     _check_values(objects)
     then = values_by_name(before.contents, tensor_names(live))
     now = values_by_name(objects.contents, tensor_names(found))
@@ -134,17 +135,24 @@ def _with_symbols(objects: ObjectGraph, names: Mapping[int, str]) -> dict[str, A
     return {with_tensor_names(n, names): v for n, v in places if node_of(v) is not None}
 
 
-def _check_changes(trace: StepTrace) -> None:
-    """Keep the changes of numbers among those of plain values; the rest must be assignments."""
+def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
+    """Keep the changes of numbers among those of plain values; the rest must be assignments.
+
+    Args:
+        trace: Of the first step.
+        tensors: Names of the tensors that are there after it: states.
+    """
     changed = {n: c for n, c in trace.changed.items() if is_arithmetic(c) or is_filled(c)}
     rest = trace.changed.keys() - changed.keys() - trace.assigned.keys()
-    if any(each.content is None for each in trace.assigned.values()):
+    assigned = {name: each for name, each in trace.assigned.items() if name not in tensors}
+    if any(each.content is None for each in assigned.values()):
         raise NotFollowed
     if any(not trace.changed[name].is_new for name in rest):
         raise NotFollowed
     trace.changed = {n: c for n, c in changed.items() if not c.is_new}
-    for name, each in trace.assigned.items():
-        trace.effects.noted.append({"assign": [name, each.content]})
+    for each in assigned.values():
+        data = recorded(each.content, trace.effects.recorded)
+        trace.effects.noted.append({"assign": [each.place, data, True]})
     for name, flag in trace.trainable.items():
         trace.effects.noted.append({"trainable": [name, flag]})
 

@@ -244,6 +244,10 @@ class Effects:
         """Note the new value of a number that an object holds."""
         self.noted.append({"set": [name, self._recorded(number)]})
 
+    def recorded(self, value: Any) -> Any:
+        """Return a tensor or number as data, to be told after the step."""
+        return self._recorded(value)
+
     def _parts(self, arg: Any) -> list[Any]:
         """Return an argument as a list of texts and of [number, format]."""
         if node_of(arg) is not None:

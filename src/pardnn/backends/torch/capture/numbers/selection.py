@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.changed_state import changed_state
 from pardnn.backends.torch.capture.first_step import refusals
 from pardnn.backends.torch.capture.numbers.rows import host_rows
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
@@ -144,7 +144,7 @@ def reconsidered(
     changed = {name: each for name, each in written.items() if not is_filled(each)}
     unknown = [name for name in changed if name not in trace.sources]
     if any(not is_arithmetic(changed[n]) or n not in numbers.after for n in unknown):
-        raise unsupported.changed_state([*changed])
+        raise changed_state([*changed])
     start = {name: numbers.before[name] for name in changed if name in numbers.before}
     if unknown:
         return replace(chosen, held=chosen.held | {*unknown}, start={**chosen.start, **start})
@@ -155,7 +155,7 @@ def reconsidered(
         and not same_number(each.now, numbers.after.get(n))
     ]  # fmt: skip
     if plain:  # a number may begin again, but what differs in each trace would be frozen
-        raise unsupported.changed_state(plain)
+        raise changed_state(plain)
     created = frozenset(name for name in changed if name not in numbers.before)
     if {*changed} <= chosen.start.keys():
         if created and not _agrees(trace, first):
@@ -223,7 +223,7 @@ def check_constants(one: StepTrace, other: StepTrace) -> None:
         if is_arithmetic(change) and node_of(change.now) is None:
             again = other.changed.get(name, change).now
             if node_of(again) is None and again != change.now:
-                raise unsupported.changed_state([name])
+                raise changed_state([name])
 
 
 def tell_numbers(trace: StepTrace, chosen: Selection) -> None:
@@ -301,7 +301,7 @@ def _first_values(
     hints = trace.tracer.scalars.hints
     known = {name: hints[trace.values[name]] for name in program.inputs} | start
     if any(_hint(changed[name]) is None for name in created):
-        raise unsupported.changed_state(created)
+        raise changed_state(created)
     guesses = {name: _guesses(numbers.after[name], _hint(changed[name])) for name in created}
     found = {name: guess[0] for name, guess in guesses.items() if name in known}
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.changed_state import changed_state
 from pardnn.backends.torch.user_step.content_guards import content_of, has_content
 from pardnn.backends.torch.user_step.object_graph import PLAIN, Entry, ObjectGraph
 
@@ -46,7 +47,7 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
     for entry, then in states:
         if _state(entry.value) != then:
             if has_content(entry.value):
-                raise unsupported.changed_state([entry.name])
+                raise changed_state([entry.name])
             raise unsupported.drawn_from(entry.name, type(entry.value).__name__)
 
 

@@ -1,0 +1,1 @@
+"""What a step leaves in its user's objects, followed from trace to trace."""

@@ -1,0 +1,269 @@
+"""What the steps of a capture assign: put back after the first trace, and told after each step.
+
+Problem: what the first trace assigns is there before the second one, which becomes the graph. The
+assignment would never arrive in the user's object, and later steps would go the old way.
+
+Idea: the values are put back after the first trace, so that the next one assigns them again. They
+are told after each step. A graph holds for what a place held when it was captured, and the guards
+of the next call see the new value; unless the step never reads the place, which another trace
+shows: it begins with what a step has left there, and must be the same.
+
+Complexity: two more traces where a step leaves fresh objects or tensors, one more for each of them
+where that is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture.assigned.contents import agree, recorded
+from pardnn.backends.torch.capture.assigned.differences import Assigned, is_gone, is_there
+from pardnn.backends.torch.capture.assigned.stand_ins import stand_in
+from pardnn.backends.torch.capture.changed_state import changed_state, read_again
+from pardnn.backends.torch.capture.restore import Changed, restore
+from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.backends.torch.user_step.places import Reference
+from pardnn.backends.torch.user_step.slots import items_of
+from pardnn.errors import UnsupportedError
+
+#: Traces a step once more; returns the trace, None if it fails, and whether it is the same as one.
+Again = Callable[[StepTrace], tuple[StepTrace | None, bool]]
+
+
+class Assignments:
+    """What the first step assigns, put back for the traces that follow.
+
+    Args:
+        first: Trace of the first step.
+        kept: Names of tensors that it has made, of which it is known how they begin.
+        walk: Returns the object graph of the step.
+    """
+
+    def __init__(
+        self, first: StepTrace, kept: Collection[str], walk: Callable[[], ObjectGraph]
+    ) -> None:
+        self._first, self._walk = first, walk
+        self._settled: dict[str, Assigned] = {}
+        self._unsettled: set[str] = set()
+        self._read: set[str] | None = None
+        self._refusal: UnsupportedError | None = None
+        self._kept: dict[str, Assigned] = {}
+        # The others lie in containers that the step only fills, and are gone again.
+        there = {
+            name: each
+            for name, each in first.assigned.items()
+            if is_there(each.change) or each.change.now is None
+        }
+        for name in [name for name in there if _begins_with(name, kept)]:
+            self._kept[name] = there.pop(name)
+        first.assigned = there
+        for each in there.values():
+            put_back(each.change)
+        for name, flag in first.trainable.items():
+            first.sources[name].get().requires_grad_(not flag)
+
+    def settle(self, settled: ObjectGraph, trace: StepTrace | None = None) -> bool:
+        """Let the traces that follow begin with the values which no trace but the first assigns.
+
+        Such is `self.kind = "causal"` where a mask is made at its first use.
+
+        Args:
+            settled: What the traces begin with; it is restored, and changed.
+            trace: Of a later step; None if it failed for want of a value.
+
+        Returns:
+            Whether there are any.
+        """
+        again = trace.assigned if trace else {}
+        early = self._settled.keys() & again.keys()
+        if early:  # by a number that is only known now
+            restore(settled.contents)
+            for name in early:
+                put_back(self._settled.pop(name).change)
+            settled.contents[:] = self._walk().contents
+            self._unsettled |= early
+            return True
+        known = self._settled.keys() | again.keys() | self._unsettled
+        left = {
+            name: each
+            for name, each in self._first.assigned.items()
+            if name not in known and not each.is_traced
+        }
+        if left:
+            restore(settled.contents)
+            for each in left.values():
+                _do_again(each)
+            settled.contents[:] = self._walk().contents
+            self._settled |= left
+        return bool(left)
+
+    def unkeep(self, names: Collection[str], settled: ObjectGraph) -> bool:
+        """Put tensors back after all that later steps replace; see `first_use`.
+
+        Args:
+            names: Of the tensors.
+            settled: What the traces begin with; it is restored, and changed.
+
+        Returns:
+            Whether there were any.
+        """
+        found = [name for name in self._kept if _begins_with(name, names)]
+        if found:
+            restore(settled.contents)
+            for name in found:
+                self._first.assigned[name] = self._kept.pop(name)
+                put_back(self._first.assigned[name].change)
+            settled.contents[:] = self._walk().contents
+        return bool(found)
+
+    def is_settled(self, trace: StepTrace, settled: ObjectGraph, again: Again) -> bool:
+        """Find out, once, which places the step reads before it writes them.
+
+        Args:
+            trace: Of the step that repeats.
+            settled: What the traces begin with.
+            again: Traces the step once more; see `Again`.
+
+        Returns:
+            False, if the objects of the step are no longer as the trace left them.
+
+        Raises:
+            UnsupportedError: E804, if a step goes by what the last one left in a fresh object.
+        """
+        if self._refusal is not None:  # another selection of numbers changes nothing
+            raise self._refusal
+        fresh = {name: each for name, each in trace.assigned.items() if each.is_fresh}
+        if self._read is not None or not fresh:
+            return True
+        self._read = set()
+        groups: dict[str, list[str]] = {}
+        for name in fresh:
+            groups.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+        if self._again(fresh, trace, settled, again) is not trace:
+            for names in groups.values():
+                left = {name: fresh[name] for name in names}
+                other = self._again(left, trace, settled, again)
+                if other is not trace:
+                    self._read |= left.keys()
+                    self._refusal = self._refusal or _refusal(left, other)
+            if self._refusal is not None:
+                raise self._refusal
+        restore(settled.contents)
+        return False
+
+    def _again(
+        self, left: dict[str, Assigned], trace: StepTrace, settled: ObjectGraph, again: Again
+    ) -> StepTrace | None:
+        """Trace a step that begins with what another one has left; `trace` itself if it is that."""
+        restore(settled.contents)
+        for name, each in left.items():
+            now, slot = each.change.now, each.change.slot
+            assert slot is not None
+            is_itself = isinstance(now, torch.Tensor) or not each.is_traced
+            slot.set(now if is_itself else stand_in(now, name))
+        other, is_same = again(trace)
+        is_same = is_same and other is not None and trace.assigned.keys() == other.assigned.keys()
+        if other is None or not is_same:
+            return other
+        pairs = ((each, other.assigned[name]) for name, each in trace.assigned.items())
+        return trace if all(agree(a.content, b.content) for a, b in pairs) else other
+
+    def tell(self, trace: StepTrace) -> None:
+        """Note what the step assigns among its effects.
+
+        Args:
+            trace: Of the step that repeats.
+
+        Raises:
+            UnsupportedError: E804, if it is not what the first one assigns.
+        """
+        first = self._first
+        changed = [n for n in trace.assigned if n not in first.assigned or n in self._settled]
+        assigned = self._settled | dict(trace.assigned)
+        changed += [
+            n
+            for n, each in assigned.items()
+            if each.content is None or not agree(each.content, first.assigned.get(n, each).content)
+        ]
+        changed += [n for n in first.assigned if n not in assigned]
+        changed += [n for n in first.trainable if n not in trace.trainable]
+        changed += [n for n in trace.trainable if n not in first.trainable]
+        if changed:
+            lines = (assigned[n].line for n in changed if n in assigned)
+            raise changed_state(changed, next(lines, None))
+        for name, content in _without_twins(assigned):
+            data = recorded(content, trace.effects.recorded)
+            is_read = not assigned[name].is_fresh or name in (self._read or ())
+            trace.effects.noted.append({"assign": [assigned[name].place, data, is_read]})
+        for name, flag in trace.trainable.items():
+            trace.effects.noted.append({"trainable": [name, flag]})
+
+
+def _without_twins(assigned: dict[str, Assigned]) -> Iterator[tuple[str, Any]]:
+    """Yield name and content; an object that two places hold is told once."""
+    seen: dict[int, Reference | None] = {}
+    for name, each in assigned.items():
+        now = each.change.now
+        if id(now) in seen and each.is_fresh:
+            yield name, {"same": seen[id(now)]}
+        else:
+            seen[id(now)] = each.place
+            yield name, each.content
+
+
+def _begins_with(name: str, kept: Collection[str]) -> bool:
+    """Whether a place holds one of some tensors, or an object with such."""
+    return any(f"{each}.".startswith(f"{name}.") for each in kept)
+
+
+def _refusal(left: dict[str, Assigned], other: StepTrace | None) -> UnsupportedError | None:
+    """Return E804 where each step would read a place and fill it anew: each call would be captured.
+
+    Args:
+        left: What the steps leave in them, and read.
+        other: Trace of a step that begins with that; None if it failed.
+    """
+    for name, each in left.items():
+        again = None if other is None else other.assigned.get(name)
+        is_changing = again is not None and not agree(again.content, each.content)
+        then = each.change.then
+        is_first = then is None or isinstance(then, torch.Tensor)
+        if each.is_users and (is_changing or (each.is_traced and not is_first)):
+            return read_again(name, each.line)
+    return None
+
+
+def put_back(change: Changed) -> None:
+    """Let a place hold again what it held, in its order."""
+    slot = change.slot
+    assert slot is not None
+    if change.is_new:
+        items_of(slot.holder).pop(slot.key, None)
+    else:
+        slot.set(change.then)
+
+
+def _do_again(each: Assigned) -> None:
+    """Let a place hold what the first step has left there."""
+    slot = each.change.slot
+    assert slot is not None
+    if is_gone(each.change):
+        items_of(slot.holder).pop(slot.key)
+    else:
+        slot.set(each.change.now)
+
+
+def assigns(trace: StepTrace) -> bool:
+    """Whether a step assigns values."""
+    return bool(trace.assigned or trace.trainable)
+
+
+def trainable_flags(trace: StepTrace) -> dict[str, bool]:
+    """Return `requires_grad` of each parameter of a trace, by name."""
+    named = ((n, s.get()) for n, s in trace.sources.items() if s.kind == "parameter")
+    return {n: t.requires_grad for n, t in named if isinstance(t, torch.Tensor) and t.is_leaf}

@@ -1,0 +1,174 @@
+"""What a step leaves in its objects: each place that holds something else after it.
+
+Problem: an eager step's `self.metrics = {"loss": loss.item()}`, `self.hidden = h`, `del self.cache`
+are there for all that follows; a trace's are gone with it.
+
+Idea: the object graph before the step is compared with what its places hold afterwards, by
+identity. What is a source of the graph, a number that it counts, or a container that it only fills
+is followed elsewhere. The rest is noted as data.
+
+Complexity: O(objects of the step).
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import torch
+
+from pardnn.backends.torch.capture.assigned.contents import (
+    Content,
+    Leaf,
+    Places,
+    content_of,
+    leaves_of,
+)
+from pardnn.backends.torch.capture.assigned.stores import Stores
+from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
+from pardnn.backends.torch.capture.restore import Changed, changes, differ, is_filled
+from pardnn.backends.torch.capture.trace_ir import Storage
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.ops.host_scalars import node_of
+from pardnn.backends.torch.user_step.item_guards import VALUES
+from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
+from pardnn.backends.torch.user_step.places import Reference
+
+GONE: Content = {"gone": True}
+_TABLES = ("_parameters", "_buffers", "_modules")
+_PLAIN = (
+    *PLAIN,
+    torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.BuiltinFunctionType,
+    enum.Enum,
+)  # fmt: skip
+
+
+class Assigned(NamedTuple):
+    """What a step has left in a place.
+
+    Attributes:
+        change: The place, and its values before and after.
+        content: The new value as data, see `contents`; None if no rank could make it.
+        place: By which ranks find the place.
+        line: "file.py:line" of the user's code that may have done it; None if unknown.
+        is_users: Whether it is the user's own code, as far as one can tell.
+    """
+
+    change: Changed
+    content: Content | Leaf | None
+    place: Reference | None = None
+    line: str | None = None
+    is_users: bool = True
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether each step may leave another one, which is no plain value."""
+        now = self.change.now
+        if isinstance(now, _PLAIN) or self.content == GONE:
+            return False
+        return not (isinstance(self.content, dict) and "place" in self.content)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether it holds numbers or tensors that only a run knows."""
+        return self.content is None or next(leaves_of(self.content), None) is not None
+
+
+def assigned_values(
+    objects: ObjectGraph, tracer: Tracer, stores: Callable[[], Stores]
+) -> dict[str, Assigned]:
+    """Return what a step has left, by the names of the places.
+
+    Args:
+        objects: The object graph before the step.
+        tracer: Of the step.
+        stores: Returns what the user's code writes.
+    """
+    is_bound, tables = of_optimizers(objects), _module_tables(objects)
+    found = {
+        name: change
+        for name, change in changes(objects.contents, _differ).items()
+        if change.slot is not None and "<" not in name and not is_bound(name)
+        and id(change.slot.holder) not in tables and not _is_number_of_the_step(change)
+    }  # fmt: skip
+    if not found:
+        return {}
+    places, written = Places(objects, tracer), stores()
+    read = {storage for call in tracer.calls for storage, _ in call.reads}
+    found = {n: each for n, each in found.items() if not _is_source(each, tracer, read)}
+    return {
+        name: each
+        for name, change in found.items()
+        if (each := _assigned(name, change, places, written)) is not None
+    }
+
+
+def _assigned(name: str, change: Changed, places: Places, written: Stores) -> Assigned | None:
+    """Return what was left in a place; None where a library keeps what is its own business."""
+    assert change.slot is not None
+    content = GONE if is_gone(change) else content_of(change.now, places)
+    reference = places.index.reference(change.slot)
+    if reference is None or (change.is_new and not isinstance(change.slot.key, str)):
+        content = None
+    is_users = written.has(name)
+    each = Assigned(change, content, reference, written.line(name), is_users)
+    if is_users or (isinstance(change.now, _PLAIN) and isinstance(change.then, _PLAIN)):
+        return each
+    is_of_torch = type(change.slot.holder).__module__.partition(".")[0] == "torch"
+    return None if content is None or (is_of_torch and each.is_fresh) else each
+
+
+def _module_tables(objects: ObjectGraph) -> set[int]:
+    modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
+    return {id(module.__dict__[key]) for module in modules for key in _TABLES}
+
+
+def _is_number_of_the_step(change: Changed) -> bool:
+    """Whether a number changes by arithmetic, or comes into being; see `numbers.selection`."""
+    is_made = change.is_new and type(change.now) in (int, float)
+    return is_filled(change) or is_made or (_is_number(change.then) and _is_number(change.now))
+
+
+def _is_source(change: Changed, tracer: Tracer, read: Collection[Storage | None]) -> bool:
+    """Whether a new tensor becomes the content of the one that was there; see `source_updates`."""
+    if isinstance(change.then, tuple) and isinstance(change.now, tuple):
+        return any(
+            _is_source(change._replace(then=then, now=now), tracer, read)
+            for then, now in zip(change.then, change.now, strict=False)
+        )
+    if not (isinstance(change.then, torch.Tensor) and isinstance(change.now, torch.Tensor)):
+        return False
+    assert change.slot is not None
+    storage = tracer.aliases.value(change.then).storage
+    is_kept = isinstance(change.slot.holder, dict) or storage is None
+    return is_kept or storage in read or storage.owner.call.kind != "buffer"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float) or node_of(value) is not None
+
+
+def _differ(now: Any, then: Any) -> bool:
+    if now is then:
+        return False
+    if type(now) is tuple and type(then) is tuple:
+        return len(now) != len(then) or any(map(_differ, now, then))
+    if isinstance(now, PLAIN) and isinstance(then, PLAIN):
+        return differ(now, then)
+    return not (isinstance(now, VALUES) and type(now) is type(then) and now == then)
+
+
+def is_gone(change: Changed) -> bool:
+    """Whether a place that held something holds nothing any more."""
+    return change.now is None and not change.is_new and not is_there(change)
+
+
+def is_there(change: Changed) -> bool:
+    """Whether a place still holds the new value."""
+    assert change.slot is not None
+    try:
+        return change.slot.get() is change.now
+    except (KeyError, IndexError):
+        return False

@@ -1,0 +1,58 @@
+"""Stand-ins for what a step has left: any use of one shows that the next step reads it.
+
+What a step leaves differs from step to step, and no later trace could tell an old number from a
+constant. So a later trace finds an object of the same type in its place, of which every use ends
+the trace. As with `numbers.containers`, which notes what such an object is filled with.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from pardnn.backends.torch.capture.numbers.containers import OtherUse
+
+#: Members that stay as they are: Python itself and the walk of objects ask for them.
+_OWN = frozenset({
+    "__class__", "__class_getitem__", "__del__", "__dict__", "__doc__", "__hash__", "__init__",
+    "__init_subclass__", "__module__", "__mro__", "__new__", "__slots__", "__subclasshook__",
+    "__weakref__",
+})  # fmt: skip
+#: Of numbers and containers, for types that torch or a class of the user's has.
+_COMMON = (
+    *dir(float), *dir(list), *dir(dict), "__bool__", "__call__", "__enter__", "__next__",
+    "__index__", "__torch_function__",
+)  # fmt: skip
+
+
+def stand_in(value: Any, name: str) -> Any:
+    """Return an object that stands for one.
+
+    Args:
+        value: What a trace has left in a place.
+        name: Of the place; each use of the stand-in raises `OtherUse` with it.
+    """
+
+    def use(*_args: Any, **_kwargs: Any) -> Any:
+        raise OtherUse(name)
+
+    members = {key: use for key in (*_COMMON, *dir(type(value))) if key not in _OWN}
+    members |= {"__getattribute__": _getting(name), "is_pardnn_recorder": True}
+    for base in (type(value), object):
+        # The walk looks into tuples; symbols and some classes of C have no subclasses.
+        if not issubclass(base, tuple) and base is not OrderedDict:
+            try:
+                kind = type("StandIn", (base,), members)
+                return base.__new__(kind)
+            except TypeError:
+                continue
+    raise AssertionError("object has subclasses")
+
+
+def _getting(name: str) -> Any:
+    def get(self: Any, key: str) -> Any:
+        if key in _OWN:
+            return object.__getattribute__(self, key)
+        raise OtherUse(name)
+
+    return get

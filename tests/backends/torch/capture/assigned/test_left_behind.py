@@ -1,0 +1,278 @@
+"""What a step leaves in Python's objects is there after each call, as after the eager step."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.stepping import assert_as_eager, assert_leaves_as_eager, seen, small
+
+
+@dataclasses.dataclass
+class Stats:
+    loss: float = 0.0
+    pred: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    scale: int = 1
+    name: str = "a"
+
+
+class Pair(NamedTuple):
+    loss: float
+    text: str
+
+
+class Trainer:
+    """As training scripts have it: what the step needs and leaves is held in attributes."""
+
+    def __init__(self, leave: Callable[[Any, Any, Any], Any], **attributes: Any) -> None:
+        self.model, _, _ = small()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3)
+        self.__dict__.update(attributes)
+        self.leave = leave
+
+    def step(self, x: Any, y: Any) -> Any:
+        out = self.model(x)
+        loss = F.mse_loss(out, y)
+        factor = self.leave(self, loss, out)
+        self.optimizer.zero_grad()
+        (loss if factor is None else loss * factor).backward()
+        self.optimizer.step()
+        return loss
+
+
+def batch(i: int) -> dict[int, Any]:
+    torch.manual_seed(i)
+    return {0: torch.randn(4, 5), 1: torch.randn(4, 3)}
+
+
+def left(leave: Callable[[Any, Any, Any], Any], steps: int = 3, **attributes: Any) -> int:
+    """Compare a trainer with the eager one; return how often its step was captured."""
+
+    def make() -> Any:
+        copied = {
+            k: dataclasses.replace(v) if isinstance(v, Stats) else v for k, v in attributes.items()
+        }
+        copied = {k: type(v)(v) if isinstance(v, dict | list) else v for k, v in copied.items()}
+        trainer = Trainer(leave, **copied)
+        return trainer.step, tuple(batch(0).values()), trainer
+
+    return assert_leaves_as_eager(make, steps, batch)
+
+
+def refused(leave: Callable[[Any, Any, Any], Any], **attributes: Any) -> UnsupportedError:
+    trainer = Trainer(leave, **attributes)
+    before = dict(vars(trainer))
+    with pytest.raises(UnsupportedError) as caught:
+        capture(trainer.step, *batch(0).values())
+    assert vars(trainer) == before
+    assert caught.value.code == "E804"
+    return caught.value
+
+
+def test_fresh_containers_and_objects() -> None:
+    def leave(t: Any, loss: Any, out: Any) -> None:
+        rate = t.optimizer.param_groups[0]["lr"]
+        t.metrics = {"loss": loss.item(), "lr": rate, "all": [loss.item(), {"n": 1}]}
+        t.last = [loss.item(), out.sum().item()]
+        t.stats = Stats(loss.item(), out)
+        t.pair = Pair(loss.item(), "now")
+        t.items = (loss.item(), 3)
+        t.recent = deque([loss.item()], maxlen=3)
+        t.ordered = OrderedDict(a=loss.detach(), b={"x", "y"})
+        t.space = types.SimpleNamespace(loss=loss.item(), of=t.model)
+
+    before = {"metrics": {}, "last": [], "stats": Stats(), "pair": Pair(0.0, ""), "items": None}
+    assert left(leave, **before) == 1
+
+
+def test_tensors_in_attributes_of_modules_and_objects() -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden, self.shown = None, torch.zeros(1)
+
+        def forward(self, x: Any) -> Any:
+            self.hidden = self.shown = x.tanh()
+            return self.hidden
+
+    def leave(t: Any, loss: Any, out: Any) -> None:
+        t.loss, t.pred, t.was_none = loss, out.detach(), loss.detach()
+        t.pair = (loss, out)
+        t.weight = t.model[0].weight
+
+    def make() -> Any:
+        trainer = Trainer(leave, was_none=None, pair=(torch.ones(1), torch.ones(2)))
+        trainer.model[1] = Keeps()
+        return trainer.step, tuple(batch(0).values()), trainer
+
+    assert assert_leaves_as_eager(make, 3, batch) == 1
+
+
+def test_a_step_in_methods_that_hand_on_what_they_make() -> None:
+    """Written before it is read, in each step: nothing of it is read by the next one."""
+
+    class Gan(Trainer):
+        def step(self, x: Any, y: Any) -> Any:
+            self.x, self.y = x, y
+            self.forward()
+            self.backward()
+            self.optimizer.step()
+            return self.loss
+
+        def forward(self) -> None:
+            self.fake = self.model(self.x)
+
+        def backward(self) -> None:
+            self.loss = F.mse_loss(self.fake, self.y)
+            self.optimizer.zero_grad()
+            self.loss.backward()
+
+    def make() -> Any:
+        trainer = Gan(lambda *_: None)
+        return trainer.step, tuple(batch(0).values()), trainer
+
+    assert assert_leaves_as_eager(make, 3, batch) == 1
+
+
+_last: Any = None
+
+
+def test_globals_and_variables_of_closures() -> None:
+    def make() -> Any:
+        global _last
+        _last, last = None, None
+        model, x, y = small()
+
+        def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+            global _last
+            nonlocal last
+            out = model(x)
+            loss = F.mse_loss(out, y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            _last, last = out, {"loss": loss.item()}
+            return loss
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        return step, (model, optimizer, x, y), lambda: (_last, last)
+
+    # A global tensor is a state: it is written in place from the second call on.
+    assert assert_leaves_as_eager(make) == 2
+
+
+def test_an_object_among_the_arguments() -> None:
+    def make() -> Any:
+        trainer, kept = Trainer(lambda *_: None), types.SimpleNamespace(pred=None, n=0)
+
+        def step(x: Any, y: Any, kept: Any) -> Any:
+            loss = trainer.step(x, y)
+            kept.pred, kept.info, kept.x = trainer.model(x), {"loss": loss.item()}, x
+            return loss
+
+        return step, (*batch(0).values(), kept), [trainer, kept]
+
+    assert_leaves_as_eager(make, 3, batch)
+
+
+def test_what_is_deleted_is_gone() -> None:
+    def leave(t: Any, loss: Any, out: Any) -> None:
+        t.table.pop("a", None)
+        if hasattr(t, "cache"):
+            del t.cache, t.tensor
+        t.mine = out
+        del t.mine
+        t.mask = None
+
+    left(leave, cache=3, tensor=torch.ones(2), mask=torch.ones(2), table={"a": 1, "b": 2})
+
+
+def test_what_the_next_step_reads_is_another_graph() -> None:
+    """The first step finds nothing, all others a tensor."""
+
+    def leave(t: Any, loss: Any, out: Any) -> Any:
+        factor = None if t.hidden is None else (out * t.hidden).mean()
+        t.hidden = out.detach()
+        return factor
+
+    assert left(leave, hidden=None) == 2
+
+
+def test_one_object_in_two_places_stays_one() -> None:
+    def leave(t: Any, loss: Any, out: Any) -> None:
+        t.one = t.other = {"loss": loss.item()}
+
+    trainers = []
+
+    def make() -> Any:
+        trainers.append(Trainer(leave, one=None, other=None))
+        return trainers[-1].step, tuple(batch(0).values()), trainers[-1]
+
+    assert_leaves_as_eager(make, 2, batch)
+    assert trainers[-1].one is trainers[-1].other
+
+
+def test_a_configuration_that_a_count_replaces() -> None:
+    def leave(t: Any, loss: Any, out: Any) -> Any:
+        t.n += 1
+        if t.n == 2:
+            t.config = dataclasses.replace(t.config, scale=3)
+        return t.config.scale
+
+    left(leave, steps=4, n=0, config=Config())
+
+
+def test_what_each_step_replaces_and_reads_is_refused_with_its_line() -> None:
+    def replaces(t: Any, loss: Any, out: Any) -> Any:
+        t.config = dataclasses.replace(t.config, scale=t.config.scale + 1)
+        return t.config.scale
+
+    def averages(t: Any, loss: Any, out: Any) -> None:
+        t.stats = Stats(0.9 * t.stats.loss + 0.1 * loss.item())
+
+    for leave, name in ((replaces, "config"), (averages, "stats")):
+        error = refused(leave, config=Config(), stats=Stats())
+        line = leave.__code__.co_firstlineno + 1
+        assert f"'{name}' (" in error.message, error.message
+        assert f"test_left_behind.py:{line})" in error.message, error.message
+
+
+def test_what_no_rank_could_make_is_refused_with_its_line() -> None:
+    def leave(t: Any, loss: Any, out: Any) -> None:
+        t.distribution = torch.distributions.Normal(out, 1.0)
+
+    error = refused(leave)
+    assert f"test_left_behind.py:{leave.__code__.co_firstlineno + 1}" in error.message
+    assert "distribution" in error.message
+
+
+def test_two_ranks() -> None:
+    def make() -> Any:
+        def leave(t: Any, loss: Any, out: Any) -> None:
+            t.metrics, t.hidden = {"loss": loss.item(), "out": out}, out.detach()
+
+        trainer = Trainer(leave, metrics={}, hidden=None)
+        held.append(trainer)
+        x, y = batch(0).values()
+        return trainer.step, (x, y)
+
+    held: list[Any] = []
+
+    def shown(_args: Any) -> Any:
+        return seen([held[-1].metrics, held[-1].hidden])
+
+    assert_as_eager(make, batch, state=shown, steps=2)
