@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.check_piece_calls import Share, call_problem
 
@@ -31,3 +33,34 @@ def test_a_piece_names_its_results_where_the_op_does_or_where_it_lacks_some() ->
     assert problem_of(["y", None, "z"], ["y@1", None, "z@1"]) is None
     assert problem_of(None, ["y@1", None], outputs=("y",)) is None
     assert problem_of(None, None, outputs=("y",)) == other
+
+
+@pytest.mark.parametrize(
+    ("stated", "given", "is_same"),
+    [
+        ([4, 6], [2, 6], True),  # half of the batch
+        ([6, 6], [3, 6], True),
+        ([4, 6], [1, 6], False),
+        ([-1, 6], [2, 6], True),  # what -1 stood for
+        ([-1, 6], [0, 6], True),
+        ([-1, 6], [-2, 6], False),
+        ([4.0, 6.0], [2.0, 6.0], False),  # no sizes: scales, of which a piece has no share
+        ([4.0, 6.0], [4.0, 6.0], True),
+        (4, 2, False),
+        ([True, 6], [1, 6], False),
+    ],
+)
+def test_sizes_alone_may_be_a_share_of_those_of_the_batch(
+    stated: Any, given: Any, is_same: bool
+) -> None:
+    def op(name: str, reads: str, number: Any) -> Op:
+        return Op(name=name, kind="aten.view.default", inputs=(reads,),
+                  outputs=(Tensor(name=name, bytes=4),),
+                  arguments={"args": [{"tensor": reads}, number]})  # fmt: skip
+
+    piece = op("y@1", "x@1", given)
+    args = [{"tensor": "x@1"}, given]
+    problem = call_problem(
+        piece, args, op("y", "x", stated), 1, Share(1, 2), lambda a, b: a == f"{b}@1"
+    )
+    assert problem == (None if is_same else "its arguments are others")
