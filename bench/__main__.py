@@ -4,7 +4,8 @@
   experts draw by hand, `msr-fiddle` plans published placement problems, `limits` finds the least
   limit of each algorithm, `recompute` compares second calls of ops with CP-SAT, `scale` times
   planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
-  `state-in-place` says what leaving state where it is costs.
+  `state-in-place` says what leaving state where it is costs, `start` what planning from an earlier
+  plan brings.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-in-place` measures
   what adding gradients up in place would bring, `tofu-search` the search of shardings,
   `tofu-equality` compares sharded training with one device, `coverage` cuts what torch's own
@@ -39,6 +40,7 @@ NAMED = {
     "recompute": "bench.recompute.main",
     "scale": "bench.placement.scale",
     "thesis": "bench.thesis.main",
+    "start": "bench.placement.start",
     "state-in-place": "bench.placement.state_in_place",
     "steps": "bench.runtime.steps",
     "sweep": "bench.sweep.main",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pardnn.cost.costs import graph_costs
-from pardnn.planner import microbatched
+from pardnn.planner.microbatches import decide as microbatched
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem

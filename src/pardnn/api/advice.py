@@ -23,6 +23,7 @@ from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
 from pardnn.planner.search_log import Watch
+from pardnn.planner.start.earlier import started
 from pardnn.report.progress import progress_bar, status
 from pardnn.report.results import PlanResult
 from pardnn.report.text import seconds_text
@@ -48,6 +49,7 @@ def planned(
     batch_size: int | None = None,
     *,
     state: StateInPlace | None = None,
+    start: Plan | None = None,
     keep_best: bool = False,
 ) -> tuple[Plan, PlanResult]:
     """Plan; an error that nothing fits names what was tried and does fit.
@@ -59,6 +61,7 @@ def planned(
         entry: The entry point that the graph is from, if it is from one.
         batch_size: At which it was captured; None is the entry point's own.
         state: What lies on the devices already and stays; then nothing else is tried.
+        start: The plan to start from.
         keep_best: Whether an interrupt ends the search, and its best plan is returned.
 
     Raises:
@@ -66,7 +69,8 @@ def planned(
     """
     with progress_bar("timing ops") as progress:
         costs = costs_for(graph, cluster, options.costs, threads=options.threads, progress=progress)
-    problem = Problem(graph, cluster, costs, options, state)
+    options = options if start is None else started(options, start)
+    problem = Problem(graph, cluster, costs, options, state, start)
     with time_limit(options.time_limit):
         try:
             with status(PLANNING) as show:

@@ -15,6 +15,7 @@ from pardnn.planner.estimate import estimate as estimate_problem
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import Objective, PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.start.earlier import started
 from pardnn.report.results import EstimateResult
 from pardnn.sim.engine import Policy
 
@@ -34,6 +35,7 @@ def plan(
     microbatches: int | Literal["auto"] | None = None,
     recompute: bool = False,
     constraints: Sequence[Constraint] = (),
+    start: Plan | None = None,
 ) -> Plan:
     """Decide where and in which order every op runs; the plan returned is checked.
 
@@ -60,11 +62,15 @@ def plan(
             results, where that lets the step fit or makes it faster; no bit changes.
         constraints: Where ops must run, from `pardnn.pin`, `forbid`, `together`, `apart` or
             `read_constraints`. The plan records them, and its check proves them.
+        start: An earlier plan, of this graph or of one much like it, for these devices or others:
+            ops stay where it has them unless moving them makes the step faster or lets it fit.
+            Pieces, second calls and constraints are as in it unless you say otherwise.
 
     Raises:
         InfeasibleError: E301 with a witness, if no plan fits; E303 with constraints that cannot
             hold together, each of them needed for that.
-        UsageError: E2xx; E225, if no such plan can leave state where it is.
+        UsageError: E2xx; E225, if no such plan can leave state where it is; E249, if an algorithm
+            is named that does not start from such a plan.
         MismatchError: E503, if a tensor of state is another one.
         OutOfTimeError: E710, if the time limit passed and nothing quick fits.
     """
@@ -80,7 +86,9 @@ def plan(
         recompute=recompute,
         constraints=tuple(constraints),
     )
-    problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state)
+    if start is not None:
+        options = started(options, start)
+    problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state, start)
     return make_plan(problem)[0]
 
 

@@ -175,6 +175,10 @@ KeepState = Annotated[
         "the model has them.",
     ),
 ]
+StartPlan = Annotated[
+    Path | None,
+    typer.Option("--start", metavar="PLAN", help="Repair and improve this plan, near it."),
+]
 Steps = Annotated[int, typer.Option("--steps", min=1, help="Training steps to run.")]
 Timeout = Annotated[
     float, typer.Option("--timeout", help="Seconds that a wait for a rank may last.")

@@ -45,6 +45,7 @@ def plan(
     threads: opt.Threads = 1,
     batch_size: opt.BatchSize = None,
     keep_state: opt.KeepState = None,
+    start: opt.StartPlan = None,
     policy: opt.PolicyChoice = "order",
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
@@ -63,7 +64,7 @@ def plan(
     from pardnn.api.capture import opened
     from pardnn.api.draw import schedule_grid
     from pardnn.backends.entry_point import EntryPoint
-    from pardnn.plan.file import write_plan
+    from pardnn.plan.file import read_plan, write_plan
     from pardnn.planner.costs import costs_for
     from pardnn.report.text import console, plan_text
 
@@ -85,7 +86,10 @@ def plan(
     graph = opt.graph_of(source, batch_size)
     entry = source if isinstance(source, EntryPoint) else None
     state = opt.state_of(keep_state)
-    found, result = planned(graph, machine, options, entry, batch_size, state=state, keep_best=True)
+    found, result = planned(
+        graph, machine, options, entry, batch_size,
+        state=state, start=None if start is None else read_plan(start), keep_best=True,
+    )  # fmt: skip
     if output is not None:
         write_plan(found, output)
     if not as_json:

@@ -118,3 +118,18 @@ def _alive(graph: Graph, plan: PlanArrays, position: int) -> list[dict[str, Any]
         }
         for s in largest.tolist()
     ]
+
+
+def named_op(error: InfeasibleError, graph: Graph) -> InfeasibleError:
+    """Return E302 with the op by name; algorithms know numbers."""
+    number = error.details.get("op")
+    if error.code != "E302" or not isinstance(number, int):
+        return error
+    op = graph.ops[number]
+    where, kinds = f" ({op.source})" if op.source else "", ", ".join(sorted(op.seconds or ()))
+    return InfeasibleError(
+        f"op {shown(op.name)}{where} can run on no device of the cluster, alone or with its group"
+        f"; its `seconds` name: {kinds or 'none'}.\nAdd a device of such a type.",
+        code="E302",
+        details={"op": op.name, "source": op.source},
+    )

@@ -6,7 +6,6 @@ keep to pins, as they do to ops that a device type cannot run.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Literal
 
@@ -15,12 +14,11 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.cluster import Cluster
-from pardnn.errors import InfeasibleError, MismatchError, PardnnError, UsageError, shown
+from pardnn.errors import InfeasibleError, MismatchError, UsageError, shown
 from pardnn.graph.ir import Graph
 from pardnn.place.colocation import closed_arrays
-from pardnn.plan.check import capacities, plan_problems
+from pardnn.plan.check import capacities
 from pardnn.plan.mesh import Box, Layout, Mesh, owned_boxes
-from pardnn.plan.plan import PlanArrays, plan_arrays
 from pardnn.plan.state_in_place import (
     Held,
     StateInPlace,
@@ -194,26 +192,3 @@ def with_state(error: InfeasibleError, graph: Graph, state: StateInPlace) -> Inf
         code=error.code,
         details=error.details | {"state_bytes": here, "other_bytes": absent},
     )
-
-
-def plan_before(graph: Graph, state: StateInPlace, pins: Int64[ndarray, " n"]) -> PlanArrays | None:
-    """Return the plan that ran last, if it is a plan for this graph too, limits aside."""
-    plan = state.near
-    if plan is None or not plan.keeps_bits or len(plan.placement) != len(graph.ops):
-        return None
-    plan = dataclasses.replace(plan, graph_fingerprint=None, predicted=None, cluster=None)
-    try:
-        if plan_problems(graph, plan):
-            return None
-        found = plan_arrays(graph, plan)
-    except PardnnError:
-        return None
-    return found if bool(((pins < 0) | (pins == found.place)).all()) else None
-
-
-def places_before(graph: Graph, state: StateInPlace) -> Int64[ndarray, " n"]:
-    """Return the device of each op that the plan that ran last placed; -1 for the others."""
-    plan = state.near
-    if plan is None or not plan.keeps_bits:
-        return np.full(len(graph.ops), -1, dtype=np.int64)
-    return np.array([plan.placement.get(op.name, -1) for op in graph.ops], dtype=np.int64)

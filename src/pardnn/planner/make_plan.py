@@ -30,7 +30,7 @@ from pardnn.planner.algorithms import (
 )
 from pardnn.planner.constrained import constrained, with_constraints
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
-from pardnn.planner.microbatched import decide_microbatched
+from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
@@ -153,7 +153,7 @@ def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem, improve and complete what they find."""
     num_ops = len(problem.graph.ops)
     polish = _is_polished(problem, num_ops)
-    placed = any(name not in SHARDED for name in names)
+    placed = any(name not in SHARDED for name in names) and problem.start is None
     solvers = solvers_to_try(problem.options.algorithm, num_ops) if polish and placed else ()
     return decide_best(problem, names, polish=polish, solvers=solvers)
 
@@ -170,6 +170,9 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
         UsageError: E225, if the algorithm asked for makes none.
     """
     graph, state, algorithm = problem.graph, problem.state, problem.options.algorithm
+    if problem.start is not None:
+        cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
+        return cuts if problem.start.partition is not None else (BEFORE, "pardnn")
     names, constraints = algorithms_to_try(algorithm, len(graph.ops)), problem.options.constraints
     kind = None if state is None else kind_of_plan(graph, state)
     if kind == "cut" and constraints:

@@ -6,16 +6,16 @@ may be improved by local search (`place.polish`).
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
-from pardnn.graph.ir import Graph
+from pardnn.errors import InfeasibleError, PardnnError, UsageError
 from pardnn.place.baselines.exact import place_exact
 from pardnn.place.baselines.modulo import has_pieces
 from pardnn.place.decision import Decision
-from pardnn.place.ordering.fit import fits
+from pardnn.place.infeasible import named_op
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.polish import polish_best
@@ -34,11 +34,11 @@ from pardnn.planner.algorithms import (
     is_polished,
 )
 from pardnn.planner.constrained import obeyed
-from pardnn.planner.kept_state import plan_before
 from pardnn.planner.options import Objective
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.sharded.decide import decide_sharded
+from pardnn.planner.start.near import improved, itself, kept_near
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.policy_peak import policy_peaks
@@ -103,6 +103,8 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
             raise UsageError(
                 f"{algorithm} cuts ops; an engine under {options.policy} runs whole ones"
             )
+        if problem.start is not None:
+            return _cut_near(problem, algorithm)
         is_beaten_at = best.makespan_s if best and options.objective == "seconds" else None
         if algorithm == "tofu" and best is None and _is_uneven(problem):
             return _cut_or_alone(problem)
@@ -111,7 +113,7 @@ def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> 
     try:
         decision = _scheduled(problem, obeyed(problem, _placed(problem, algorithm)))
     except InfeasibleError as error:
-        raise _named(error, problem.graph) from None
+        raise named_op(error, problem.graph) from None
     planning = time.perf_counter() - started
     timeline = simulate(problem.graph, problem.machine, decision.plan)
     return Outcome(
@@ -157,6 +159,22 @@ def _cut(problem: Problem, algorithm: str, unless_above: float | None = None) ->
     return Outcome(algorithm, found.arrays, 0, *simulated, sharded=found)
 
 
+def _cut_near(problem: Problem, algorithm: str) -> Outcome:
+    """Return a cut that leaves state as in the plan to start from, or a new one."""
+    anew = dataclasses.replace(problem, start=None)
+    fixed = problem.fixed
+    if fixed is None:
+        why = "the plan to start from does not cut this state over these devices: planned anew"
+        return _cut(anew, algorithm)._replace(notes=(why,))
+    number = len(fixed.layouts)
+    try:
+        note = f"started from a plan: {number} tensors of state are cut as it had them"
+        return _cut(problem, algorithm)._replace(notes=(note,))
+    except InfeasibleError as error:
+        why = f"planned anew, as near the plan to start from {error.message.splitlines()[0]}"
+        return _cut(anew, algorithm)._replace(notes=(why,))
+
+
 def _is_uneven(problem: Problem) -> bool:
     """Whether devices are unlike, and seconds count: equal shares wait for the slowest."""
     devices = problem.cluster.devices
@@ -188,12 +206,9 @@ def _cut_or_alone(problem: Problem) -> Outcome:
 def _placed(problem: Problem, algorithm: str) -> Decision:
     """Run an algorithm that gives each op one device."""
     graph, machine, usable = problem.graph, problem.machine, problem.capacities
-    if problem.state is not None and algorithm == BEFORE:
-        plan = plan_before(graph, problem.state, problem.known.pins)
-        if plan is None or not fits(graph.arrays, plan, usable):
-            raise InfeasibleError("the plan that ran before is none for this graph")
-        return Decision(plan)
-    if problem.state is not None and algorithm == "pardnn":
+    if algorithm == BEFORE:
+        return Decision(itself(problem))
+    if problem.before is not None and algorithm == "pardnn":
         return place_pardnn(graph, machine, usable, known=problem.known)
     if algorithm in RECIPES:
         return place_pipeline(problem.step, machine, usable, algorithm)
@@ -224,21 +239,6 @@ def _scheduled(problem: Problem, decision: Decision) -> Decision:
             "Give devices more memory, or run the plan in its own order."
         )
     return found._replace(moved_ops=decision.moved_ops + found.moved_ops)
-
-
-def _named(error: InfeasibleError, graph: Graph) -> InfeasibleError:
-    """Return E302 with the op by name; algorithms know numbers."""
-    number = error.details.get("op")
-    if error.code != "E302" or not isinstance(number, int):
-        return error
-    op = graph.ops[number]
-    where, kinds = f" ({op.source})" if op.source else "", ", ".join(sorted(op.seconds or ()))
-    return InfeasibleError(
-        f"op {shown(op.name)}{where} can run on no device of the cluster, alone or with its group"
-        f"; its `seconds` name: {kinds or 'none'}.\nAdd a device of such a type.",
-        code="E302",
-        details={"op": op.name, "source": op.source},
-    )
 
 
 def decide_best(
@@ -280,7 +280,26 @@ def decide_best(
     if best is None:
         assert failure is not None
         raise failure
+    best = _near_start(problem, best)
     return best._replace(planning_s=time.perf_counter() - started, notes=(*best.notes, *notes))
+
+
+def _near_start(problem: Problem, best: Outcome) -> Outcome:
+    """Return an outcome as fast, nearer to the plan to start from; itself if there is none."""
+    if problem.start is None or problem.start.partition is not None or best.sharded is not None:
+        return best
+    plan, note = kept_near(problem, best.plan)
+    return _with_plan(problem, best, plan)._replace(notes=(*best.notes, note))
+
+
+def _with_plan(problem: Problem, outcome: Outcome, plan: PlanArrays) -> Outcome:
+    """Return an outcome with another plan, simulated."""
+    timeline = simulate(problem.graph, problem.machine, plan)
+    return outcome._replace(
+        plan=plan,
+        makespan_s=timeline.makespan,
+        transfer_bytes=timeline.transfer_bytes(problem.graph),
+    )
 
 
 def _tried(
@@ -349,7 +368,13 @@ def _better_of(best: Outcome | None, problem: Problem, solver: str) -> Outcome |
 
 
 def _polished(problem: Problem, placed: list[Outcome]) -> Outcome:
-    """Improve the best two placements by local search; return the better one."""
+    """Improve the best two placements by local search; return the better one.
+
+    From a plan to start from, the best alone is improved, by moves of single groups.
+    """
+    if problem.start is not None:
+        found = min(placed, key=lambda outcome: outcome.makespan_s)
+        return _with_plan(problem, found, improved(problem, found.plan))
     # Equal makespans are mostly equal plans: the second start is the next slower one.
     best = {outcome.makespan_s: outcome for outcome in reversed(placed)}
     starts = [best[makespan] for makespan in sorted(best)[:2]]
@@ -360,9 +385,4 @@ def _polished(problem: Problem, placed: list[Outcome]) -> Outcome:
         problem.capacities,
         seed=problem.options.seed,
     )
-    timeline = simulate(problem.graph, problem.machine, plan)
-    return starts[origin]._replace(
-        plan=plan,
-        makespan_s=timeline.makespan,
-        transfer_bytes=timeline.transfer_bytes(problem.graph),
-    )
+    return _with_plan(problem, starts[origin], plan)

@@ -17,10 +17,12 @@ from pardnn.graph.ir import Graph
 from pardnn.place.pardnn.warm_start import KnownPlaces
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.check import capacities
+from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
-from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of, places_before
+from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.search_log import SearchLog
+from pardnn.planner.start.earlier import layouts_before, places_before
 from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine, fastest_seconds, machine_of, restricted
 
@@ -35,6 +37,7 @@ class Problem:
         costs: Durations of the graph's ops.
         options: How to plan.
         state: What lies on the devices already and stays where it is; None for nothing.
+        start: The plan that a user starts from; None for none.
         cut: The graph beside the whole step, if its batch is in pieces.
         log: Of the search.
         allowed: Whether constraints let a device run an op (`planner.constrained`); None: all.
@@ -45,6 +48,7 @@ class Problem:
     costs: Costs
     options: PlanOptions = field(default_factory=PlanOptions)
     state: StateInPlace | None = None
+    start: Plan | None = None
     cut: CutStep | None = None
     log: SearchLog = field(default_factory=SearchLog)
     allowed: Bool[ndarray, "n k"] | None = None
@@ -64,19 +68,28 @@ class Problem:
     @functools.cached_property
     def known(self) -> KnownPlaces:
         """Where state lies whole, and where ops ran before."""
-        if self.state is None:
-            free = np.full(len(self.graph.ops), -1, dtype=np.int64)
-            return KnownPlaces(free, free)
-        return KnownPlaces(pins_of(self.graph, self.state), places_before(self.graph, self.state))
+        free = np.full(len(self.graph.ops), -1, dtype=np.int64)
+        return KnownPlaces(
+            pins=free if self.state is None else pins_of(self.graph, self.state),
+            near=places_before(self.graph, self.before, self.cluster),
+            alone=self.start is not None,
+        )
+
+    @property
+    def before(self) -> Plan | None:
+        """The plan that a search begins with: the one to start from, or the one that ran last."""
+        return self.start or (self.state and self.state.near)
 
     @functools.cached_property
     def fixed(self) -> FixedLayouts | None:
-        """Layouts of state that lies cut, and their mesh; None if there is none.
+        """Layouts that stay, of state that lies cut or was so in the plan to start from.
 
         Raises:
             UsageError: E225, if it does not lie as a cut on one mesh leaves it.
         """
-        return None if self.state is None else fixed_layouts(self.graph, self.state)
+        if self.state is not None:
+            return fixed_layouts(self.graph, self.state)
+        return layouts_before(self.graph, self.start, self.cluster)
 
     @property
     def capacities(self) -> list[int | None]:

@@ -109,7 +109,7 @@ def place_arrays(
     seconds = np.ascontiguousarray(machine.seconds[:, renumbering.op])
     written = renumbered_overwrites(overwrites, renumbering)
     if known is not None:
-        known = KnownPlaces(known.pins[renumbering.op], known.near[renumbering.op])
+        known = known._replace(pins=known.pins[renumbering.op], near=known.near[renumbering.op])
     try:
         found = _place(here, machine._replace(seconds=seconds), capacities, written, known, begin)
     except _NothingFitsError as error:
@@ -133,7 +133,8 @@ def _place(
     pins = None if known is None else known.pins
     problem = problem_of(arrays, machine, _adjacency(arrays), pins)
     seconds = {"problem": time.perf_counter() - begin}
-    candidates, by_step = partition(problem)
+    is_near = known is not None and known.alone and machine.num_devices > 1
+    candidates, by_step = ([], {}) if is_near else partition(problem)
     seconds |= by_step
     if known is not None:
         candidates = sorted([*candidates, *started_near(problem, known)], key=_makespan)

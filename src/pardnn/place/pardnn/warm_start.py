@@ -25,10 +25,12 @@ class KnownPlaces(NamedTuple):
     Attributes:
         pins: The device of each op that can be on no other; -1 for the others.
         near: The device on which each op ran before; -1 for those that did not.
+        alone: Whether placements near that one are all that is tried.
     """
 
     pins: Int64[ndarray, " n"]
     near: Int64[ndarray, " n"]
+    alone: bool = False
 
 
 def started_near(problem: Problem, known: KnownPlaces) -> Iterator[Candidate]:

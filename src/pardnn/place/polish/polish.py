@@ -92,6 +92,7 @@ def polish(
     *,
     seed: int = 0,
     work: int | None = None,
+    near: bool = False,
 ) -> PlanArrays:
     """Return a plan that is no slower and fits wherever the given one does.
 
@@ -104,6 +105,7 @@ def polish(
         capacities: Usable bytes of each device; None is unlimited.
         seed: Of the choice of changes.
         work: Ops whose times are computed again; None for `work_for`.
+        near: Without HEFT, which places all ops anew.
     """
     arrays = closed_arrays(graph)
     job = _Job(
@@ -114,7 +116,7 @@ def polish(
     timeline = run_lists(arrays, machine, plan)
     best = _Found(plan, timeline.makespan, np.argsort(timeline.dispatch, kind="stable"))
     half = 2 if arrays.num_ops > MANY_OPS else 1
-    passes, rounds = PASSES // half, ROUNDS // half
+    passes, rounds = 0 if near else PASSES // half, ROUNDS // half
     each = (work_for(arrays.num_ops) if work is None else work) // rounds
     tolerance = min(TOLERANCE, TOLERANCE_OPS / arrays.num_ops)
     place, state, idle = plan.place, 1 + seed % 2147483646, 0

@@ -13,7 +13,7 @@ from pardnn.plan.check import plan_problems
 from pardnn.plan.plan import Plan
 from pardnn.planner.algorithms import RECIPES
 from pardnn.planner.make_plan import make_plan
-from pardnn.planner.microbatched import decide_microbatched
+from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem

@@ -16,12 +16,12 @@ from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, whole_op_algorithms
 from pardnn.planner.constrained import constrained, obeyed
 from pardnn.planner.costs import partitioned_costs, scaled_costs
+from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import costs_again
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
-from pardnn.planner.staged import decide_staged
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import fastest_seconds, machine_of
@@ -195,14 +195,21 @@ def _recipes(problem: Problem, count: int) -> list[str]:
     """Return the pipelines by name that are tried beside what is searched for."""
     options = problem.options
     is_best = options.algorithm in (BEST, BEST_WHOLE) and not options.constraints
+    is_best = is_best and problem.start is None
     return suitable(problem.cluster.num_devices, count) if is_best else []
 
 
 def _spread(problem: Problem, count: int, placing: Sequence[str], decide: Decide) -> Outcome:
     """Cut the batch with an accumulator for each piece, and place each piece anywhere."""
-    pieces, inner = _cut(problem, count, None)
+    pieces, inner = _cut(problem, count, _accumulators_before(problem))
     outcome = decide(inner, [*placing, *_recipes(problem, count)])
     return _completed(problem, inner, pieces, outcome)
+
+
+def _accumulators_before(problem: Problem) -> int | None:
+    """Return the accumulators of each sum in the plan to start from: 1, or one for each piece."""
+    pieces = problem.start and problem.start.pieces
+    return 1 if pieces and not any(":gather@" in op.name for op in pieces.ops) else None
 
 
 def _cut(problem: Problem, count: int, accumulators: int | None) -> tuple[Pieces, Problem]:

@@ -1,0 +1,122 @@
+"""What an earlier plan is good for: the plan itself, the device of each op, layouts of tensors.
+
+A plan that ran before (state lies where it put it) and one that a user starts from are read alike.
+Ops, tensors and devices are matched by name, so the graph and the cluster may have changed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.cluster import Cluster
+from pardnn.errors import PardnnError, UsageError
+from pardnn.graph.ir import Graph
+from pardnn.plan.check import plan_problems
+from pardnn.plan.mesh import Layout, layout_of
+from pardnn.plan.plan import Plan, PlanArrays, plan_arrays
+from pardnn.plan.state_layout import STATE_KINDS
+from pardnn.planner.algorithms import BEST, BEST_WHOLE, SHARDED
+from pardnn.planner.options import PlanOptions
+from pardnn.shard.sharding import FixedLayouts
+
+
+def plan_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> PlanArrays | None:
+    """Return an earlier plan, if it is a plan for this graph and these devices too, limits aside.
+
+    Args:
+        graph: The graph; in pieces, if that of the plan was.
+        plan: The earlier plan.
+        cluster: What it is to run on.
+    """
+    if plan is None or plan.partition is not None or len(plan.placement) != len(graph.ops):
+        return None
+    if devices_now(plan, cluster) != list(range(cluster.num_devices)):
+        return None
+    plan = dataclasses.replace(
+        plan, graph_fingerprint=None, predicted=None, cluster=None, pieces=None, constraints=None
+    )
+    try:
+        if plan_problems(graph, plan):
+            return None
+        return plan_arrays(graph, plan)
+    except PardnnError:
+        return None
+
+
+def places_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> Int64[ndarray, " n"]:
+    """Return the device of each op that an earlier plan placed; -1 for the others."""
+    if plan is None or plan.partition is not None:
+        return np.full(len(graph.ops), -1, dtype=np.int64)
+    device = dict(enumerate(devices_now(plan, cluster)))
+    places = (device.get(plan.placement.get(op.name, -1), -1) for op in graph.ops)
+    return np.fromiter(places, dtype=np.int64, count=len(graph.ops))
+
+
+def devices_now(plan: Plan, cluster: Cluster) -> list[int]:
+    """Return which device of a cluster each device of a plan is, -1 for those that are gone.
+
+    They are told by name; by number where the plan names no cluster.
+    """
+    if plan.cluster is None:
+        return [d if d < cluster.num_devices else -1 for d in range(plan.num_devices)]
+    now = {device.name: number for number, device in enumerate(cluster.devices)}
+    return [now.get(device.name, -1) for device in plan.cluster.devices]
+
+
+def layouts_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> FixedLayouts | None:
+    """Return how an earlier cut lays out the state of a graph.
+
+    None if it is no cut over all devices of this cluster, or of none of this state. A tensor of
+    another shape than before is free.
+    """
+    if plan is None or plan.partition is None:
+        return None
+    mesh, known = plan.partition.mesh, plan.partition.sharding
+    if devices_now(plan, cluster) != list(range(cluster.num_devices)):
+        return None
+    layouts: dict[str, Layout] = {}
+    for op in graph.ops:
+        for tensor in op.outputs if op.kind in STATE_KINDS else ():
+            layout = layout_of(known.get(tensor.name, ()))
+            if layout and _suits(layout, tensor.shape):
+                layouts[tensor.name] = layout
+    return FixedLayouts(mesh, layouts) if layouts else None
+
+
+def _suits(layout: Layout, shape: Iterable[int] | None) -> bool:
+    """Whether a tensor has the dims that a layout cuts."""
+    dims = len(tuple(shape or ()))
+    return all(dim is None or dim < dims for dim in layout)
+
+
+def started(options: PlanOptions, start: Plan) -> PlanOptions:
+    """Return options with what a plan to start from decides and the user does not.
+
+    Args:
+        options: As the user gave them.
+        start: The plan to start from.
+
+    Raises:
+        UsageError: E249, if an algorithm is named that does not start from such a plan.
+    """
+    fitting = (BEST, *(SHARDED if start.partition is not None else (BEST_WHOLE,)))
+    if options.algorithm not in fitting:
+        kind = "cuts ops" if start.partition is not None else "places whole ops"
+        raise UsageError(
+            f"{options.algorithm} does not start from a plan that {kind}; auto does.\n"
+            f"Leave out the algorithm, or the plan to start from.",
+            code="E249",
+        )
+    pieces = len(start.pieces.points) - 1 if start.pieces is not None else None
+    is_open = options.microbatches is None and options.algorithm not in SHARDED
+    return dataclasses.replace(
+        options,
+        microbatches=pieces if is_open else options.microbatches,
+        recompute=options.recompute or start.recompute is not None,
+        constraints=options.constraints or start.constraints or (),
+    )
