@@ -57,7 +57,8 @@ def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collecti
     Raises:
         UnsupportedError: E806.
     """
-    lost = sorted(irregular.keys() & left)
+    states = {name for name, source in trace.sources.items() if source.kind == "state"}
+    lost = sorted(states.intersection(irregular, left))
     if lost and trace.tracer.scalars.conditions:
         raise irregular_initial_state(lost[0], irregular[lost[0]])
 
@@ -92,21 +93,22 @@ def other_call(first: StepTrace, trace: StepTrace, live: Collection[Call]) -> Ca
 
 def _written_otherwise(first: StepTrace, trace: StepTrace) -> Call | None:
     """Return a call that writes a parameter or buffer, which the first step writes more often."""
+    steps, others = _own_calls(first), _own_calls(trace)
     for name, source in trace.sources.items():
         then, now = first.values.get(name), trace.values[name]
         if source.kind not in ("parameter", "buffer") or then is None:
             continue
         if then.storage is None or now.storage is None:
             continue
-        if _num_writes(first, then.storage) > _num_writes(trace, now.storage):
+        before = sum(call in steps for call in then.storage.writes)
+        if before > sum(call in others for call in now.storage.writes):
             return now.storage.writes[-1] if now.storage.writes else now.call
     return None
 
 
-def _num_writes(trace: StepTrace, storage: Storage) -> int:
-    """Return how often a step itself writes a storage."""
-    own = {*trace.tracer.calls[: trace.length]} - trace.tracer.undoing
-    return sum(call in own for call in storage.writes)
+def _own_calls(trace: StepTrace) -> set[Call]:
+    """Return the calls that a step itself makes."""
+    return {*trace.tracer.calls[: trace.length]} - trace.tracer.undoing
 
 
 def _started_by_rule(first: StepTrace, trace: StepTrace) -> set[Storage]:
