@@ -10,6 +10,7 @@
   what adding gradients up in place would bring, `tofu-search` the search of shardings,
   `tofu-equality` compares sharded training with one device, `coverage` cuts what torch's own
   samples of its operators call.
+- `recipes` times the cuts of experts beside `tofu` and `auto`, in simulation.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
@@ -37,6 +38,7 @@ NAMED = {
     "pipelines": "bench.placement.pipelines",
     "placement": "bench.placement.main",
     "plan-bytes": "bench.common.plan_bytes",
+    "recipes": "bench.recipes.main",
     "recompute": "bench.recompute.main",
     "scale": "bench.placement.scale",
     "thesis": "bench.thesis.main",

@@ -1,0 +1,1 @@
+"""Cuts of experts beside the planners."""
