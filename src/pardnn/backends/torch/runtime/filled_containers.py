@@ -72,9 +72,23 @@ class Assigned(NamedTuple):
         """Return the places that no later step reads."""
         return [self.slots[_key(each)] for each in self.unread]
 
-    def unread_names(self) -> list[str]:
-        """Return their names."""
-        return [_shown(each) for each in self.unread]
+    def absent(self) -> list[tuple[str, Slot]]:
+        """Return name and place of those that a step reads, and that hold nothing yet."""
+        unread = set(map(_key, self.unread))
+        return [
+            (_shown(json.loads(key)), slot)
+            for key, slot in self.slots.items()
+            if key not in unread and not holds(slot)
+        ]
+
+
+def holds(slot: Slot) -> bool:
+    """Whether a place holds anything."""
+    try:
+        slot.get()
+    except (LookupError, ValueError):
+        return False
+    return True
 
 
 def filled_names(graph: Graph) -> list[str]:

@@ -17,6 +17,7 @@ from pardnn.backends.torch.runtime.filled_containers import (
     assigned_places,
     fill,
     filled_names,
+    holds,
 )
 from pardnn.backends.torch.user_step.held_numbers import (
     containers,
@@ -76,6 +77,7 @@ class HostNumbers:
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
         self._assigned = assigned_places(step, args, graph)
+        self._absent = self._assigned.absent()
         places = [*slots, *self._filled.values(), *self._assigned.unread_slots()]
         self.places = frozenset(place(slot) for slot in places)
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))
@@ -159,6 +161,9 @@ class HostNumbers:
                 return [Change(name, self.filled[name], slot.get())]
         for name, slot in self._empty.items():
             if slot.get() is not None:
+                return [Change(name, None, slot.get())]
+        for name, slot in self._absent:
+            if holds(slot):
                 return [Change(name, None, slot.get())]
         for name, now in self.sinks().items():
             if now is not None and not may_be_told(now):

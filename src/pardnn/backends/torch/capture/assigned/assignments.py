@@ -20,12 +20,13 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture.assigned.contents import agree, recorded
-from pardnn.backends.torch.capture.assigned.differences import Assigned, is_gone, is_there
+from pardnn.backends.torch.capture.assigned.contents import Leaf, agree, recorded
+from pardnn.backends.torch.capture.assigned.differences import GONE, Assigned, is_there
 from pardnn.backends.torch.capture.assigned.stand_ins import stand_in
 from pardnn.backends.torch.capture.changed_state import changed_state, read_again
 from pardnn.backends.torch.capture.restore import Changed, restore
 from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.places import Reference
 from pardnn.backends.torch.user_step.slots import items_of
@@ -183,7 +184,11 @@ class Assignments:
             UnsupportedError: E804, if it is not what the first one assigns.
         """
         first = self._first
-        changed = [n for n in trace.assigned if n not in first.assigned or n in self._settled]
+        changed = [
+            n
+            for n, each in trace.assigned.items()
+            if n in self._settled or (n not in first.assigned and not _is_same_number(each))
+        ]
         assigned = self._settled | dict(trace.assigned)
         changed += [
             n
@@ -248,11 +253,17 @@ def put_back(change: Changed) -> None:
         slot.set(change.then)
 
 
+def _is_same_number(each: Assigned) -> bool:
+    """Whether a number was given that may have been the one that was there in the first trace."""
+    then = isinstance(each.change.then, int | float)
+    return then and isinstance(each.content, Leaf) and node_of(each.content.value) is not None
+
+
 def _do_again(each: Assigned) -> None:
     """Let a place hold what the first step has left there."""
     slot = each.change.slot
     assert slot is not None
-    if is_gone(each.change):
+    if each.content == GONE:
         items_of(slot.holder).pop(slot.key)
     else:
         slot.set(each.change.now)

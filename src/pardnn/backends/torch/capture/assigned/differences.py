@@ -68,7 +68,8 @@ class Assigned(NamedTuple):
         now = self.change.now
         if isinstance(now, _PLAIN) or self.content == GONE:
             return False
-        return not (isinstance(self.content, dict) and "place" in self.content)
+        is_place = isinstance(self.content, dict) and "place" in self.content
+        return isinstance(now, torch.Tensor) or not is_place
 
     @property
     def is_traced(self) -> bool:
@@ -87,11 +88,14 @@ def assigned_values(
         stores: Returns what the user's code writes.
     """
     is_bound, tables = of_optimizers(objects), _module_tables(objects)
+    # Numbers are followed by name, and an argument of one name would be taken for an attribute.
+    arguments = {name for name, _ in objects.arguments}
     found = {
         name: change
         for name, change in changes(objects.contents, _differ).items()
         if change.slot is not None and "<" not in name and not is_bound(name)
-        and id(change.slot.holder) not in tables and not _is_number_of_the_step(change)
+        and id(change.slot.holder) not in tables
+        and not (_is_number_of_the_step(change) and name not in arguments)
     }  # fmt: skip
     if not found:
         return {}
@@ -134,10 +138,9 @@ def _is_number_of_the_step(change: Changed) -> bool:
 def _is_source(change: Changed, tracer: Tracer, read: Collection[Storage | None]) -> bool:
     """Whether a new tensor becomes the content of the one that was there; see `source_updates`."""
     if isinstance(change.then, tuple) and isinstance(change.now, tuple):
-        return any(
-            _is_source(change._replace(then=then, now=now), tracer, read)
-            for then, now in zip(change.then, change.now, strict=False)
-        )
+        parts = zip(change.then, change.now, strict=False)
+        changed = [change._replace(then=a, now=b) for a, b in parts if a is not b]
+        return bool(changed) and all(_is_source(each, tracer, read) for each in changed)
     if not (isinstance(change.then, torch.Tensor) and isinstance(change.now, torch.Tensor)):
         return False
     assert change.slot is not None

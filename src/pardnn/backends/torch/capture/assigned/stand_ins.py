@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+import torch
+
 from pardnn.backends.torch.capture.numbers.containers import OtherUse
 
 #: Members that stay as they are: Python itself and the walk of objects ask for them.
@@ -39,8 +41,8 @@ def stand_in(value: Any, name: str) -> Any:
     members = {key: use for key in (*_COMMON, *dir(type(value))) if key not in _OWN}
     members |= {"__getattribute__": _getting(name), "is_pardnn_recorder": True}
     for base in (type(value), object):
-        # The walk looks into tuples; symbols and some classes of C have no subclasses.
-        if not issubclass(base, tuple) and base is not OrderedDict:
+        # The walk looks into tuples, and what compares numbers asks symbols for their nodes.
+        if not issubclass(base, (tuple, OrderedDict, torch.SymInt, torch.SymFloat, torch.SymBool)):
             try:
                 kind = type("StandIn", (base,), members)
                 return base.__new__(kind)
