@@ -200,10 +200,11 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     if isinstance(value, dict):
         objects.contents.append((entry.name, value, dict(value)))
         for key, item in list(value.items()):
-            child = entry.child(key, item, value)
-            # Optimizer state is keyed by parameter, whose name is only known at the end.
+            # Optimizer state is keyed by parameter, whose name is only known at the end. As text
+            # it would be all its numbers, which fails under some modes, too.
             keyed = isinstance(key, torch.Tensor)
-            yield child._replace(name=dotted(entry.name, f"<{id(key)}>")) if keyed else child
+            child = entry.child(f"<{id(key)}>" if keyed else key, item, value)
+            yield child._replace(slot=Slot(value, key)) if keyed else child
     elif isinstance(value, list | deque):
         objects.contents.append((entry.name, value, list(value)))
         for i, item in enumerate(value):
