@@ -23,6 +23,7 @@ scaled.gain = 1.0  # type: ignore[attr-defined]
 
 def step(x: Any) -> Any:
     depth = int(os.environ.get("PARDNN_TEST_DEPTH", "1"))
+    depth += len("A\ud800") - 2  # no variable can have such a name
     return scaled(x) * len(FROZEN) * WEIGHTS[0] * TABLE[1] * LARGE[0] * depth
 
 

@@ -76,6 +76,15 @@ def shared_values(names: Collection[str]) -> Iterator[tuple[str, Callable[[], An
     """
     yield from _MODES.items()
     if "environ" in names or "getenv" in names:
-        for name in sorted(names):
+        for name in sorted(filter(_is_encodable, names)):
             if name.isupper() or name in os.environ:
                 yield f"os.environ[{name!r}]", functools.partial(os.environ.get, name)
+
+
+def _is_encodable(name: str) -> bool:
+    """Whether a variable of the environment can have a name; half a surrogate pair cannot."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
