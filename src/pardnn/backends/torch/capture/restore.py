@@ -12,7 +12,7 @@ import torch
 
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import PLAIN, dotted
-from pardnn.backends.torch.user_step.slots import GlobalName, Slot, items_of, slot_of
+from pardnn.backends.torch.user_step.slots import Attributes, GlobalName, Slot, items_of, slot_of
 
 _SYMBOLS = (torch.SymFloat, torch.SymInt)
 _NUMBERS = (int, float, *_SYMBOLS)
@@ -45,7 +45,8 @@ def _content(holder: Any) -> Any:
         return holder.cell_contents
     if isinstance(holder, GlobalName):
         return holder.namespace.get(holder.name)
-    return items_of(holder)
+    items = items_of(holder)
+    return dict(items) if isinstance(items, Attributes) else items
 
 
 def _same(now: Any, then: Any) -> bool:

@@ -49,6 +49,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     walk_objects,
 )
 from pardnn.backends.torch.user_step.parameter_guards import ParameterGuards, hook_tables
+from pardnn.backends.torch.user_step.slots import has_attributes, slots_of_class
 from pardnn.backends.torch.user_step.used_names import used_names
 
 #: Not guarded: their contents are sources of the graph, or compared as settings.
@@ -165,8 +166,9 @@ class Guards:
             elif _is_users_object(at):
                 # Numbers of plain objects are no sources of the graph; those of dataclasses are.
                 is_live = is_live and dataclasses.is_dataclass(at)
-                items = [(k, item) for k, item in at.__dict__.items() if k in self._used]
-                stack += self._unwritten(path, at.__dict__, items, is_live, found)
+                for holder, attributes in _attributes(at):
+                    items = [(k, item) for k, item in attributes.items() if k in self._used]
+                    stack += self._unwritten(path, holder, items, is_live, found)
         return found
 
     def _unwritten(
@@ -222,10 +224,10 @@ class Guards:
             if _is_users_code(value):
                 yield from self._container(path, vars(value), self._is_run_or_used)
         elif _is_users_object(value):
-            yield from self._container(path, value.__dict__, self._used.__contains__)
-            yield from self._classes(value)
-        elif _slots(value):
+            if hasattr(value, "__dict__"):
+                yield from self._container(path, value.__dict__, self._used.__contains__)
             yield from self._slotted(path, value)
+            yield from self._classes(value)
 
     def _is_run_or_used(self, key: Any) -> bool:
         return key == "forward" or key in self._used
@@ -234,12 +236,11 @@ class Guards:
         yield from ((kind.__name__, kind) for kind in type(value).__mro__)
 
     def _slotted(self, path: str, value: Any) -> Iterator[tuple[str, Any]]:
-        for key in _slots(value):
-            if key in self._used and hasattr(value, key):
-                item = getattr(value, key)
+        for key in slots_of_class(type(value)):
+            if key in self._used and (id(value), key) not in self._written:
                 get = functools.partial(getattr, value, key, None)
                 self._attributes.add(dotted(path, key), get)
-                yield dotted(path, key), item
+                yield dotted(path, key), get()
 
     def _optimizer(self, path: str, optimizer: torch.optim.Optimizer) -> None:
         """Guard the numbers of groups and parameters; settings are sources, or compared there."""
@@ -297,6 +298,7 @@ class Guards:
                 self._hooks(dotted(path, key), hook_tables(parameter))
         self._hooks(path, attributes)
         yield from self._container(path, attributes, is_used)
+        yield from self._slotted(path, module)
         for table in _MODULE_TABLES:
             yield from self._container(path, attributes[table], _any_key)
         yield from self._classes(module)
@@ -334,13 +336,6 @@ def _no_key(_key: Any) -> bool:
     return False
 
 
-def _slots(value: Any) -> list[str]:
-    package = type(value).__module__.partition(".")[0]
-    if package in _CLOSED_PACKAGES:
-        return []
-    return [key for kind in type(value).__mro__ for key in getattr(kind, "__slots__", ())]
-
-
 def _own_step(optimizer: torch.optim.Optimizer) -> Any:
     """Return what was assigned to an optimizer's `step`, below the wrapper of its schedules."""
     step = optimizer.__dict__.get("step")
@@ -350,7 +345,15 @@ def _own_step(optimizer: torch.optim.Optimizer) -> Any:
 
 def _is_users_object(value: Any) -> bool:
     package = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and package not in _CLOSED_PACKAGES
+    return has_attributes(value) and package not in _CLOSED_PACKAGES
+
+
+def _attributes(value: Any) -> Iterator[tuple[Any, Mapping[str, Any]]]:
+    """Yield what holds attributes, as `held_numbers.place` has it, and these by name."""
+    if hasattr(value, "__dict__"):
+        yield value.__dict__, value.__dict__
+    keys = [key for key in slots_of_class(type(value)) if hasattr(value, key)]
+    yield value, {key: getattr(value, key) for key in keys}
 
 
 def _is_users_code(value: Any) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, dotted
-from pardnn.backends.torch.user_step.slots import GlobalName, Slot, items_of, slot_of
+from pardnn.backends.torch.user_step.slots import Attributes, GlobalName, Slot, items_of, slot_of
 
 #: What an arithmetic state may be; bool is an int.
 NUMBERS = (int, float)
@@ -93,8 +93,8 @@ def slot_of_name(objects: ObjectGraph, name: str) -> Slot | None:
 
 def place(slot: Slot) -> tuple[int, Any]:
     """Return what identifies a place, also where two slots lead to it."""
-    holder = slot.holder
-    return id(holder if slot.key is None else items_of(holder)), slot.key
+    held = slot.holder if slot.key is None else items_of(slot.holder)
+    return id(held.held_by(slot.key) if isinstance(held, Attributes) else held), slot.key
 
 
 def containers(contents: Iterable[tuple[str, Any, Any]]) -> dict[int, tuple[Slot, Any]]:

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardnn.backends.torch.user_step.slots import GlobalName, Slot
+from pardnn.backends.torch.user_step.slots import GlobalName, Slot, has_attributes, items_of
 
 #: Of torch's own classes only these hold what a step changes or computes with.
 _TORCH_CLASSES = (
@@ -230,7 +230,7 @@ def _children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
 
 
 def _module_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
-    module, attributes = entry.value, entry.value.__dict__
+    module, attributes = entry.value, items_of(entry.value)
     objects.modules.setdefault(id(module), entry.name)
     objects.stateful.append(entry)
     objects.contents.append((entry.name, module, dict(attributes)))
@@ -252,14 +252,15 @@ def _object_children(objects: ObjectGraph, entry: Entry) -> Iterator[Entry]:
     value = entry.value
     if isinstance(value, torch.amp.GradScaler):
         _create_scaler_tensors(value)
-    objects.contents.append((entry.name, value, dict(value.__dict__)))
+    attributes = dict(items_of(value))
+    objects.contents.append((entry.name, value, attributes))
     if isinstance(value, _TORCH_CLASSES):
         objects.stateful.append(entry)
         owner = value if isinstance(value, torch.optim.Optimizer) else entry.owner
         entry = entry._replace(owner=owner, numeric=False)
     elif not is_dataclass(value):
         entry = entry._replace(numeric=False)
-    for key, item in list(value.__dict__.items()):
+    for key, item in attributes.items():
         settings = key == "param_groups" and entry.owner is value
         yield entry.child(key, item, value, numeric=entry.numeric or settings)
     call = type(value).__dict__.get("__call__")
@@ -331,4 +332,4 @@ def _is_walked(value: Any) -> bool:
     if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
         return False
     package = type(value).__module__.split(".")[0]
-    return package not in OPAQUE_PACKAGES and hasattr(value, "__dict__")
+    return package not in OPAQUE_PACKAGES and has_attributes(value)

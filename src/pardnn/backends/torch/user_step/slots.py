@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections import deque
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +65,81 @@ def slot_of(holder: Any, key: Any) -> Slot:
 
 def items_of(holder: Any) -> Any:
     """Return what holds an object's values: itself, or the dictionary of its attributes."""
-    # Through __dict__, so that neither properties nor frozen dataclasses interfere.
-    return holder if isinstance(holder, dict | list | deque) else holder.__dict__
+    if isinstance(holder, dict | list | deque):
+        return holder
+    # Through __dict__ or slots, so that neither properties nor frozen dataclasses interfere.
+    return Attributes(holder) if slots_of_class(type(holder)) else holder.__dict__
+
+
+def has_attributes(value: Any) -> bool:
+    """Whether a value has attributes of its own, in a dictionary or in slots."""
+    return hasattr(value, "__dict__") or bool(slots_of_class(type(value)))
+
+
+def slots_of_class(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Return what reads and writes each attribute that a class declares in `__slots__`.
+
+    By the names that attributes have in bytecode, where `__x` of a class `A` is `_A__x`.
+    """
+    declaring = [base for base in reversed(kind.__mro__) if "__slots__" in vars(base)]
+    return {
+        name: member
+        for base in declaring
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    }
+
+
+class Attributes(MutableMapping[str, Any]):
+    """The attributes of an object whose class has `__slots__`, as `__dict__` holds those of others.
+
+    Args:
+        holder: The object; attributes without a slot are in its `__dict__`, if it has one.
+    """
+
+    def __init__(self, holder: Any) -> None:
+        self._holder, self._slots = holder, slots_of_class(type(holder))
+        self._rest: dict[str, Any] = getattr(holder, "__dict__", {})
+
+    def __getitem__(self, key: str) -> Any:
+        """Return an attribute; KeyError where it is not set."""
+        if key not in self._slots:
+            return self._rest[key]
+        try:
+            return self._slots[key].__get__(self._holder)
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Set an attribute."""
+        if key in self._slots:
+            self._slots[key].__set__(self._holder, value)
+        else:
+            self._rest[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        """Delete an attribute; KeyError where it is not set."""
+        if key not in self._slots:
+            del self._rest[key]
+            return
+        try:
+            self._slots[key].__delete__(self._holder)
+        except AttributeError:
+            raise KeyError(key) from None
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of what is set, slots first."""
+        unset = object()
+        yield from [key for key in self._slots if self.get(key, unset) is not unset]
+        yield from self._rest
+
+    def __len__(self) -> int:
+        """Return how many are set."""
+        return sum(1 for _ in self)
+
+    def held_by(self, key: str) -> Any:
+        """Return the object itself for a slot, and its `__dict__` for any other attribute."""
+        return self._holder if key in self._slots else self._rest
 
 
 def _held(holder: Any, key: Any) -> Any:

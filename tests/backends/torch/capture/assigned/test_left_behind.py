@@ -30,6 +30,31 @@ class Config:
     name: str = "a"
 
 
+@dataclasses.dataclass(slots=True)
+class Sums:
+    total: float = 0.0
+    n: int = 0
+    last: Any = None
+
+
+class Counter:
+    __slots__ = ("__n", "info", "mode")
+
+    def __init__(self) -> None:
+        self.__n, self.mode = 0, "a"
+
+    def count(self, out: Any) -> float:
+        self.__n += 1
+        self.info = {"n": self.__n, "out": out.sum().item()}
+        if self.__n == 2:
+            self.mode = "b"
+        return 2.0 if self.mode == "b" else 1.0
+
+    @property
+    def n(self) -> int:
+        return self.__n
+
+
 class Pair(NamedTuple):
     loss: float
     text: str
@@ -186,6 +211,30 @@ def test_an_object_among_the_arguments() -> None:
             return loss
 
         return step, (*batch(0).values(), kept), [trainer, kept]
+
+    assert_leaves_as_eager(make, 3, batch)
+
+
+def test_attributes_in_slots() -> None:
+    def leave(t: Any, loss: Any, out: Any) -> Any:
+        t.sums.total += loss.item()
+        t.sums.n, t.sums.last = t.sums.n + 1, loss.detach()
+        return t.counter.count(out)
+
+    def make() -> Any:
+        trainer, kept = Trainer(leave, sums=Sums(last=torch.zeros(())), counter=Counter()), Sums()
+
+        def step(x: Any, y: Any, kept: Any) -> Any:
+            loss = trainer.step(x, y)
+            kept.last = loss
+            return loss
+
+        def held() -> Any:
+            sums = [(each.total, each.n, each.last) for each in (trainer.sums, kept)]
+            counter = trainer.counter
+            return sums, counter.n, counter.mode, counter.info, trainer.model
+
+        return step, (*batch(0).values(), kept), held
 
     assert_leaves_as_eager(make, 3, batch)
 
