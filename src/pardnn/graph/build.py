@@ -153,5 +153,6 @@ def _gathered(ptr: ndarray, index: ndarray, order: ndarray) -> tuple[ndarray, nd
     """Return compressed sparse rows in another order."""
     lengths = np.diff(ptr)[order]
     pointers = _pointers(lengths)
-    at = np.add(np.arange(pointers[-1]), np.repeat(ptr[order] - pointers[:-1], lengths))
+    total = int(pointers[-1])
+    at = np.arange(total) + np.repeat(ptr[order] - pointers[:-1], lengths)
     return pointers, index[at]

@@ -371,3 +371,29 @@ def test_two_ranks() -> None:
         return seen([held[-1].metrics, held[-1].hidden])
 
     assert_as_eager(make, batch, state=shown, steps=2)
+
+
+def test_hooks_that_a_library_installs_at_its_first_call() -> None:
+    """`output_hidden_states=True` of transformers: a flag says that hooks are there, for good."""
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 16)
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        model = LlamaModel(LlamaConfig(
+            **sizes, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        ))  # fmt: skip
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(model: Any, optimizer: Any, ids: torch.Tensor) -> torch.Tensor:
+            found = model(input_ids=ids, output_hidden_states=True).hidden_states
+            loss = torch.stack([each.square().mean() for each in found]).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, (model, optimizer, torch.arange(8).reshape(2, 4)), [model]
+
+    assert assert_leaves_as_eager(make) == 1

@@ -38,6 +38,7 @@ from pardnn.backends.torch.user_step.places import Reference
 
 GONE: Content = {"gone": True}
 _TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = tuple(name for name in vars(torch.nn.Module()) if "_hooks" in name)
 _PLAIN = (
     *PLAIN,
     torch.nn.Module, torch.optim.Optimizer, types.FunctionType, types.BuiltinFunctionType,
@@ -97,6 +98,8 @@ def assigned_values(
         and id(change.slot.holder) not in tables
         and not (_is_number_of_the_step(change) and name not in arguments)
     }  # fmt: skip
+    if found:
+        found = _without_installed_hooks(objects, found, stores)
     if not found:
         return {}
     places, written = Places(objects, tracer), stores()
@@ -124,9 +127,26 @@ def _assigned(name: str, change: Changed, places: Places, written: Stores) -> As
     return None if content is None or (is_of_torch and each.is_fresh) else each
 
 
-def _module_tables(objects: ObjectGraph) -> set[int]:
+def _module_tables(objects: ObjectGraph, tables: Collection[str] = _TABLES) -> set[int]:
     modules = [e.value for e in objects.stateful if isinstance(e.value, torch.nn.Module)]
-    return {id(module.__dict__[key]) for module in modules for key in _TABLES}
+    return {id(module.__dict__[key]) for module in modules for key in tables}
+
+
+def _without_installed_hooks(
+    objects: ObjectGraph, found: dict[str, Changed], stores: Callable[[], Stores]
+) -> dict[str, Changed]:
+    """Return changes without the hooks that a library installs at its first call, and their flags.
+
+    As in transformers, which notes in an attribute that its hooks are there. Both stay for the
+    traces that follow, as for all eager calls; put back alone, the flag would install them again.
+    """
+    tables = _module_tables(objects, _HOOKS)
+    hooks = {name for name, each in found.items() if each.slot and id(each.slot.holder) in tables}
+    if not hooks:
+        return found
+    written = stores()
+    flags = {name for name, each in found.items() if each.now is True and not written.has(name)}
+    return {name: each for name, each in found.items() if name not in hooks | flags}
 
 
 def _is_number_of_the_step(change: Changed) -> bool:
