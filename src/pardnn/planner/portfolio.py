@@ -327,7 +327,7 @@ def _tried(
             failure = failure or error
             continue
         except PardnnError as error:
-            if best is None or name not in SHARDED:
+            if name not in SHARDED or (best is None and failure is None):
                 raise
             problem.log.note(name, None, error.message.splitlines()[0])
             if name not in CUTS:  # one of them says nothing of the step
