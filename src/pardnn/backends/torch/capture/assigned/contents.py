@@ -23,6 +23,7 @@ from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import named_places
 from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, PLAIN, ObjectGraph
 from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
+from pardnn.backends.torch.user_step.slots import has_attributes, items_of
 
 #: Objects within objects deeper than this are not followed.
 _MAX_DEPTH = 6
@@ -149,9 +150,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
         return None
     if kind.__new__ is not object.__new__:
         return None  # made by code in C, or by a function of its own
-    slots = [key for base in kind.__mro__ for key in getattr(base, "__slots__", ())]
-    held = {key: getattr(value, key) for key in slots if hasattr(value, key)}
-    return held | getattr(value, "__dict__", {}) if held or hasattr(value, "__dict__") else None
+    return dict(items_of(value)) if has_attributes(value) else None
 
 
 def leaves_of(content: Content | Leaf | None) -> Iterator[Leaf]:
