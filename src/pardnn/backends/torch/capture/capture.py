@@ -230,6 +230,7 @@ class _Session:
                     graph = self._assembled(name, trace, first, chosen, irregular, sharing)
                     left = uncarried(trace, first, graph)
                     check_carried(trace, irregular, left)
+                    assignments.check_resized(trace)
                     self._check_repeatable(trace, chosen, initial, constants, settled)
                     return Captured(graph, tuple(left))
             except (UnsupportedError, UserCodeError) as error:

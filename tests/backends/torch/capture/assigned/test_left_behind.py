@@ -38,7 +38,7 @@ class Sums:
 
 
 class Counter:
-    __slots__ = ("__n", "info", "mode")
+    __slots__ = ("__n", "copy", "info", "mode")
 
     def __init__(self) -> None:
         self.__n, self.mode = 0, "a"
@@ -46,6 +46,7 @@ class Counter:
     def count(self, out: Any) -> float:
         self.__n += 1
         self.info = {"n": self.__n, "out": out.sum().item()}
+        self.copy = Counter()
         if self.__n == 2:
             self.mode = "b"
         return 2.0 if self.mode == "b" else 1.0
@@ -222,7 +223,8 @@ def test_attributes_in_slots() -> None:
         return t.counter.count(out)
 
     def make() -> Any:
-        trainer, kept = Trainer(leave, sums=Sums(last=torch.zeros(())), counter=Counter()), Sums()
+        kept = Sums()
+        trainer: Any = Trainer(leave, sums=Sums(last=torch.zeros(())), counter=Counter())
 
         def step(x: Any, y: Any, kept: Any) -> Any:
             loss = trainer.step(x, y)
@@ -232,7 +234,7 @@ def test_attributes_in_slots() -> None:
         def held() -> Any:
             sums = [(each.total, each.n, each.last) for each in (trainer.sums, kept)]
             counter = trainer.counter
-            return sums, counter.n, counter.mode, counter.info, trainer.model
+            return sums, counter.n, counter.copy.n, counter.mode, counter.info, trainer.model
 
         return step, (*batch(0).values(), kept), held
 
@@ -344,6 +346,32 @@ def test_what_each_step_replaces_and_reads_is_refused_with_its_line() -> None:
         line = leave.__code__.co_firstlineno + 1
         assert f"'{name}' (" in error.message, error.message
         assert f"test_left_behind.py:{line})" in error.message, error.message
+
+
+@pytest.mark.parametrize("kind", [list, deque])
+def test_a_list_that_only_the_first_step_changes_is_refused(kind: Any) -> None:
+    def empties(t: Any, loss: Any, out: Any) -> None:
+        t.queue.clear()
+
+    def begins(t: Any, loss: Any, out: Any) -> None:
+        if not t.names:
+            t.names.append("a")
+
+    def counts(t: Any, loss: Any, out: Any) -> None:
+        t.n += 1
+        if t.n == 1:
+            t.names.append("a")
+            t.names.reverse()
+
+    def makes_a_mask(t: Any, loss: Any, out: Any) -> Any:  # which each step makes
+        if not t.names:
+            t.names.append(torch.ones(3))
+        return (out * t.names[0]).mean()
+
+    capture(Trainer(makes_a_mask, names=kind()).step, *batch(0).values())
+    for leave, name in ((empties, "queue"), (begins, "names"), (counts, "names")):
+        error = refused(leave, queue=kind([1, 2]), names=kind(), n=0)
+        assert f"{name}." in error.message, error.message
 
 
 def test_what_no_rank_could_make_is_refused_with_its_line() -> None:

@@ -54,6 +54,7 @@ class Assignments:
         self._read: set[str] | None = None
         self._refusal: UnsupportedError | None = None
         self._kept: dict[str, Assigned] = {}
+        self._resized = [n for n, each in first.changed.items() if _is_resized(n, each, kept)]
         # The others lie in containers that the step only fills, and are gone again.
         there = {
             name: each
@@ -174,6 +175,18 @@ class Assignments:
         pairs = ((each, other.assigned[name]) for name, each in trace.assigned.items())
         return trace if all(agree(a.content, b.content) for a, b in pairs) else other
 
+    def check_resized(self, trace: StepTrace) -> None:
+        """Reject a step of which only the first one leaves a list with more or fewer items.
+
+        Args:
+            trace: Of the step that repeats.
+
+        Raises:
+            UnsupportedError: E804.
+        """
+        if lost := [name for name in self._resized if name not in trace.changed]:
+            raise changed_state(lost)
+
     def tell(self, trace: StepTrace) -> None:
         """Note what the step assigns among its effects.
 
@@ -219,6 +232,17 @@ def _without_twins(assigned: dict[str, Assigned]) -> Iterator[tuple[str, Any]]:
         else:
             seen[id(now)] = each.place
             yield name, each.content
+
+
+def _is_resized(name: str, change: Changed, kept: Collection[str]) -> bool:
+    """Whether a list has other items than before, and has not only got tensors that are kept.
+
+    Those that each step fills are as they were.
+    """
+    if change.slot is not None or len(change.now) == len(change.then):
+        return False
+    added = range(len(change.then), len(change.now))
+    return not added or any(f"{name}.{i}" not in kept for i in added)
 
 
 def _begins_with(name: str, kept: Collection[str]) -> bool:
