@@ -44,7 +44,11 @@ def gathered_write(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str 
     if template.is_partial[number] or regions != [made] or made == boxes:
         return None
     for part, box in zip(made, boxes, strict=True):
-        if part is None or not inside(part, box) or not cover(box, made, range(len(made)))[1]:
+        if (
+            part is None
+            or not inside(part, box)
+            or not cover(box, made, tuple(range(len(made))))[1]
+        ):
             return None
     return name
 
