@@ -22,6 +22,7 @@ from pardnn.sim.bounds import (
 )
 from pardnn.sim.machine import fastest_seconds
 from tests.place.machines import cluster_of, machine_for
+from tests.reference import bounds as naive
 from tests.reference.pardnn import least_makespan
 from tests.strategies import FAMILIES, Row, graphs, ops_of, random_graph
 
@@ -86,6 +87,55 @@ def test_intervals_by_hand(graph: Graph) -> None:
     )
     assert interval_seconds(head, tail, share) == pytest.approx(max(sums, default=0.0))
     assert cut_seconds(a, machine, share) <= seconds.sum() + 1e-9  # all on one device
+
+
+@given(
+    graph=graphs(max_ops=10, shuffled=True),
+    latency=st.sampled_from([0.0, 0.25]),
+    bandwidth=st.sampled_from([2.0, 8.0, 64.0]),
+)
+def test_heads_and_tails_are_the_least_over_all_subsets_of_inputs(
+    graph: Graph, latency: float, bandwidth: float
+) -> None:
+    cluster = cluster_of(2, latency=latency, bandwidth=bandwidth)
+    machine = machine_for(graph, cluster)
+    arrays = graph.arrays._replace(group=np.zeros_like(graph.arrays.group))
+    arrays.group.setflags(write=False)
+    seconds, link = fastest_seconds(machine).tolist(), (latency, 1 / bandwidth)
+    head, tail = heads_and_tails(arrays, machine)
+    assert head.tolist() == naive.heads(graph, seconds, link)
+    assert tail.tolist() == naive.heads(graph, seconds, link, backwards=True)
+
+
+@given(graph=graphs(max_ops=10, shuffled=True), speeds=st.sampled_from([(1.0,), (1.0, 2.0)]))
+def test_parts_are_those_between_ops_ordered_with_all_others(
+    graph: Graph, speeds: tuple[float, ...]
+) -> None:
+    machine = machine_for(graph, cluster_of(2, speeds=speeds))
+    seconds = fastest_seconds(machine)
+    for share in work_shares(machine):
+        expected = naive.cut_seconds(graph, seconds.tolist(), share.tolist())
+        assert cut_seconds(graph.arrays, machine, share) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_of_chains_of_forks(seed: int) -> None:
+    """Forks of random widths and depths, one after the other, with joins between them."""
+    rng, rows = np.random.default_rng(seed), [Row(quarters=3)]
+    for _ in range(4):
+        fork, ends = len(rows) - 1, []
+        for _ in range(int(rng.integers(1, 4))):
+            at = fork
+            for _ in range(int(rng.integers(1, 3))):
+                rows.append(Row(reads=(at,), quarters=int(rng.integers(1, 9))))
+                at = len(rows) - 1
+            ends.append(at)
+        rows.append(Row(reads=tuple(ends), quarters=int(rng.integers(1, 9))))
+    graph = build_graph("forks", ops_of(rows))
+    machine = machine_for(graph, cluster_of(3))
+    share = work_shares(machine)[0]
+    expected = naive.cut_seconds(graph, fastest_seconds(machine).tolist(), share.tolist())
+    assert cut_seconds(graph.arrays, machine, share) == pytest.approx(expected)
 
 
 def test_a_join_pays_for_work_or_for_messages() -> None:

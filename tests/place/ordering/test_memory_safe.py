@@ -17,7 +17,8 @@ from pardnn.plan.plan import plan_from_arrays
 from pardnn.sim.bounds import lower_bound_seconds
 from pardnn.sim.peak import peaks
 from tests.place.machines import cluster_of, limited, machine_for, random_place
-from tests.strategies import graphs, random_graph
+from tests.reference.memory_safe import Banker
+from tests.strategies import FAMILIES, graphs, random_graph
 
 SLACKS = [0.0, 1.0, np.inf]
 
@@ -84,3 +85,31 @@ def naive_list_schedule(edges: Edges, key: np.ndarray) -> float:
             missing[x] -= 1
             ready[x] = max(ready[x], now + edges.seconds[op] + edges.delay[i])
     return float((start + edges.seconds).max())
+
+
+def test_the_schedule_is_that_of_a_banker_who_sums_up_anew() -> None:
+    """Starts and order, with limits that make ops wait: without limits the order is another."""
+    waited = 0
+    for seed in range(36):
+        graph = random_graph(seed, 14, FAMILIES[seed % 6])
+        a, k, slack = graph.arrays, 2 + seed % 2, SLACKS[seed % 3]
+        n = a.num_ops
+        place, reference = random_place(graph, k, seed), file_positions(a)
+        machine, key = machine_for(graph, cluster_of(k)), np.random.default_rng(seed).random(n)
+        edges, storages = edges_of(a, machine, place), storages_of(a, place, k)
+        orders = []
+        for extra in (seed % 4, 2**40):
+            capacity = np.full(k, extra)  # raised to what the reference order needs
+            reserve = reserve_of(a, storages, place, reference, capacity)
+            start, order = np.empty(n), np.empty(n, dtype=np.int64)
+            makespan = safe_schedule(
+                edges, storages, reserve, a.workspace, key, slack, start, order
+            )
+            banker = Banker(edges, storages, reserve, a.workspace.tolist(), key.tolist())
+            banker.run(slack)
+            assert order.tolist() == banker.order
+            assert start.tolist() == [banker.start[op] for op in range(n)]
+            assert makespan == (start + edges.seconds).max()
+            orders.append(banker.order)
+        waited += orders[0] != orders[1]
+    assert waited > 10
