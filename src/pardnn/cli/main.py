@@ -25,6 +25,7 @@ from pardnn.cli import (
 )
 from pardnn.cli.options import no_command
 from pardnn.cli.output import echo, fail
+from pardnn.cli.shortage import shortage
 from pardnn.errors import INTERRUPTED, PardnnError, Terminated, UsageError
 
 app = typer.Typer(
@@ -102,7 +103,9 @@ def _interrupted(as_json: bool) -> int:
 
 
 def _broken(error: Exception, as_json: bool) -> int:
-    """Tell of an error that is ours; return the exit status."""
+    """Tell of what the system lacks, or of an error that is ours; return the exit status."""
+    if (short := shortage(error)) is not None:
+        return fail(short, as_json)
     echo("".join(traceback.format_exception(error)), err=True, nl=False)
     message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
     return fail(PardnnError(message, code="E199"), as_json)
