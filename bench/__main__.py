@@ -7,9 +7,9 @@
   `state-in-place` says what leaving state where it is costs, `start` what planning from an earlier
   plan brings.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-in-place` measures
-  what adding gradients up in place would bring, `tofu-search` the search of shardings,
-  `tofu-equality` compares sharded training with one device, `coverage` cuts what torch's own
-  samples of its operators call.
+  what adding gradients up in place would bring (`--whole`: to plans of whole ops),
+  `tofu-search` the search of shardings, `tofu-equality` compares sharded training with one device,
+  `coverage` cuts what torch's own samples of its operators call.
 - `recipes` times the cuts of experts beside `tofu` and `auto`, in simulation.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and

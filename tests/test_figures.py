@@ -179,6 +179,20 @@ def test_table_3_and_gradients_in_place() -> None:
         assert before == after, "no step gets faster"
 
 
+def test_sums_in_place_of_whole_ops_are_those_of_their_page() -> None:
+    page = "2026-11-23_in-place-sums.md"
+    text = (ROOT / "docs" / "decisions" / "030-sums-are-not-rewritten.md").read_text("utf-8")
+    rows = tables(page)[0][1]
+    assert f"results/{page}" in text
+    for row in rows:
+        label = row["step"].replace("_", "-").upper()
+        peaks = [row[each] for each in ("peak, GiB", "weights in place", "all in place")]
+        seconds = [row[each] for each in ("step, s", "weights, s", "all, s")]
+        assert f"| {label} | {' | '.join([*peaks, *seconds])} |" in text
+        assert float(peaks[0]) <= min(map(float, peaks[1:])), "no peak is lower"
+    assert sum(line.startswith("| ") for line in text.splitlines()) == len(rows) + 2
+
+
 def test_operators_of_torch() -> None:
     text = (RESULTS / "2026-11-22_opinfo.md").read_text(encoding="utf-8")
     (verified,) = re.findall(r"\*\*(\d+ of \d+) operators are verified\*\*", text)

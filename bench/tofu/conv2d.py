@@ -12,7 +12,8 @@ import tempfile
 from typing import Any
 
 import torch
-import torch.multiprocessing as multiprocessing
+from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from pardnn.api.verify import verify
 from pardnn.shard.partition.call import Call
@@ -30,11 +31,12 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
 
 def distributed(rank: int, address: str, results: Any) -> None:
     import torch.distributed as dist
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
-    mesh = dist.init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (2,))
     data, weight = tensors()
     expected = torch.nn.functional.conv2d(data, weight, padding=1)
     for case in CASES:
@@ -44,7 +46,9 @@ def distributed(rank: int, address: str, results: Any) -> None:
                 distribute_tensor(t, mesh, [p])
                 for t, p in zip((data, weight), placements, strict=True)
             )
-            found = torch.nn.functional.conv2d(a, b, padding=1).full_tensor()
+            result = torch.nn.functional.conv2d(a, b, padding=1)
+            assert isinstance(result, DTensor)
+            found = result.full_tensor()
             right = found.shape == expected.shape and torch.allclose(found, expected)
             status = "right" if right else "wrong"
         except Exception as error:  # whatever it raises is its answer
@@ -77,7 +81,7 @@ def main() -> None:
     results = multiprocessing.Manager().dict()
     with tempfile.TemporaryDirectory() as folder:
         address = f"file://{folder}/store"
-        multiprocessing.spawn(distributed, (address, results), nprocs=2)
+        spawn(distributed, (address, results), nprocs=2)
     mine = ours()
     sys.stdout.write("| input | weight | DTensor | TDL |\n| --- | --- | --- | --- |\n")
     for case in CASES:
