@@ -266,8 +266,11 @@ class Parallel(Checkpointed):
 
     @property
     def peak_bytes(self) -> int:
-        """Largest number of tensor storage bytes that this rank held in a first step of a graph."""
-        return max(variant.executor.peak_bytes for variant in self._variants)
+        """Most bytes of tensors that this rank held in the first step of `graph`, measured.
+
+        To be compared with `plan`: both are of the graph that ran last.
+        """
+        return self._executor.peak_bytes
 
     @property
     def step_s(self) -> Sequence[float]:

@@ -9,6 +9,7 @@ import torch
 
 from pardnn.backends.torch.parallelize import Parallel, parallelize
 from pardnn.backends.torch.runtime.executor import Executor
+from pardnn.backends.torch.runtime.program import Program
 from tests.backends.torch.ranks import connect, run_ranks
 from tests.backends.torch.session.test_variants import double_made, planner, scattered
 
@@ -53,3 +54,17 @@ def test_no_peak_is_above_its_prediction_after_a_switch(decide: Any) -> None:
         assert captures == 3
         for measured, predicted in found:
             assert 0 < measured <= predicted
+
+
+def test_the_peak_that_is_told_is_that_of_the_plan_that_is_told() -> None:
+    m = double_made()
+    long = [torch.randn(200, 6).double(), torch.randint(4, (200,)), *m.batch[2:]]
+    args = (m.model, m.criterion, m.optimizer, *long)
+    fast = parallelize(m.step, *args, decide=scattered, device="cpu")
+    peaks = []
+    for batch in (long, m.batch):
+        fast(*batch)
+        peaks.append(fast.peak_bytes)
+        assert fast.peak_bytes <= Program(fast.graph, fast.plan).peaks[0]
+    assert fast.captures == 2
+    assert peaks[1] < peaks[0]
