@@ -73,8 +73,7 @@ def page(rows: Sequence[dict[str, Any]], total: int, command: str) -> str:
         '"given up": what one device computes takes as long as the best plan found before; "-": '
         "the cut is none of this step's, or of this number of devices. CPU: seconds of "
         "`auto-whole` and `auto` together. The optimizer is AdamW with `fused=True`: its one call "
-        "writes a parameter and its states, which are whole then, so ZeRO's stages cut gradients "
-        "at most and `zero-1` is `data-parallel`."
+        "writes gradients too, by its schema, so `zero-1` gathers them once more."
     )
     lines = [
         "# Cuts of experts beside the planners",

@@ -12,7 +12,8 @@ Reference: Rajbhandari et al., "ZeRO", SC 2020, section 5.
 Deviations: stage 3, parameters cut as well, is `search.baselines.zero_3`. Without states stage 1 is
 data parallelism. In stage 1 gradients are reduced whole and then each device's part is used, which
 moves 3 (k - 1) / k times the parameters' bytes per device, and not 2: a layout cannot say "reduced
-in part". What reads a whole gradient, as a norm that no loop cuts, gathers it in stage 2.
+in part". A fused update writes gradients too, says torch, so stage 1 gathers them once more. What
+reads a whole gradient, as a norm that no loop cuts, gathers it in stage 2.
 """
 
 from __future__ import annotations
@@ -103,7 +104,9 @@ def with_owners(
     for call in calls:
         if not any(name in cut for name in call.op.inputs):
             continue
-        cut |= {t.name: may_cut[t.name] for t in call.op.outputs if t.name in may_cut}
+        for name in (t.name for t in call.op.outputs if t.name in may_cut):
+            if storage.owners[name] in cut or storage.owners[name] == name:
+                cut[name] = may_cut[name]  # else it is a whole gradient that a fused update writes
         if axes[call.op.name] == (None,) * count:
             axes[call.op.name] = (cheapest_loop(call, held | cut, sizes, mesh.size),) * count
     layouts |= {name: (dim,) * count for name, dim in cut.items()}

@@ -4,7 +4,8 @@ Problem: where optimizer states are cut and parameters are whole on every device
 2), an update needs states that a device does not have for most of the parameter.
 Idea: a call that writes a tensor in place may cut a loop that its layout does not. Each device
 makes it on a view of a part of its own block, and copies the parts of others into the block: an
-all-gather in place, part by part.
+all-gather in place, part by part. A fused update writes the states beside the parameter: what it
+finds as its loop cuts it stays where it is.
 Complexity: O(devices x parts) per write.
 Reference: Rajbhandari et al., "ZeRO", SC 2020, section 5.
 Deviations: parts are received beside the parameter and copied into it.
@@ -21,36 +22,39 @@ from pardnn.shard.spmd.multi_fetch import send_slices
 from pardnn.shard.spmd.templates import PartitionedOp, shared_input
 
 
-def gathered_write(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str | None:
-    """Return the tensor that an op writes by parts of the blocks that devices own; None for none.
+def gathered_writes(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> dict[str, str]:
+    """Return the results that an op writes by parts of the blocks that devices own.
 
     Args:
         emitter: Has the layouts.
         op: The op.
         partitioned: What each device does of it.
+
+    Returns:
+        By result, the tensor that it is the new contents of. What else the op writes is not here.
     """
-    changed = writes(op)
-    if len(changed) != 1 or len(op.outputs) != 1:
-        return None
-    (name,), (result,) = changed, op.outputs
+    found: dict[str, str] = {}
+    for name in writes(op):
+        shared = [t.name for t in op.outputs if shared_input(emitter, op, t) == name]
+        if len(shared) == 1 and _is_by_parts(emitter, partitioned, shared[0], name):
+            found[shared[0]] = name
+    return found
+
+
+def _is_by_parts(emitter: Emitter, partitioned: PartitionedOp, result: str, name: str) -> bool:
+    """Whether devices make parts of the blocks of a tensor that they own, and all of them."""
     boxes, template = emitter.boxes[name], partitioned.template
-    if boxes != emitter.boxes[result.name]:
-        return None
-    if result.name not in partitioned.returned or shared_input(emitter, op, result) != name:
-        return None
-    number = partitioned.returned.index(result.name)
+    if boxes != emitter.boxes[result] or result not in partitioned.returned:
+        return False
+    number = partitioned.returned.index(result)
     made = template.made[number]
     regions = [template.boxes[slot] for slot, of in partitioned.names.items() if of == name]
     if template.is_partial[number] or regions != [made] or made == boxes:
-        return None
-    for part, box in zip(made, boxes, strict=True):
-        if (
-            part is None
-            or not inside(part, box)
-            or not cover(box, made, tuple(range(len(made))))[1]
-        ):
-            return None
-    return name
+        return False
+    return all(
+        part is not None and inside(part, box) and cover(box, made, tuple(range(len(made))))[1]
+        for part, box in zip(made, boxes, strict=True)
+    )
 
 
 def gather_in_place(emitter: Emitter, computed: ShardedTensor, target: str, anchor: Anchor) -> None:

@@ -15,7 +15,7 @@ from pardnn.plan.mesh import Layout, owned_boxes
 from pardnn.shard.boxes import whole
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.emitter import Emitter
-from pardnn.shard.spmd.gathered_writes import gathered_write
+from pardnn.shard.spmd.gathered_writes import gathered_writes
 from pardnn.shard.spmd.random_ops import is_random_op
 from pardnn.shard.spmd.templates import non_local_tensor, partition_op, replicate_op
 from pardnn.time_limit import check_time
@@ -71,6 +71,5 @@ def _misplaced(emitter: Emitter, op: Op, axes: dict[str, tuple[str | None, ...]]
     if partitioned is None:
         axes[op.name] = (None,) * len(emitter.mesh.shape)
         partitioned = replicate_op(op, emitter.tensors, emitter.mesh)
-    if gathered_write(emitter, op, partitioned) is not None:
-        return None
-    return non_local_tensor(emitter, op, partitioned)
+    gathered = gathered_writes(emitter, op, partitioned)
+    return non_local_tensor(emitter, op, partitioned, gathered)

@@ -18,7 +18,7 @@ from pardnn.graph.ir import LOSS_KIND, Op, Tensor, writes
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import is_dense, whole
 from pardnn.shard.spmd.emitter import Anchor, Emitter, ShardedTensor, local_tensor
-from pardnn.shard.spmd.gathered_writes import gather_in_place, gathered_write
+from pardnn.shard.spmd.gathered_writes import gather_in_place, gathered_writes
 from pardnn.shard.spmd.multi_fetch import contiguous_copy, reshard
 from pardnn.shard.spmd.spread_reduction import reduce_or_reshard
 from pardnn.shard.spmd.templates import PartitionedOp, filled, non_local_tensor, shared_input
@@ -35,8 +35,8 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
     Raises:
         InvalidPlanError: E410, if it writes what is not local.
     """
-    gathered = gathered_write(emitter, op, partitioned)
-    name = None if gathered else non_local_tensor(emitter, op, partitioned)
+    gathered = gathered_writes(emitter, op, partitioned)
+    name = non_local_tensor(emitter, op, partitioned, gathered)
     if name is not None:
         raise InvalidPlanError(
             f"op {shown(op.name)} ({op.source or op.kind}) shares the storage of {shown(name)}, "
@@ -55,8 +55,8 @@ def emit_local_ops(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> None
         result, divisor = partitioned.returned[number], divisors[number]
         if result is None or computed[result].names == emitter.own(result).names:
             continue
-        if gathered is not None:
-            gather_in_place(emitter, computed[result], gathered, anchor)
+        if result in gathered:
+            gather_in_place(emitter, computed[result], gathered[result], anchor)
             continue
         source = shared_input(emitter, op, emitter.tensors[result])
         is_view = source is not None and source in partitioned.names.values() and all(

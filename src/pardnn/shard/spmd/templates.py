@@ -287,13 +287,16 @@ def localised(value: Any, local: Mapping[str, str]) -> Any:
     return value
 
 
-def non_local_tensor(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> str | None:
+def non_local_tensor(
+    emitter: Emitter, op: Op, partitioned: PartitionedOp, gathered: Mapping[str, str]
+) -> str | None:
     """Return a tensor that an op writes, or views in written storage, but does not find locally.
 
     Args:
         emitter: Has the layouts.
         op: The op.
         partitioned: What each device does of it.
+        gathered: From `gathered_writes`: written by parts, which devices then exchange.
 
     Returns:
         Its name; None if all is where it is needed.
@@ -305,12 +308,15 @@ def non_local_tensor(emitter: Emitter, op: Op, partitioned: PartitionedOp) -> st
             owner = emitter.owners[name]
             if owner not in emitter.written or (name not in changed and owner not in viewed):
                 continue
+            if name in gathered.values():
+                continue
             for box, own in zip(partitioned.template.boxes[slot], emitter.boxes[name], strict=True):
                 if box is not None and box != own:
                     return name
     for number, name in enumerate(partitioned.returned):
         if (
             name is None
+            or name in gathered
             or emitter.owners[name] == name
             or emitter.owners[name] not in emitter.written
         ):

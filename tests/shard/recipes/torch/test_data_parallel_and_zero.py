@@ -32,13 +32,13 @@ CUT = {
 
 
 @functools.cache
-def training(width: int = 12, clip: bool = False) -> tuple[Any, Any, Graph]:
+def training(width: int = 12, clip: bool = False, fused: bool = False) -> tuple[Any, Any, Graph]:
     """An MLP without biases, in double precision, and Adam."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(width, width, bias=False), nn.Tanh(), nn.Linear(width, width, bias=False)
     ).double()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
 
     def step(model, optimizer, x, y):
         optimizer.zero_grad()
@@ -69,9 +69,10 @@ def held(graph: Graph, plan: Plan, tensor: str) -> float:
 
 
 @pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("clip", [False, True])
-def test_numbers_are_those_of_one_device(name: str, clip: bool) -> None:
-    step, args, graph = training(clip=clip)
+def test_numbers_are_those_of_one_device(name: str, clip: bool, fused: bool) -> None:
+    step, args, graph = training(clip=clip, fused=fused)
     values = spmd.source_values(step, args, graph)
     whole = spmd.run_whole(graph, values)
     for shape in ((2,), (2, 2)):
@@ -79,11 +80,12 @@ def test_numbers_are_those_of_one_device(name: str, clip: bool) -> None:
         assert spmd.run_partitioned(graph, plan, values, whole) == []
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", CUT)
-def test_each_device_holds_what_the_recipe_promises(name: str) -> None:
-    _, _, graph = training()
+def test_each_device_holds_what_the_recipe_promises(name: str, fused: bool) -> None:
+    _, _, graph = training(fused=fused)
     plan = planned(graph, name, 3)
-    updates = [op for op in graph.ops if op.kind.startswith("aten.lerp_")]
+    updates = [op for op in graph.ops if op.kind.startswith(("aten.lerp_", "aten._fused_adamw_"))]
     gradients = [tensor for op in updates for tensor in op.inputs[1:2]]
     kinds = {op.outputs[0].name: op for op in graph.ops if op.outputs and op.outputs[0].shape}
     for tensors, is_cut in zip(
@@ -101,10 +103,13 @@ def test_each_device_holds_what_the_recipe_promises(name: str) -> None:
         ] * len(tensors)
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", BYTES)
 @pytest.mark.parametrize("k", [2, 4])
-def test_bytes_are_those_of_the_hand(name: str, k: int) -> None:
-    _, _, graph = training(width=64)  # 32 KiB a weight: its reduction is spread over the devices
+def test_bytes_are_those_of_the_hand(name: str, k: int, fused: bool) -> None:
+    """A fused update writes gradients, by its schema: where they are whole, they are gathered."""
+    width = 64  # 32 KiB a weight: its reduction is spread over the devices
+    _, _, graph = training(width, fused=fused)
     plan = planned(graph, name, k)
     size = {t.name: t.bytes for op in planned_graph(graph, plan).ops for t in op.outputs}
     parameters = 2 * 64 * 64 * 8
@@ -112,7 +117,8 @@ def test_bytes_are_those_of_the_hand(name: str, k: int) -> None:
     for message in plan.messages:
         if size[message.tensor] > 8:  # the loss
             sent[message.source] += size[message.tensor]
-    assert sent == [BYTES[name] * (k - 1) * parameters // k] * k
+    times = BYTES[name] + (fused and name == "zero-1")
+    assert sent == [times * (k - 1) * parameters // k] * k
 
 
 @functools.cache
