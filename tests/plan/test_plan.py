@@ -337,3 +337,22 @@ def test_placement_lines_round_trip_and_are_checked() -> None:
     for name in ("a\nb", " a", "a ", ""):
         with pytest.raises(FileError):
             placement_to_text({name: 0})
+
+
+def test_messages_that_repeat_or_carry_nothing_are_named() -> None:
+    """Each by its number: what is wrong with one does not hide what is wrong with the next."""
+    ops = [
+        Op(name="a", kind="input", outputs=(Tensor(name="t", bytes=1),)),
+        Op(name="b", kind="op", inputs=("t",)),
+    ]
+    graph = build_graph("two", ops)
+    plan = serial_plan(graph, [0, 1], 2, hold_at_once=True)
+    (message,) = plan.messages
+    unknown = dataclasses.replace(message, tensor="none")
+    plan = dataclasses.replace(plan, messages=(unknown, message, unknown, message))
+    found = plan_problems(graph, plan, Cluster.uniform(2))
+    assert [each for each in found if each.startswith("messages")] == [
+        "messages[0] ('none', 0 to 1): no such tensor",
+        "messages[2] ('none', 0 to 1): no such tensor",
+        "messages[3] ('t', 0 to 1): the tensor goes there twice",
+    ]
