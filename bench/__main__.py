@@ -5,7 +5,7 @@
   limit of each algorithm, `recompute` compares second calls of ops with CP-SAT, `scale` times
   planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
   `state-in-place` says what leaving state where it is costs, `start` what planning from an earlier
-  plan brings.
+  plan brings, `overrun` how far planning goes beyond its time limit.
 - Sharding: `tofu` regenerates figures of the Tofu paper in simulation, `tofu-in-place` measures
   what adding gradients up in place would bring (`--whole`: to plans of whole ops),
   `tofu-search` the search of shardings, `tofu-equality` compares sharded training with one device,
@@ -36,6 +36,7 @@ NAMED = {
     "mutants": "bench.mutants.main",
     "msr-fiddle": "bench.placement.msr_fiddle",
     "pipelines": "bench.placement.pipelines",
+    "overrun": "bench.placement.overrun",
     "placement": "bench.placement.main",
     "plan-bytes": "bench.common.plan_bytes",
     "recipes": "bench.recipes.main",

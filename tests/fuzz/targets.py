@@ -12,24 +12,27 @@ import shutil
 import signal
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
 
 import typer
 
+from pardnn.api import code as api_code
 from pardnn.api import run
 from pardnn.backends.entry_point import EntryPoint
+from pardnn.backends.torch.codegen.load import load_step
 from pardnn.checkpoint.weights import open_weights
 from pardnn.cli import main
 from pardnn.cost.table import CostTable, Entry, Machine, load_table, save_table
-from pardnn.errors import PardnnError, UsageError
+from pardnn.errors import PardnnError, UsageError, UserCodeError
 from pardnn.graph.file import read_graph
 from pardnn.plan.constraints import apart, constraint_to_dict, forbid, pin, together
 from pardnn.plan.file import read_plan
 from pardnn.plan.plan import Plan
 from pardnn.plan.run_record import RunRecord, run_record, write_run
+from pardnn.report.export.result import CodeResult
 from tests.checkpoint.steps import write_step
 
 DATA = Path(__file__).parents[1] / "data"
@@ -46,6 +49,8 @@ ALGORITHMS = (
     "modulo", "tofu", "data-parallel", "allrow-greedy",
 )  # fmt: skip
 FORMATS = ("perfetto", "chrome", "dot", "mermaid", "pp-csv")
+#: A folder of what `code` wrote.
+CODE = "code"
 MACHINE = Machine(device="a", library="b", threads=1)
 
 Reader = Callable[[Path, random.Random], None]
@@ -149,6 +154,8 @@ def fill(folder: Path) -> None:
         | command("convert", graph, folder / "msr.json", "--devices", 2, "--max-memory", "1GiB")
     ) == 0
     (folder / "packed.json.gz").write_bytes(gzip.compress((folder / "graph.json").read_bytes()))
+    of = (folder / "plan.json", "--graph", folder / "graph.json")
+    assert command("code", *of, "-o", folder / CODE) == 0
     write_step(folder / "run", 3)
     told = [pin("m", 0), forbid(1, what="x"), together("op:t", "op:addmm")]
     demands = [constraint_to_dict(each) for each in (*told, apart("tensor:relu", "m.bias"))]
@@ -244,10 +251,27 @@ def _plan(name: str, graph_name: str) -> Target:
             ("diff", plan, folder / f"{rng.choice(PLANS)}.json", "--graph", graph),
             ("diff", folder / f"{rng.choice(PLANS)}.json", plan, "--graph", graph),
             ("plan", graph, "--devices", 2, *by, "--keep-state", graph, plan),
+            ("plan", graph, "--devices", rng.choice((1, 2, 3)), "--start", plan, "-o", out),
+            ("code", plan, "--graph", graph, "--rank", rng.choice((0, 1, 9))),
+            ("code", plan, "--graph", graph, "-o", out),
         ))  # fmt: skip
         command(*words, *_json(rng))
 
     return Target(f"{name}.json", reads)
+
+
+def _code(folder: Path, rng: random.Random) -> None:
+    """Give an edited file to `code --run`, up to where ranks would start: they load it."""
+    of = (folder / "plan.json", "--graph", folder / "graph.json")
+    edited = ("--edited", folder / CODE)
+
+    def run_code(_target: str, _plan: Path, paths: Sequence[Path], **_: object) -> CodeResult:
+        with contextlib.suppress(UserCodeError, SystemExit):  # whoever edits it is told of it
+            load_step(paths[0])
+        return CodeResult(files=tuple(map(str, paths)))
+
+    with mock.patch.object(api_code, "run_code", run_code):
+        command("code", *of, *edited, "--run", "s.py:make", *_json(rng))
 
 
 def _cluster(folder: Path, rng: random.Random) -> None:
@@ -312,7 +336,7 @@ TARGETS = (
     _graph("packed.json.gz", PLANS),
     *(_plan(name, "graph.json") for name in PLANS), _plan("tiny-plan", "tiny-graph.json"),
     Target("tiny-cluster.json", _cluster), Target("constraints.json", _constraints),
-    Target("record.json", _of_record),
+    Target("record.json", _of_record), Target(f"{CODE}/rank0.py", _code),
     _convert("tiny.txt"), _convert("msr.json"), _convert("split.json"),
     Target("run/step-00000003/manifest.json", _checkpoint),
     Target("run/latest", _checkpoint),
