@@ -214,7 +214,7 @@ class _Session:
                 if assignments.unkeep([*changed, *trace.assigned], settled) or changed:
                     restore(settled.contents)
                     continue
-                if assignments.settle(settled, trace):
+                if assignments.unmake(settled, trace) or assignments.settle(settled, trace):
                     continue
                 other = reconsidered(chosen, trace, first, numbers)
                 if other is None and (left := left_over(first, trace)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pardnn.errors import UnsupportedError
+from pardnn.errors import UnsupportedError, shown
 
 
 def changed_state(names: Sequence[str], where: str | None = None) -> UnsupportedError:
@@ -20,6 +20,22 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
         "Move it out of the step: collect and compare what it returns, after it has returned.",
         code="E804",
         details=_changed(names, where),
+    )
+
+
+def number_without_name(name: str, key: object) -> UnsupportedError:
+    """Return E804: a number that the first step creates under a key that is no text.
+
+    Args:
+        name: Of its place.
+        key: Under which it lies.
+    """
+    return UnsupportedError(
+        f"the first step puts a number in {name!r}, under the key {shown(str(key))}, which is no\n"
+        "text. What the first step creates is found by its name on every rank.\n"
+        "Put the number there before the first step (counts[4] = 0), or use str(key).",
+        code="E804",
+        details=_changed([name], None),
     )
 
 

@@ -138,7 +138,7 @@ def run_noted(
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
-    trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions))
+    trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions), is_first=is_first)
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)

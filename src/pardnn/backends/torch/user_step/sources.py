@@ -168,12 +168,11 @@ def _groups(objects: ObjectGraph, batch: Sequence[int]) -> Iterator[list[Entry]]
     for entry in objects.tensors:
         groups.setdefault(id(entry.value), []).append(entry)
     for group in groups.values():
-        if _kind(group, batch) == "input" and group[0].argument in batch:
-            places = [entry for entry in group if entry.argument in batch]
-            rest = [entry for entry in group if entry.argument not in batch]
-            yield [places[0], *rest]
-            yield from ([entry] for entry in places[1:])
-        else:
+        passed = [entry for entry in group if entry.argument in batch]
+        if passed and _kind(group, batch) in ("input", "buffer"):
+            yield from ([entry] for entry in passed)
+            group = [entry for entry in group if entry.argument not in batch]
+        if group:
             yield group
 
 

@@ -24,11 +24,13 @@ from pardnn.backends.torch.capture.assigned.contents import Leaf, agree, recorde
 from pardnn.backends.torch.capture.assigned.differences import GONE, Assigned, is_there
 from pardnn.backends.torch.capture.assigned.stand_ins import stand_in
 from pardnn.backends.torch.capture.changed_state import changed_state, read_again
+from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
 from pardnn.backends.torch.capture.restore import Changed, restore
 from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.places import Reference
+from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
 from pardnn.backends.torch.user_step.slots import items_of
 from pardnn.errors import UnsupportedError
 
@@ -103,6 +105,35 @@ class Assignments:
             settled.contents[:] = self._walk().contents
             self._settled |= left
         return bool(left)
+
+    def unmake(self, settled: ObjectGraph, trace: StepTrace) -> bool:
+        """Remove plain numbers that the first step puts in new places, and no later one changes.
+
+        Args:
+            settled: What the traces begin with; it is restored, and changed.
+            trace: Of a later step.
+
+        Returns:
+            Whether there were any.
+        """
+        is_bound, index = of_optimizers(settled), PlaceIndex(settled)
+        made = {
+            name: each
+            for name, each in self._first.changed.items()
+            if each.is_new and type(each.now) in (int, float) and not is_bound(name)
+            and name not in trace.changed and name not in self._first.assigned
+        }  # fmt: skip
+        if made:
+            restore(settled.contents)
+        for name, change in made.items():
+            assert change.slot is not None
+            is_named = isinstance(change.slot.key, str)
+            content = {"value": encode(change.now, str)} if is_named else None
+            place = index.reference(change.slot)
+            self._first.assigned[name] = Assigned(change, content, place)
+            put_back(change)
+        settled.contents[:] = self._walk().contents if made else settled.contents
+        return bool(made)
 
     def unkeep(self, names: Collection[str], settled: ObjectGraph) -> bool:
         """Put tensors back after all that later steps replace; see `first_use`.

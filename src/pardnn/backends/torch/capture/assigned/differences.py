@@ -37,7 +37,8 @@ from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph
 from pardnn.backends.torch.user_step.places import Reference
 
 GONE: Content = {"gone": True}
-_TABLES = ("_parameters", "_buffers", "_modules")
+#: Tensors in them are sources of the graph.
+_TABLES = ("_parameters", "_buffers")
 _HOOKS = tuple(name for name in vars(torch.nn.Module()) if "_hooks" in name)
 _PLAIN = (
     *PLAIN,
@@ -79,7 +80,7 @@ class Assigned(NamedTuple):
 
 
 def assigned_values(
-    objects: ObjectGraph, tracer: Tracer, stores: Callable[[], Stores]
+    objects: ObjectGraph, tracer: Tracer, stores: Callable[[], Stores], *, is_first: bool
 ) -> dict[str, Assigned]:
     """Return what a step has left, by the names of the places.
 
@@ -87,6 +88,7 @@ def assigned_values(
         objects: The object graph before the step.
         tracer: Of the step.
         stores: Returns what the user's code writes.
+        is_first: Whether it is the first step: numbers in new places may be counters.
     """
     is_bound, tables = of_optimizers(objects), _module_tables(objects)
     # Numbers are followed by name, and an argument of one name would be taken for an attribute.
@@ -96,7 +98,7 @@ def assigned_values(
         for name, change in changes(objects.contents, _differ).items()
         if change.slot is not None and "<" not in name and not is_bound(name)
         and id(change.slot.holder) not in tables
-        and not (_is_number_of_the_step(change) and name not in arguments)
+        and not (_is_number_of_the_step(change, is_first) and name not in arguments)
     }  # fmt: skip
     if found:
         found = _without_installed_hooks(objects, found, stores)
@@ -149,9 +151,9 @@ def _without_installed_hooks(
     return {name: each for name, each in found.items() if name not in hooks | flags}
 
 
-def _is_number_of_the_step(change: Changed) -> bool:
+def _is_number_of_the_step(change: Changed, is_first: bool) -> bool:
     """Whether a number changes by arithmetic, or comes into being; see `numbers.selection`."""
-    is_made = change.is_new and type(change.now) in (int, float)
+    is_made = is_first and change.is_new and type(change.now) in (int, float)
     return is_filled(change) or is_made or (_is_number(change.then) and _is_number(change.now))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pardnn.backends.torch.capture.changed_state import changed_state
+from pardnn.backends.torch.capture.changed_state import changed_state, number_without_name
 from pardnn.backends.torch.capture.first_step import refusals
 from pardnn.backends.torch.capture.numbers.rows import host_rows
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
@@ -233,7 +233,11 @@ def tell_numbers(trace: StepTrace, chosen: Selection) -> None:
         trace: Of the step that repeats.
         chosen: What it was made with.
     """
-    for name, change in written_numbers(trace, chosen).items():
+    overwritten = _overwritten(trace)
+    if lost := [name for name, change in overwritten.items() if not is_arithmetic(change)]:
+        raise changed_state(lost)
+    told = {n: each for n, each in overwritten.items() if node_of(each.now) is not None}
+    for name, change in (written_numbers(trace, chosen) | told).items():
         if _hint(change) is None:
             trace.effects.changed(name, change.now)
 
@@ -259,10 +263,7 @@ def _needed_ints(trace: StepTrace) -> frozenset[str]:
 
 
 def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
-    """Return the plain values that the step changes, by name.
-
-    A setting of an optimizer that the step overwrites and never reads, such as `group["lr"]`, is
-    none: no step sees what the last one left there.
+    """Return the plain values that the step changes, by name; see `_overwritten`.
 
     Args:
         trace: Of the step.
@@ -273,6 +274,18 @@ def written_numbers(trace: StepTrace, chosen: Selection) -> dict[str, Changed]:
         for name, change in trace.changed.items()
         if name in chosen.held
         or not (name in trace.assigned or _is_overwritten_before_read(trace, name))
+    }
+
+
+def _overwritten(trace: StepTrace) -> dict[str, Changed]:
+    """Return the settings of optimizers, such as `group["lr"]`, that a step sets and never reads.
+
+    This graph does not see what the last step left there. Another one of the step may, and people.
+    """
+    return {
+        name: change
+        for name, change in trace.changed.items()
+        if name not in trace.assigned and _is_overwritten_before_read(trace, name)
     }
 
 
@@ -327,6 +340,18 @@ def _guesses(left: Any, then: Any) -> list[Any]:
     return guesses if not isinstance(left, float) or not then else [*guesses, left * left / then]
 
 
+def _check_keys(trace: StepTrace, created: Iterable[str]) -> None:
+    """Reject numbers that the first step creates in places which no name tells.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    for name in sorted(created):
+        slot = trace.changed[name].slot if name in trace.changed else None
+        if slot is not None and not isinstance(slot.key, str):
+            raise number_without_name(name, slot.key)
+
+
 def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
     """Return what the graph takes for granted, and what it writes, as its loss op has it.
 
@@ -338,10 +363,17 @@ def granted(trace: StepTrace, chosen: Selection) -> dict[str, Any]:
     exact = {value for value, guard in scalars.guards.items() if guard == "exact"}
     live = {n for n, v in trace.values.items() if v.kind is int and v not in exact}
     own = {trace.values[name] for name in (live | chosen.held) & trace.values.keys()}
+    written = {n: c for n, c in written_numbers(trace, chosen).items() if _hint(c) is not None}
+    _check_keys(trace, {*chosen.created, *chosen.defaults})
+    written |= {
+        name: change
+        for name, change in _overwritten(trace).items()
+        if _hint(change) is not None or node_of(change.now) is None
+    }
     host = host_rows(
         scalars,
         [value for value in scalars.guards if value in own],
-        {n: c.now for n, c in written_numbers(trace, chosen).items() if _hint(c) is not None},
+        {name: change.now for name, change in written.items()},
         {name: chosen.start[name] for name in sorted(chosen.created)} | dict(chosen.defaults),
     )
     read = {value for call in trace.tracer.calls for value in call.inputs}
