@@ -10,6 +10,7 @@
   what adding gradients up in place would bring (`--whole`: to plans of whole ops),
   `tofu-search` the search of shardings, `tofu-equality` compares sharded training with one device,
   `coverage` cuts what torch's own samples of its operators call.
+- `auto` is timed beside every algorithm that `compare` lists, in simulation.
 - `recipes` times the cuts of experts beside `tofu` and `auto`, in simulation.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
@@ -25,6 +26,7 @@ import importlib
 import sys
 
 NAMED = {
+    "auto": "bench.placement.auto",
     "capture": "bench.runtime.capture",
     "capture-zoo": "testbed.kept_graphs",
     "checkpoint": "bench.runtime.checkpoint",

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from pardnn.errors import PardnnError
     from pardnn.graph.file import read_graph, write_graph
     from pardnn.graph.ir import Graph
-    from pardnn.plan.constraints import apart, forbid, pin, read_constraints, together
+    from pardnn.plan.constraints import (
+        apart,
+        fix_layout,
+        fix_pieces,
+        forbid,
+        pin,
+        prefer,
+        read_constraints,
+        together,
+    )
     from pardnn.plan.file import read_plan, write_plan
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import check_state_kept, state_in_place
@@ -43,11 +52,14 @@ __all__ = [
     "deferred",
     "describe",
     "estimate",
+    "fix_layout",
+    "fix_pieces",
     "forbid",
     "lightning_strategy",
     "parallelize",
     "pin",
     "plan",
+    "prefer",
     "read_constraints",
     "read_graph",
     "read_plan",
@@ -73,10 +85,13 @@ _HOME = {
     "deferred": "pardnn.api.parallelize",
     "describe": "pardnn.shard.tdl.registry",
     "estimate": "pardnn.api.planning",
+    "fix_layout": "pardnn.plan.constraints",
+    "fix_pieces": "pardnn.plan.constraints",
     "forbid": "pardnn.plan.constraints",
     "lightning_strategy": "pardnn.api.tools",
     "parallelize": "pardnn.api.parallelize",
     "pin": "pardnn.plan.constraints",
+    "prefer": "pardnn.plan.constraints",
     "read_constraints": "pardnn.plan.constraints",
     "read_graph": "pardnn.graph.file",
     "read_plan": "pardnn.plan.file",

@@ -4,21 +4,16 @@ import pytest
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.plan.constraints import (
-    Constraint,
-    apart,
-    constraint_problems,
-    forbid,
-    pin,
-    together,
-)
+from pardnn.plan.check_constraints import constraint_problems
+from pardnn.plan.constraints import Constraint, apart, forbid, pin, together
+from pardnn.plan.plan import Plan
 
 GRAPH = build_graph("three", [
     Op(name=name, kind="aten.neg.default" if reads else "input", inputs=reads,
        outputs=(Tensor(name=name, bytes=4),))
     for name, reads in (("a", ()), ("b", ("a",)), ("c", ("b",)))
 ])  # fmt: skip
-PLACEMENT = {"a": 0, "b": 1, "c": 0}
+PLAN = Plan(placement={"a": 0, "b": 1, "c": 0}, order=(("a", "c"), ("b",)))
 
 
 @pytest.mark.parametrize(
@@ -41,9 +36,9 @@ PLACEMENT = {"a": 0, "b": 1, "c": 0}
 def test_what_a_placement_breaks_is_said_with_the_ops(
     demand: Constraint, broken: str | None
 ) -> None:
-    found = list(constraint_problems((demand,), GRAPH, GRAPH, PLACEMENT, None, 2))
+    found = list(constraint_problems((demand,), GRAPH, GRAPH, PLAN, None))
     assert len(found) == (broken is not None)
     assert broken is None or broken in found[0]
     held = pin("c", 0)
-    both = list(constraint_problems((held, demand), GRAPH, GRAPH, PLACEMENT, None, 2))
+    both = list(constraint_problems((held, demand), GRAPH, GRAPH, PLAN, None))
     assert both == found

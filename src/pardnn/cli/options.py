@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from pardnn.backends import entry_point
     from pardnn.cluster import Cluster
     from pardnn.graph.ir import Graph
-    from pardnn.plan.constraints import Constraint, Kind
     from pardnn.plan.plan import Plan
     from pardnn.plan.state_in_place import StateInPlace
     from pardnn.planner.options import PlanOptions
@@ -186,33 +184,6 @@ Timeout = Annotated[
 Verify = Annotated[
     bool, typer.Option("--verify", help="Run the step on one device too and compare.")
 ]
-ConstraintsFile = Annotated[
-    Path | None, typer.Option("--constraints", help="File of constraints; see docs/guides.")
-]
-Pins = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pin",
-        metavar="NAME=DEVICE[,DEVICE]",
-        help="Run an op, tensor or layer:PATH on one of these devices.",
-    ),
-]
-Forbids = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--forbid",
-        metavar="[NAME=]DEVICE[,DEVICE]",
-        help="Run an op, tensor or layer:PATH, or nothing at all, on these devices.",
-    ),
-]
-Together = Annotated[
-    list[str] | None,
-    typer.Option("--together", metavar="NAME[,NAME]", help="Run all of these on one device."),
-]
-Apart = Annotated[
-    list[str] | None,
-    typer.Option("--apart", metavar="NAME,NAME", help="Run no two of these on one device."),
-]
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads per rank.")]
 
 
@@ -331,43 +302,6 @@ def _named_cluster(text: str) -> Cluster:
     if count and not (count.isascii() and count.isdigit() and int(count) > 0):
         raise UsageError(f"{text!r:.60}: write PRESET:K with a number of devices K", code="E205")
     return Cluster.preset(name, int(count) if count else None)
-
-
-def constraints_of(
-    file: Path | None,
-    pins: Sequence[str] | None,
-    forbids: Sequence[str] | None,
-    together: Sequence[str] | None,
-    apart: Sequence[str] | None,
-) -> tuple[Constraint, ...]:
-    """Return the constraints of a file, and of options.
-
-    Args:
-        file: `--constraints`.
-        pins: Each `--pin`.
-        forbids: Each `--forbid`.
-        together: Each `--together`.
-        apart: Each `--apart`.
-
-    Raises:
-        UsageError: E245, if one says nothing.
-        FileError: E403 to E407, if the file cannot be read.
-    """
-    if not (file or pins or forbids or together or apart):
-        return ()
-    from pardnn.plan.constraints import Constraint, read_constraints
-
-    found = [] if file is None else [*read_constraints(file)]
-    devices_of: dict[Kind, Sequence[str] | None] = {"pin": pins, "forbid": forbids}
-    for kind, texts in devices_of.items():
-        for text in texts or ():
-            name, _, devices = text.rpartition("=")
-            numbers = tuple(filter(None, devices.split(",")))
-            found.append(Constraint(kind=kind, what=(name,) if name else (), devices=numbers))
-    groups: dict[Kind, Sequence[str] | None] = {"together": together, "apart": apart}
-    for kind, texts in groups.items():
-        found += [Constraint(kind=kind, what=tuple(text.split(","))) for text in texts or ()]
-    return tuple(found)
 
 
 def graph_of(source: entry_point.EntryPoint | str, batch_size: int | None) -> Graph:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pardnn.cli import constraint_options as steer
 from pardnn.cli import options as opt
 from pardnn.cli.output import print_text, show
 
@@ -49,11 +50,14 @@ def plan(
     policy: opt.PolicyChoice = "order",
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
-    constraints: opt.ConstraintsFile = None,
-    pin: opt.Pins = None,
-    forbid: opt.Forbids = None,
-    together: opt.Together = None,
-    apart: opt.Apart = None,
+    constraints: steer.ConstraintsFile = None,
+    pin: steer.Pins = None,
+    forbid: steer.Forbids = None,
+    together: steer.Together = None,
+    apart: steer.Apart = None,
+    layout: steer.Layouts = None,
+    pieces: steer.Pieces = None,
+    prefer: steer.Prefers = None,
     as_json: opt.Json = False,
 ) -> None:
     """Decide where and in which order every op runs; check the plan; write it.
@@ -79,7 +83,9 @@ def plan(
         microbatches=microbatches,
         recompute=recompute,
         policy=policy,
-        constraints=opt.constraints_of(constraints, pin, forbid, together, apart),
+        constraints=steer.constraints_of(
+            constraints, pin, forbid, together, apart, layout, pieces, prefer
+        ),
     )
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
@@ -103,7 +109,7 @@ def plan(
 def check(
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
-    constraints: opt.ConstraintsFile = None,
+    constraints: steer.ConstraintsFile = None,
     as_json: opt.Json = False,
 ) -> None:
     """Verify a plan independently of how it was made: exit 0 if valid, 4 if not."""
@@ -116,7 +122,7 @@ def check(
     # The fingerprint is compared: of a million ops that takes seconds.
     found = dataclasses.replace(found, graph_fingerprint=None)
     if constraints is not None:
-        demanded = (*(found.constraints or ()), *opt.constraints_of(constraints, *[None] * 4))
+        demanded = (*(found.constraints or ()), *steer.constraints_of(constraints))
         found = dataclasses.replace(found, constraints=demanded)
     problems = tuple(plan_problems(graph, found))
     show(CheckResult(valid=not problems, problems=problems), as_json, None)

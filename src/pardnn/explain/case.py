@@ -17,7 +17,7 @@ from pardnn.graph.layers import known_layers, layers_of
 from pardnn.place.colocation import colocated
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.plan.check import capacities
-from pardnn.plan.constraints import Named, named
+from pardnn.plan.constraints import Named, named, placing
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.check_cut import proven_cluster
 from pardnn.planner.costs import costs_for, stated_costs
@@ -111,8 +111,9 @@ class Case:
 
     @functools.cached_property
     def constraints(self) -> tuple[Named, ...]:
-        """What was demanded of the plan, by numbers of `planned`."""
-        demanded, k = self.plan.constraints or (), self.plan.num_devices
+        """What was demanded of the placement, by numbers of `planned`; of cut ops nothing is."""
+        demanded = placing(self.plan.constraints or ())
+        k = self.plan.num_devices
         return named(demanded, self.graph, self.planned, self.cluster, k)
 
     def constraints_on(self, ops: Sequence[int]) -> list[Named]:

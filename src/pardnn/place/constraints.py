@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
@@ -29,6 +29,8 @@ from pardnn.place.ordering.memory_bounded import limits
 from pardnn.plan.constraints import Named
 from pardnn.sim.machine import Machine
 from pardnn.sim.peak import op_needs, residual_bytes
+
+T = TypeVar("T")
 
 #: Steps of the search for sides of "apart"; then nothing is proven.
 MAX_STEPS = 20_000
@@ -213,9 +215,7 @@ def conflict(setting: Setting, constraints: Sequence[Named]) -> tuple[Named, ...
     return irreducible(constraints, lambda rest: not holds(setting, rest))
 
 
-def irreducible(
-    constraints: Sequence[Named], fails: Callable[[Sequence[Named]], bool]
-) -> tuple[Named, ...]:
+def irreducible(constraints: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> tuple[T, ...]:
     """Return a part that fails, and no longer does without any one of its constraints.
 
     Args:
@@ -223,7 +223,7 @@ def irreducible(
         fails: Whether a part does; what contains such a part does, too. It is asked some 13 times
             for each that is returned, of thousands.
     """
-    kept: list[Named] = []
+    kept: list[T] = []
     later = list(reversed(constraints))
     while later and not fails(kept):
         # The first that the shortest end that fails begins with is needed; by bisection, as a file

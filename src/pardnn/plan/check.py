@@ -19,10 +19,11 @@ from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, addressed
 from pardnn.plan.actions import Action, Receive, Send, Wait
+from pardnn.plan.check_constraints import constraint_problems
 from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.check_recompute import recompute_problems
-from pardnn.plan.constraints import constraint_problems
+from pardnn.plan.constraints import hard
 from pardnn.plan.lower import Lowered, lower_messages
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import (
@@ -114,9 +115,7 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
         problems += [p for _, p in zip(range(MAX_PROBLEMS), rule(context), strict=False)]
         if problems and rule in (_placement, _order, _messages):
             return problems[:MAX_PROBLEMS]
-    broken = constraint_problems(
-        plan.constraints or (), whole, graph, plan.placement, cluster, plan.num_devices
-    )
+    broken = constraint_problems(hard(plan.constraints or ()), whole, graph, plan, cluster)
     problems += itertools.islice(broken, MAX_PROBLEMS)
     if problems:
         return problems[:MAX_PROBLEMS]
@@ -132,9 +131,6 @@ def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
     what = "pieces" if plan.partition is None else "partition"
     if plan.partition is not None and plan.pieces is not None:
         yield "a plan cuts its ops over the devices, or its batch in pieces, not both"
-        return
-    if plan.partition is not None and plan.constraints:
-        yield f"constraint {str(plan.constraints[0])!r:.120} is of whole ops, the plan cuts them"
         return
     try:
         called_once(graph, plan)

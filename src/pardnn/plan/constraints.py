@@ -1,46 +1,67 @@
-"""What a user demands of a plan: where ops run, together or apart; read, named, and proven.
+"""What a user demands of a plan: where ops run, how tensors are cut, how many pieces; named.
 
-| kind | `what` | `devices` | holds where |
+| kind | `what` | more | holds where |
 | --- | --- | --- | --- |
-| pin | ops | some | each of these ops runs on one of the devices |
-| forbid | ops; none: all | some | none of these ops runs on any of them |
-| together | two or more, or one layer | none | all of these ops run on one device |
-| apart | two or more | none | no device runs ops of two of them |
+| pin | ops | `devices` | each of these ops runs on one of the devices |
+| forbid | ops; none: all | `devices` | none of these ops runs on any of them |
+| together | two or more, or one layer | | all of these ops run on one device |
+| apart | two or more | | no device runs ops of two of them |
+| layout | tensors | `dim`, `axis` | this mesh axis, or each, cuts them along this dim, or not |
+| pieces | | `count` | the batch is in so many pieces |
 
 `what` are names of ops, tensors and layers, "op:NAME", "tensor:NAME", "layer:PATH", or the name
 alone, which is looked for in this order. A tensor stands for the op that makes it, which is where
 it lies; a layer for all that works for it: parameters, gradients, optimizer states and updates.
-Of a batch in pieces and of second calls every call is meant.
+Of a batch in pieces and of second calls every call is meant. Of layouts an op stands for what it
+makes, and a layer for its parameters; those without the dim are not meant.
+
+With a price a constraint is a wish: a plan that does not meet it counts as so many seconds slower.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pardnn import files
 from pardnn.cluster import STRICT, Cluster
-from pardnn.errors import PardnnError, UsageError, shown
-from pardnn.graph.ir import Graph
+from pardnn.errors import UsageError, shown
+from pardnn.graph.ir import Graph, Tensor
 from pardnn.graph.layers import is_within, known_layers, layers_of, origin
 
-Kind = Literal["pin", "forbid", "together", "apart"]
+T = TypeVar("T")
+
+Kind = Literal["pin", "forbid", "together", "apart", "layout", "pieces"]
+#: Kinds that say where whole ops run.
+PLACING = ("pin", "forbid", "together", "apart")
+#: A dim that is none: the tensor is whole.
+WHOLE = "whole"
+#: Batches are cut in no more pieces.
+MAX_PIECES = 100_000
+#: No step takes as many seconds.
+MAX_PRICE = 1e9
 #: A device by its number or its name in the cluster.
 DeviceName = int | str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
-    """One demand, which a plan meets or is none.
+    """One demand, which a plan meets or is none; with a price, a wish.
 
     Attributes:
         kind: See the module.
         what: Names of ops, tensors and layers.
         devices: Numbers, or names of the cluster.
+        dim: Of a layout: the tensor dim that is cut, or "whole".
+        axis: Of a layout: the mesh axis, by its number or name; None for every axis.
+        count: Of pieces of the batch.
+        price_s: Seconds that a plan may lose to meet it; None if it has to.
 
     Raises:
         UsageError: E245, if it says nothing.
@@ -51,26 +72,60 @@ class Constraint:
     kind: Kind
     what: tuple[str, ...] = ()
     devices: tuple[DeviceName, ...] = ()
+    dim: int | Literal["whole"] | None = None
+    axis: int | str | None = None
+    count: int | None = None
+    price_s: float | None = None
 
     def __post_init__(self) -> None:
         """Check that it says something."""
-        names_devices = self.kind in ("pin", "forbid")
-        if names_devices != bool(self.devices):
-            raise _unusable(self, "it names no device" if names_devices else "it takes no devices")
-        if not self.what and self.kind != "forbid":
-            raise _unusable(self, "it names no op, tensor or layer")
-        if len(self.what) < 2 and self.kind == "apart":
-            raise _unusable(self, "two or more can be apart")
+        why = next(_gaps(self), None)
+        if why is not None:
+            raise unusable(self, why)
 
     def __str__(self) -> str:
         """Return it as people write it."""
+        price = "" if self.price_s is None else f" (worth {self.price_s:g} s)"
+        return f"{self._demand()}{price}"
+
+    def _demand(self) -> str:
         what = ", ".join(self.what)
+        if self.kind == "pieces":
+            return f"{self.count} pieces"
+        if self.kind == "layout":
+            where = "" if self.axis is None else f" on mesh axis {self.axis}"
+            how = WHOLE if self.dim == WHOLE else f"cut along dim {self.dim}"
+            return f"layout {what} {how}{where}"
         if self.kind in ("together", "apart"):
             return f"{self.kind} {what}"
         devices = " or ".join(map(str, self.devices))
         if self.kind == "pin":
             return f"pin {what} to {devices}"
         return f"forbid {devices} for {what}" if what else f"forbid {devices}"
+
+
+def _gaps(each: Constraint) -> Iterator[str]:
+    """Yield what is missing for a constraint to say something, or is too much."""
+    kind = each.kind
+    if (kind in ("pin", "forbid")) != bool(each.devices):
+        yield "it takes no devices" if each.devices else "it names no device"
+    if not each.what and kind not in ("forbid", "pieces"):
+        yield "it names no op, tensor or layer"
+    if len(each.what) < 2 and kind == "apart":
+        yield "two or more can be apart"
+    if (kind == "layout") != (each.dim is not None):
+        yield "a layout has a dim, a number from 0 on, or whole; nothing else has one"
+    if isinstance(each.dim, int) and each.dim < 0:
+        yield f"dim is {each.dim}; it is a number from 0 on, or whole"
+    if each.axis is not None and kind != "layout":
+        yield "only a layout has a mesh axis"
+    if (kind == "pieces") != (each.count is not None) or (kind == "pieces" and each.what):
+        yield "pieces have a count and nothing else; nothing else has a count"
+    if each.count is not None and not 1 <= each.count <= MAX_PIECES:
+        yield f"there are {each.count} pieces; it is a number from 1 to {MAX_PIECES}"
+    price = each.price_s
+    if price is not None and not (math.isfinite(price) and 0 < price <= MAX_PRICE):
+        yield f"its price is {price:g} s; it is a number of seconds above 0, up to {MAX_PRICE:g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +168,47 @@ def apart(*what: str) -> Constraint:
     return Constraint(kind="apart", what=what)
 
 
+def fix_layout(what: str, dim: int | Literal["whole"], axis: int | str | None = None) -> Constraint:
+    """Return the demand that a tensor, or a layer's parameters, are cut so, or kept whole.
+
+    Args:
+        what: Such as "model.h.3.mlp.c_fc.weight" or "layer:model.h.3.mlp.c_fc".
+        dim: The tensor dim that is cut, or "whole".
+        axis: The mesh axis, by number or name; None: every axis.
+    """
+    return Constraint(kind="layout", what=(what,), dim=dim, axis=axis)
+
+
+def fix_pieces(count: int) -> Constraint:
+    """Return the demand that the batch is in so many pieces."""
+    return Constraint(kind="pieces", count=count)
+
+
+def prefer(constraint: Constraint, price_s: float) -> Constraint:
+    """Return a wish: what is demanded, unless it makes the step slower by more than its price.
+
+    Args:
+        constraint: Of any kind.
+        price_s: Seconds of a step.
+    """
+    return dataclasses.replace(constraint, price_s=price_s)
+
+
+def hard(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Return the constraints that a plan has to meet."""
+    return tuple(each for each in constraints if each.price_s is None)
+
+
+def placing(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Return the constraints that a plan has to meet, and that say where whole ops run."""
+    return tuple(each for each in hard(constraints) if each.kind in PLACING)
+
+
+def cutting(constraints: Iterable[Constraint]) -> tuple[Constraint, ...]:
+    """Return the constraints that a plan has to meet, and that no uncut tensor meets."""
+    return tuple(e for e in hard(constraints) if e.kind == "layout" and e.dim != WHOLE)
+
+
 def read_constraints(path: str | Path) -> tuple[Constraint, ...]:
     """Read a `pardnn.constraints/1` file.
 
@@ -126,11 +222,14 @@ def read_constraints(path: str | Path) -> tuple[Constraint, ...]:
 
 def constraint_to_dict(constraint: Constraint) -> dict[str, Any]:
     """Return a constraint as JSON types."""
-    return {
+    data = {
         "kind": constraint.kind,
         "what": list(constraint.what),
         "devices": list(constraint.devices),
     }
+    more = ("dim", "axis", "count", "price_s")
+    found = {key: getattr(constraint, key) for key in more}
+    return data | {key: value for key, value in found.items() if value is not None}
 
 
 class Named(NamedTuple):
@@ -147,7 +246,7 @@ class Named(NamedTuple):
     devices: frozenset[int]
 
 
-class _Names:
+class Names:
     """What names stand for in the graph whose ops a plan places."""
 
     def __init__(self, graph: Graph, planned: Graph) -> None:
@@ -172,24 +271,44 @@ class _Names:
         Raises:
             UsageError: E245, if there are none.
         """
+        return self._looked_up(text, constraint, self._ops_of)
+
+    def tensors(self, text: str, constraint: Constraint) -> tuple[Tensor, ...]:
+        """Return the tensors that a name stands for: what an op makes, a layer's parameters.
+
+        Raises:
+            UsageError: E245, if there are none.
+        """
+        return self._looked_up(text, constraint, self._tensors_of)
+
+    def _looked_up(
+        self, text: str, constraint: Constraint, find: Callable[[str, str], tuple[T, ...]]
+    ) -> tuple[T, ...]:
         prefix, _, rest = text.partition(":")
         kinds = (prefix,) if prefix in ("op", "tensor", "layer") else ("op", "tensor", "layer")
         name = rest if len(kinds) == 1 else text
         for kind in kinds:
-            found = self._of(kind, name)
+            found = find(kind, name)
             if found:
                 return found
         known = [*self.whole, *self.maker, *{layer for layer in self.layers if layer}]
         close = difflib.get_close_matches(name, sorted(set(known)), n=3)
         hint = f"\nDid you mean {', '.join(map(shown, close))}?" if close else ""
-        raise _unusable(constraint, f"no {' or '.join(kinds)} is named {shown(name)}", hint)
+        raise unusable(constraint, f"no {' or '.join(kinds)} is named {shown(name)}", hint)
 
-    def _of(self, kind: str, name: str) -> tuple[int, ...]:
+    def _ops_of(self, kind: str, name: str) -> tuple[int, ...]:
         if kind == "layer":
             inside = (i for i, layer in enumerate(self.layers) if name and is_within(layer, name))
             return tuple(inside)
         op = name if kind == "op" else self.maker.get(name)
         return tuple(self.calls.get(op, ())) if op in self.whole else ()
+
+    def _tensors_of(self, kind: str, name: str) -> tuple[Tensor, ...]:
+        ops = [self.planned.ops[i] for i in self._ops_of(kind, name)]
+        if kind == "layer":
+            ops = [op for op in ops if op.kind == "parameter"]
+        made = [tensor for op in ops for tensor in op.outputs]
+        return tuple(tensor for tensor in made if kind != "tensor" or tensor.name == name)
 
 
 def named(
@@ -211,7 +330,7 @@ def named(
     Raises:
         UsageError: E245, if a name or a device is not there.
     """
-    names = _Names(graph, planned)
+    names = Names(graph, planned)
     index = {} if cluster is None else {d.name: i for i, d in enumerate(cluster.devices)}
     everything = tuple(range(len(planned.ops)))
     return tuple(
@@ -234,69 +353,13 @@ def _device(
         return int(text)
     known = ", ".join([*index][:5]) or "no names"
     numbers = f"{num_devices} devices, 0 to {num_devices - 1} ({known})"
-    raise _unusable(constraint, f"there is no device {shown(text)}", f"\nThere are {numbers}.")
+    raise unusable(constraint, f"there is no device {shown(text)}", f"\nThere are {numbers}.")
 
 
-def _unusable(constraint: Constraint, why: str, hint: str = "") -> UsageError:
+def unusable(constraint: Constraint, why: str, hint: str = "") -> UsageError:
+    """Return E245, with the constraint."""
     return UsageError(
         f"constraint {shown(str(constraint))}: {why}.{hint}",
         code="E245",
         details={"constraint": constraint_to_dict(constraint)},
     )
-
-
-def constraint_problems(
-    constraints: Sequence[Constraint],
-    graph: Graph,
-    planned: Graph,
-    placement: Mapping[str, int],
-    cluster: Cluster | None,
-    num_devices: int,
-) -> Iterator[str]:
-    """Yield each constraint that a placement breaks, with the ops that break it.
-
-    Args:
-        constraints: Of the user.
-        graph: The step, whose names they use.
-        planned: The graph whose ops are placed.
-        placement: Device of each op of `planned`.
-        cluster: Names the devices, if it is known.
-        num_devices: How many there are.
-    """
-    if not constraints:
-        return
-    try:
-        found = named(constraints, graph, planned, cluster, num_devices)
-    except PardnnError as error:
-        yield error.message.splitlines()[0]
-        return
-    place = [placement[op.name] for op in planned.ops]
-    for each in found:
-        at = breaking(each, place)
-        if at is not None:
-            ops = " and ".join(f"{planned.ops[i].name!r:.60} is on device {place[i]}" for i in at)
-            yield f"constraint {shown(str(each.constraint))} is broken: {ops}"
-
-
-def breaking(each: Named, place: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the op, or the two ops, that break a constraint; None if it holds.
-
-    Args:
-        each: The constraint.
-        place: Device of each op.
-    """
-    kind, everywhere = each.constraint.kind, [i for row in each.members for i in row]
-    if kind == "pin":
-        return next(((i,) for i in everywhere if place[i] not in each.devices), None)
-    if kind == "forbid":
-        return next(((i,) for i in everywhere if place[i] in each.devices), None)
-    if kind == "together":
-        first = everywhere[0]
-        return next(((first, i) for i in everywhere if place[i] != place[first]), None)
-    owner: dict[int, tuple[int, int]] = {}
-    for number, row in enumerate(each.members):
-        for i in row:
-            member, other = owner.setdefault(place[i], (number, i))
-            if member != number:
-                return (other, i)
-    return None

@@ -21,6 +21,9 @@ Box = tuple[tuple[int, int], ...]
 Layout = tuple[int | None, ...]
 """Per mesh axis the tensor dim that is cut, None for whole."""
 
+FREE = -1
+"""In a layout that is demanded: whatever this mesh axis does."""
+
 Parts = int | tuple[int, ...]
 """How a range is divided: a number of equal parts, or the shares of unlike ones."""
 
@@ -149,7 +152,13 @@ def owned_boxes(shape: Sequence[int], layout: Layout, mesh: Mesh) -> tuple[Box, 
 
 def placements(layout: Layout) -> tuple[str, ...]:
     """Return a layout in DTensor's words, one per mesh axis."""
-    return tuple("Replicate()" if dim is None else f"Shard({dim})" for dim in layout)
+    words = {None: "Replicate()", FREE: "any"}
+    return tuple(words.get(dim, f"Shard({dim})") for dim in layout)
+
+
+def meets(layout: Layout, demanded: Layout) -> bool:
+    """Return whether a layout is what is demanded, where that is not free."""
+    return all(d in (FREE, own) for own, d in zip(layout, demanded, strict=True))
 
 
 def layout_of(words: tuple[str, ...]) -> Layout | None:

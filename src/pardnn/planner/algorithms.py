@@ -65,6 +65,9 @@ SHARDED: Mapping[str, Callable[..., Sharding]] = {
 #: Cuts as experts make them, which `auto` tries beside `tofu`.
 CUTS = ("data-parallel", "zero-1", "zero-2", "zero-3", "megatron", *PRODUCTS)
 
+#: Cuts by simpler rules than `tofu`'s, which `auto` tries, too: now and then one of them is faster.
+RULES = ("equal-chop", "allrow-greedy", "spartan", "icml18")
+
 #: Pipelines as experts build them, of a step whose batch is in pieces.
 RECIPES = tuple(SCHEDULES)
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from pardnn.errors import InfeasibleError, PardnnError, shown
+from pardnn.errors import InfeasibleError, shown
 from pardnn.place.colocation import closed_arrays, legal_placement, runnable
-from pardnn.place.constraints import Setting, conflict, irreducible, reduced, sides
+from pardnn.place.constraints import Setting, conflict, reduced, sides
 from pardnn.place.decision import Decision, fitted
 from pardnn.place.ordering.schedule import first_overwrites
 from pardnn.place.pardnn import place_pardnn
-from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named
+from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named, placing
 from pardnn.planner.problem import Problem
-
-#: Seconds after which no further part of the constraints is planned, to tell which do not fit.
-SECONDS = 10.0
 
 
 def constrained(problem: Problem) -> Problem:
@@ -30,13 +26,13 @@ def constrained(problem: Problem) -> Problem:
         InfeasibleError: E303, with constraints that cannot hold together, each of them needed.
         UsageError: E245, if a name or a device is not there.
     """
-    constraints = problem.options.constraints
+    constraints = placing(problem.options.constraints)
     if not constraints or problem.allowed is not None:
         return problem
-    setting, meant = _setting(problem), _meant(problem)
+    setting, meant = _setting(problem), meant_by(problem, constraints)
     found = conflict(setting, meant)
     if found:
-        raise _refused([each.constraint for each in found], "cannot hold together", "")
+        raise refused([each.constraint for each in found], "cannot hold together")
     joined = reduced(setting, meant)
     group = joined.joined
     group.setflags(write=False)
@@ -46,13 +42,17 @@ def constrained(problem: Problem) -> Problem:
         return free
     allowed, _ = sides(joined, meant, _work(free))
     if allowed is None:
-        raise _refused(constraints, "were not met in the time for it", "")
+        raise refused(constraints, "were not met in the time for it")
     return dataclasses.replace(free, allowed=allowed[joined.group])
 
 
-def _meant(problem: Problem) -> tuple[Named, ...]:
+def meant_by(problem: Problem, constraints: Sequence[Constraint]) -> tuple[Named, ...]:
+    """Return constraints of whole ops by numbers.
+
+    Raises:
+        UsageError: E245, if a name or a device is not there.
+    """
     cluster, whole = problem.cluster, problem.cut.whole if problem.cut else problem.graph
-    constraints = problem.options.constraints
     return named(constraints, whole, problem.graph, cluster, cluster.num_devices)
 
 
@@ -93,44 +93,14 @@ def obeyed(problem: Problem, decision: Decision) -> Decision:
     return found._replace(notes=(*decision.notes, *found.notes, note))
 
 
-def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
-    """Return E303 with the constraints without which a plan was found; else what was tried.
+def refused(constraints: Sequence[Constraint], why: str, more: str = "") -> InfeasibleError:
+    """Return E303 that lists constraints.
 
     Args:
-        error: Nothing was found that fits.
-        problem: With its constraints.
+        constraints: Those at odds.
+        why: Of several of them, such as "cannot hold together".
+        more: Added to the text.
     """
-    if problem.options.microbatches is not None or problem.options.recompute:
-        return error
-    begin = time.monotonic()
-
-    def fails(part: Sequence[Named]) -> bool:
-        chosen = tuple(each.constraint for each in part)
-        if chosen and time.monotonic() - begin > SECONDS:
-            return False  # untried: it stays among those that are named
-        tried = constrained(problem.with_options(constraints=chosen))
-        try:
-            place_pardnn(tried.graph, tried.machine, tried.capacities, known=tried.known)
-        except PardnnError:
-            return True
-        return False
-
-    meant = _meant(problem)
-    if fails(()):
-        return error
-    if not fails(meant):
-        text = f"{problem.options.algorithm} found no plan that meets the constraints"
-        return InfeasibleError(f"{text}; pardnn does.\nUse pardnn, or auto.\n{error.message}")
-    found = irreducible(meant, fails)
-    return _refused(
-        [each.constraint for each in found],
-        "do not fit together, as far as was tried",
-        f"\n{error.message}",
-    )
-
-
-def _refused(constraints: Sequence[Constraint], why: str, more: str) -> InfeasibleError:
-    """Return E303 that lists constraints."""
     listed = "\n".join(f"  {shown(str(each))[1:-1]}" for each in constraints)
     one = len(constraints) == 1
     text = "this constraint" if one else f"these {len(constraints)} constraints"

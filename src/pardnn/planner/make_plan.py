@@ -10,10 +10,11 @@ import numpy as np
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
-from pardnn.errors import InfeasibleError, PardnnError, Terminated, UsageError
+from pardnn.errors import InfeasibleError, PardnnError, Terminated, UsageError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.csr import GraphArrays
 from pardnn.plan.check import check_plan
+from pardnn.plan.constraints import cutting, hard, placing
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, Predicted, plan_from_arrays
 from pardnn.plan.state_in_place import check_state_kept
@@ -23,20 +24,23 @@ from pardnn.planner.algorithms import (
     BEST,
     BEST_WHOLE,
     CUTS,
+    RULES,
     SHARDED,
     algorithms_to_try,
     is_polished,
     solvers_to_try,
 )
-from pardnn.planner.constrained import constrained, with_constraints
+from pardnn.planner.conflicts import steered, with_constraints
+from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
-from pardnn.planner.microbatches.decide import decide_microbatched
+from pardnn.planner.microbatches.decide import NO_BATCH, decide_microbatched
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
 from pardnn.planner.sharded.decide import may_shard, may_try_cuts
 from pardnn.planner.warm_up import warm_up
+from pardnn.planner.wishes import decide_wished
 from pardnn.report.results import CompareRow, PlanResult
 from pardnn.sim.bounds import degree_of_parallelism, lower_bound_seconds
 from pardnn.sim.engine import simulate
@@ -70,14 +74,14 @@ def make_plan(
     if problem.state is not None:
         check_state(problem.graph, cluster, options.reserve, problem.state)
     problem = dataclasses.replace(problem, log=SearchLog(watch))
-    names = algorithms_of(problem)
+    names = algorithms_of(steered(problem))
     polish = _is_polished(problem, num_ops)
     limited = any(device.memory is not None for device in cluster.devices)
     started = time.perf_counter()
     warm_up(names, limited=limited, polished=polish)
     compile_s = time.perf_counter() - started
     try:
-        best = _searched(problem, names, keep_best)
+        best = _searched(problem, keep_best)
     except InfeasibleError as error:
         if options.constraints and error.code == "E301":
             raise with_constraints(error, problem) from None
@@ -87,14 +91,12 @@ def make_plan(
     return finished(problem, best, compile_s=compile_s)
 
 
-def _searched(problem: Problem, names: Sequence[str], keep_best: bool) -> Outcome:
+def _searched(problem: Problem, keep_best: bool) -> Outcome:
     """Return the best outcome of a search, or of its part before an interrupt."""
     begin, log, limit = time.perf_counter(), problem.log, problem.options.time_limit
     try:
         with time_limit(limit):
-            if problem.options.microbatches is None:
-                return _best_of(problem, names)
-            return decide_microbatched(problem, names, _best_of)
+            return decide_wished(problem, _decided)
     except OutOfTimeError:
         note = f"{problem.options.algorithm} was cut off by the time limit"
         best = log.best if isinstance(log.best, Outcome) else _in_no_time(problem)
@@ -112,10 +114,32 @@ def _searched(problem: Problem, names: Sequence[str], keep_best: bool) -> Outcom
         return best._replace(planning_s=spent, notes=(*best.notes, note))
 
 
+def _decided(problem: Problem) -> Outcome:
+    """Return the best outcome of a problem whose constraints all have to be met.
+
+    Raises:
+        InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
+    """
+    problem = steered(problem)
+    names, pieces = algorithms_of(problem), problem.options.microbatches
+    if pieces is None:
+        return _best_of(problem, names)
+    try:
+        return decide_microbatched(problem, names, _best_of)
+    except UsageError as error:
+        demanded = [each for each in problem.options.constraints if each.kind == "pieces"]
+        if error.code != NO_BATCH or not demanded:
+            raise
+        raise refused(demanded[:1], "cannot hold together", f"\n{error.message}") from None
+
+
 def _in_no_time(problem: Problem) -> Outcome | None:
     """Return the best plan of what is quick, where the limit passed without any; None if none."""
     pieces = problem.options.microbatches
+    demanded = problem.options.constraints
     if problem.state is not None or (pieces is not None and pieces not in (1, "auto")):
+        return None
+    if cutting(demanded) or any(each.kind == "pieces" for each in hard(demanded)):
         return None
     with no_time_limit():
         try:
@@ -173,7 +197,17 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     if problem.start is not None:
         cuts = ("tofu",) if algorithm not in SHARDED else (algorithm,)
         return cuts if problem.start.partition is not None else (BEFORE, "pardnn")
-    names, constraints = algorithms_to_try(algorithm, len(graph.ops)), problem.options.constraints
+    demanded = problem.options.constraints
+    names, constraints = algorithms_to_try(algorithm, len(graph.ops)), placing(demanded)
+    laid_out = [each for each in hard(demanded) if each.kind == "layout"]
+    if state is not None and laid_out:
+        raise UsageError(
+            f"state stays where it lies, and constraint {shown(str(laid_out[0]))} is of layouts.\n"
+            "Plan without one of them.",
+            code="E225",
+        )
+    if cutting(demanded):
+        return (algorithm,) if algorithm in SHARDED else ("tofu",)
     kind = None if state is None else kind_of_plan(graph, state)
     if kind == "cut" and constraints:
         raise UsageError(
@@ -184,7 +218,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     if kind == "cut":
         names = names if algorithm in SHARDED else ("tofu",)
     elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
-        names = (*names, "tofu", *(CUTS if may_try_cuts(graph, problem.cluster) else ()))
+        names = (*names, "tofu", *((*CUTS, *RULES) if may_try_cuts(graph, problem.cluster) else ()))
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from pardnn.errors import UsageError, shown
-from pardnn.plan.constraints import Constraint
+from pardnn.plan.constraints import Constraint, cutting, placing
 from pardnn.planner.algorithms import RECIPES, SHARDED, check_algorithm
 from pardnn.sim.engine import Policy
 
@@ -26,7 +26,7 @@ class PlanOptions:
             and so on; None leaves the batch whole.
         recompute: Whether ops may be called a second time, just before the backward pass reads
             their results, where that lets a step fit or makes it faster.
-        constraints: Where ops must run, together or apart; no op is cut then.
+        constraints: Where ops must run, how tensors are cut, how many pieces there are.
         policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
             "priority" mean an engine that schedules them itself: memory then also fits along the
             times that its emulation gives, and no op is cut.
@@ -80,13 +80,30 @@ class PlanOptions:
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
                 "use auto, or a placement's algorithm."
             )
-        if self.constraints and self.algorithm in (*SHARDED, *RECIPES):
-            how = "cuts every op over all devices" if self.algorithm in SHARDED else "places stages"
+        self._check_constraints()
+
+    def _check_constraints(self) -> None:
+        """Check that the algorithm can meet the constraints that have to be met."""
+        cuts = self.algorithm in SHARDED
+        refused = placing(self.constraints) if cuts or self.algorithm in RECIPES else ()
+        if not cuts and self.algorithm not in ("auto",):
+            refused += cutting(self.constraints)
+        if refused:
+            how = "cuts every op over all devices" if cuts else "places whole ops"
+            how = "places stages" if self.algorithm in RECIPES else how
             raise UsageError(
-                f"{self.algorithm} does not take constraints, as it {how}: "
-                f"{shown(str(self.constraints[0]))}.\nUse auto, or a placement's algorithm.",
+                f"{self.algorithm} does not take constraints of this kind, as it {how}: "
+                f"{shown(str(refused[0]))}.\nUse auto, or a "
+                f"{'placement' if cuts else 'cut'}'s algorithm.",
                 code="E246",
             )
+        if cutting(self.constraints) and self.policy != "order":
+            raise UsageError(
+                f"{shown(str(cutting(self.constraints)[0]))} cuts ops, and an engine under "
+                f"{self.policy} runs whole ones"
+            )
+        if self.objective != "seconds" and any(e.price_s is not None for e in self.constraints):
+            raise UsageError("wishes have a price in seconds; the objective is bytes")
 
     def _check_microbatches(self) -> None:
         wanted = self.microbatches

@@ -21,6 +21,7 @@ from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.polish import polish_best
 from pardnn.place.recipes.pipeline import place_pipeline
 from pardnn.place.thesis.policy_memory import fit_scheduler, scheduled
+from pardnn.plan.constraints import cutting
 from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import (
     ALGORITHMS,
@@ -28,6 +29,7 @@ from pardnn.planner.algorithms import (
     BEST,
     CUTS,
     RECIPES,
+    RULES,
     SHARDED,
     SOLVER_BASED,
     algorithms_to_try,
@@ -178,6 +180,8 @@ def _cut_near(problem: Problem, algorithm: str) -> Outcome:
 def _is_uneven(problem: Problem) -> bool:
     """Whether devices are unlike, and seconds count: equal shares wait for the slowest."""
     devices = problem.cluster.devices
+    if cutting(problem.options.constraints):
+        return False
     unlike = len({(device.type, device.memory, device.speed) for device in devices}) > 1
     return unlike and problem.options.objective == "seconds" and problem.state is None
 
@@ -330,7 +334,7 @@ def _tried(
             if name not in SHARDED or (best is None and failure is None):
                 raise
             problem.log.note(name, None, error.message.splitlines()[0])
-            if name not in CUTS:  # one of them says nothing of the step
+            if name not in (*CUTS, *RULES):  # one of them says nothing of the step
                 notes.append(f"{name} was not considered: {error.message}")
             continue
         if found.sharded is None:

@@ -17,12 +17,15 @@ from pardnn.graph.ir import Graph
 from pardnn.place.pardnn.warm_start import KnownPlaces
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.check import capacities
+from pardnn.plan.constraints import hard
+from pardnn.plan.layout_demands import layout_demands, layouts_of_demands
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.start.earlier import layouts_before, places_before
+from pardnn.shard.mesh_of_cluster import mesh_of
 from pardnn.shard.sharding import FixedLayouts
 from pardnn.sim.machine import Machine, fastest_seconds, machine_of, restricted
 
@@ -82,14 +85,20 @@ class Problem:
 
     @functools.cached_property
     def fixed(self) -> FixedLayouts | None:
-        """Layouts that stay, of state that lies cut or was so in the plan to start from.
+        """Layouts that are decided: of state that lies cut, of the plan to start from, demanded.
 
         Raises:
             UsageError: E225, if it does not lie as a cut on one mesh leaves it.
         """
         if self.state is not None:
             return fixed_layouts(self.graph, self.state)
-        return layouts_before(self.graph, self.start, self.cluster)
+        before = layouts_before(self.graph, self.start, self.cluster)
+        mesh = mesh_of(self.cluster)
+        demands = [*layout_demands(hard(self.options.constraints), self.graph, mesh)]
+        wanted, _ = layouts_of_demands(demands, mesh)
+        if before is not None and before.mesh == mesh:
+            return FixedLayouts(mesh, {**before.layouts, **wanted})
+        return FixedLayouts(mesh, wanted) if wanted else before
 
     @property
     def capacities(self) -> list[int | None]:

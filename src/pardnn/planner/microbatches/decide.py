@@ -11,6 +11,7 @@ from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.place.recipes.schedules import suitable
+from pardnn.plan.constraints import placing
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, whole_op_algorithms
@@ -194,7 +195,7 @@ def _ordered(problem: Problem, inner: Problem) -> Outcome:
 def _recipes(problem: Problem, count: int) -> list[str]:
     """Return the pipelines by name that are tried beside what is searched for."""
     options = problem.options
-    is_best = options.algorithm in (BEST, BEST_WHOLE) and not options.constraints
+    is_best = options.algorithm in (BEST, BEST_WHOLE) and not placing(options.constraints)
     is_best = is_best and problem.start is None
     return suitable(problem.cluster.num_devices, count) if is_best else []
 

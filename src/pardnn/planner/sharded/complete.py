@@ -12,7 +12,7 @@ from pardnn.errors import InfeasibleError, InvalidPlanError, shown
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
 from pardnn.place.ordering.fit import fits
-from pardnn.plan.mesh import Mesh, placements
+from pardnn.plan.mesh import Mesh, meets, placements
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.costs import partitioned_costs, scaled_costs
@@ -138,7 +138,7 @@ def _check_fixed(problem: Problem, sharding: Sharding) -> None:
     fixed = problem.fixed
     for name, layout in fixed.layouts.items() if fixed else ():
         found = sharding.layouts[name]
-        if found != layout:
+        if not meets(found, layout):
             raise InfeasibleError(
                 f"{shown(name)} lies cut as ({', '.join(placements(layout))}), but an op of this "
                 f"step that writes or views it needs it as ({', '.join(placements(found))}): no "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pardnn.plan.mesh import Layout
+from pardnn.plan.mesh import FREE, Layout
 from pardnn.shard.partition.interning import cuttable_loops
 from pardnn.shard.partition.mesh_strategies import Flags, MeshStrategies, extend, owned_array, uncut
 from pardnn.shard.search.objective import Objective, TableRequest, not_local
@@ -118,19 +118,20 @@ class CostTables:
     def _find_layouts(
         self, variable: Variable, fixed: Layout, open_axes: Sequence[int]
     ) -> list[Layout]:
-        axis_sizes = self.axis_sizes[: len(fixed)]
-        found: list[Layout] = [()]
+        demanded = variable.fixed or (FREE,) * len(self.axis_sizes)
+        sizes, found = self.axis_sizes, list[Layout]([()])
         for axis, dim in enumerate(fixed):
             choices = (*variable.dims, None) if axis in open_axes else (dim,)
-            if axis in open_axes and variable.fixed is not None:
-                choices = (variable.fixed[axis],)
+            is_fixed, later = demanded[axis] != FREE, demanded[axis + 1 :]
+            if axis in open_axes and is_fixed:
+                choices = (demanded[axis],)
             found = [
                 (*layout, d)
                 for layout in found
                 for d in choices
-                if all(is_possible(*f, (*layout, d), axis_sizes) for f in variable.forms)
+                if all(is_possible(*f, (*layout, d, *later), sizes) for f in variable.forms)
             ]
-            if self.allows_layout is not None and axis in open_axes and variable.fixed is None:
+            if self.allows_layout is not None and axis in open_axes and not is_fixed:
                 found = [o for o in found if self.allows_layout(variable, o)] or found
         if not self.objective.may_replicate and not variable.is_written:
             found = _least_replicated(found)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from pardnn.errors import InfeasibleError, shown
-from pardnn.plan.mesh import Layout, placements
+from pardnn.plan.mesh import FREE, Layout, placements
 from pardnn.shard.sharding import FixedLayouts
 
 Dims = tuple[int | None, ...]
@@ -88,7 +88,9 @@ class TensorClasses:
             self.dims[name] = composed(through, self.dims[name])
             self.members[kept].append(name)
         if moved in self.fixed:
-            self.fixed[kept] = carried(self.fixed.pop(moved), through)
+            layout = carried(self.fixed.pop(moved), through)
+            both = joined(self.fixed.get(kept), layout)
+            self.fixed[kept] = layout if both is None else both
         lost = self.blocked.pop(moved, set())
         if lost or None in through:
             self._block(kept, {d for d, m in enumerate(through) if m is None or m in lost})
@@ -121,13 +123,13 @@ class TensorClasses:
         """Whether a layout that is fixed in either class suits the members of both."""
         own, other = self.fixed.get(kept), self.fixed.get(moved)
         if other is not None:
-            if any(d is not None and d not in through for d in other):
+            if any(d not in (None, FREE) and d not in through for d in other):
                 return False
             other = carried(other, through)
-        layout = other if own is None else own
-        if layout is None:
+        if own is None and other is None:
             return True
-        if own is not None and other is not None and own != other:
+        layout = joined(own, other)
+        if layout is None:
             return False
         members = [(self.shapes[m], self.dims[m]) for m in self.members[kept]]
         members += [(self.shapes[m], composed(through, self.dims[m])) for m in self.members[moved]]
@@ -146,9 +148,19 @@ class TensorClasses:
             self.blocked.setdefault(root, set()).update(dims)
 
 
+def joined(one: Layout | None, other: Layout | None) -> Layout | None:
+    """Return what meets two layouts, either free on some axes; None if nothing does."""
+    if one is None or other is None:
+        return one or other
+    if any(a != b and FREE not in (a, b) for a, b in zip(one, other, strict=True)):
+        return None
+    return tuple(b if a == FREE else a for a, b in zip(one, other, strict=True))
+
+
 def carried(layout: Layout, through: Dims) -> Layout:
     """Return a layout by the dims of a map's source, given by those of its target."""
-    return tuple(None if d is None or d not in through else through.index(d) for d in layout)
+    there = {own: d for d, own in reversed([*enumerate(through)]) if own is not None}
+    return tuple(FREE if d == FREE else None if d is None else there.get(d) for d in layout)
 
 
 def is_possible(
@@ -159,12 +171,12 @@ def is_possible(
     Args:
         shape: Of the tensor.
         dims: Its dim for each dim of its root.
-        layout: By dims of the root, for the first mesh axes.
+        layout: By dims of the root, for the first mesh axes; `FREE` cuts nothing.
         axis_sizes: Devices along each mesh axis.
     """
     least = list(shape)
     for dim, count in zip(layout, axis_sizes, strict=False):
-        if dim is not None:
+        if dim is not None and dim != FREE:
             own = dims[dim]
             if own is None or least[own] < count:
                 return False
@@ -220,9 +232,9 @@ def check_fixed(classes: TensorClasses, fixed: FixedLayouts) -> None:
 
 def _torn(classes: TensorClasses, fixed: FixedLayouts, one: str, other: str) -> InfeasibleError:
     members = classes.members[classes.root[one]]
-    state = [name for name in (one, other, *members) if name in fixed.layouts]
+    state = [name for name in (one, other, *members) if name in fixed.layouts] or [one]
     words = " and ".join(
-        f"{shown(name)} as ({', '.join(placements(fixed.layouts[name]))})"
+        f"{shown(name)} as ({', '.join(placements(fixed.layouts.get(name, ())))})"
         for name in list(dict.fromkeys(state))[:2]
     )
     return InfeasibleError(

@@ -1,0 +1,137 @@
+"""Constraints that cannot hold together for what kind of plan they ask for, or as nothing fits."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
+from pardnn.place.constraints import irreducible
+from pardnn.place.pardnn import place_pardnn
+from pardnn.plan.constraints import Constraint, cutting, hard, placing
+from pardnn.plan.layout_demands import layout_demands, layouts_of_demands
+from pardnn.planner.constrained import constrained, refused
+from pardnn.planner.microbatches.decide import decide_microbatched
+from pardnn.planner.portfolio import decide_best
+from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.decide import can_shard, decide_sharded
+from pardnn.shard.mesh_of_cluster import mesh_of
+from pardnn.shard.search.coarsening import NEEDED
+from pardnn.shard.search.problem import make_problem
+
+#: Seconds after which no further part of the constraints is planned, to tell which do not fit.
+SECONDS = 10.0
+
+
+def steered(problem: Problem) -> Problem:
+    """Return a problem whose options say what its constraints demand of the kind of plan.
+
+    Raises:
+        InfeasibleError: E303, with constraints that ask for two kinds of plan.
+        UsageError: E246, if options ask for another kind; E245, if a name is not there.
+    """
+    demanded, options = hard(problem.options.constraints), problem.options
+    odds = next(_at_odds(problem, demanded), ())
+    if odds:
+        raise refused(odds, "cannot hold together")
+    cuts, pieces = cutting(demanded), [each for each in demanded if each.kind == "pieces"]
+    wanted = options.microbatches
+    if cuts and (options.recompute or wanted not in (None, 1, "auto")):
+        what = "--recompute" if options.recompute else "--microbatches"
+        raise UsageError(
+            f"{shown(str(cuts[0]))} cuts ops, and {what} places whole ones: leave out one of them.",
+            code="E246",
+        )
+    if cuts:
+        return problem.with_options(microbatches=None)
+    if not pieces:
+        return problem
+    count = pieces[0].count
+    if wanted not in (None, "auto", count):
+        raise UsageError(
+            f"a constraint asks for {count} pieces, --microbatches for {wanted}: leave out one.",
+            code="E246",
+        )
+    return problem.with_options(microbatches=count)
+
+
+def _at_odds(problem: Problem, demanded: Sequence[Constraint]) -> Iterator[tuple[Constraint, ...]]:
+    """Yield constraints that no one plan can meet, each alone or two."""
+    cuts, placed = cutting(demanded), placing(demanded)
+    pieces = [each for each in demanded if each.kind == "pieces"]
+    mesh = mesh_of(problem.cluster)
+    if cuts and mesh.size == 1:
+        yield (cuts[0],)
+    _, odds = layouts_of_demands([*layout_demands(demanded, problem.graph, mesh)], mesh)
+    if odds:
+        yield odds
+    yield from (
+        (one, other) for one, other in itertools.pairwise(pieces) if one.count != other.count
+    )
+    if cuts and placed:
+        yield (cuts[0], placed[0])
+    yield from ((cuts[0], each) for each in pieces if cuts and each.count != 1)
+
+
+def with_constraints(error: InfeasibleError, problem: Problem) -> InfeasibleError:
+    """Return E303 with the constraints without which a plan was found; else what was tried.
+
+    Args:
+        error: Nothing was found that fits.
+        problem: With its constraints.
+    """
+    demanded, options = hard(problem.options.constraints), problem.options
+    is_asked = any(each.kind == "pieces" for each in demanded)
+    if not demanded or options.recompute or (options.microbatches is not None and not is_asked):
+        return error
+    if _is_torn(problem, demanded):
+        odds = irreducible(demanded, lambda part: _is_torn(problem, part))
+        return refused(odds, "cannot hold together")
+    begin = time.monotonic()
+
+    def fails(part: Sequence[Constraint]) -> bool:
+        if part and time.monotonic() - begin > SECONDS:
+            return False  # untried: it stays among those that are named
+        try:
+            _planned_quickly(problem.with_options(constraints=tuple(part), microbatches=None))
+        except PardnnError:
+            return True
+        return False
+
+    if fails(()):
+        return error
+    if not fails(demanded):
+        other = "tofu" if cutting(demanded) else "pardnn"
+        text = f"{options.algorithm} found no plan that meets the constraints"
+        return InfeasibleError(f"{text}; {other} does.\nUse {other}, or auto.\n{error.message}")
+    odds = irreducible(demanded, fails)
+    return refused(odds, "do not fit together, as far as was tried", f"\n{error.message}")
+
+
+def _is_torn(problem: Problem, demanded: Sequence[Constraint]) -> bool:
+    """Whether tensors of one storage, or an op's loops, cannot be laid out as is demanded."""
+    mesh = mesh_of(problem.cluster)
+    demands = [*layout_demands(demanded, problem.graph, mesh)]
+    if not demands or not can_shard(problem.graph):
+        return False
+    fixed = problem.with_options(constraints=tuple(demanded)).fixed
+    try:
+        make_problem(problem.graph, NEEDED, fixed=fixed)
+    except InfeasibleError:
+        return bool(cutting(demanded))
+    return False
+
+
+def _planned_quickly(problem: Problem) -> None:
+    """Raise unless one quick algorithm finds a plan that meets the constraints."""
+    problem = steered(problem)
+    if cutting(problem.options.constraints):
+        decide_sharded(problem, "tofu")
+    elif problem.options.microbatches not in (None, 1):
+        decide_microbatched(
+            problem, ["pardnn"], lambda inner, names: decide_best(constrained(inner), names)
+        )
+    else:
+        tried = constrained(problem)
+        place_pardnn(tried.graph, tried.machine, tried.capacities, known=tried.known)

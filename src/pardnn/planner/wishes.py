@@ -1,0 +1,89 @@
+"""Constraints with a price: met where that makes the step slower by less.
+
+Problem: choose which wishes a plan meets, so that its seconds, and the prices of those that it does
+not, are least in all.
+Idea: plan without them, and see which are met by luck; add those that are missing one by one, the
+dearest first, and keep each that pays; at last try all that are still missing, as some pay only
+together. What is met stays met meanwhile.
+Complexity: as many plannings as there are wishes, and two.
+Deviations: greedy; the best of all sets of wishes would take a planning for each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from pardnn.errors import InfeasibleError
+from pardnn.plan.check_constraints import broken_constraints
+from pardnn.plan.constraints import PLACING, Constraint, hard
+from pardnn.plan.layout_demands import layout_demands
+from pardnn.plan.plan import plan_from_arrays, planned_graph
+from pardnn.planner.constrained import meant_by
+from pardnn.planner.portfolio import Outcome
+from pardnn.planner.problem import Problem
+from pardnn.shard.mesh_of_cluster import mesh_of
+from pardnn.time_limit import seconds_left
+
+
+def decide_wished(problem: Problem, decide: Callable[[Problem], Outcome]) -> Outcome:
+    """Return the outcome that is fastest, with the prices of wishes that it does not meet.
+
+    Args:
+        problem: What to plan.
+        decide: Plans it; every constraint has to be met then.
+
+    Raises:
+        InfeasibleError: E301 or E303, if there is no plan even without wishes.
+        UsageError: E245, if a wish names what is not there.
+    """
+    wishes = [each for each in problem.options.constraints if each.price_s is not None]
+    if not wishes:
+        return decide(problem)
+    meant_by(problem, [each for each in wishes if each.kind in PLACING])
+    list(layout_demands(wishes, problem.graph, mesh_of(problem.cluster)))
+    must = hard(problem.options.constraints)
+    best = decide(problem.with_options(constraints=must))
+    spent = best.planning_s
+    by_price = sorted(wishes, key=lambda each: -(each.price_s or 0))
+    for added in (*([each] for each in by_price), by_price):
+        unmet = unmet_by(problem, best, wishes)
+        if not any(each in unmet for each in added) or seconds_left() <= 0:
+            continue
+        granted = [each for each in wishes if each not in unmet or each in added]
+        found = _granted(problem, must, granted, decide)
+        spent += found.planning_s if found else 0.0
+        if found and _value(problem, found, wishes) < _value(problem, best, wishes):
+            best = found
+    unmet = unmet_by(problem, best, wishes)
+    notes = [f"wish {'not met' if each in unmet else 'met'}: {each}" for each in wishes]
+    return best._replace(planning_s=spent, notes=(*best.notes, *notes))
+
+
+def _granted(
+    problem: Problem,
+    must: Sequence[Constraint],
+    granted: Sequence[Constraint],
+    decide: Callable[[Problem], Outcome],
+) -> Outcome | None:
+    """Return a plan that has to meet some wishes, too; None if none does."""
+    demanded = (*must, *(dataclasses.replace(each, price_s=None) for each in granted))
+    try:
+        return decide(problem.with_options(constraints=demanded))
+    except InfeasibleError:
+        return None
+
+
+def unmet_by(
+    problem: Problem, outcome: Outcome, wishes: Sequence[Constraint]
+) -> tuple[Constraint, ...]:
+    """Return the wishes that an outcome does not meet."""
+    graph, cut = problem.graph, outcome.sharded
+    plan = plan_from_arrays(graph, outcome.plan) if cut is None else cut.plan
+    planned = planned_graph(graph, plan)
+    return tuple(e for e, _ in broken_constraints(wishes, graph, planned, plan, problem.cluster))
+
+
+def _value(problem: Problem, outcome: Outcome, wishes: Sequence[Constraint]) -> float:
+    unmet = unmet_by(problem, outcome, wishes)
+    return outcome.makespan_s + sum(each.price_s or 0.0 for each in unmet)
