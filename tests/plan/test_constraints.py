@@ -4,8 +4,8 @@ import pytest
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.plan.check_constraints import constraint_problems
 from pardnn.plan.constraints import Constraint, apart, forbid, pin, together
+from pardnn.plan.demands.check_constraints import constraint_problems
 from pardnn.plan.plan import Plan
 
 GRAPH = build_graph("three", [

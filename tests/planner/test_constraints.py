@@ -15,8 +15,8 @@ from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.place.constraints import irreducible
-from pardnn.plan.check_constraints import breaking
 from pardnn.plan.constraints import Constraint, Named, constraint_to_dict, named, pin
+from pardnn.plan.demands.check_constraints import breaking
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.planner.algorithms import ALGORITHMS, SHARDED
 from tests.place.grouped import grouped_graph

@@ -21,7 +21,7 @@ from pardnn.errors import PardnnError
 from pardnn.explain.case import Case
 from pardnn.place.ordering.fit import fit_schedule, fits
 from pardnn.place.ordering.memory_bounded import memory_bounded_plan
-from pardnn.plan.check_constraints import breaking
+from pardnn.plan.demands.check_constraints import breaking
 from pardnn.plan.file import stamped
 from pardnn.plan.plan import Plan, PlanArrays, Predicted, plan_from_arrays
 from pardnn.report.explained import Alternative

@@ -19,11 +19,11 @@ from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, addressed
 from pardnn.plan.actions import Action, Receive, Send, Wait
-from pardnn.plan.check_constraints import constraint_problems
 from pardnn.plan.check_partitioned_graph import partition_problems
 from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.constraints import hard
+from pardnn.plan.demands.check_constraints import constraint_problems
 from pardnn.plan.lower import Lowered, lower_messages
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import (

@@ -10,7 +10,7 @@ from pardnn.errors import InfeasibleError, PardnnError, UsageError, shown
 from pardnn.place.constraints import irreducible
 from pardnn.place.pardnn import place_pardnn
 from pardnn.plan.constraints import Constraint, cutting, hard, placing
-from pardnn.plan.layout_demands import layout_demands, layouts_of_demands
+from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
 from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.microbatches.decide import decide_microbatched
 from pardnn.planner.portfolio import decide_best

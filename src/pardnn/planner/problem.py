@@ -18,7 +18,7 @@ from pardnn.place.pardnn.warm_start import KnownPlaces
 from pardnn.place.recipes.pipeline import CutStep
 from pardnn.plan.check import capacities
 from pardnn.plan.constraints import hard
-from pardnn.plan.layout_demands import layout_demands, layouts_of_demands
+from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, usable_beside
 from pardnn.planner.kept_state import fixed_layouts, pinned, pins_of

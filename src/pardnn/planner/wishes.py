@@ -15,9 +15,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from pardnn.errors import InfeasibleError
-from pardnn.plan.check_constraints import broken_constraints
 from pardnn.plan.constraints import PLACING, Constraint, hard
-from pardnn.plan.layout_demands import layout_demands
+from pardnn.plan.demands.check_constraints import broken_constraints
+from pardnn.plan.demands.layout_demands import layout_demands
 from pardnn.plan.plan import plan_from_arrays, planned_graph
 from pardnn.planner.constrained import meant_by
 from pardnn.planner.portfolio import Outcome

@@ -1,0 +1,1 @@
+"""What users demand of a plan: layouts by tensor and axis, and the checker of all demands."""
