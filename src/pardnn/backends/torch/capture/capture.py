@@ -18,7 +18,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -68,19 +68,19 @@ from pardnn.backends.torch.capture.placeholders import (
 from pardnn.backends.torch.capture.restore import is_filled, restore
 from pardnn.backends.torch.capture.result import loss_of, named_result, recorded_result
 from pardnn.backends.torch.capture.source_updates import (
-    Captured,
-    StepTrace,
-    accelerator_of,
-    check_same,
-    check_shared_storage,
-    check_trains,
     left_over,
     ordered_live_calls,
-    shared_sources,
     source_updates,
     uncarried,
 )
+from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of
 from pardnn.backends.torch.capture.to_graph import graph_of
+from pardnn.backends.torch.capture.trace_checks import (
+    check_same,
+    check_shared_storage,
+    check_trains,
+    shared_sources,
+)
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.capture.traces import Traces
 from pardnn.backends.torch.rng.generator import generators_restored
@@ -100,6 +100,18 @@ from pardnn.graph.ir import Graph
 
 #: A step is traced with other numbers as symbols until the trace agrees; each time more are known.
 _MAX_TRACES = 10
+
+
+class Captured(NamedTuple):
+    """A captured step.
+
+    Attributes:
+        graph: Of the step.
+        uncarried: Names of the tensors that the step changes, but its graph does not.
+    """
+
+    graph: Graph
+    uncarried: tuple[str, ...]
 
 
 def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Graph:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from pardnn.backends.torch.capture.unsupported import at, error_at
 from pardnn.errors import UnsupportedError, shown
 
 
@@ -12,14 +12,15 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     """Return E804: Python state that differs after the step."""
     first = names[0]
     more = f" (and {len(names) - 1} more: {', '.join(names[1:4])})" if len(names) > 1 else ""
-    return UnsupportedError(
-        f"the step changes Python state{_at(where)}: {first}{more}. The change would happen once,\n"
+    return error_at(
+        where,
+        f"the step changes Python state{at(where)}: {first}{more}. The change would happen once,\n"
         "at capture, and never again. Followed are numbers that the step changes by arithmetic,\n"
         "lists and dictionaries that it fills and does not read, and what it assigns: numbers,\n"
         "texts, tensors, containers, objects of classes that it names.\n"
         "Move it out of the step: collect and compare what it returns, after it has returned.",
-        code="E804",
-        details=_changed(names, where),
+        "E804",
+        changed=list(names),
     )
 
 
@@ -30,31 +31,25 @@ def number_without_name(name: str, key: object) -> UnsupportedError:
         name: Of its place.
         key: Under which it lies.
     """
-    return UnsupportedError(
+    return error_at(
+        None,
         f"the first step puts a number in {name!r}, under the key {shown(str(key))}, which is no\n"
         "text. What the first step creates is found by its name on every rank.\n"
         "Put the number there before the first step (counts[4] = 0), or use str(key).",
-        code="E804",
-        details=_changed([name], None),
+        "E804",
+        changed=[name],
     )
-
-
-def _changed(names: Sequence[str], where: str | None) -> dict[str, Any]:
-    return {"changed": list(names)} | ({"source": where} if where else {})
 
 
 def read_again(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a fresh object that a step leaves, and the next one reads."""
-    return UnsupportedError(
-        f"the step puts a new object in {name!r}{_at(where)} and goes by the one that the step\n"
+    return error_at(
+        where,
+        f"the step puts a new object in {name!r}{at(where)} and goes by the one that the step\n"
         "before left there. Followed from step to step are numbers and tensors in attributes,\n"
         "items and variables of their own.\n"
         "Change the object in place of replacing it: self.stats.loss = loss.item() with a float\n"
         "there before the first step, self.stage += 1, self.hidden = h.detach().",
-        code="E804",
-        details=_changed([name], where),
+        "E804",
+        changed=[name],
     )
-
-
-def _at(where: str | None) -> str:
-    return f" ({where})" if where else ""

@@ -1,4 +1,4 @@
-"""The updates of a step's sources, as calls of the trace, and checks of whole traces.
+"""The updates of a step's sources, as calls of the trace.
 
 Parameters, buffers and states that the next step reads are updated in place: where the step
 replaced a source by another tensor, the assignment becomes a copy into the source. Batch tensors
@@ -8,125 +8,29 @@ values in its own tensor.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import Any
 
 import torch
 
 from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.first_step import refusals
-from pardnn.backends.torch.capture.restore import Changed
 from pardnn.backends.torch.capture.result import kept_copy
 from pardnn.backends.torch.capture.rewrites.undoing import record
+from pardnn.backends.torch.capture.step_trace import (
+    StepTrace,
+    changes_parameters,
+    may_go_otherwise,
+)
 from pardnn.backends.torch.capture.to_graph import (
     add_order_edges,
     live_calls,
     name_calls,
-    traces_differ,
 )
-from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
-from pardnn.backends.torch.capture.tracer import Tracer
-from pardnn.backends.torch.ops.codec import encode
-from pardnn.backends.torch.user_step.sources import Source, WholeOf
-from pardnn.errors import UsageError
+from pardnn.backends.torch.capture.trace_checks import check_item_reads
+from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.user_step.sources import Source
 from pardnn.graph.ir import Graph
-
-
-@dataclass(repr=False)
-class StepTrace:
-    """The trace of one step.
-
-    Attributes:
-        tracer: Holds the calls.
-        values: Values of the trace by source name.
-        sources: Sources by name.
-        changed: Plain values that the step changed, by name.
-        settings: Plain values that the graph takes for granted.
-        result: What the step returned.
-        schedules: Names of the learning rate schedules that it stepped.
-        effects: What the step tells: `numbers.effects.Effects`.
-        choices: Code of it that runs by data: `numbers.choices.Choices`.
-        length: Number of calls of the step itself, before copies back were added.
-        gradients: Placeholders of gradients that were held before the step, by name.
-        created: Of the first step: values of the tensors that it creates, by name.
-        assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
-        trainable: Parameters of which it changed `requires_grad`, with the new value.
-        made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
-    """
-
-    tracer: Tracer
-    values: dict[str, Value]
-    sources: dict[str, Source]
-    changed: dict[str, Changed]
-    settings: dict[str, Any]
-    result: Any
-    schedules: Sequence[str] = ()
-    effects: Any = None
-    choices: Any = None
-    length: int = 0
-    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    created: Mapping[str, Value] = field(default_factory=dict)
-    assigned: Mapping[str, Any] = field(default_factory=dict)
-    trainable: Mapping[str, bool] = field(default_factory=dict)
-    made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
-
-    def add(self, source: Source, fake: Any, initial: dict[str, Any] | None) -> None:
-        """Make a placeholder the value of a source, with the first value that it may have."""
-        arguments = {"initial": initial[source.name]} if source.name in (initial or {}) else None
-        value = self.tracer.add_source(source.kind, fake, arguments)
-        value.call.name = source.name
-        self.values[source.name], self.sources[source.name] = value, source
-
-
-class Captured(NamedTuple):
-    """A captured step.
-
-    Attributes:
-        graph: Of the step.
-        uncarried: Names of the tensors that the step changes, but its graph does not.
-    """
-
-    graph: Graph
-    uncarried: tuple[str, ...]
-
-
-def accelerator_of(trace: StepTrace) -> str:
-    """Return the device type of a step's parameters."""
-    kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
-    return kinds[0] if kinds else "cpu"
-
-
-def check_trains(trace: StepTrace) -> None:
-    """Reject a step that changes no parameter.
-
-    Raises:
-        UsageError: E201.
-    """
-    added = [n for n, s in trace.sources.items() if s.parameter is not None and s.get() is not None]
-    storages = [trace.values[name].storage for name in added]
-    # A call that only adds to gradients leaves them to one that takes another path.
-    is_part = _may_go_otherwise(trace) and any(each and each.writes for each in storages)
-    if not is_part and not _changes_parameters(trace):
-        raise UsageError(
-            "nothing to train: the step changes no parameter of any model it reaches.\n"
-            "It should call loss.backward() and optimizer.step() on parameters that require\n"
-            "gradients.",
-        )
-
-
-def _changes_parameters(trace: StepTrace) -> bool:
-    named = trace.sources.items()
-    storages = [trace.values[n].storage for n, s in named if s.kind == "parameter"]
-    return any(storage and storage.writes for storage in storages)
-
-
-def _may_go_otherwise(trace: StepTrace) -> bool:
-    """Whether numbers or flags have decided which path the step takes."""
-    scalars = trace.tracer.scalars
-    flags = [name for name in trace.settings if ".param_groups." not in f".{name}"]
-    return bool(scalars.conditions or scalars.guards or flags)
 
 
 def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
@@ -141,12 +45,13 @@ def source_updates(trace: StepTrace, irregular: Collection[str]) -> list[Call]:
     """
     calls: list[Call] = []
     read = {storage for call in trace.tracer.calls for storage, _ in call.reads}
-    hands_on = not _changes_parameters(trace) and _may_go_otherwise(trace)
+    hands_on = not changes_parameters(trace) and may_go_otherwise(trace)
     for name, source in trace.sources.items():
         value = trace.values[name]
+        if value.storage is None:
+            continue
         if source.kind == "input":
-            calls += [] if value.storage is None else _written_input(trace, source, value)
-        if value.storage is None or source.kind == "input":
+            calls += _written_input(trace, source, value)
             continue
         live = source.get()
         if name in trace.assigned and not isinstance(live, torch.Tensor):
@@ -265,74 +170,9 @@ def uncarried(trace: StepTrace, first: StepTrace, graph: Graph) -> list[str]:
     return found
 
 
-def shared_sources(live: Sequence[Source], whole_of: WholeOf) -> dict[str, list[str]]:
-    """Return, for each source that shares its storage with others, the names of all of them."""
-    by_storage: dict[int, list[str]] = {}
-    for source in live:
-        tensor = source.get()
-        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-            whole = whole_of(tensor)
-            key = tensor.untyped_storage()._cdata if whole is None else whole.storage
-            by_storage.setdefault(key, []).append(source.name)
-    return {name: names for names in by_storage.values() for name in names if len(names) > 1}
-
-
-def check_shared_storage(
-    trace: StepTrace, calls: list[Call], sharing: dict[str, list[str]]
-) -> None:
-    """Reject a write to a source when another one that the graph reads shares its storage."""
-    used = {value for call in calls for value in call.inputs}
-    for name, others in sharing.items():
-        value = trace.values.get(name)
-        if value is None or value.storage is None or not value.storage.writes:
-            continue
-        read = [n for n in others if n != name and trace.values.get(n) in used]
-        if read:
-            raise unsupported.shared_storage([name, *read])
-
-
-def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None:
-    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
-
-    A number that no tensor is computed from, as one that is only returned, holds up nobody. A
-    count that an optimizer keeps in a tensor is as late as the optimizer itself.
-    """
-    feeding: set[Value] = set()
-    for call in reversed(calls):
-        is_host = call.kind.startswith("scalar.")
-        if not is_host or not feeding.isdisjoint(call.outputs):
-            feeding.update(call.inputs)
-    tainted: set[Value] = set()
-    for call in calls:
-        touched = call.random or any(value in tainted for value in call.inputs)
-        if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
-            touched = True
-        is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
-        storage = call.inputs[0].storage if is_read else None
-        is_read = is_read and (storage is None or storage.owner.call.kind != "state")
-        if touched and is_read and not feeding.isdisjoint(call.outputs):
-            kind = call.outputs[0].kind
-            raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")
-        if touched:
-            tainted.update(call.outputs)
-
-
 def left_over(first: StepTrace, trace: StepTrace) -> list[str]:
     """Return the gradients from before the first step that it reads, and no later step finds."""
     return [name for name in gradients_read(first) if name not in trace.sources]
-
-
-def check_same(one: StepTrace, other: StepTrace) -> None:
-    """Reject a step whose two traces differ."""
-    hints = {**one.tracer.scalars.hints, **other.tracer.scalars.hints}
-    different = traces_differ(one.tracer.calls[: one.length], other.tracer.calls, hints)
-    if different is None:
-        return
-    here, there = different
-    # Only the first of the two traces knows where its calls come from.
-    located = here or one.tracer.calls[one.length - 1]
-    what = f"{(there or located).kind} has other arguments the second time"
-    raise unsupported.changing_step(what, located.source)
 
 
 def ordered_live_calls(
@@ -374,27 +214,3 @@ def ordered_live_calls(
     add_order_edges(sources_first)
     name_calls(sources_first)
     return sources_first
-
-
-@contextlib.contextmanager
-def symbols_inserted(trace: StepTrace, numbers: Sequence[Source]) -> Iterator[None]:
-    """Put a symbol in the place of each number, a source of the trace, while the context is open.
-
-    Args:
-        trace: Of the step that will run.
-        numbers: Sources of the numbers.
-    """
-    live = [source.get() for source in numbers]
-    for source, number in zip(numbers, live, strict=True):
-        noted = {"value": encode(number, str), "guard": None}
-        symbol = trace.tracer.scalars.add_number(number, noted)
-        value = symbol.node.value
-        value.call.name, trace.values[source.name] = source.name, value
-        trace.sources[source.name] = source
-        source.set(symbol)
-    try:
-        yield
-    finally:
-        for source, number in zip(numbers, live, strict=True):
-            with contextlib.suppress(IndexError):  # a list is shorter now
-                source.set(number)

@@ -36,7 +36,7 @@ from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, uns
 from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
-from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.held_numbers import with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import walk_objects

@@ -20,7 +20,7 @@ from pardnn.backends.torch.capture.placeholders import (
 )
 from pardnn.backends.torch.capture.restore import restore
 from pardnn.backends.torch.capture.source_location import Locator
-from pardnn.backends.torch.capture.source_updates import StepTrace, symbols_inserted
+from pardnn.backends.torch.capture.step_trace import StepTrace, symbols_inserted
 from pardnn.backends.torch.capture.traced_run import run_noted
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph, walk_objects

@@ -6,18 +6,23 @@ Each function returns one error. `where` is "file.py:line" of the user's code; N
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pardnn.backends.torch.capture import advice
 from pardnn.errors import UnsupportedError
 
 
-def _at(where: str | None) -> str:
+def at(where: str | None) -> str:
+    """Return the place of an error as text: " (file.py:line)", or nothing where it is unknown."""
     return f" ({where})" if where else ""
 
 
-def _error(message: str, where: str | None, code: str = "E801") -> UnsupportedError:
-    details = {"source": where} if where else {}
-    return UnsupportedError(message, code=code, details=details)
+def error_at(
+    where: str | None, message: str, code: str = "E801", **details: Any
+) -> UnsupportedError:
+    """Return an error whose details name the place, if it is known."""
+    source = {"source": where} if where else {}
+    return UnsupportedError(message, code=code, details=details | source)
 
 
 def data_dependent_branch(where: str | None, wanted: str = "bool") -> UnsupportedError:
@@ -28,10 +33,10 @@ def data_dependent_branch(where: str | None, wanted: str = "bool") -> Unsupporte
         wanted: What Python makes of the tensor: a key of `advice.OF_VALUES`.
     """
     what, instead = advice.OF_VALUES[wanted]
-    return _error(
-        f"the step {what}{_at(where)}, whose value\n"
-        f"is not known while it is captured: one graph must hold for every step.\n{instead}",
+    return error_at(
         where,
+        f"the step {what}{at(where)}, whose value\n"
+        f"is not known while it is captured: one graph must hold for every step.\n{instead}",
         "E802",
     )
 
@@ -43,93 +48,93 @@ def choice(where: str | None, what: str) -> UnsupportedError:
         where: "file.py:line" of the condition; None if unknown.
         what: What the code does besides.
     """
-    return _error(
-        f"the step runs code by a condition on data{_at(where)}, and that code\n"
+    return error_at(
+        where,
+        f"the step runs code by a condition on data{at(where)}, and that code\n"
         f"{what}. One graph must hold for every step: such code is always\n"
         "run, and what it writes in place into tensors is undone where the condition says no.\n"
         "Under a condition on data `optimizer.step()`, prints, logs and counts (`n += 1`) are\n"
         "followed; zero_grad() goes to the begin of the step, all else after it, by its result.",
-        where,
         "E802",
     )
 
 
 def data_dependent_size(where: str | None) -> UnsupportedError:
     """Return E803: a number that only a run knows becomes a size or an index."""
-    return _error(
-        f"a value read from a tensor decides a shape or an index{_at(where)}. Memory is planned\n"
-        f"before the step, so shapes must not depend on data.\n{advice.POSITION}",
+    return error_at(
         where,
+        f"a value read from a tensor decides a shape or an index{at(where)}. Memory is planned\n"
+        f"before the step, so shapes must not depend on data.\n{advice.POSITION}",
         "E803",
     )
 
 
 def data_dependent_draws(kind: str, where: str | None) -> UnsupportedError:
     """Return E822: how many random numbers an op draws depends on its input."""
-    return _error(
-        f"{kind}{_at(where)} draws a number of random values that depends on its input: a sampler\n"
+    return error_at(
+        where,
+        f"{kind}{at(where)} draws a number of random values that depends on its input: a sampler\n"
         "of gamma, beta, Dirichlet, binomial or Poisson variables rejects and draws again. Ranks\n"
         "that do not run it could not follow the generator.\n"
         "Draw before the step and pass the numbers in.",
-        where,
         "E822",
     )
 
 
 def data_dependent_shape(op: str, where: str | None) -> UnsupportedError:
     """Return E803: the shape of an op's result depends on data."""
-    return _error(
-        f"the shape of the result of {op} depends on data{_at(where)}. Memory is planned before\n"
-        f"the step, so shapes must not.\n{advice.instead_of(op)}",
+    return error_at(
         where,
+        f"the shape of the result of {op} depends on data{at(where)}. Memory is planned before\n"
+        f"the step, so shapes must not.\n{advice.instead_of(op)}",
         "E803",
     )
 
 
 def packed_lengths(where: str | None) -> UnsupportedError:
     """Return E803: sequences are packed by lengths that only a run knows."""
-    return _error(
-        f"the step packs sequences by lengths that are data{_at(where)}: they decide the size of\n"
+    return error_at(
+        where,
+        f"the step packs sequences by lengths that are data{at(where)}: they decide the size of\n"
         "the packed tensor, and memory is planned before the step.\n"
         "Lengths that are Python numbers are followed: pass lengths.tolist(), made before the\n"
         "step, where they are the same in every step. Else run a layer of one direction on the\n"
         "padded sequences and mask what lies behind the ends: out = rnn(x)[0]; out * mask, where\n"
         "mask = torch.arange(len(x))[:, None, None] < lengths[:, None], time first. The last\n"
         "state of each sequence is out[lengths - 1, torch.arange(len(lengths))].",
-        where,
         "E803",
     )
 
 
 def untraceable(op: str, where: str | None) -> UnsupportedError:
     """Return E801: an op cannot be recorded as a call."""
-    return _error(
-        f"op {op} cannot be captured{_at(where)}: it is no call on tensors of known shape.\n"
-        "A user-defined op needs a fake implementation: torch.library.register_fake.",
+    return error_at(
         where,
+        f"op {op} cannot be captured{at(where)}: it is no call on tensors of known shape.\n"
+        "A user-defined op needs a fake implementation: torch.library.register_fake.",
     )
 
 
 def unknown_workspace(op: str, where: str | None) -> UnsupportedError:
     """Return E801: a fused recurrent kernel, whose memory is not known before it runs."""
     flags = "cudnn" if "cudnn" in op else "mkldnn"
-    return _error(
+    return error_at(
+        where,
         f"the fused recurrent kernel {op} takes memory that is not known before"
-        f" it runs{_at(where)}.\n"
+        f" it runs{at(where)}.\n"
         f"Run the layer unfused: `with torch.backends.{flags}.flags(enabled=False):` around it,\n"
         "or unroll it with torch.nn.LSTMCell or GRUCell.",
-        where,
     )
 
 
 def anomaly_detection(where: str | None) -> UnsupportedError:
     """Return E802: every gradient is looked at for NaN."""
-    return _error(
-        f"the step runs under torch.autograd.detect_anomaly{_at(where)}, which stops at the first\n"
+    return error_at(
+        where,
+        f"the step runs under torch.autograd.detect_anomaly{at(where)}, which stops at the first\n"
         "gradient with a NaN: a branch on each gradient.\n"
         "Run the step itself under it to find the place, and leave it out here; a check of the\n"
         "loss is captured: assert torch.isfinite(loss).",
-        where,
         "E802",
     )
 
@@ -146,95 +151,95 @@ def scripted(name: str) -> UnsupportedError:
 
 def sparse(where: str | None) -> UnsupportedError:
     """Return E803: a sparse tensor, whose content decides its size."""
-    return _error(
-        f"the step makes a sparse tensor{_at(where)}, whose size depends on data.\n"
+    return error_at(
+        where,
+        f"the step makes a sparse tensor{at(where)}, whose size depends on data.\n"
         "Make embeddings with sparse=False, and take an optimizer for dense gradients (Adam for\n"
         "SparseAdam). A product with a sparse matrix of fixed places is a sum over them:\n"
         "torch.zeros(n, k).index_add_(0, rows, values[:, None] * x[columns]).",
-        where,
         "E803",
     )
 
 
 def nested(where: str | None) -> UnsupportedError:
     """Return E803: a nested tensor, ragged sizes of which are data."""
-    return _error(
-        f"the step uses a nested tensor{_at(where)}, whose sizes are data.\n"
+    return error_at(
+        where,
+        f"the step uses a nested tensor{at(where)}, whose sizes are data.\n"
         "Pad before the step: torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), and pass\n"
         "a mask of what is there: torch.arange(longest) < lengths[:, None].",
-        where,
         "E803",
     )
 
 
 def higher_order(op: str, where: str | None) -> UnsupportedError:
     """Return E801: an operator on functions, of which only a run knows what it calls."""
-    return _error(
-        f"torch's operator {op!r} on functions cannot be captured{_at(where)}: only a run knows\n"
+    return error_at(
+        where,
+        f"torch's operator {op!r} on functions cannot be captured{at(where)}: only a run knows\n"
         "which function it calls, or how often.\n"
         "torch.cond(p, f, g, (x,)) on a tensor p becomes torch.where(p, f(x), g(x)): both sides\n"
         "are computed, so they must be finite where they are not taken. On a Python bool it is\n"
         "captured. A loop runs a fixed number of times, each under torch.where.",
-        where,
     )
 
 
 def zero_tangent(where: str | None) -> UnsupportedError:
     """Return E801: a tangent of forward-mode derivatives that torch keeps without memory."""
-    return _error(
-        f"the step takes a forward-mode derivative under vmap{_at(where)}, in which torch\n"
+    return error_at(
+        where,
+        f"the step takes a forward-mode derivative under vmap{at(where)}, in which torch\n"
         "computes with zeros that have no memory; capture cannot see what becomes of them.\n"
         "Use reverse mode: torch.func.vmap(jacrev(grad(f))) for vmap(hessian(f)).",
-        where,
     )
 
 
 def custom_generator(where: str | None) -> UnsupportedError:
     """Return E801: random numbers from a generator of the user's own."""
-    return _error(
-        f"the step draws from a torch.Generator of its own{_at(where)}; ranks can only follow\n"
-        "the default one. Leave out `generator=` and seed with torch.manual_seed before the step.",
+    return error_at(
         where,
+        f"the step draws from a torch.Generator of its own{at(where)}; ranks can only follow\n"
+        "the default one. Leave out `generator=` and seed with torch.manual_seed before the step.",
     )
 
 
 def reseeded(where: str | None) -> UnsupportedError:
     """Return E801: random numbers after the step has set the generator's state."""
-    return _error(
-        f"the step sets the state of the random generator and then draws from it{_at(where)},\n"
+    return error_at(
+        where,
+        f"the step sets the state of the random generator and then draws from it{at(where)},\n"
         "so the graph cannot tell which numbers come out: only the very calls that drew from\n"
         "that state before may come after it, as torch.utils.checkpoint has it.\n"
         "Seed before the step, or draw before it and pass the numbers as tensors.",
-        where,
     )
 
 
 def unknown_tensor(shape: Sequence[int], where: str | None) -> UnsupportedError:
     """Return E801: a tensor whose origin the trace does not know."""
-    return _error(
-        f"the step uses a tensor of shape {list(shape)} that it keeps from an earlier step\n"
-        f"{_at(where).strip()} in a place that capture does not reach.\n"
-        "Keep it in a module's buffer or attribute.",
+    return error_at(
         where,
+        f"the step uses a tensor of shape {list(shape)} that it keeps from an earlier step\n"
+        f"{at(where).strip()} in a place that capture does not reach.\n"
+        "Keep it in a module's buffer or attribute.",
     )
 
 
 def unreachable_parameter(shape: Sequence[int], where: str | None) -> UnsupportedError:
     """Return E801: a trainable tensor outside of the step's object graph."""
-    return _error(
-        f"the step uses a trainable tensor of shape {list(shape)} that belongs to no model or\n"
-        f"optimizer it can be seen to reach{_at(where)}. Pass its model as an argument.",
+    return error_at(
         where,
+        f"the step uses a trainable tensor of shape {list(shape)} that belongs to no model or\n"
+        f"optimizer it can be seen to reach{at(where)}. Pass its model as an argument.",
     )
 
 
 def shared_storage(names: Sequence[str]) -> UnsupportedError:
     """Return E801: two sources over one storage, one of which the step writes."""
-    return _error(
+    return error_at(
+        None,
         f"the step writes {names[0]!r}, which shares its memory with {', '.join(names[1:])},\n"
         "though they are tensors of their own; on several ranks they would drift apart.\n"
         "Tie them by assigning the same Parameter, or clone one of them.",
-        None,
     )
 
 
@@ -246,11 +251,11 @@ def large_constant(shape: Sequence[int], num_bytes: int, where: str | None) -> U
         num_bytes: Its size.
         where: "file.py:line" of the user's code; None if unknown.
     """
-    return _error(
-        f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is no argument,\n"
-        f"parameter or buffer{_at(where)}. Up to 1 MiB would travel in the graph as a constant.\n"
-        "Pass it to the step as an argument, or register it: module.register_buffer(name, tensor).",
+    return error_at(
         where,
+        f"the step uses a tensor of shape {list(shape)} ({num_bytes} bytes) that is no argument,\n"
+        f"parameter or buffer{at(where)}. Up to 1 MiB would travel in the graph as a constant.\n"
+        "Pass it to the step as an argument, or register it: module.register_buffer(name, tensor).",
     )
 
 
@@ -267,35 +272,35 @@ def changed_class(kind: str, key: str) -> UnsupportedError:
 
 def text_of_a_number(where: str | None) -> UnsupportedError:
     """Return E802: a text made of a number that changes, and not printed or logged."""
-    return _error(
-        f"the step makes a text of a number that differs from step to step{_at(where)}, and does\n"
+    return error_at(
+        where,
+        f"the step makes a text of a number that differs from step to step{at(where)}, and does\n"
         "something else with it than to print, log or collect it, or to write it to a file that\n"
         "was open before the step; a layout by its length or letters (ljust, replace) is one:\n"
         'f"{x:<10.3f}" has a width.\n'
         "Return the number from the step, and make the text of it there.",
-        where,
         "E802",
     )
 
 
 def schedule_with_arguments(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a schedule that the step gives an epoch or a metric."""
-    return _error(
-        f"the step calls {name}.step with arguments{_at(where)}; in a step it is called without,\n"
+    return error_at(
+        where,
+        f"the step calls {name}.step with arguments{at(where)}; in a step it is called without,\n"
         "after which each rank makes the call.\n"
         "Call it after the step, with what the step returns: scheduler.step(metric).",
-        where,
         "E804",
     )
 
 
 def read_after_schedule(name: str, where: str | None) -> UnsupportedError:
     """Return E804: a rate or count is read after the schedule that changes it was stepped."""
-    return _error(
-        f"the step calls {name}.step() and then reads a number that it changes{_at(where)}:\n"
+    return error_at(
+        where,
+        f"the step calls {name}.step() and then reads a number that it changes{at(where)}:\n"
         "schedules are stepped after each step, outside of the graph.\n"
         "Make scheduler.step() the step's last call, or call it after the step.",
-        where,
         "E804",
     )
 
@@ -323,11 +328,11 @@ def drawn_from(name: str, kind: str) -> UnsupportedError:
 
 def changing_step(what: str, where: str | None) -> UnsupportedError:
     """Return E804: two traces of the step differ."""
-    return _error(
-        f"the step is not the same twice: {what}{_at(where)}. A number or tensor that\n"
+    return error_at(
+        where,
+        f"the step is not the same twice: {what}{at(where)}. A number or tensor that\n"
         "Python makes anew in each step (a clock, an iterator) would be frozen in the graph.\n"
         "Pass it to the step as an argument.",
-        where,
         "E804",
     )
 

@@ -15,7 +15,7 @@ where that is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from pardnn.backends.torch.capture.assigned.stand_ins import stand_in
 from pardnn.backends.torch.capture.changed_state import changed_state, read_again
 from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
 from pardnn.backends.torch.capture.restore import Changed, restore
-from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
@@ -245,15 +245,28 @@ class Assignments:
         if changed:
             lines = (assigned[n].line for n in changed if n in assigned)
             raise changed_state(changed, next(lines, None))
-        for name, content in _without_twins(assigned):
-            data = recorded(content, trace.effects.recorded)
-            is_read = not assigned[name].is_fresh or name in (self._read or ())
-            trace.effects.noted.append({"assign": [assigned[name].place, data, is_read]})
-        for name, flag in trace.trainable.items():
-            trace.effects.noted.append({"trainable": [name, flag]})
+        read = {n for n, each in assigned.items() if not each.is_fresh or n in (self._read or ())}
+        note_assigned(trace, assigned, read)
 
 
-def _without_twins(assigned: dict[str, Assigned]) -> Iterator[tuple[str, Any]]:
+def note_assigned(
+    trace: StepTrace, assigned: Mapping[str, Assigned], read: Collection[str]
+) -> None:
+    """Note assignments among a step's effects, and the parameters that it freezes or frees.
+
+    Args:
+        trace: Of the step.
+        assigned: What it assigns, by name; each has a content.
+        read: Names of what a next step may read.
+    """
+    for name, content in _without_twins(assigned):
+        data = recorded(content, trace.effects.recorded)
+        trace.effects.noted.append({"assign": [assigned[name].place, data, name in read]})
+    for name, flag in trace.trainable.items():
+        trace.effects.noted.append({"trainable": [name, flag]})
+
+
+def _without_twins(assigned: Mapping[str, Assigned]) -> Iterator[tuple[str, Any]]:
     """Yield name and content; an object that two places hold is told once."""
     seen: dict[int, Reference | None] = {}
     for name, each in assigned.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pardnn.backends.torch.capture.numbers.effects import check_same_effects
-from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.to_graph import traces_differ
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.errors import UnsupportedError

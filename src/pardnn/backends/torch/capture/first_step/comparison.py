@@ -24,7 +24,7 @@ from pardnn.backends.torch.capture.first_step.refusals import (
     irregular_initial_state,
     takes_another_way,
 )
-from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.to_graph import comparable
 from pardnn.backends.torch.capture.trace_ir import Call, Storage
 from pardnn.graph.ir import SOURCE_KINDS

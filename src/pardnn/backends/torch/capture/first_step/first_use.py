@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pardnn.backends.torch.capture.constant_folding import depends_on_constants, record_again
 from pardnn.backends.torch.capture.first_step.initial_state import initial_values
-from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture.assigned.contents import recorded
+from pardnn.backends.torch.capture.assigned.assignments import note_assigned
 from pardnn.backends.torch.capture.first_step.initial_state import initial_value, is_of_a_module
 from pardnn.backends.torch.capture.numbers.selection import OPENING, Selection
 from pardnn.backends.torch.capture.restore import is_arithmetic, is_filled
-from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.trace_ir import Call
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import (
@@ -150,11 +150,7 @@ def _check_changes(trace: StepTrace, tensors: Collection[str]) -> None:
     if any(not trace.changed[name].is_new for name in rest):
         raise NotFollowed
     trace.changed = {n: c for n, c in changed.items() if not c.is_new}
-    for each in assigned.values():
-        data = recorded(each.content, trace.effects.recorded)
-        trace.effects.noted.append({"assign": [each.place, data, True]})
-    for name, flag in trace.trainable.items():
-        trace.effects.noted.append({"trainable": [name, flag]})
+    note_assigned(trace, assigned, assigned)
 
 
 def _check_values(objects: ObjectGraph) -> None:

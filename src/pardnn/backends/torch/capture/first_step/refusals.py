@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pardnn.backends.torch.capture.unsupported import at, error_at
 from pardnn.errors import UnsupportedError
 
 
@@ -37,11 +38,10 @@ def takes_another_way(where: str | None) -> UnsupportedError:
     Args:
         where: "file.py:line" of a call that it does not make.
     """
-    at = f" ({where})" if where else ""
-    return UnsupportedError(
-        f"the first step does something else than the later ones, which make a call{at}\n"
+    return error_at(
+        where,
+        f"the first step does something else than the later ones, which make a call{at(where)}\n"
         "that it does not make, or as often. One graph stands for all of them.\n"
         "Run one step of your own before capturing.",
-        code="E806",
-        details={"source": where} if where else {},
+        "E806",
     )

@@ -18,7 +18,7 @@ from pardnn.backends.torch.capture.changed_state import changed_state, number_wi
 from pardnn.backends.torch.capture.first_step import refusals
 from pardnn.backends.torch.capture.numbers.rows import host_rows
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
-from pardnn.backends.torch.capture.source_updates import StepTrace
+from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.to_graph import is_part_of
 from pardnn.backends.torch.ops.host_program import read_program, same_number
 from pardnn.backends.torch.ops.host_scalars import node_of

@@ -25,6 +25,7 @@ from unittest import mock
 
 import torch
 
+from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
 from pardnn.backends.torch.capture.numbers.texts import marks_in
 from pardnn.backends.torch.capture.source_location import Locator
@@ -226,10 +227,10 @@ def _file_is_used(name: str, key: str) -> UnsupportedError:
 
 
 def _opened(file: str, where: str | None) -> UnsupportedError:
-    return UnsupportedError(
-        f"the step opens {file!r:.200} for writing{f' ({where})' if where else ''}: it would be "
+    return unsupported.error_at(
+        where,
+        f"the step opens {file!r:.200} for writing{unsupported.at(where)}: it would be "
         "done at capture,\nmore than once. Open the file before the step, and write to it in the "
         'step: log = open(path, "a").',
-        code="E802",
-        details={"source": where} if where else {},
+        "E802",
     )

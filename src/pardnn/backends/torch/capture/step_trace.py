@@ -1,0 +1,106 @@
+"""The trace of one step: what runs of it have recorded, and what is asked about it as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pardnn.backends.torch.capture.restore import Changed
+from pardnn.backends.torch.capture.trace_ir import Storage, Value
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.backends.torch.ops.codec import encode
+from pardnn.backends.torch.user_step.sources import Source
+
+
+@dataclass(repr=False)
+class StepTrace:
+    """The trace of one step.
+
+    Attributes:
+        tracer: Holds the calls.
+        values: Values of the trace by source name.
+        sources: Sources by name.
+        changed: Plain values that the step changed, by name.
+        settings: Plain values that the graph takes for granted.
+        result: What the step returned.
+        schedules: Names of the learning rate schedules that it stepped.
+        effects: What the step tells: `numbers.effects.Effects`.
+        choices: Code of it that runs by data: `numbers.choices.Choices`.
+        length: Number of calls of the step itself, before copies back were added.
+        gradients: Placeholders of gradients that were held before the step, by name.
+        created: Of the first step: values of the tensors that it creates, by name.
+        assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
+        trainable: Parameters of which it changed `requires_grad`, with the new value.
+        made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
+    """
+
+    tracer: Tracer
+    values: dict[str, Value]
+    sources: dict[str, Source]
+    changed: dict[str, Changed]
+    settings: dict[str, Any]
+    result: Any
+    schedules: Sequence[str] = ()
+    effects: Any = None
+    choices: Any = None
+    length: int = 0
+    gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    created: Mapping[str, Value] = field(default_factory=dict)
+    assigned: Mapping[str, Any] = field(default_factory=dict)
+    trainable: Mapping[str, bool] = field(default_factory=dict)
+    made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
+
+    def add(self, source: Source, fake: Any, initial: dict[str, Any] | None) -> None:
+        """Make a placeholder the value of a source, with the first value that it may have."""
+        arguments = {"initial": initial[source.name]} if source.name in (initial or {}) else None
+        value = self.tracer.add_source(source.kind, fake, arguments)
+        value.call.name = source.name
+        self.values[source.name], self.sources[source.name] = value, source
+
+
+def accelerator_of(trace: StepTrace) -> str:
+    """Return the device type of a step's parameters."""
+    kinds = [trace.values[n].device for n, s in trace.sources.items() if s.kind == "parameter"]
+    return kinds[0] if kinds else "cpu"
+
+
+def changes_parameters(trace: StepTrace) -> bool:
+    """Whether a step writes any parameter."""
+    named = trace.sources.items()
+    storages = [trace.values[n].storage for n, s in named if s.kind == "parameter"]
+    return any(storage and storage.writes for storage in storages)
+
+
+def may_go_otherwise(trace: StepTrace) -> bool:
+    """Whether numbers or flags have decided which path the step takes."""
+    scalars = trace.tracer.scalars
+    flags = [name for name in trace.settings if ".param_groups." not in f".{name}"]
+    return bool(scalars.conditions or scalars.guards or flags)
+
+
+@contextlib.contextmanager
+def symbols_inserted(trace: StepTrace, numbers: Sequence[Source]) -> Iterator[None]:
+    """Put a symbol in the place of each number, a source of the trace, while the context is open.
+
+    Args:
+        trace: Of the step that will run.
+        numbers: Sources of the numbers.
+    """
+    live = [source.get() for source in numbers]
+    for source, number in zip(numbers, live, strict=True):
+        noted = {"value": encode(number, str), "guard": None}
+        symbol = trace.tracer.scalars.add_number(number, noted)
+        value = symbol.node.value
+        value.call.name, trace.values[source.name] = source.name, value
+        trace.sources[source.name] = source
+        source.set(symbol)
+    try:
+        yield
+    finally:
+        for source, number in zip(numbers, live, strict=True):
+            with contextlib.suppress(IndexError):  # a list is shorter now
+                source.set(number)

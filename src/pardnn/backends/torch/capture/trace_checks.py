@@ -1,0 +1,101 @@
+"""Checks of whole traces: that a step trains, is the same twice, and waits for no data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.step_trace import (
+    StepTrace,
+    changes_parameters,
+    may_go_otherwise,
+)
+from pardnn.backends.torch.capture.to_graph import traces_differ
+from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.user_step.sources import Source, WholeOf
+from pardnn.errors import UsageError
+
+
+def check_trains(trace: StepTrace) -> None:
+    """Reject a step that changes no parameter.
+
+    Raises:
+        UsageError: E201.
+    """
+    added = [n for n, s in trace.sources.items() if s.parameter is not None and s.get() is not None]
+    storages = [trace.values[name].storage for name in added]
+    # A call that only adds to gradients leaves them to one that takes another path.
+    is_part = may_go_otherwise(trace) and any(each and each.writes for each in storages)
+    if not is_part and not changes_parameters(trace):
+        raise UsageError(
+            "nothing to train: the step changes no parameter of any model it reaches.\n"
+            "It should call loss.backward() and optimizer.step() on parameters that require\n"
+            "gradients.",
+        )
+
+
+def shared_sources(live: Sequence[Source], whole_of: WholeOf) -> dict[str, list[str]]:
+    """Return, for each source that shares its storage with others, the names of all of them."""
+    by_storage: dict[int, list[str]] = {}
+    for source in live:
+        tensor = source.get()
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+            whole = whole_of(tensor)
+            key = tensor.untyped_storage()._cdata if whole is None else whole.storage
+            by_storage.setdefault(key, []).append(source.name)
+    return {name: names for names in by_storage.values() for name in names if len(names) > 1}
+
+
+def check_shared_storage(
+    trace: StepTrace, calls: list[Call], sharing: dict[str, list[str]]
+) -> None:
+    """Reject a write to a source when another one that the graph reads shares its storage."""
+    used = {value for call in calls for value in call.inputs}
+    for name, others in sharing.items():
+        value = trace.values.get(name)
+        if value is None or value.storage is None or not value.storage.writes:
+            continue
+        read = [n for n in others if n != name and trace.values.get(n) in used]
+        if read:
+            raise unsupported.shared_storage([name, *read])
+
+
+def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None:
+    """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
+
+    A number that no tensor is computed from, as one that is only returned, holds up nobody. A
+    count that an optimizer keeps in a tensor is as late as the optimizer itself.
+    """
+    feeding: set[Value] = set()
+    for call in reversed(calls):
+        is_host = call.kind.startswith("scalar.")
+        if not is_host or not feeding.isdisjoint(call.outputs):
+            feeding.update(call.inputs)
+    tainted: set[Value] = set()
+    for call in calls:
+        touched = call.random or any(value in tainted for value in call.inputs)
+        if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
+            touched = True
+        is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
+        storage = call.inputs[0].storage if is_read else None
+        is_read = is_read and (storage is None or storage.owner.call.kind != "state")
+        if touched and is_read and not feeding.isdisjoint(call.outputs):
+            kind = call.outputs[0].kind
+            raise unsupported.data_dependent_branch(call.source, kind.__name__ if kind else "data")
+        if touched:
+            tainted.update(call.outputs)
+
+
+def check_same(one: StepTrace, other: StepTrace) -> None:
+    """Reject a step whose two traces differ."""
+    hints = {**one.tracer.scalars.hints, **other.tracer.scalars.hints}
+    different = traces_differ(one.tracer.calls[: one.length], other.tracer.calls, hints)
+    if different is None:
+        return
+    here, there = different
+    # Only the first of the two traces knows where its calls come from.
+    located = here or one.tracer.calls[one.length - 1]
+    what = f"{(there or located).kind} has other arguments the second time"
+    raise unsupported.changing_step(what, located.source)
