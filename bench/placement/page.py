@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 
 from bench.common.charts import dots_svg
 from bench.placement.memory import feasibility_summary
-from bench.placement.parts import geometric_mean, memory_summary
+from bench.placement.parts import memory_summary
 
 Report = dict[str, Any]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
-import math
 import time
 from typing import Any
 
@@ -247,8 +246,3 @@ def topologies(num_ops: int, names: list[str], seed: int) -> Rows:
                 }
             rows.append(row)
     return rows
-
-
-def geometric_mean(values: list[float]) -> float:
-    """Return the geometric mean; NaN of none."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

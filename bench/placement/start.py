@@ -11,6 +11,7 @@ import argparse
 import datetime
 import time
 from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +126,7 @@ def page(rows: Sequence[Row], date: str, names: Sequence[str]) -> str:
         here = [row for row in rows if row.case == case]
         steps = [row.started_s / row.anew_s for row in here]
         spent = [row.started_cpu_s / row.anew_cpu_s for row in here]
-        means = [float(np.exp(np.log(each).mean())) for each in (steps, spent)]
+        means = [geometric_mean(each) for each in (steps, spent)]
         lines.append(
             f"| {case} | {means[0]:.4f} | {max(steps):.4f} | {means[1]:.2f} | {len(here)} |"
         )

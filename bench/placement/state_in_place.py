@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import datetime
 from collections.abc import Iterator, Sequence
+from statistics import geometric_mean
 from typing import NamedTuple
-
-import numpy as np
 
 from bench.common import RESULTS
 from bench.thesis.batch import captured
@@ -112,7 +111,7 @@ def page(rows: Sequence[Row], date: str, names: Sequence[str]) -> str:
         for case in dict.fromkeys(row.case for row in rows):
             found = [row.kept / row.free for row in rows if row.case == case and kind in row.how]
             if found:
-                mean = np.exp(np.log(found).mean())
+                mean = geometric_mean(found)
                 lines.append(f"| {kind} | {case} | {mean:.4f} | {max(found):.4f} | {len(found)} |")
     return "\n".join([*lines, ""])
 

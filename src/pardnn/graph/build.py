@@ -79,34 +79,16 @@ def build_arrays(ops: Sequence[Op]) -> GraphArrays:
     tensors = [tensor for op in ops for tensor in op.outputs]
     tensor_id = {tensor.name: i for i, tensor in enumerate(tensors)}
     op_id = {op.name: i for i, op in enumerate(ops)}
-    output_ptr = _pointers([len(op.outputs) for op in ops])
-    input_ptr, input_tensor = _rows(
-        [list(dict.fromkeys(tensor_id[t] for t in op.inputs)) for op in ops]
-    )
-    after_ptr, after_op = _rows([list(dict.fromkeys(op_id[o] for o in op.after)) for op in ops])
-    before_ptr, before_op = transposed(after_ptr, after_op, len(ops))
-    consumer_ptr, consumer_op = transposed(input_ptr, input_tensor, len(tensors))
-    alias = _aliases(ops, tensor_id)
-    arrays = GraphArrays(
-        output_ptr=output_ptr,
-        input_ptr=input_ptr,
-        input_tensor=input_tensor,
-        after_ptr=after_ptr,
-        after_op=after_op,
-        before_ptr=before_ptr,
-        before_op=before_op,
-        consumer_ptr=consumer_ptr,
-        consumer_op=consumer_op,
-        tensor_op=frozen(np.repeat(np.arange(len(ops)), np.diff(output_ptr))),
+    return _completed(
+        _pointers([len(op.outputs) for op in ops]),
+        _rows([list(dict.fromkeys(tensor_id[t] for t in op.inputs)) for op in ops]),
+        _rows([list(dict.fromkeys(op_id[o] for o in op.after)) for op in ops]),
         tensor_bytes=frozen([span_bytes(tensor) for tensor in tensors]),
-        tensor_alias=alias,
-        tensor_owner=owners_of(alias),
+        tensor_alias=_aliases(ops, tensor_id),
         workspace=frozen([op.workspace for op in ops]),
         memory=frozen([_MEMORY_CODE[op.memory] for op in ops]),
         group=_groups(ops),
-        topological=frozen(np.arange(len(ops))),
     )
-    return arrays._replace(topological=frozen(topological_order(op_edges(arrays), len(ops))))
 
 
 def reordered(arrays: GraphArrays, order: Int64[ndarray, " n"]) -> GraphArrays:
@@ -116,37 +98,51 @@ def reordered(arrays: GraphArrays, order: Int64[ndarray, " n"]) -> GraphArrays:
         arrays: Of the ops.
         order: Number of each op, in their new order.
     """
-    op_rank, tensors = inverse_permutation(order), np.arange(arrays.num_tensors)
-    output_ptr, tensor = _gathered(arrays.output_ptr, tensors, order)
+    op_rank = inverse_permutation(order)
+    output_ptr, tensor = _gathered(arrays.output_ptr, np.arange(arrays.num_tensors), order)
     rank = inverse_permutation(tensor)
     input_ptr, read = _gathered(arrays.input_ptr, arrays.input_tensor, order)
     after_ptr, after = _gathered(arrays.after_ptr, arrays.after_op, order)
-    input_tensor, after_op = frozen(rank[read]), frozen(op_rank[after])
-    before_ptr, before_op = transposed(after_ptr, after_op, len(order))
-    consumer_ptr, consumer_op = transposed(input_ptr, input_tensor, len(tensors))
     alias = arrays.tensor_alias[tensor]
-    alias = frozen(np.where(alias >= 0, rank[alias], -1))
     _, first, group = np.unique(arrays.group[order], return_index=True, return_inverse=True)
-    found = GraphArrays(
+    return _completed(
+        output_ptr,
+        (input_ptr, frozen(rank[read])),
+        (after_ptr, frozen(op_rank[after])),
+        tensor_bytes=frozen(arrays.tensor_bytes[tensor]),
+        tensor_alias=frozen(np.where(alias >= 0, rank[alias], -1)),
+        workspace=frozen(arrays.workspace[order]),
+        memory=frozen(arrays.memory[order]),
+        group=frozen(inverse_permutation(np.argsort(first))[group]),  # numbered as they come
+    )
+
+
+def _completed(
+    output_ptr: Int64[ndarray, " n+1"],
+    inputs: tuple[Int64[ndarray, " n+1"], Int64[ndarray, " reads"]],
+    after: tuple[Int64[ndarray, " n+1"], Int64[ndarray, " a"]],
+    **values: Int64[ndarray, " ..."],
+) -> GraphArrays:
+    """Add what follows from reads, orders and values: the reverse of both, owners, an order."""
+    num_ops, num_tensors = len(output_ptr) - 1, int(output_ptr[-1])
+    consumer_ptr, consumer_op = transposed(*inputs, num_tensors)
+    before_ptr, before_op = transposed(*after, num_ops)
+    arrays = GraphArrays(
         output_ptr=output_ptr,
-        input_ptr=input_ptr,
-        input_tensor=input_tensor,
-        after_ptr=after_ptr,
-        after_op=after_op,
+        input_ptr=inputs[0],
+        input_tensor=inputs[1],
+        after_ptr=after[0],
+        after_op=after[1],
         before_ptr=before_ptr,
         before_op=before_op,
         consumer_ptr=consumer_ptr,
         consumer_op=consumer_op,
-        tensor_op=frozen(np.repeat(np.arange(len(order)), np.diff(output_ptr))),
-        tensor_bytes=frozen(arrays.tensor_bytes[tensor]),
-        tensor_alias=alias,
-        tensor_owner=owners_of(alias),
-        workspace=frozen(arrays.workspace[order]),
-        memory=frozen(arrays.memory[order]),
-        group=frozen(inverse_permutation(np.argsort(first))[group]),  # numbered as they come
-        topological=frozen(np.arange(len(order))),
+        tensor_op=frozen(np.repeat(np.arange(num_ops), np.diff(output_ptr))),
+        tensor_owner=owners_of(values["tensor_alias"]),
+        topological=frozen(np.arange(num_ops)),
+        **values,
     )
-    return found._replace(topological=frozen(topological_order(op_edges(found), len(order))))
+    return arrays._replace(topological=frozen(topological_order(op_edges(arrays), num_ops)))
 
 
 def _gathered(ptr: ndarray, index: ndarray, order: ndarray) -> tuple[ndarray, ndarray]:

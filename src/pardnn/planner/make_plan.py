@@ -177,8 +177,9 @@ def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
     """Run algorithms on a problem, improve and complete what they find."""
     num_ops = len(problem.graph.ops)
     polish = _is_polished(problem, num_ops)
-    placed = any(name not in SHARDED for name in names) and problem.start is None
-    solvers = solvers_to_try(problem.options.algorithm, num_ops) if polish and placed else ()
+    is_placing = any(name not in SHARDED for name in names)
+    may_solve = polish and is_placing and problem.start is None
+    solvers = solvers_to_try(problem.options.algorithm, num_ops) if may_solve else ()
     return decide_best(problem, names, polish=polish, solvers=solvers)
 
 

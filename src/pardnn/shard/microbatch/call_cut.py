@@ -27,6 +27,9 @@ from pardnn.shard.partition.strategy import COMBINED
 from pardnn.shard.partition.worker_ops import WorkerOp, extents_of, worker_ops_of
 from pardnn.shard.tdl.language import Reducer
 
+#: Reducers whose partial results of pieces are combined.
+PIECEWISE = COMBINED | {"quotient"}
+
 
 class BatchDim(NamedTuple):
     """Where the batch is in a tensor.
@@ -186,7 +189,7 @@ def _outputs(
             if at is None and any(box != whole(shape) for box in boxes):
                 return None
             found.append(at)
-        elif reducer.name in {*COMBINED, "quotient"} and all(box == whole(shape) for box in boxes):
+        elif reducer.name in PIECEWISE and all(box == whole(shape) for box in boxes):
             found.append(reducer)
         else:
             return None

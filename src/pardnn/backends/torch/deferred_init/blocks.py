@@ -25,6 +25,7 @@ from pardnn.backends.torch.deferred_init import recording as rec
 from pardnn.backends.torch.deferred_init.counted_draws import (
     GROUP,
     draws_of_fill,
+    is_dense,
     is_fill_in_parts,
     num_elements,
 )
@@ -150,8 +151,7 @@ def _operands(call: rec.Call) -> list[Any]:
 
 def _is_plain(ref: rec.TensorRef) -> bool:
     """Whether a tensor's elements lie side by side in C order, on the host."""
-    is_dense = torch.empty_strided(ref.size, ref.stride, device="meta").is_contiguous()
-    return is_dense and ref.device.type == "cpu" and not ref.conjugate and not ref.negative
+    return is_dense(ref) and ref.device.type == "cpu" and not ref.conjugate and not ref.negative
 
 
 def _keeps_rows_apart(call: rec.Call, operand: rec.TensorRef, whole: rec.TensorRef | None) -> bool:

@@ -8,6 +8,7 @@ multiples of 16 and have 16 elements at least gives the numbers of one fill of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -41,12 +42,11 @@ def draws_of_fill(call: rec.Call, ref: rec.TensorRef) -> rng.Draws | None:
     if ref.device.type != "cpu":
         return None
     size, name = num_elements(ref), call_name(call)
-    is_dense = torch.empty_strided(ref.size, ref.stride, device="meta").is_contiguous()
     if name == "uniform_":
         count = size * _draws_per_element(ref.dtype)
         return rng.fixed(count) if _uniform_counts(ref.dtype) else None
     is_normal = name == "normal_" or (name == _TRUNCATED and _never_rejects(call.args))
-    if is_normal and is_dense and size >= GROUP and _normal_counts(ref.dtype):
+    if is_normal and is_dense(ref) and size >= GROUP and _normal_counts(ref.dtype):
         return rng.fixed(_normal_draws(size, ref.dtype))
     return None
 
@@ -64,10 +64,12 @@ def is_fill_in_parts(call: rec.Call) -> bool:
 
 def num_elements(ref: rec.TensorRef) -> int:
     """Elements of a tensor."""
-    total = 1
-    for size in ref.size:
-        total *= size
-    return total
+    return math.prod(ref.size)
+
+
+def is_dense(ref: rec.TensorRef) -> bool:
+    """Whether a tensor's elements lie side by side in C order."""
+    return torch.empty_strided(ref.size, ref.stride, device="meta").is_contiguous()
 
 
 def _never_rejects(args: tuple[Any, ...]) -> bool:

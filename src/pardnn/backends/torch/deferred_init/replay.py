@@ -68,10 +68,8 @@ def made_whole(
     recording: rec.Recording, refs: Sequence[rec.TensorRef], shards: Sequence[Shard | None]
 ) -> list[int]:
     """Return the positions of the tensors that `execute` makes whole to cut shards from them."""
-    sliced, wanted = (
-        slice_program(recording, {ref.storage for ref in refs}),
-        wanted_of(refs, shards),
-    )
+    sliced = slice_program(recording, {ref.storage for ref in refs})
+    wanted = wanted_of(refs, shards)
     apart = {chain.whole.storage for chain in chains_of(recording, sliced, wanted)}
     return [
         i

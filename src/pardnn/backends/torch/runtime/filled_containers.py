@@ -22,11 +22,9 @@ from __future__ import annotations
 import enum
 import json
 import types
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import torch
 
 from pardnn.backends.torch.runtime.effects import value_of
 from pardnn.backends.torch.user_step.object_graph import (
@@ -35,7 +33,7 @@ from pardnn.backends.torch.user_step.object_graph import (
     is_library_file,
     walk_objects,
 )
-from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
+from pardnn.backends.torch.user_step.places import MAPPINGS, SEQUENCES, PlaceIndex, Reference
 from pardnn.backends.torch.user_step.slots import Slot, items_of
 from pardnn.backends.torch.user_step.sources import Source
 from pardnn.errors import FileError, MismatchError, shown
@@ -48,12 +46,6 @@ _METHODS: dict[type, frozenset[str]] = {
     dict: frozenset({"__setitem__"}),
 }
 CONTAINERS = tuple(_METHODS)
-_SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
-    "list": list, "tuple": tuple, "size": torch.Size, "set": set, "frozenset": frozenset,
-}  # fmt: skip
-_MAPPINGS: dict[str, Callable[[Any], Any]] = {
-    "dict": dict, "ordered": OrderedDict, "counter": Counter,
-}  # fmt: skip
 _GONE = object()
 
 
@@ -244,11 +236,11 @@ def _value(content: Any, places: Mapping[str, Slot]) -> Any:
         return _object(_class_at(parts[0], places, parts[1]), *parts[:2], fields)
     if kind == "deque":
         return deque((_value(part, places) for part in parts[1]), maxlen=parts[0])
-    if kind in _SEQUENCES:
-        return _SEQUENCES[kind](_value(part, places) for part in parts)
-    if kind in _MAPPINGS:
+    if kind in SEQUENCES:
+        return SEQUENCES[kind](_value(part, places) for part in parts)
+    if kind in MAPPINGS:
         pairs = ((_value(key, places), _value(part, places)) for key, part in parts)
-        return _MAPPINGS[kind](dict(pairs))
+        return MAPPINGS[kind](dict(pairs))
     return value_of(content)
 
 

@@ -8,14 +8,24 @@ holder and a key in it, which is None for a variable of a closure or a global.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import torch
 
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.slots import GlobalName, Slot, slot_of
 
 #: An argument's name, or [path, key].
 Reference = str | Sequence[Any]
+#: Containers that a step may leave in a place, by the names that data has for them.
+SEQUENCES: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "list": list, "tuple": tuple, "size": torch.Size, "set": set, "frozenset": frozenset,
+}  # fmt: skip
+MAPPINGS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict, "ordered": OrderedDict, "counter": Counter,
+}  # fmt: skip
 
 
 class PlaceIndex:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import sys
 import types
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -22,15 +22,13 @@ from pardnn.backends.torch.ops.codec import encode
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import named_places
 from pardnn.backends.torch.user_step.object_graph import OPAQUE_PACKAGES, PLAIN, ObjectGraph
-from pardnn.backends.torch.user_step.places import PlaceIndex, Reference
+from pardnn.backends.torch.user_step.places import MAPPINGS, SEQUENCES, PlaceIndex, Reference
 from pardnn.backends.torch.user_step.slots import has_attributes, items_of
 
 #: Objects within objects deeper than this are not followed.
 _MAX_DEPTH = 6
-_SEQUENCES: dict[type, str] = {
-    list: "list", tuple: "tuple", torch.Size: "size", set: "set", frozenset: "frozenset",
-}  # fmt: skip
-_MAPPINGS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+_SEQUENCES = {kind: name for name, kind in SEQUENCES.items()}
+_MAPPINGS = {kind: name for name, kind in MAPPINGS.items()}
 
 Content = dict[str, Any]
 
