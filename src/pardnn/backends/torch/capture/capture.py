@@ -22,10 +22,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
-from pardnn.backends.torch.capture.changed_state import changed_state
 from pardnn.backends.torch.capture.fake_cache import FakeCache
 from pardnn.backends.torch.capture.first_step.comparison import check_carried, check_first_step
 from pardnn.backends.torch.capture.first_step.first_use import (
@@ -65,6 +63,8 @@ from pardnn.backends.torch.capture.numbers.selection import (
 from pardnn.backends.torch.capture.placeholders import (
     fake_mode_of,
 )
+from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.capture.restore import is_filled, restore
 from pardnn.backends.torch.capture.result import loss_of, named_result, recorded_result
 from pardnn.backends.torch.capture.source_updates import (

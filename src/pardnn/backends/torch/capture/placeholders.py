@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source, WholeOf, WholeTensor
 from pardnn.errors import UnsupportedError

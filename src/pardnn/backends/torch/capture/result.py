@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rewrites.undoing import record
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer

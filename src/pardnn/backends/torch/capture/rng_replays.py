@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.rng.generator import DATA_DEPENDENT, default_generator, read_state
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
-from pardnn.backends.torch.capture.first_step import refusals
+from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.first_step import (
+    irregular_initial_state,
+)
 from pardnn.backends.torch.capture.result import kept_copy
 from pardnn.backends.torch.capture.rewrites.undoing import record
 from pardnn.backends.torch.capture.step_trace import (
@@ -208,7 +210,7 @@ def ordered_live_calls(
     calls = live_calls(trace.tracer.calls, outputs)
     for call in calls:
         if call.name in irregular:
-            raise refusals.irregular_initial_state(call.name, irregular[call.name])
+            raise irregular_initial_state(call.name, irregular[call.name])
     check_item_reads(calls, trace.tracer.permitted_reads)
     sources_first = sorted(calls, key=lambda call: not call.name)
     add_order_edges(sources_first)

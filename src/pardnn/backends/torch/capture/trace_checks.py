@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.step_trace import (
     StepTrace,
     changes_parameters,

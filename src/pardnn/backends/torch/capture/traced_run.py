@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch._subclasses import fake_tensor
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
 from pardnn.backends.torch.capture.assigned.differences import assigned_values
 from pardnn.backends.torch.capture.assigned.stores import Stores
@@ -34,6 +33,7 @@ from pardnn.backends.torch.capture.numbers.selection import NO_SYMBOLS, Selectio
 from pardnn.backends.torch.capture.numbers.told_sinks import stand_ins_inserted
 from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, unseen_states
 from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.step_trace import StepTrace

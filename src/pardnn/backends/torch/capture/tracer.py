@@ -21,11 +21,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pardnn.backends.torch.capture import constant_folding, unsupported
+from pardnn.backends.torch.capture import constant_folding
 from pardnn.backends.torch.capture.aliasing import AliasTracker
 from pardnn.backends.torch.capture.fake_cache import FakeCache, is_too_large_to_run
 from pardnn.backends.torch.capture.numbers.questions import NoCheck
 from pardnn.backends.torch.capture.numbers.scalar_trace import ScalarTrace
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rng_replays import RngReplays
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.trace_ir import Call, CallArguments, Value, geometry_of

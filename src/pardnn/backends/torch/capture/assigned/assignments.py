@@ -23,8 +23,8 @@ import torch
 from pardnn.backends.torch.capture.assigned.contents import Leaf, agree, recorded
 from pardnn.backends.torch.capture.assigned.differences import GONE, Assigned, is_there
 from pardnn.backends.torch.capture.assigned.stand_ins import stand_in
-from pardnn.backends.torch.capture.changed_state import changed_state, read_again
 from pardnn.backends.torch.capture.numbers.left_behind import of_optimizers
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state, read_again
 from pardnn.backends.torch.capture.restore import Changed, restore
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.ops.codec import encode

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pardnn.backends.torch.capture.first_step.initial_state import is_copied_gradient
-from pardnn.backends.torch.capture.first_step.refusals import (
+from pardnn.backends.torch.capture.refusals.first_step import (
     irregular_initial_state,
     takes_another_way,
 )

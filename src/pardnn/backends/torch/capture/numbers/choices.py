@@ -29,7 +29,6 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.branches import (
     Position,
     Region,
@@ -48,6 +47,7 @@ from pardnn.backends.torch.capture.numbers.left_behind import (
     reads,
     values_in,
 )
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import Changed, first_change
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing, record
 from pardnn.backends.torch.capture.trace_ir import Call, Value

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.object_graph import PLAIN, ObjectGraph, is_library_file
 

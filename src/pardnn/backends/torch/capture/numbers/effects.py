@@ -25,13 +25,13 @@ from unittest import mock
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
 from pardnn.backends.torch.capture.numbers.failing_way import FailingWay, values_before
 from pardnn.backends.torch.capture.numbers.left_behind import ITEM
 from pardnn.backends.torch.capture.numbers.questions import Check
 from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked
 from pardnn.backends.torch.capture.numbers.told_sinks import sink_name, texts_noted
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.result import recorded_result
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.capture.tracer import Tracer

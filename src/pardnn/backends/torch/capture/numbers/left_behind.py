@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic
 from pardnn.backends.torch.capture.trace_ir import Call, Storage, Value
 from pardnn.backends.torch.ops.host_scalars import HostNode, choose, node_of

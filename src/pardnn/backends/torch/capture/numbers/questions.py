@@ -10,8 +10,8 @@ import dis
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.failing_way import FailingWay
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.ops.host_scalars import HostNode
 from pardnn.errors import UserCodeError
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.questions import Questions
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.ops.codec import instances

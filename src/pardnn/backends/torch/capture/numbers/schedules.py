@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.ops.host_scalars import HostNode, symbol
 from pardnn.backends.torch.user_step.held_numbers import numbers_by_name

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pardnn.backends.torch.capture.changed_state import changed_state, number_without_name
-from pardnn.backends.torch.capture.first_step import refusals
 from pardnn.backends.torch.capture.numbers.rows import host_rows
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state, number_without_name
+from pardnn.backends.torch.capture.refusals.first_step import (
+    first_step_differs,
+)
 from pardnn.backends.torch.capture.restore import Changed, changes, is_arithmetic, is_filled
 from pardnn.backends.torch.capture.step_trace import StepTrace
 from pardnn.backends.torch.capture.to_graph import is_part_of
@@ -159,7 +161,7 @@ def reconsidered(
     created = frozenset(name for name in changed if name not in numbers.before)
     if {*changed} <= chosen.start.keys():
         if created and not _agrees(trace, first):
-            raise refusals.first_step_differs(sorted(created))
+            raise first_step_differs(sorted(created))
         return None
     start |= _first_values(trace, changed, sorted(created), start, numbers)
     return replace(chosen, start={**chosen.start, **start}, created=created)
@@ -330,7 +332,7 @@ def _first_values(
             if is_right(name):
                 break
     if any(not is_right(name) for name in wrong):
-        raise refusals.first_step_differs(wrong)
+        raise first_step_differs(wrong)
     return {name: found.get(name, numbers.after[name]) for name in created}
 
 

@@ -25,9 +25,9 @@ from unittest import mock
 
 import torch
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
 from pardnn.backends.torch.capture.numbers.texts import marks_in
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.source_location import Locator
 from pardnn.backends.torch.ops.host_scalars import node_of
 from pardnn.backends.torch.user_step.held_numbers import slots_of

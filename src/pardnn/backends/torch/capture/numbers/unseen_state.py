@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from pardnn.backends.torch.capture import unsupported
-from pardnn.backends.torch.capture.changed_state import changed_state
+from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state
 from pardnn.backends.torch.user_step.content_guards import content_of, has_content
 from pardnn.backends.torch.user_step.object_graph import PLAIN, Entry, ObjectGraph
 

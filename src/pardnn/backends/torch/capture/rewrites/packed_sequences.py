@@ -18,8 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.constant_folding import folded_list
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.errors import UserCodeError
 

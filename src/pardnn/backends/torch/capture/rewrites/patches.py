@@ -33,8 +33,8 @@ from unittest import mock
 import torch
 from torch.optim import swa_utils
 
-from pardnn.backends.torch.capture import unsupported
 from pardnn.backends.torch.capture.constant_folding import folded_list
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rewrites import asgd, packed_sequences, radam, sgd
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardnn.backends.torch.capture import unsupported
+from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.trace_ir import Call, Storage
 from pardnn.backends.torch.capture.tracer import Tracer
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pardnn.backends.torch.capture import advice
+from pardnn.backends.torch.capture.refusals import advice
 from pardnn.errors import UnsupportedError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pardnn.backends.torch.capture.unsupported import at, error_at
+from pardnn.backends.torch.capture.refusals.unsupported import at, error_at
 from pardnn.errors import UnsupportedError
 
 
