@@ -64,3 +64,19 @@ def test_no_limit_helps_where_a_link_is_missing(folder: Path) -> None:
     cluster = changed(folder / "tiny-cluster.json", no_links)
     words = ("--cluster", cluster, "--algorithm", "round-robin")
     assert command("plan", folder / "tiny-graph.json", *words) == 3
+
+
+@pytest.mark.parametrize("key", ["step_s", "start_s", "seconds", "wait_start_s", "wait_s"])
+@pytest.mark.parametrize("seconds", [1e308, -1e308, -1.0])
+def test_a_run_record_of_seconds_that_no_clock_tells(
+    folder: Path, key: str, seconds: float
+) -> None:
+    def absurd(data: Any) -> None:
+        data["ranks"][0][key][0] = seconds
+
+    record = changed(folder / "record.json", absurd)
+    of = (folder / "plan.json", "--graph", folder / "graph.json", "--run", record)
+    out = ("-o", folder / "out.json")
+    assert command("export", *of, "--to", "perfetto", *out) == 4
+    assert command("report", *of, *out) == 4
+    assert not (folder / "out.json").exists()

@@ -109,6 +109,19 @@ def test_a_device_that_is_gone_is_told_by_its_name() -> None:
     assert same > len(graph.ops) / 4
 
 
+def test_a_start_on_a_device_that_neither_cluster_has() -> None:
+    """Its order has a device more than the cluster that it names, which is the one now."""
+    graph, two = line(1.0, 1.0, 1.0, reads=False), Cluster.uniform(2)
+    plan = pardnn.plan(graph, two, "single")
+    damaged = dataclasses.replace(
+        plan, placement=dict.fromkeys(plan.placement, 2), order=((), (), plan.order[0]),
+        checksum=None, predicted=None,
+    )  # fmt: skip
+    found = pardnn.plan(graph, two, start=damaged)
+    assert plan_problems(graph, found, two) == []
+    assert "0 of 0 ops run where it had them; 3 others are new" in found.notes[0]
+
+
 def test_a_plan_edited_by_hand_is_repaired(tmp_path: Path) -> None:
     """Its orders and messages are those of another placement, which no check accepts."""
     graph = line(1.0, 1.0, 1.0, reads=True)

@@ -11,12 +11,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from pardnn import files
 from pardnn.cluster import STRICT
 from pardnn.errors import MismatchError
 from pardnn.plan.plan import Plan
+
+#: Of a clock; at most 30 years, so that counts of nanoseconds and sums are finite.
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +41,14 @@ class RankTimes:
 
     __pydantic_config__ = STRICT
 
-    step_s: tuple[float, ...]
+    step_s: tuple[Seconds, ...]
     peak_bytes: int
     op: tuple[str, ...]
-    start_s: tuple[float, ...]
-    seconds: tuple[float, ...]
+    start_s: tuple[Seconds, ...]
+    seconds: tuple[Seconds, ...]
     tensor: tuple[str, ...] = ()
-    wait_start_s: tuple[float, ...] = ()
-    wait_s: tuple[float, ...] = ()
+    wait_start_s: tuple[Seconds, ...] = ()
+    wait_s: tuple[Seconds, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

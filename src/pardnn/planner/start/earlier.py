@@ -35,7 +35,8 @@ def plan_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> PlanArrays
     """
     if plan is None or plan.partition is not None or len(plan.placement) != len(graph.ops):
         return None
-    if devices_now(plan, cluster) != list(range(cluster.num_devices)):
+    k = cluster.num_devices  # a damaged plan may have an order for more devices than its cluster
+    if plan.num_devices != k or devices_now(plan, cluster) != list(range(k)):
         return None
     plan = dataclasses.replace(
         plan, graph_fingerprint=None, predicted=None, cluster=None, pieces=None, constraints=None
