@@ -14,7 +14,7 @@ GUIDES = ROOT / "docs" / "guides"
 pytestmark = pytest.mark.jit
 
 
-@pytest.mark.parametrize(("guide", "count"), [("asking-a-plan.md", 6), ("steering.md", 6)])
+@pytest.mark.parametrize(("guide", "count"), [("asking-a-plan.md", 6), ("steering.md", 7)])
 def test_commands_print_what_the_guide_shows(guide, count, monkeypatch, tmp_path, capsys):
     text = (GUIDES / guide).read_text(encoding="utf-8")
     blocks = re.findall(r"^\$ ([^\n]*)\n(.*?)(?=^\$|^```)", text, flags=re.S | re.M)

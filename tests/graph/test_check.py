@@ -64,7 +64,7 @@ FAULTS: dict[str, tuple[Callable[[], list[Op]], str]] = {
     "workspace": (lambda: with_op("h", workspace=-1), "ops[2] 'h': workspace is -1 bytes"),
     "memory": (
         lambda: with_memory("forever"),
-        "ops[2] 'h': memory is 'forever', not normal, residual or reference",
+        "ops[2] 'h': memory is 'forever', not normal, residual, reference or host",
     ),
     "reference to nothing": (
         lambda: with_op("x", memory="reference"),

@@ -19,6 +19,7 @@ from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.estimate import suggestions
 from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
+from pardnn.planner.offloaded import all_on_host
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import first_recomputed
@@ -149,8 +150,9 @@ def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:
     if options.algorithm in SHARDED or options.policy != "order" or num_ops > CHEAP_OPS:
         return [], []
     untried: list[str] = []
-    found = ["--recompute"] if _fits_recomputed(problem) else []
-    for given, option in _in_pieces(problem, recompute=not found):
+    again = ["--recompute"] if _fits_recomputed(problem) else []
+    found = [*again, *(["--offload"] if _fits_offloaded(problem) else [])]
+    for given, option in _in_pieces(problem, recompute=not again):
         if num_ops * given["microbatches"] > CHEAP_OPS:
             continue
         if time.monotonic() - begin > SECONDS:
@@ -175,6 +177,18 @@ def _fits_recomputed(problem: Problem) -> bool:
         return False
     names = algorithms_of(problem)
     return first_recomputed(problem, names, best_once, seconds=SECONDS) is not None
+
+
+def _fits_offloaded(problem: Problem) -> bool:
+    """Whether optimizer state on the host alone lets the step fit."""
+    options = problem.options
+    if options.offload or options.constraints or options.microbatches is not None:
+        return False
+    try:
+        all_on_host(problem, algorithms_of(problem), best_once)
+    except PardnnError:  # it does not fit, or the state lies cut
+        return False
+    return True
 
 
 def _in_pieces(problem: Problem, *, recompute: bool) -> Iterator[tuple[dict[str, int], str]]:

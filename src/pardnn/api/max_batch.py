@@ -24,6 +24,7 @@ from pardnn.plan.plan import PlanArrays
 from pardnn.planner.algorithms import SHARDED, algorithms_to_try
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
+from pardnn.planner.offloaded import all_on_host
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome, decide
 from pardnn.planner.problem import Problem
@@ -219,7 +220,8 @@ class _Search:
         problem = Problem(graph, self.cluster, costs, self.options)
         limits = [limit for limit in problem.capacities if limit is not None]
         names = algorithms_to_try(self.options.algorithm, len(graph.ops))
-        if least_bytes(graph.arrays, self.cluster.num_devices) > max(limits):
+        is_here = not self.options.offload  # else state may be on the host
+        if is_here and least_bytes(graph.arrays, self.cluster.num_devices) > max(limits):
             names = ()
         graph, found = _first_plan(problem, names)
         if found is not None:
@@ -354,6 +356,13 @@ def _first_plan(problem: Problem, names: Sequence[str]) -> tuple[Graph, PlanArra
             return problem.graph, decide(problem, name).plan
         except InfeasibleError:
             continue
+    if names and problem.options.offload:
+        try:
+            found = all_on_host(problem, names, _any_plan).sharded
+        except InfeasibleError:
+            found = None
+        if found is not None:
+            return found.graph, found.arrays
     if names and problem.options.recompute:
         first = first_recomputed(problem, names, _any_plan, seconds=SECONDS, work=WORK)
         if first is not None and first.sharded is not None:

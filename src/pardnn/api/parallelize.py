@@ -57,6 +57,7 @@ def parallelize(
     on_signal: Literal["save", "stop"] | None = None,
     microbatches: int | Literal["auto"] | None = None,
     recompute: bool = False,
+    offload: bool = False,
     constraints: Sequence[Constraint] = (),
     record: str | Path | None = None,
 ) -> Callable[..., Any]:
@@ -98,6 +99,7 @@ def parallelize(
             Python.
         microbatches: As for `plan`.
         recompute: As for `plan`.
+        offload: As for `plan`.
         constraints: As for `plan`; a plan that is given has its own.
         record: A file that rank 0 writes what all ranks measure of each op to, from the second step
             on; `pardnn report --run` shows it beside what was predicted.
@@ -124,7 +126,8 @@ def parallelize(
         return backends.OnFirstCall(step, functools.partial(
             parallelize, step, plan=plan, cluster=cluster, algorithm=algorithm, reserve=reserve,
             seed=seed, costs=costs, timeout=timeout, shapes=shapes, on_signal=on_signal,
-            microbatches=microbatches, recompute=recompute, constraints=constraints, record=record,
+            microbatches=microbatches, recompute=recompute, offload=offload,
+            constraints=constraints, record=record,
         ))  # fmt: skip
     given = cluster or (plan.cluster if plan is not None else None)
     measured: list[Cluster] = []
@@ -144,7 +147,7 @@ def parallelize(
             from pardnn.planner.options import PlanOptions
 
             options = PlanOptions(algorithm=algorithm, reserve=reserve, seed=seed, costs=costs,
-                                  microbatches=microbatches, recompute=recompute,
+                                  microbatches=microbatches, recompute=recompute, offload=offload,
                                   constraints=tuple(constraints))  # fmt: skip
             return next_plan(graph, target, options, plan, state)
 

@@ -34,6 +34,7 @@ def plan(
     policy: Policy = "order",
     microbatches: int | Literal["auto"] | None = None,
     recompute: bool = False,
+    offload: bool = False,
     constraints: Sequence[Constraint] = (),
     start: Plan | None = None,
 ) -> Plan:
@@ -60,6 +61,8 @@ def plan(
             added in another order then, so numbers agree to rounding.
         recompute: Ops may be called a second time, just before the backward pass reads their
             results, where that lets the step fit or makes it faster; no bit changes.
+        offload: Optimizer state may live on the host, and be copied to its device for the ops that
+            use it, where that lets the step fit; no bit changes.
         constraints: Where ops must run, from `pardnn.pin`, `forbid`, `together`, `apart` or
             `read_constraints`. The plan records them, and its check proves them.
         start: An earlier plan, of this graph or of one much like it, for these devices or others:
@@ -84,6 +87,7 @@ def plan(
         policy=policy,
         microbatches=microbatches,
         recompute=recompute,
+        offload=offload,
         constraints=tuple(constraints),
     )
     if start is not None:

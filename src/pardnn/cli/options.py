@@ -145,6 +145,7 @@ Recompute = Annotated[
     bool,
     typer.Option("--recompute", help="Call ops a second time where that lets the step fit."),
 ]
+Offload = Annotated[bool, typer.Option("--offload", help="Optimizer state may be on the host.")]
 Seed = Annotated[int, typer.Option("--seed", help="Same seed, same plan.")]
 TimeLimit = Annotated[
     float | None,

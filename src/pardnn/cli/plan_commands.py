@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pardnn.cli import constraint_options as steer
 from pardnn.cli import options as opt
 from pardnn.cli.output import print_text, show
+
+if TYPE_CHECKING:
+    from pardnn.cluster import Cluster
+    from pardnn.graph.ir import Graph
+    from pardnn.plan.plan import Plan
+    from pardnn.planner.options import PlanOptions
 
 
 def capture(
@@ -50,6 +56,7 @@ def plan(
     policy: opt.PolicyChoice = "order",
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
+    offload: opt.Offload = False,
     constraints: steer.ConstraintsFile = None,
     pin: steer.Pins = None,
     forbid: steer.Forbids = None,
@@ -66,11 +73,9 @@ def plan(
     """
     from pardnn.api.advice import planned
     from pardnn.api.capture import opened
-    from pardnn.api.draw import schedule_grid
     from pardnn.backends.entry_point import EntryPoint
     from pardnn.plan.file import read_plan, write_plan
-    from pardnn.planner.costs import costs_for
-    from pardnn.report.text import console, plan_text
+    from pardnn.report.text import plan_text
 
     options = opt.plan_options(
         algorithm=algorithm,
@@ -82,6 +87,7 @@ def plan(
         threads=threads,
         microbatches=microbatches,
         recompute=recompute,
+        offload=offload,
         policy=policy,
         constraints=steer.constraints_of(
             constraints, pin, forbid, together, apart, layout, pieces, prefer
@@ -100,10 +106,20 @@ def plan(
         write_plan(found, output)
     if not as_json:
         print_text(plan_text(graph, found, result))
-        if found.pieces is not None:
-            known = costs_for(graph, machine, costs, threads=threads)
-            print_text("\n".join(schedule_grid(graph, found, console().width, known)))
+        _print_grid(graph, machine, found, options)
     show(result, as_json, f"plan written to {output}" if output else None, shown=True)
+
+
+def _print_grid(graph: Graph, cluster: Cluster, plan: Plan, options: PlanOptions) -> None:
+    """Print when each device runs which piece of the batch, if a plan cuts it."""
+    if plan.pieces is None:
+        return
+    from pardnn.api.draw import schedule_grid
+    from pardnn.planner.costs import costs_for
+    from pardnn.report.text import console
+
+    costs = costs_for(graph, cluster, options.costs, threads=options.threads)
+    print_text("\n".join(schedule_grid(graph, plan, console().width, costs)))
 
 
 def check(
@@ -177,6 +193,7 @@ def compare(
     batch_size: opt.BatchSize = None,
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
+    offload: opt.Offload = False,
     as_json: opt.Json = False,
 ) -> None:
     """Plan with several algorithms, side by side under one simulator."""
@@ -188,13 +205,14 @@ def compare(
     from pardnn.planner.problem import Problem
     from pardnn.report.results import CompareResult
 
-    others = RECIPES if microbatches is not None else () if recompute else SHARDED
+    others = RECIPES if microbatches is not None else () if recompute or offload else SHARDED
     names = [*ALGORITHMS, *others] if algorithms is None else algorithms.split(",")
     for name in names:
         check_algorithm(name)
     options = opt.plan_options(
         reserve=reserve, seed=seed, costs=costs, threads=threads, microbatches=microbatches,
         recompute=recompute,
+        offload=offload,
     )  # fmt: skip
     machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
     source = opened(target)
@@ -250,6 +268,7 @@ def max_batch(
     threads: opt.Threads = 1,
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
+    offload: opt.Offload = False,
     as_json: opt.Json = False,
 ) -> None:
     """Find the largest batch size that fits; FUNCTION takes a keyword batch_size."""
@@ -266,5 +285,6 @@ def max_batch(
         threads=threads,
         microbatches=microbatches,
         recompute=recompute,
+        offload=offload,
     )
     show(find_max_batch(load_entry_point(target), machine, options), as_json, None)

@@ -68,6 +68,7 @@ def run(
     batch_size: opt.BatchSize = None,
     microbatches: opt.Microbatches = None,
     recompute: opt.Recompute = False,
+    offload: opt.Offload = False,
     as_json: opt.Json = False,
 ) -> None:
     """Train for some steps on K ranks of this machine, under hard memory limits."""
@@ -89,6 +90,7 @@ def run(
         threads=threads,
         microbatches=microbatches,
         recompute=recompute,
+        offload=offload,
     )
     result = run_target(
         target,

@@ -15,6 +15,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from pardnn.cost.call import call_key, is_free, is_host, is_view, signature, tensors_by_name
+from pardnn.cost.host_link import host_copy_seconds, is_host_copy
 from pardnn.cost.presets import device_model
 from pardnn.cost.roofline import HOST_SECONDS, DeviceModel, op_seconds
 from pardnn.cost.table import CostTable
@@ -120,7 +121,12 @@ def measured_costs(graph: Graph, tables: Mapping[str, CostTable]) -> Costs:
 
 
 def _roofline(model: DeviceModel) -> CostModel:
-    return lambda op, tensors: op_seconds(op, tensors, model)
+    def seconds(op: Op, tensors: Mapping[str, Tensor]) -> float:
+        # On a CPU the host's memory is the rank's own.
+        is_linked = is_host_copy(op) and model.name != "cpu"
+        return host_copy_seconds(op, tensors) if is_linked else op_seconds(op, tensors, model)
+
+    return seconds
 
 
 def _measured(table: CostTable) -> CostModel:
@@ -157,6 +163,8 @@ def _costs(graph: Graph, models: Mapping[str, CostModel], source: str) -> Costs:
                 value = op.seconds.get(kind, np.inf)
             elif is_free(op):
                 value = 0.0
+            elif not models and is_host_copy(op):
+                value = host_copy_seconds(op, tensors)
             elif not models and op.kind.startswith("pardnn."):
                 value = 0.0 if is_view(op) else _moving(op, tensors)
             else:

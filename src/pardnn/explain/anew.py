@@ -165,6 +165,7 @@ def options_of(case: Case, algorithm: str | None) -> PlanOptions:
         costs=case.choice,
         microbatches=None if plan.pieces is None else len(plan.pieces.points) - 1,
         recompute=plan.recompute is not None,
+        offload=plan.offload is not None,
         constraints=plan.constraints or (),
     )
 

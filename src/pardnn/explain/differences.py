@@ -30,7 +30,7 @@ NAMED = 5
 #: What makes a decision: plans that agree in these are the same.
 _DECISION = (
     "graph_fingerprint", "cluster", "reserve", "placement", "order", "messages", "partition",
-    "pieces", "recompute",
+    "pieces", "offload", "recompute",
 )  # fmt: skip
 
 

@@ -20,10 +20,10 @@ from pardnn.graph.csr import (
     topological_order,
     transposed,
 )
-from pardnn.graph.ir import Graph, Op, alias_of, span_bytes, storage_owners
+from pardnn.graph.ir import Graph, Op, Tensor, alias_of, span_bytes, storage_owners
 from pardnn.kernels.sorting import inverse_permutation
 
-_MEMORY_CODE = {"normal": NORMAL, "residual": RESIDUAL, "reference": REFERENCE}
+_MEMORY_CODE = {"normal": NORMAL, "residual": RESIDUAL, "reference": REFERENCE, "host": RESIDUAL}
 
 
 def build_graph(name: str, ops: Iterable[Op]) -> Graph:
@@ -74,6 +74,10 @@ def _aliases(ops: Sequence[Op], tensor_id: dict[str, int]) -> ndarray:
     return frozen(aliases)
 
 
+def _device_bytes(op: Op, tensor: Tensor) -> int:
+    return 0 if op.memory == "host" else span_bytes(tensor)
+
+
 def build_arrays(ops: Sequence[Op]) -> GraphArrays:
     """Flatten checked ops; `check_ops` has proven that every name resolves."""
     tensors = [tensor for op in ops for tensor in op.outputs]
@@ -83,7 +87,7 @@ def build_arrays(ops: Sequence[Op]) -> GraphArrays:
         _pointers([len(op.outputs) for op in ops]),
         _rows([list(dict.fromkeys(tensor_id[t] for t in op.inputs)) for op in ops]),
         _rows([list(dict.fromkeys(op_id[o] for o in op.after)) for op in ops]),
-        tensor_bytes=frozen([span_bytes(tensor) for tensor in tensors]),
+        tensor_bytes=frozen([_device_bytes(op, tensor) for op in ops for tensor in op.outputs]),
         tensor_alias=_aliases(ops, tensor_id),
         workspace=frozen([op.workspace for op in ops]),
         memory=frozen([_MEMORY_CODE[op.memory] for op in ops]),

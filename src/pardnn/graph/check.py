@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pardnn.errors import FileError, shown
 from pardnn.graph.check_arguments import argument_faults
-from pardnn.graph.ir import Op, Tensor, span_bytes, storage_owners
+from pardnn.graph.ir import FROM_HOST, TO_HOST, Op, Tensor, span_bytes, storage_owners
 
 #: Sums of bytes are int64 in kernels; a graph above this is refused, not wrapped around.
 MAX_INT64 = 2**63 - 1
@@ -25,8 +25,9 @@ def check_ops(ops: Sequence[Op], *, name: str = "graph") -> None:
     """
     problems: list[str] = []
     is_sorted = _is_sorted(ops)  # then all that is referred to exists, and there is no cycle
-    rules = (_names, _values, _aliases)
-    for rule in rules if is_sorted else (_names, _values, _references, _aliases, _cycles):
+    rules = (_names, _values, _aliases, _on_host)
+    every = (_names, _values, _references, _aliases, _on_host, _cycles)
+    for rule in rules if is_sorted else every:
         # Later rules assume that names resolve and that values are numbers.
         problems = list(itertools.islice(rule(ops), 10))
         if problems:
@@ -83,8 +84,8 @@ def _values(ops: Sequence[Op]) -> Iterator[str]:
 def _op_faults(op: Op) -> Iterator[str]:
     if op.workspace < 0:
         yield f"workspace is {op.workspace} bytes"
-    if op.memory not in ("normal", "residual", "reference"):
-        yield f"memory is {op.memory!r}, not normal, residual or reference"
+    if op.memory not in ("normal", "residual", "reference", "host"):
+        yield f"memory is {op.memory!r}, not normal, residual, reference or host"
     if op.memory == "reference" and op.outputs and not op.inputs:
         yield "memory is reference, but it reads no tensor whose storage it could share"
     if op.is_source and (len(op.outputs) != 1 or op.inputs):
@@ -169,6 +170,20 @@ def _aliases(ops: Sequence[Op]) -> Iterator[str]:
                 yield f"{where} aliases itself through other tensors"
             elif owners[tensor.name] not in read:
                 yield f"{where} aliases {alias}, but its op does not read it"
+
+
+def _on_host(ops: Sequence[Op]) -> Iterator[str]:
+    """Check that what is on the host is state, and that copies alone read it."""
+    there = {tensor.name for op in ops if op.memory == "host" for tensor in op.outputs}
+    for op in ops:
+        if op.memory == "host" and op.kind != "state":
+            yield f"op {shown(op.name)} ({shown(op.kind)}) is on the host, but is no state"
+        reads = [name for name in op.inputs if name in there]
+        if op.kind in (FROM_HOST, TO_HOST):
+            if reads != list(op.inputs[:1]):
+                yield f"op {shown(op.name)} copies no tensor of the host"
+        elif reads:
+            yield f"op {shown(op.name)} reads {shown(reads[0])}, which is on the host"
 
 
 def _cycles(ops: Sequence[Op]) -> Iterator[str]:

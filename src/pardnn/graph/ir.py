@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pardnn.graph.csr import GraphArrays
 
-MemoryKind = Literal["normal", "residual", "reference"]
+MemoryKind = Literal["normal", "residual", "reference", "host"]
 Seconds = Mapping[str, float]
 
 #: Kinds that are no calls: their values exist before the step runs.
@@ -26,6 +26,9 @@ SOURCE_KINDS = frozenset({"input", "parameter", "buffer", "state", "constant"})
 
 #: Kind of the op that marks the tensor whose value the step returns. It has no outputs.
 LOSS_KIND = "pardnn.loss"
+
+#: Kinds of the copies between a device and its host, and the only ops that read what is there.
+FROM_HOST, TO_HOST = "pardnn.from_host", "pardnn.to_host"
 
 #: Every value class below refuses unknown fields and wrong types when it is read from a file.
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -86,7 +89,8 @@ class Op:
         inputs: Names of the tensors it reads.
         after: Names of ops that must have finished before it starts, without a data dependence.
         outputs: What it produces.
-        memory: "residual" outlives the step, "reference" owns nothing (view, in-place result).
+        memory: "residual" outlives the step, "reference" owns nothing (view, in-place result),
+            "host" outlives the step in memory that is not the device's (`plan.rewritten.offload`).
         seconds: Duration per device type at speed 1. A type that is absent cannot run the op;
             None leaves the duration to a cost model.
         workspace: Bytes held only while the op runs.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from pardnn.graph.csr import RESIDUAL
-from pardnn.graph.ir import Graph, writes
+from pardnn.graph.ir import FROM_HOST, Graph, writes
 
 _OF_SOURCE = {
     "parameter": "parameters", "buffer": "parameters", "constant": "parameters",
-    "state": "optimizer",
+    "state": "optimizer", FROM_HOST: "optimizer",
 }  # fmt: skip
 
 

@@ -14,14 +14,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pardnn.cluster import MAX_DEVICES, Cluster
-from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
+from pardnn.errors import InvalidPlanError, MismatchError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.file import fingerprint
 from pardnn.graph.ir import Graph, Op, addressed
 from pardnn.plan.actions import Action, Receive, Send, Wait
-from pardnn.plan.check_partitioned_graph import partition_problems
-from pardnn.plan.check_pieces import pieces_problems
-from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.constraints import hard
 from pardnn.plan.demands.check_constraints import constraint_problems
 from pardnn.plan.lower import Lowered, lower_messages
@@ -30,10 +27,10 @@ from pardnn.plan.plan import (
     Message,
     Plan,
     PlanArrays,
-    called_once,
     plan_arrays,
     planned_graph,
 )
+from pardnn.plan.rewritten.check_planned_graph import planned_graph_problems
 
 MAX_PROBLEMS = 20
 
@@ -99,15 +96,9 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
         return [f"order has {plan.num_devices} devices; at most {MAX_DEVICES} are possible"]
     if plan.graph_fingerprint is not None and plan.graph_fingerprint != fingerprint(graph):
         return ["graph_fingerprint: the plan was made for another graph"]
-    problems: list[str] = []
-    if not plan.keeps_bits:
-        problems += itertools.islice(_cut_graph(graph, plan), MAX_PROBLEMS)
-        if problems:
-            return problems
-    if plan.recompute is not None:
-        problems += itertools.islice(_called_again(graph, plan), MAX_PROBLEMS)
-        if problems:
-            return problems
+    problems = planned_graph_problems(graph, plan, MAX_PROBLEMS)
+    if problems:
+        return problems
     whole, graph = graph, planned_graph(graph, plan)
     context = _context(graph, plan, cluster)
     for rule in (_placement, _order, _groups, _messages, _deliveries, _writes, _addresses):
@@ -124,38 +115,6 @@ def plan_problems(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> l
     except MismatchError as error:
         return [error.message]
     return [*_schedule(graph, plan, arrays), *_memory(graph, plan, arrays, cluster)]
-
-
-def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Check the graph of the ops of all devices, or of all pieces of the batch."""
-    what = "pieces" if plan.partition is None else "partition"
-    if plan.partition is not None and plan.pieces is not None:
-        yield "a plan cuts its ops over the devices, or its batch in pieces, not both"
-        return
-    try:
-        called_once(graph, plan)
-    except PardnnError as error:
-        yield f"{what}: {error.message}"
-        return
-    yield from (
-        partition_problems(graph, plan)
-        if plan.pieces is None
-        else pieces_problems(graph, plan.pieces)
-    )
-
-
-def _called_again(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Check what follows from the second calls of ops."""
-    if plan.partition is not None:
-        yield "recompute: a plan that cuts every op over the devices has no second calls"
-        return
-    assert plan.recompute is not None
-    try:
-        rewritten = planned_graph(graph, plan)
-    except PardnnError as error:
-        yield error.message if "recompute" in error.message else f"recompute: {error.message}"
-        return
-    yield from recompute_problems(called_once(graph, plan), plan.recompute, rewritten)
 
 
 def check_plan(graph: Graph, plan: Plan, cluster: Cluster | None = None) -> None:

@@ -82,6 +82,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             "batch": {name: list(at) for name, at in plan.pieces.batch.items()},
             "ops": [op_to_dict(op) for op in plan.pieces.ops],
         }
+    if plan.offload is not None:
+        data["offload"] = list(plan.offload)
     if plan.recompute is not None:
         data["recompute"] = [_call_to_dict(call) for call in plan.recompute]
     if plan.constraints is not None:
@@ -151,8 +153,9 @@ def _digested(plan: Plan) -> list[str]:
         return []
     if plan.partition is not None:
         return list(plan.partition.sharding)
-    again = {call.name for call in plan.recompute or ()}
-    return [name for name in plan.placement if name not in again]
+    added = {call.name for call in plan.recompute or ()}
+    added |= {f"{name}{way}host" for name in plan.offload or () for way in "<>"}
+    return [name for name in plan.placement if name not in added]
 
 
 def _digests(plan: Plan, graph: Graph, found: dict[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from pardnn.plan.constraints import Constraint
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.recompute import SecondCall, graph_with_calls
+from pardnn.plan.rewritten.offload import graph_with_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,9 @@ class Plan:
             messages then are of its ops. None if every op runs on one device.
         pieces: The cut graph, if the batch is in pieces; placement, order and messages then are of
             its ops.
+        offload: Optimizer states that live on the host (`plan.rewritten`), in the graph's order;
+            placement, order and messages then are of the graph with their copies. None if all
+            live on devices.
         recompute: Ops that are called once more (`plan.recompute`); placement, order and messages
             then are of the graph with these calls. None if every op runs once.
         constraints: What was demanded of it, which the checker proves; None if nothing was.
@@ -127,6 +131,7 @@ class Plan:
     messages: tuple[Message, ...] = ()
     partition: Partition | None = None
     pieces: Pieces | None = None
+    offload: tuple[str, ...] | None = None
     recompute: tuple[SecondCall, ...] | None = None
     constraints: tuple[Constraint, ...] | None = None
     graph_fingerprint: str | None = None
@@ -154,7 +159,7 @@ class Plan:
 
 
 def planned_graph(graph: Graph, plan: Plan) -> Graph:
-    """Return the graph whose ops a plan places: the graph itself, in pieces, with second calls.
+    """Return the graph whose ops a plan places: in pieces, with host copies and second calls.
 
     Raises:
         FileError: E402, if the ops are no valid graph.
@@ -166,6 +171,12 @@ def planned_graph(graph: Graph, plan: Plan) -> Graph:
 
 def called_once(graph: Graph, plan: Plan) -> Graph:
     """Return the graph that a plan places, without second calls of its ops."""
+    cut = on_devices(graph, plan)
+    return cut if plan.offload is None else graph_with_host(cut, plan.offload)
+
+
+def on_devices(graph: Graph, plan: Plan) -> Graph:
+    """Return the graph that a plan places, without second calls and with all state on devices."""
     cut = plan.partition or plan.pieces
     return graph if cut is None else _built(graph.name, cut)
 

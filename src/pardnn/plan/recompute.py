@@ -97,7 +97,7 @@ def _ops_with_calls(graph: Graph, calls: Sequence[SecondCall]) -> list[Op]:
     whole = {op.name: op for op in graph.ops}
     renamed = _renamings(graph, calls)
     numbers = {name: call.number for name, call in by_name.items()}
-    ops = [_rewired(whole[of[n]], numbers.get(n), renamed.get(n, {})) for n in order]
+    ops = [rewired(whole[of[n]], numbers.get(n), renamed.get(n, {})) for n in order]
     return _ordered(ops, of, position)
 
 
@@ -112,7 +112,7 @@ def _renamings(graph: Graph, calls: Iterable[SecondCall]) -> dict[str, dict[str,
     return found
 
 
-def _rewired(op: Op, number: int | None, reads: Mapping[str, str]) -> Op:
+def rewired(op: Op, number: int | None, reads: Mapping[str, str]) -> Op:
     """Return an op, or a further call of it, that reads other tensors."""
     if number is None and not reads:
         return op

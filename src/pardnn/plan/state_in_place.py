@@ -78,13 +78,14 @@ def state_in_place(
         other_bytes: See `StateInPlace`.
     """
     tensors = {op.name: op.outputs[0] for op in graph.ops if op.kind in STATE_KINDS}
-    sizes = {op.name: op.outputs[0].bytes for op in planned_graph(graph, plan).ops if op.is_source}
+    planned = planned_graph(graph, plan).ops
+    sizes = {op.name: op.outputs[0].bytes for op in planned if op.is_source}
     mesh = None if plan.partition is None else plan.partition.mesh
     held: dict[str, Held] = {} if before is None else dict(before.held)
     for name, shards in state_layout(graph, plan).items():
         per_device = [0] * plan.num_devices
         for shard in shards:
-            per_device[shard.device] += sizes[shard.op]
+            per_device[shard.device] += 0 if shard.on_host else sizes[shard.op]
         held[name] = Held(tensors[name], shards, tuple(per_device), mesh)
     return StateInPlace(
         held=held, num_devices=plan.num_devices, other_bytes=tuple(other_bytes), near=plan
@@ -161,8 +162,8 @@ def state_problems(
         held = state.held.get(name)
         if held is None:
             continue
-        there = [(shard.device, shard.box) for shard in held.shards]
-        here = [(shard.device, shard.box) for shard in shards]
+        there = [(shard.device, shard.box, shard.on_host) for shard in held.shards]
+        here = [(shard.device, shard.box, shard.on_host) for shard in shards]
         if here != there:
             problems.append(
                 f"{shown(name)} lies on {_where(there)}, the plan has it on {_where(here)}"
@@ -182,8 +183,11 @@ def state_problems(
     return problems
 
 
-def _where(shards: Sequence[tuple[int, object]]) -> str:
-    found = [f"device {device}" + ("" if box is None else f" {box}") for device, box in shards[:4]]
+def _where(shards: Sequence[tuple[int, object, bool]]) -> str:
+    found = [
+        f"{'the host of ' * on_host}device {device}" + ("" if box is None else f" {box}")
+        for device, box, on_host in shards[:4]
+    ]
     return ", ".join(found) + (", ..." if len(shards) > 4 else "")
 
 

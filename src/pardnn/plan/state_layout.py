@@ -25,11 +25,13 @@ class Shard(NamedTuple):
         device: Index of the device.
         op: Name of the source op in the planned graph, "w" or "w@2".
         box: Of the whole tensor; None for all of it.
+        on_host: Whether it lies in the memory of the device's host.
     """
 
     device: int
     op: str
     box: Box | None
+    on_host: bool = False
 
 
 StateLayout = Mapping[str, tuple[Shard, ...]]
@@ -81,7 +83,8 @@ def state_layout(graph: Graph, plan: Plan) -> dict[str, tuple[Shard, ...]]:
     for op in planned_graph(graph, plan).ops:
         if op.kind in STATE_KINDS:
             of, box = shard_of(op, whole)
-            shards[of].append(Shard(plan.placement[op.name], op.name, box))
+            device = plan.placement[op.name]
+            shards[of].append(Shard(device, op.name, box, op.memory == "host"))
     return {name: tuple(sorted(found)) for name, found in shards.items()}
 
 

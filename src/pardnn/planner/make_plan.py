@@ -34,6 +34,7 @@ from pardnn.planner.conflicts import steered, with_constraints
 from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
 from pardnn.planner.microbatches.decide import NO_BATCH, decide_microbatched
+from pardnn.planner.offloaded import decide_offloaded, lies_on_host
 from pardnn.planner.portfolio import Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
@@ -166,8 +167,15 @@ def _is_polished(problem: Problem, num_ops: int) -> bool:
 
 
 def _best_of(problem: Problem, names: Sequence[str]) -> Outcome:
-    """Run algorithms on a problem; ops may be called a second time if the options say so."""
+    """Run algorithms on a problem; state may be on the host if the options say so."""
     problem = constrained(problem)
+    if problem.options.offload or lies_on_host(problem):
+        return decide_offloaded(problem, names, _on_devices)
+    return _on_devices(problem, names)
+
+
+def _on_devices(problem: Problem, names: Sequence[str]) -> Outcome:
+    """Run algorithms on a problem; ops may be called a second time if the options say so."""
     if problem.options.recompute:
         return decide_recomputed(problem, names, best_once)
     return best_once(problem, names)

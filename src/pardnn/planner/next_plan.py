@@ -45,6 +45,7 @@ def next_plan(
             reserve=own.reserve,
             microbatches=len(own.pieces.points) - 1 if own.pieces else None,
             recompute=options.recompute or own.recompute is not None,
+            offload=options.offload or own.offload is not None,
             constraints=own.constraints or options.constraints,
         )  # fmt: skip
     costs = costs_for(graph, cluster, options.costs)

@@ -26,6 +26,8 @@ class PlanOptions:
             and so on; None leaves the batch whole.
         recompute: Whether ops may be called a second time, just before the backward pass reads
             their results, where that lets a step fit or makes it faster.
+        offload: Whether optimizer state may live on the host and be copied to its device for the
+            ops that use it, where that lets a step fit.
         constraints: Where ops must run, how tensors are cut, how many pieces there are.
         policy: How ready ops are scheduled: "order" keeps to the plan's own order; "fifo" and
             "priority" mean an engine that schedules them itself: memory then also fits along the
@@ -41,7 +43,7 @@ class PlanOptions:
 
     Raises:
         UsageError: E210 (algorithm), E211 (reserve), E201 (objective, policy, seed), E246 (an
-            algorithm that takes no constraints).
+            algorithm or option that takes no constraints).
     """
 
     algorithm: str = "auto"
@@ -54,6 +56,7 @@ class PlanOptions:
     policy: Policy = "order"
     microbatches: int | Literal["auto"] | None = None
     recompute: bool = False
+    offload: bool = False
     constraints: tuple[Constraint, ...] = ()
 
     def __post_init__(self) -> None:
@@ -75,6 +78,7 @@ class PlanOptions:
                 "ops that are called a second time are placed whole, in a fixed order, which "
                 f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
             )
+        self._check_offload()
         if self.policy != "order" and self.algorithm in SHARDED:
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
@@ -104,6 +108,21 @@ class PlanOptions:
             )
         if self.objective != "seconds" and any(e.price_s is not None for e in self.constraints):
             raise UsageError("wishes have a price in seconds; the objective is bytes")
+
+    def _check_offload(self) -> None:
+        if self.offload and (self.algorithm in SHARDED or self.policy != "order"):
+            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
+            raise UsageError(
+                "ops whose state is on the host are placed whole, in a fixed order, which "
+                f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
+            )
+        if self.offload and self.constraints:
+            raise UsageError(
+                "constraints do not hold for state on the host yet: "
+                f"{shown(str(self.constraints[0]))}.\n"
+                "Plan without offload, or without constraints.",
+                code="E246",
+            )
 
     def _check_microbatches(self) -> None:
         wanted = self.microbatches

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
@@ -19,12 +20,13 @@ from pardnn.place.recompute.search import WORK
 from pardnn.plan.plan import (
     Plan,
     PlanArrays,
-    called_once,
+    on_devices,
     plan_arrays,
     plan_from_arrays,
     planned_graph,
 )
 from pardnn.plan.recompute import first_call
+from pardnn.plan.rewritten.offload import graph_with_host
 from pardnn.planner.algorithms import whole_op_algorithms
 from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.portfolio import Outcome
@@ -191,10 +193,29 @@ def costs_of_planned(graph: Graph, plan: Plan, planned: Graph, costs: Costs) -> 
         costs: Of the ops of `graph`.
     """
     assert plan.cluster is not None
-    once = called_once(graph, plan)
+    there = on_devices(graph, plan)
     if not plan.keeps_bits:
-        costs = partitioned_costs(graph, once, plan.cluster, costs)
-    return costs if planned is once else costs_again(once, costs, planned)
+        costs = partitioned_costs(graph, there, plan.cluster, costs)
+    return rewritten_costs(there, costs, plan, plan.cluster, planned)
+
+
+def rewritten_costs(
+    graph: Graph, costs: Costs, plan: Plan, cluster: Cluster, planned: Graph
+) -> Costs:
+    """Return the costs of a graph with state on the host and second calls.
+
+    Args:
+        graph: Without them, see `on_devices`.
+        costs: Of its ops.
+        plan: Says what they are.
+        cluster: Tells the device types.
+        planned: With them.
+    """
+    if plan.offload is not None:
+        there = graph_with_host(graph, plan.offload)
+        costs = partitioned_costs(graph, there, cluster, costs)
+        graph = there
+    return costs if plan.recompute is None else costs_again(graph, costs, planned)
 
 
 def costs_again(graph: Graph, costs: Costs, again: Graph) -> Costs:

@@ -20,7 +20,7 @@ from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
-from pardnn.planner.recomputed import costs_again
+from pardnn.planner.recomputed import rewritten_costs
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.shard.microbatch.rewrite import cut_batch
@@ -236,9 +236,9 @@ def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcom
     plan = plan_from_arrays(cut, outcome.plan) if not outcome.sharded else outcome.sharded.plan
     if is_measured:
         known = partitioned_costs(problem.graph, cut, cluster, problem.costs)
-    if outcome.sharded is not None:  # with second calls of ops
+    if outcome.sharded is not None:  # with state on the host, or second calls of ops
         cut, whole = outcome.sharded.graph, cut
-        known = costs_again(whole, known, cut)
+        known = rewritten_costs(whole, known, plan, cluster, cut)
     if is_measured:
         timeline = simulate(cut, machine_of(known, cluster), outcome.plan)
         outcome = outcome._replace(makespan_s=timeline.makespan)

@@ -119,5 +119,6 @@ def started(options: PlanOptions, start: Plan) -> PlanOptions:
         options,
         microbatches=pieces if is_open else options.microbatches,
         recompute=options.recompute or start.recompute is not None,
+        offload=options.offload or start.offload is not None,
         constraints=options.constraints or start.constraints or (),
     )

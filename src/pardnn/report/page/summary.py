@@ -41,6 +41,8 @@ def decided(found: Simulated, devices: Sequence[DeviceRow]) -> Iterator[str]:
     idle = [device.name for device in devices if device.busy_s <= 0]
     if idle:
         yield f"Without work: {', '.join(idle[:8])}{' and others' if len(idle) > 8 else ''}."
+    if plan.offload:
+        yield f"{len(plan.offload)} tensors of optimizer state are on the host."
     if plan.recompute:
         yield f"{len(plan.recompute)} ops are called a second time to save memory."
     yield f"Decided by {plan.algorithm or 'hand'}; {_kept(found)}"

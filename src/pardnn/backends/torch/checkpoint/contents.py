@@ -60,7 +60,7 @@ def contents(program: Program, keys: Keys, step: int) -> Contents:
     for name, shards in program.state.items():
         tensor = _tensor(sources[name], keys)
         holders: dict[tuple[tuple[int, int], ...], list[tuple[int, str]]] = {}
-        for rank, op, box in shards:
+        for rank, op, box, _ in shards:
             holders.setdefault(box or whole_box(tensor.shape), []).append((rank, op))
         pieces: list[Piece] = []
         for box, found in holders.items():

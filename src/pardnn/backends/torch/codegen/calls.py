@@ -25,7 +25,7 @@ from pardnn.backends.torch.ops.codec import (
 from pardnn.backends.torch.ops.kernel_memory import LARGER
 from pardnn.backends.torch.ops.partition_ops import COMBINE, concatenation_dim
 from pardnn.errors import FileError, shown
-from pardnn.graph.ir import Op, Tensor, contiguous_strides
+from pardnn.graph.ir import FROM_HOST, TO_HOST, Op, Tensor, contiguous_strides
 from pardnn.plan.partitioned_graph import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE
 
 _INFIX = {
@@ -133,9 +133,12 @@ class CallWriter:
 
     def _partition_op(self, op: Op, arguments: dict[str, Any]) -> list[str]:
         args, _ = _decoded(op, arguments, op.inputs)
+        if op.kind == TO_HOST:
+            host, name = args
+            return [f"{self.names[host]}.copy_({self.names[name]})"]
         write = {
             SLICE: self._slice, UPDATE: self._update, JOIN: self._join, FETCH: self._fetch,
-            REDUCE: self._reduce,
+            REDUCE: self._reduce, FROM_HOST: self._from_host,
         }.get(op.kind)  # fmt: skip
         if write is None:
             raise FileError(f"op {shown(op.name)} ({shown(op.kind)}) cannot run: no such call")
@@ -153,6 +156,9 @@ class CallWriter:
 
     def _slice(self, made: str, _output: Tensor, name: str, box: Any) -> list[str]:
         return [f"{made} = {self.box(name, box)}"]
+
+    def _from_host(self, made: str, output: Tensor, name: str) -> list[str]:
+        return [*self.buffer(made, output, output.shape or ()), f"{made}.copy_({self.names[name]})"]
 
     def _update(self, made: str, _output: Tensor, name: str, box: Any, source: str) -> list[str]:
         target = self.names[name]

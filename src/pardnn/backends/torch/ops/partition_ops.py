@@ -7,6 +7,7 @@
 | `pardnn.reduce` | spread reduction: the partial results added in the given order |
 | `pardnn.update` | a copy into a box of the local tensor |
 | `pardnn.join` | the buffer itself; a shard that was not received in place is copied into it |
+| `pardnn.from_host`, `pardnn.to_host` | copies between a device and its host (`plan.rewritten`) |
 | `pardnn.draw` | the random call on the whole tensors, of which boxes are kept |
 
 Every device reduces the same partial results in the same order, so replicas agree to the last bit.
@@ -22,8 +23,9 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.devices import empty_tensor
 from pardnn.errors import FileError, shown
-from pardnn.graph.ir import Op, contiguous_strides
+from pardnn.graph.ir import FROM_HOST, TO_HOST, Op, contiguous_strides
 from pardnn.plan.mesh import Box
 from pardnn.plan.partitioned_graph import FETCH, JOIN, REDUCE, SLICE, UPDATE
 
@@ -86,6 +88,17 @@ def bind_partition_op(op: Op, args: Sequence[Any], device: torch.device) -> Resu
 def _slice(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
     name, box = args
     return lambda env: box_view(env[name], box)
+
+
+def _from_host(op: Op, args: Sequence[Any], device: torch.device) -> Result:
+    (name,) = args
+    (output,) = op.outputs
+    return lambda env: empty_tensor(output, device).copy_(env[name])
+
+
+def _to_host(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
+    host, name = args
+    return lambda env: env[host].copy_(env[name])
 
 
 def _update(_op: Op, args: Sequence[Any], _device: torch.device) -> Result:
@@ -227,6 +240,8 @@ _BINDERS: Mapping[str, Callable[[Op, Sequence[Any], torch.device], Result]] = {
     JOIN: _join,
     FETCH: _fetch,
     REDUCE: _reduce,
+    FROM_HOST: _from_host,
+    TO_HOST: _to_host,
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pardnn.cost.call import Call, bare_name, call_of
+from pardnn.cost.host_link import is_host_copy
 from pardnn.errors import UnsupportedError
 from pardnn.graph.ir import Graph, Op, Tensor, contiguous_strides, storage_owners
 
@@ -95,10 +96,13 @@ def synthetic_inputs(op: Op, tensors: Mapping[str, Tensor], device: torch.device
     generator = torch.Generator(device).manual_seed(0)
     bound = _BOUNDS.get(call.name, lambda _: None)(call)
     low = 1 if call.name in _DIVISIONS else 0
-    return {
+    values = {
         tensor.name: made_up(tensor, range(low, max(bound or low + 1, low + 1)), generator)
         for tensor in call.inputs
     }
+    if is_host_copy(op) and device.type != "cpu":
+        values[op.inputs[0]] = values[op.inputs[0]].cpu().pin_memory()
+    return values
 
 
 def index_bounds(graph: Graph, tensors: Mapping[str, Tensor]) -> dict[str, int]:

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pardnn.backends.torch.deferred_init.initialise import Recording, replay
-from pardnn.backends.torch.devices import empty_tensor
+from pardnn.backends.torch.ops.host_memory import new_state, on_host
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng.generator import generators_restored
 from pardnn.backends.torch.runtime.failures import naming_what_is_made_whole
@@ -150,7 +150,7 @@ class Binding:
         with naming_what_is_made_whole(recording, names, tensors, parts):
             reals = replay(recording, tensors, parts)
         values = {
-            op.name: self._placed(self._as_state(op, of, real))
+            op.name: self._placed(self._as_state(op, of, real), op)
             for (op, of, _), real in zip(made, reals, strict=True)
         }
         return {
@@ -170,10 +170,10 @@ class Binding:
             if not isinstance(live, torch.Tensor):
                 values[op.name] = self._initial_value(op, of)
             elif box is None or isinstance(live, FakeTensor) or live.is_meta:
-                values[op.name] = self._placed(live)
+                values[op.name] = self._placed(live, op)
             else:
                 copy = box_copy(live, box, op.outputs[0].strides)
-                values[op.name] = self._placed(self._as_state(op, of, copy))
+                values[op.name] = self._placed(self._as_state(op, of, copy), op)
         return values
 
     def _is_copy(self, of: str) -> bool:
@@ -193,20 +193,17 @@ class Binding:
         dtype = getattr(torch, op.outputs[0].dtype or "")
         return value.detach().to(dtype) if self._is_copy(of) else value
 
-    def _placed(self, value: torch.Tensor) -> torch.Tensor:
+    def _placed(self, value: torch.Tensor, op: Op) -> torch.Tensor:
         if isinstance(value, FakeTensor) or value.is_meta or value.dim() == 0:
             return value  # the executor refuses what has no data; a step count stays on the host
+        if op.memory == "host":
+            return on_host(value, op, self._device)
         return value if value.device == self._device else value.to(self._device)
 
     def _initial_value(self, op: Op, of: str) -> torch.Tensor | None:
         """Return a state that does not exist yet, as the first step would have created it."""
         initial = self._initial[of]
-        if initial is None:
-            return None
-        (output,) = op.outputs
-        # Optimizers count their steps on the host.
-        device = self._device if output.shape else torch.device("cpu")
-        return empty_tensor(output, device).fill_(initial)
+        return None if initial is None else new_state(op, self._device, initial)
 
     def install(self, values: Mapping[str, Any], residents: Iterable[Op]) -> None:
         """Put this rank's residents into the user's objects again, and drop those of other ranks.

@@ -83,7 +83,7 @@ def gathered(
     """
     whole = empty_tensor(output, world.device)
     by_box = {shard.box: shard for shard in reversed(shards)}  # one of the replicas
-    for rank, _, box in sorted(by_box.values()):
+    for rank, _, box, _ in sorted(by_box.values()):
         place = whole if box is None else box_view(whole, box)
         place.copy_(_broadcast(rank, mine if rank == world.rank else None, place, world))
     return whole

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.devices import elements_of
+from pardnn.backends.torch.ops.host_memory import is_on_host
 
 
 class MemoryMeter:
@@ -37,7 +38,7 @@ class MemoryMeter:
             if name in self._storage_of:
                 self.remove((name,))
             value = env.get(name)
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) or is_on_host(value):
                 continue
             storage = value.untyped_storage()
             key = storage._cdata

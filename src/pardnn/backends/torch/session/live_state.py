@@ -22,6 +22,7 @@ from pardnn.backends.torch.comm.stop_signal import StopSignal
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.deferred_init.initialise import Recording
 from pardnn.backends.torch.devices import empty_tensor
+from pardnn.backends.torch.ops.host_memory import where_it_lies
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.profile.rank_links import ThisCluster, this_cluster
 from pardnn.backends.torch.runtime.binding import Binding
@@ -221,6 +222,8 @@ class LiveState:
                 self.version += 1
             if value is first is not live and op is not None:  # it starts as a copy
                 value = first.detach().clone()
+            if op is not None and isinstance(value, torch.Tensor):
+                value = where_it_lies(value, op, self._world.device)
             if op is None and (held is None or value is not live):
                 source.set(_hollow(outputs[name], source))
             elif value is not live:
@@ -299,7 +302,7 @@ def live_state_of(tensors: Iterable[torch.Tensor]) -> LiveState | None:
 def _held(program: Program, tensor: Tensor, shards: tuple[Shard, ...]) -> Held:
     sizes = [0] * program.plan.num_devices
     for shard in shards:
-        sizes[shard.device] += program.ops[shard.op].outputs[0].bytes
+        sizes[shard.device] += _device_bytes(program, shard)
     partition = program.plan.partition
     mesh = None if partition is None else partition.mesh
     return Held(tensor, shards, tuple(sizes), mesh)
@@ -308,15 +311,19 @@ def _held(program: Program, tensor: Tensor, shards: tuple[Shard, ...]) -> Held:
 def _resident_bytes(program: Program, rank: int) -> int:
     """Return the bytes of the state that a rank keeps for a program."""
     shards = (_at(each, rank) for each in program.state.values())
-    return sum(program.ops[shard.op].outputs[0].bytes for shard in shards if shard is not None)
+    return sum(_device_bytes(program, shard) for shard in shards if shard is not None)
+
+
+def _device_bytes(program: Program, shard: Shard) -> int:
+    return 0 if shard.on_host else program.ops[shard.op].outputs[0].bytes
 
 
 def _at(shards: Sequence[Shard], device: int) -> Shard | None:
     return next((shard for shard in shards if shard.device == device), None)
 
 
-def _places(shards: Iterable[Shard]) -> list[tuple[int, Box | None]]:
-    return [(shard.device, shard.box) for shard in shards]
+def _places(shards: Iterable[Shard]) -> list[tuple[int, Box | None, bool]]:
+    return [(shard.device, shard.box, shard.on_host) for shard in shards]
 
 
 def _covers(held: Shard | None, box: Box | None) -> bool:

@@ -20,6 +20,7 @@ import torch
 
 from pardnn.backends.torch.comm.wire_format import has_strides
 from pardnn.backends.torch.devices import strides_of
+from pardnn.backends.torch.ops.host_memory import on_host
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor
@@ -106,6 +107,9 @@ class KeptData:
         strides = strides_of(op.outputs[0])
         if value.shape != old.shape or not has_strides(value, strides):
             return None
+        if op.memory == "host":
+            value = on_host(value, op, self._state.world.device)
+            self._binding.sources[of].set(value)
         return value
 
     def _is_shared_out(self, tensor: torch.Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""Graphs that a plan rewrites before it places them, and their checks."""

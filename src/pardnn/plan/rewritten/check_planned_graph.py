@@ -1,0 +1,80 @@
+"""Checks of the graph that a plan places: cut, with state on the host, and with second calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from pardnn.errors import PardnnError
+from pardnn.graph.ir import Graph
+from pardnn.plan.check_partitioned_graph import partition_problems
+from pardnn.plan.check_pieces import pieces_problems
+from pardnn.plan.check_recompute import recompute_problems
+from pardnn.plan.plan import Plan, called_once, on_devices, planned_graph
+from pardnn.plan.rewritten.check_offload import offload_problems
+
+
+def planned_graph_problems(graph: Graph, plan: Plan, most: int) -> list[str]:
+    """Return up to `most` rules that the graph of a plan breaks; later ones build on earlier ones.
+
+    Args:
+        graph: The graph that the plan is for.
+        plan: Any plan.
+        most: Number of problems to look for.
+    """
+    rules = (
+        (not plan.keeps_bits, _cut_graph),
+        (plan.offload is not None, _on_host),
+        (plan.recompute is not None, _called_again),
+    )
+    for is_needed, rule in rules:
+        problems = list(itertools.islice(rule(graph, plan), most)) if is_needed else []
+        if problems:
+            return problems
+    return []
+
+
+def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Check the graph of the ops of all devices, or of all pieces of the batch."""
+    what = "pieces" if plan.partition is None else "partition"
+    if plan.partition is not None and plan.pieces is not None:
+        yield "a plan cuts its ops over the devices, or its batch in pieces, not both"
+        return
+    try:
+        on_devices(graph, plan)
+    except PardnnError as error:
+        yield f"{what}: {error.message}"
+        return
+    yield from (
+        partition_problems(graph, plan)
+        if plan.pieces is None
+        else pieces_problems(graph, plan.pieces)
+    )
+
+
+def _on_host(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Check what follows from state on the host."""
+    if plan.partition is not None:
+        yield "offload: a plan that cuts every op over the devices has all state on them"
+        return
+    assert plan.offload is not None
+    try:
+        rewritten = called_once(graph, plan)
+    except PardnnError as error:
+        yield error.message if "offload" in error.message else f"offload: {error.message}"
+        return
+    yield from offload_problems(on_devices(graph, plan), plan.offload, rewritten)
+
+
+def _called_again(graph: Graph, plan: Plan) -> Iterator[str]:
+    """Check what follows from the second calls of ops."""
+    if plan.partition is not None:
+        yield "recompute: a plan that cuts every op over the devices has no second calls"
+        return
+    assert plan.recompute is not None
+    try:
+        rewritten = planned_graph(graph, plan)
+    except PardnnError as error:
+        yield error.message if "recompute" in error.message else f"recompute: {error.message}"
+        return
+    yield from recompute_problems(called_once(graph, plan), plan.recompute, rewritten)

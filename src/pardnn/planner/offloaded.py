@@ -1,0 +1,133 @@
+"""Plans with optimizer state on the host, for steps that do not fit with all of it on devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.ir import span_bytes
+from pardnn.plan.plan import plan_from_arrays
+from pardnn.plan.rewritten.offload import graph_with_host, may_offload
+from pardnn.planner.algorithms import whole_op_algorithms
+from pardnn.planner.costs import partitioned_costs
+from pardnn.planner.portfolio import Outcome
+from pardnn.planner.problem import Problem
+from pardnn.planner.search_log import SearchLog
+from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.time_limit import check_time
+
+Decide = Callable[[Problem, Sequence[str]], Outcome]
+
+
+def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
+    """Return a plan with as little state on the host as was found to fit.
+
+    The largest states go first, for they need the fewest copies; how many is found by bisection.
+    So on one device a larger limit copies no more. What lies on the host already stays there.
+
+    Args:
+        problem: What to plan.
+        names: Algorithms to run.
+        decide: Runs them on a problem, and returns the best outcome.
+
+    Raises:
+        InfeasibleError: E301, if nothing fits either way.
+        UsageError: E225, if the state lies cut over all devices.
+    """
+    placing = whole_op_algorithms(names, "ops whose state is on the host are whole", "offload")
+    started = time.perf_counter()
+    stays, movable = _movable(problem)
+
+    def tried(count: int) -> Outcome | None:
+        check_time()
+        chosen = {*stays, *movable[:count]}
+        try:
+            found = on_host(problem, chosen, placing if chosen else names, decide)
+        except InfeasibleError:
+            if count == len(movable):
+                raise
+            return None
+        problem.log.keep(found, problem.options.objective)
+        return found
+
+    best, least, most = tried(0), 0, len(movable)
+    if best is None:
+        best = tried(most)
+        while least + 1 < most:
+            middle = (least + most) // 2
+            found = tried(middle)
+            best, least, most = (best, middle, most) if found is None else (found, least, middle)
+    assert best is not None  # else the error of the last try was raised
+    return best._replace(planning_s=time.perf_counter() - started)
+
+
+def all_on_host(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
+    """Return the best plan with all state on the host that may be there.
+
+    Args:
+        problem: What to plan.
+        names: Algorithms to run.
+        decide: Runs them on a problem, and returns the best outcome.
+
+    Raises:
+        InfeasibleError: E301, if none fits.
+        UsageError: E225, if the state lies cut over all devices.
+    """
+    stays, movable = _movable(problem)
+    placing = whole_op_algorithms(names, "ops whose state is on the host are whole", "offload")
+    return on_host(problem, {*stays, *movable}, placing, decide)
+
+
+def _movable(problem: Problem) -> tuple[list[str], list[str]]:
+    """Return the states that lie on the host, and those that may be put there, largest first."""
+    held = {} if problem.state is None else problem.state.held
+    free = [op for op in may_offload(problem.graph) if op.name not in held]
+    free.sort(key=lambda op: -span_bytes(op.outputs[0]))
+    return lies_on_host(problem), [op.name for op in free]
+
+
+def lies_on_host(problem: Problem) -> list[str]:
+    """Return the states of the graph that lie on the host because a plan ran that had them there.
+
+    Args:
+        problem: With the state that stays where it is.
+    """
+    held = {} if problem.state is None else problem.state.held
+    there = {name for name, each in held.items() if any(shard.on_host for shard in each.shards)}
+    return [op.name for op in problem.graph.ops if op.name in there]
+
+
+def on_host(problem: Problem, chosen: set[str], names: Sequence[str], decide: Decide) -> Outcome:
+    """Return the best plan with these states on the host.
+
+    Args:
+        problem: What to plan.
+        chosen: Names of states.
+        names: Algorithms to run.
+        decide: Runs them on a problem, and returns the best outcome.
+    """
+    if not chosen:
+        return decide(problem, names)
+    whole, cluster = problem.graph, problem.cluster
+    offload = tuple(op.name for op in whole.ops if op.name in chosen)
+    graph = graph_with_host(whole, offload)
+    costs = partitioned_costs(whole, graph, cluster, problem.costs)
+    moved = sum(op.outputs[0].bytes for op in whole.ops if op.name in chosen)
+    note = f"optimizer state on the host: {moved / (1 << 20):.4g} MiB in {len(offload)} tensors"
+    log = SearchLog(within=problem.log, part="state on the host, ")
+    inner = dataclasses.replace(problem, graph=graph, costs=costs, log=log)
+    found = decide(inner, names)
+    sharded = found.sharded
+    plan = plan_from_arrays(graph, found.plan) if sharded is None else sharded.plan
+    return found._replace(
+        sharded=ShardedPlan(
+            plan=dataclasses.replace(plan, offload=offload),
+            graph=graph if sharded is None else sharded.graph,
+            costs=costs if sharded is None else sharded.costs,
+            arrays=found.plan, makespan_s=found.makespan_s, transfer_bytes=found.transfer_bytes,
+            planning_s=found.planning_s,
+        ),
+        notes=(*found.notes, note),
+    )  # fmt: skip

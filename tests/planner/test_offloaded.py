@@ -1,0 +1,136 @@
+"""Plans with optimizer state on the host: as little as makes a step fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pardnn
+from pardnn.api import advice
+from pardnn.api.advice import planned
+from pardnn.api.draw import draw_plan
+from pardnn.api.simulate import simulate
+from pardnn.cluster import Cluster
+from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.check import check_plan
+from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.plan.plan import Plan
+from pardnn.plan.state_in_place import check_state_kept
+from pardnn.planner.costs import costs_for
+from pardnn.planner.options import PlanOptions
+
+pytestmark = pytest.mark.jit
+
+MIB = 1 << 20
+
+
+def states(sizes: list[int]) -> Graph:
+    """A step that adds one number to each of some states, one after the other."""
+    one = Tensor(name="x", bytes=4, shape=(1,), dtype="float32")
+    ops = [Op(name="x", kind="input", outputs=(one,))]
+    for i, size in enumerate(sizes):
+        made = Tensor(name=f"s{i}", bytes=4 * size, shape=(size,), dtype="float32")
+        ops.append(Op(name=f"s{i}", kind="state", memory="residual", group=f"g{i}",
+                      outputs=(made,)))  # fmt: skip
+    for i, size in enumerate(sizes):
+        made = Tensor(name=f"t{i}", bytes=4 * size, shape=(size,), dtype="float32",
+                      alias_of=f"s{i}")  # fmt: skip
+        args = {"args": [{"tensor": f"s{i}"}, {"tensor": "x"}]}
+        ops.append(Op(name=f"t{i}", kind="aten.add_.Tensor", inputs=(f"s{i}", "x"),
+                      memory="reference", group=f"g{i}", outputs=(made,), arguments=args,
+                      seconds={"accelerator": 1e-3}))  # fmt: skip
+    return build_graph("states", ops)
+
+
+def offloaded(graph: Graph, memory: int, devices: int = 1) -> Plan:
+    cluster = Cluster.uniform(devices, memory=memory)
+    return pardnn.plan(graph, cluster, "heft", reserve=0.0, offload=True)
+
+
+def test_a_step_fits_that_did_not() -> None:
+    graph = states([MIB] * 4)  # 16 MiB
+    cluster = Cluster.uniform(1, memory=9 * MIB)
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(graph, cluster, reserve=0.0)
+    plan = offloaded(graph, 9 * MIB)
+    assert plan.offload is not None
+    assert len(plan.offload) == 3  # one is there at a time beside the one that stays
+    assert plan.predicted is not None
+    copies = 6 * (10e-6 + 4 * MIB / 12e9)
+    assert plan.predicted.makespan_s == pytest.approx(4e-3 + copies)
+    assert "optimizer state on the host: 12 MiB in 3 tensors" in plan.notes
+    check_plan(graph, plan_from_json(plan_to_json(plan)))
+    assert plan_to_json(offloaded(graph, 9 * MIB)) == plan_to_json(plan)
+    simulated = simulate(graph, plan)
+    assert simulated.makespan_s == pytest.approx(plan.predicted.makespan_s)
+    assert "<svg" in draw_plan(graph, plan, costs_for(graph, cluster))
+
+
+def test_nothing_goes_to_the_host_where_a_step_fits() -> None:
+    assert offloaded(states([MIB] * 4), 17 * MIB).offload is None
+
+
+def test_state_that_lies_on_the_host_stays_there() -> None:
+    graph = states([MIB] * 4)
+    plan = offloaded(graph, 9 * MIB)
+    roomy = Cluster.uniform(1, memory=64 * MIB)
+    there = pardnn.state_in_place(graph, plan)
+    assert pardnn.plan(graph, roomy, "heft", reserve=0.0, state=there).offload == plan.offload
+    moved = pardnn.plan(graph, roomy, "heft", reserve=0.0)
+    with pytest.raises(InvalidPlanError, match="the host of device 0"):
+        check_state_kept(graph, moved, there)
+
+
+def test_what_does_not_fit_on_the_host_either_is_told() -> None:
+    with pytest.raises(InfeasibleError, match="E301"):
+        offloaded(states([MIB] * 4), 3 * MIB)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 50_000), min_size=1, max_size=6),
+    devices=st.integers(1, 3),
+    parts=st.lists(st.floats(0.1, 1.0), min_size=2, max_size=3),
+)
+def test_plans_fit_and_more_memory_is_never_slower(
+    sizes: list[int], devices: int, parts: list[float]
+) -> None:
+    graph, before = states(sizes), float("inf")
+    for part in sorted(parts):
+        limit = int(part * 4 * sum(sizes)) + 4
+        try:
+            plan = offloaded(graph, limit, devices)
+        except InfeasibleError:
+            assert before == float("inf"), "a larger limit fits no more"
+            assert limit < 4 * max(sizes) + 4 or devices > 1
+            continue
+        check_plan(graph, plan)
+        assert plan.predicted is not None
+        assert max(plan.predicted.peak_bytes) <= limit
+        if devices == 1:
+            assert plan.predicted.makespan_s <= before
+            before = plan.predicted.makespan_s
+
+
+def test_an_error_names_the_option_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "SECONDS", 60.0)
+    graph, cluster = states([MIB] * 4), Cluster.uniform(1, memory=9 * MIB)
+    with pytest.raises(InfeasibleError, match="--offload"):
+        planned(graph, cluster, PlanOptions(reserve=0.0))
+    small = Cluster.uniform(1, memory=3 * MIB)
+    with pytest.raises(InfeasibleError) as failure:
+        planned(graph, small, PlanOptions(reserve=0.0))
+    assert "--offload" not in str(failure.value)
+
+
+@pytest.mark.parametrize("algorithm", ["tofu", "zero-1"])
+def test_cuts_do_not_take_it(algorithm: str) -> None:
+    with pytest.raises(UsageError, match="on the host are placed whole"):
+        PlanOptions(algorithm=algorithm, offload=True)
+
+
+def test_constraints_do_not_take_it() -> None:
+    with pytest.raises(UsageError, match="constraints"):
+        PlanOptions(constraints=(pardnn.pin("x", 0),), offload=True)
