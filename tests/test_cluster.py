@@ -75,6 +75,7 @@ def test_unknown_preset_lists_the_names() -> None:
         ({"devices": [{"name": "a", "memory": True}]}, r"\$\.devices\[0\]\.memory"),
         ({"default_link": {"bandwidth": 0.0}}, "bandwidth"),
         ({"default_link": {"bandwidth": 1.0, "latency": -1.0}}, "latency"),
+        ({"default_link": {"bandwidth": 1.0, "latency": 1e308}}, "latency"),
         ({"links": [{"from": "x", "to": "gpu:0", "bandwidth": 1.0}]}, "no such device"),
         ({"links": [{"from": "gpu:0", "to": "gpu:0", "bandwidth": 1.0}]}, "itself"),
         ({"links": [{"from": "gpu:0", "to": "gpu:1", "bandwidth": 1.0}] * 2}, "twice"),

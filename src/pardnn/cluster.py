@@ -25,6 +25,8 @@ DEFAULT_BANDWIDTH = 300e9
 DEFAULT_LATENCY = 25e-6
 #: Every pair of devices has a link of its own: a thousand devices are a million links.
 MAX_DEVICES = 1024
+#: Of a message; sums of any number of them are finite, in nanoseconds too.
+MAX_LATENCY_S = 1e9
 #: Sums of a few of these still fit the 64 bits of the kernels.
 MAX_MEMORY_BYTES = 1 << 60
 
@@ -254,8 +256,8 @@ def _problems(cluster: Cluster) -> Iterator[str]:
 def _rate_problems(where: str, rate: Link | Rate) -> Iterator[str]:
     if not (math.isfinite(rate.bandwidth) and rate.bandwidth > 0):
         yield f"{where}: bandwidth is {rate.bandwidth} bytes per second; it must be above 0"
-    if not (math.isfinite(rate.latency) and rate.latency >= 0):
-        yield f"{where}: latency is {rate.latency} seconds"
+    if not 0 <= rate.latency <= MAX_LATENCY_S:
+        yield f"{where}: latency is {rate.latency} seconds; it is from 0 to {MAX_LATENCY_S:g}"
 
 
 def _arrays(cluster: Cluster) -> ClusterArrays:

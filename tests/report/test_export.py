@@ -13,10 +13,12 @@ import pytest
 from pardnn.api.report import FORMATS, export
 from pardnn.api.simulate import simulate
 from pardnn.errors import UsageError
-from pardnn.graph.ir import Graph
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph, Op
 from pardnn.plan.plan import Plan
 from pardnn.plan.run_record import RankTimes, RunRecord, write_run
 from pardnn.report.export.drawing import Box, Drawing, dot_text, mermaid_text
+from pardnn.sim.machine import MAX_SECONDS
 from tests.report.steps import HOSTILE, hostile_step, planned
 
 Step = tuple[Graph, Plan]
@@ -117,6 +119,14 @@ def test_a_trace_keeps_the_rules_and_adds_up_to_the_plan(step: Step, to: str) ->
         assert trace.threads[flow["f"]["tid"]][1].startswith("receive")
     calls = [op.name for op in graph.ops if not op.is_source]
     assert sum(map(len, computed)) == len(calls)
+
+
+def test_a_step_of_the_most_seconds_is_a_trace() -> None:
+    """Nanoseconds of 4e299 s were infinite."""
+    op = Op(name="long", kind="aten.mm.default", seconds={"accelerator": 0.9 * MAX_SECONDS})
+    graph = build_graph("one", [op])
+    trace = Trace(export(graph, planned(graph), "perfetto"))
+    assert max(bar["dur"] for bars in trace.bars.values() for bar in bars) > MAX_SECONDS
 
 
 def test_messages_under_way_at_once_have_threads_of_their_own() -> None:

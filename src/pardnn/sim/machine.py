@@ -12,8 +12,8 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import UsageError
 
-#: A step's seconds stay below it, so that sums with those of messages are finite.
-MAX_SECONDS = 1e300
+#: A step's seconds stay below it: sums with those of messages are finite, in nanoseconds too.
+MAX_SECONDS = 1e290
 
 
 class Machine(NamedTuple):
