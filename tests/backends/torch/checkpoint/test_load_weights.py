@@ -157,7 +157,7 @@ def test_no_rank_holds_more_than_its_share_and_some_rows(tmp_path: Path) -> None
     def body(one: Rank) -> int:
         one.fast(one.args[2])
         ctypes.CDLL(None).malloc_trim(0)
-        # The allocator may keep a freed chunk of 8 MiB: seen in 2 of 30 runs, of the first call.
+        # The allocator may keep a freed chunk of 8 MiB: seen in 2 of 23 runs.
         return min(growth(lambda: one.fast.load_weights(tmp_path)) for _ in range(2))
 
     for algorithm in ("placed", "allrow-greedy"):
