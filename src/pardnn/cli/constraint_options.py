@@ -29,7 +29,7 @@ Forbids = Annotated[
     typer.Option(
         "--forbid",
         metavar="[NAME=]DEVICE[,DEVICE]",
-        help="Run an op, tensor or layer:PATH, or nothing at all, on these devices.",
+        help="Never run an op, tensor or layer:PATH, or anything at all, on these devices.",
     ),
 ]
 Together = Annotated[

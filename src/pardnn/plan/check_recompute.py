@@ -11,12 +11,12 @@ runtime sees to. O(ops + touches of a written storage x its writers).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
 
 from pardnn.errors import shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, storage_owners, writes
 from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
 from pardnn.plan.recompute import SecondCall, topological_positions
+from pardnn.plan.rewritten.original_names import with_original_names
 
 #: Ops of ours that may run again; the others write, receive in place, or draw for all devices.
 _PURE = (FETCH, REDUCE, SLICE)
@@ -85,7 +85,7 @@ def _differs(op: Op, whole: Op, again: Mapping[str, str]) -> str | None:
         return "reads other tensors"
     if not set(whole.after) <= set(op.after):
         return "does not wait for what its op waits for"
-    if _plain(op.arguments, again) != whole.arguments:
+    if with_original_names(op.arguments, again) != whole.arguments:
         return "has other arguments"
     made = [
         (plain(t.name), plain(t.alias_of), t.bytes, t.shape, t.dtype, t.strides) for t in op.outputs
@@ -93,18 +93,6 @@ def _differs(op: Op, whole: Op, again: Mapping[str, str]) -> str | None:
     if made != [(t.name, t.alias_of, t.bytes, t.shape, t.dtype, t.strides) for t in whole.outputs]:
         return "makes other tensors"
     return None
-
-
-def _plain(data: Any, again: Mapping[str, str]) -> Any:
-    """Return arguments with the names of the graph's tensors."""
-    if isinstance(data, str):
-        return again.get(data, data)
-    if isinstance(data, list | tuple):
-        return [_plain(item, again) for item in cast("Sequence[Any]", data)]
-    if isinstance(data, dict):
-        items = cast("dict[str, Any]", data).items()
-        return {key: _plain(value, again) for key, value in items}
-    return data
 
 
 def _contents(graph: Graph, rewritten: Graph, names: Mapping[str, str]) -> Iterator[str]:

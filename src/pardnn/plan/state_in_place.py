@@ -20,7 +20,7 @@ from pardnn.plan.check import MAX_PROBLEMS, capacities
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.mesh import Mesh
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
-from pardnn.plan.state_layout import STATE_KINDS, Shard, StateLayout, state_layout
+from pardnn.plan.state_layout import STATE_KINDS, Shard, StateLayout, places_of, state_layout
 
 
 class Held(NamedTuple):
@@ -162,8 +162,7 @@ def state_problems(
         held = state.held.get(name)
         if held is None:
             continue
-        there = [(shard.device, shard.box, shard.on_host) for shard in held.shards]
-        here = [(shard.device, shard.box, shard.on_host) for shard in shards]
+        there, here = places_of(held.shards), places_of(shards)
         if here != there:
             problems.append(
                 f"{shown(name)} lies on {_where(there)}, the plan has it on {_where(here)}"

@@ -6,7 +6,7 @@ tensor, and what a checkpoint records of the plan that wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pardnn.errors import InvalidPlanError, shown
@@ -36,6 +36,11 @@ class Shard(NamedTuple):
 
 StateLayout = Mapping[str, tuple[Shard, ...]]
 """Per source op of the whole graph its shards, by device; replicas are listed, each of them."""
+
+
+def places_of(shards: Iterable[Shard]) -> list[tuple[int, Box | None, bool]]:
+    """Return where shards lie, whatever their ops are called: device, box, whether on its host."""
+    return [(shard.device, shard.box, shard.on_host) for shard in shards]
 
 
 class KeptShard(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import span_bytes
@@ -12,13 +12,11 @@ from pardnn.plan.plan import plan_from_arrays
 from pardnn.plan.rewritten.offload import graph_with_host, may_offload
 from pardnn.planner.algorithms import whole_op_algorithms
 from pardnn.planner.costs import partitioned_costs
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.time_limit import check_time
-
-Decide = Callable[[Problem, Sequence[str]], Outcome]
 
 
 def decide_offloaded(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:

@@ -72,13 +72,8 @@ class PlanOptions:
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"seed is {self.seed}; it is a number from 0 to {MAX_SEED}")
         self._check_microbatches()
-        if self.recompute and (self.algorithm in SHARDED or self.policy != "order"):
-            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
-            raise UsageError(
-                "ops that are called a second time are placed whole, in a fixed order, which "
-                f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
-            )
-        self._check_offload()
+        self._check_whole_ops(self.recompute, "that are called a second time")
+        self._check_whole_ops(self.offload, "whose state is on the host")
         if self.policy != "order" and self.algorithm in SHARDED:
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
@@ -108,20 +103,21 @@ class PlanOptions:
             )
         if self.objective != "seconds" and any(e.price_s is not None for e in self.constraints):
             raise UsageError("wishes have a price in seconds; the objective is bytes")
-
-    def _check_offload(self) -> None:
-        if self.offload and (self.algorithm in SHARDED or self.policy != "order"):
-            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
-            raise UsageError(
-                "ops whose state is on the host are placed whole, in a fixed order, which "
-                f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
-            )
         if self.offload and self.constraints:
             raise UsageError(
                 "constraints do not hold for state on the host yet: "
                 f"{shown(str(self.constraints[0]))}.\n"
                 "Plan without offload, or without constraints.",
                 code="E246",
+            )
+
+    def _check_whole_ops(self, are_there: bool, which: str) -> None:
+        """Check that the algorithm places whole ops in a fixed order, where there are such ops."""
+        if are_there and (self.algorithm in SHARDED or self.policy != "order"):
+            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
+            raise UsageError(
+                f"ops {which} are placed whole, in a fixed order, which "
+                f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
             )
 
     def _check_microbatches(self) -> None:

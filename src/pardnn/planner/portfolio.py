@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, PardnnError, UsageError
@@ -85,6 +85,10 @@ class Outcome(NamedTuple):
         """Return what is least of the best outcome."""
         seconds, sent = self.makespan_s, float(self.transfer_bytes)
         return (seconds, sent) if objective == "seconds" else (sent, seconds)
+
+
+#: Runs algorithms on a problem, and returns the best outcome.
+Decide = Callable[[Problem, Sequence[str]], Outcome]
 
 
 def decide(problem: Problem, algorithm: str, *, best: Outcome | None = None) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from pardnn.plan.recompute import first_call
 from pardnn.plan.rewritten.offload import graph_with_host
 from pardnn.planner.algorithms import whole_op_algorithms
 from pardnn.planner.costs import partitioned_costs
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
@@ -43,8 +43,6 @@ LARGER = (1.25, 1.6, 2.5, None)
 #: On several devices each of up to 15 placements and orders takes this part of the work of one
 #: order on one device, so that all of them take about what two orders there do.
 SHARE = 8
-
-Decide = Callable[[Problem, Sequence[str]], Outcome]
 
 
 def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:

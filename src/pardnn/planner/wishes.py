@@ -44,18 +44,19 @@ def decide_wished(problem: Problem, decide: Callable[[Problem], Outcome]) -> Out
     list(layout_demands(wishes, problem.graph, mesh_of(problem.cluster)))
     must = hard(problem.options.constraints)
     best = decide(problem.with_options(constraints=must))
-    spent = best.planning_s
+    unmet, spent = unmet_by(problem, best, wishes), best.planning_s
     by_price = sorted(wishes, key=lambda each: -(each.price_s or 0))
     for added in (*([each] for each in by_price), by_price):
-        unmet = unmet_by(problem, best, wishes)
         if not any(each in unmet for each in added) or seconds_left() <= 0:
             continue
         granted = [each for each in wishes if each not in unmet or each in added]
         found = _granted(problem, must, granted, decide)
-        spent += found.planning_s if found else 0.0
-        if found and _value(problem, found, wishes) < _value(problem, best, wishes):
-            best = found
-    unmet = unmet_by(problem, best, wishes)
+        if found is None:
+            continue
+        spent += found.planning_s
+        left = unmet_by(problem, found, wishes)
+        if _value(found, left) < _value(best, unmet):
+            best, unmet = found, left
     notes = [f"wish {'not met' if each in unmet else 'met'}: {each}" for each in wishes]
     return best._replace(planning_s=spent, notes=(*best.notes, *notes))
 
@@ -84,6 +85,5 @@ def unmet_by(
     return tuple(e for e, _ in broken_constraints(wishes, graph, planned, plan, problem.cluster))
 
 
-def _value(problem: Problem, outcome: Outcome, wishes: Sequence[Constraint]) -> float:
-    unmet = unmet_by(problem, outcome, wishes)
+def _value(outcome: Outcome, unmet: Sequence[Constraint]) -> float:
     return outcome.makespan_s + sum(each.price_s or 0.0 for each in unmet)

@@ -33,10 +33,11 @@ def layout_demands(
     Raises:
         UsageError: E245, if a name, a dim or an axis is not there.
     """
+    of_layout = [each for each in constraints if each.kind == "layout"]
+    if not of_layout:
+        return  # names are of all ops, and most plans have no such constraint
     names = Names(graph, graph)
-    for each in constraints:
-        if each.kind != "layout":
-            continue
+    for each in of_layout:
         dim = None if isinstance(each.dim, str) else each.dim
         for text in each.what:
             for tensor in _with_dim(names.tensors(text, each), each, dim):

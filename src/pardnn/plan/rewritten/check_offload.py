@@ -8,10 +8,10 @@ O(ops + edges).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
 
 from pardnn.errors import shown
 from pardnn.graph.ir import FROM_HOST, TO_HOST, Graph, Op, storage_owners, writes
+from pardnn.plan.rewritten.original_names import with_original_names
 
 
 def offload_problems(graph: Graph, names: Sequence[str], rewritten: Graph) -> Iterator[str]:
@@ -59,24 +59,12 @@ def _differs(op: Op, whole: Op, on_host: set[str], copies: Mapping[str, str]) ->
         return "is in another group"
     if tuple(map(plain, op.inputs)) != whole.inputs:
         return "reads other tensors"
-    if _plain(op.arguments, copies) != _plain(whole.arguments, {}):
+    if with_original_names(op.arguments, copies) != with_original_names(whole.arguments, {}):
         return "has other arguments"
     made = [(t.name, plain(t.alias_of), t.bytes, t.shape, t.dtype, t.strides) for t in op.outputs]
     if made != [(t.name, t.alias_of, t.bytes, t.shape, t.dtype, t.strides) for t in whole.outputs]:
         return "makes other tensors"
     return None
-
-
-def _plain(data: Any, copies: Mapping[str, str]) -> Any:
-    """Return arguments with the names of the graph's tensors."""
-    if isinstance(data, str):
-        return copies.get(data, data)
-    if isinstance(data, list | tuple):
-        return [_plain(item, copies) for item in cast("Sequence[Any]", data)]
-    if isinstance(data, dict):
-        items = cast("dict[str, Any]", data).items()
-        return {key: _plain(value, copies) for key, value in items}
-    return data
 
 
 def _stores(graph: Graph, copies: Mapping[str, str]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from pardnn.planner.algorithms import BEST, BEST_WHOLE, whole_op_algorithms
 from pardnn.planner.constrained import constrained, obeyed
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.microbatches.staged import decide_staged
-from pardnn.planner.portfolio import Outcome
+from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import rewritten_costs
 from pardnn.planner.search_log import SearchLog
@@ -38,8 +38,6 @@ PATIENCE = 2
 MOST_DOUBLINGS, FEW_PIECES = 7, 4
 #: Ops of the graph, times pieces, above which `auto` tries no more pieces.
 MANY_OPS = 60_000
-
-Decide = Callable[[Problem, Sequence[str]], Outcome]
 
 
 def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:

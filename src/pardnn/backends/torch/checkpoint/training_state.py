@@ -6,7 +6,7 @@ Whatever is done here is collective: every rank calls it, between the same two s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,7 @@ from pardnn.checkpoint.manifest import Manifest
 from pardnn.errors import FileError, MismatchError, shown
 from pardnn.graph.file import fingerprint
 from pardnn.plan.file import plan_to_json
-from pardnn.plan.mesh import Box
-from pardnn.plan.state_layout import Shard
+from pardnn.plan.state_layout import places_of
 from pardnn.version import __version__
 
 
@@ -140,7 +139,7 @@ class TrainingState:
         if now is known or now.keys() >= known.keys():
             self._program, self._binding, self._live = program, binding, live
         else:
-            self._moved = [n for n in now if _places(now[n]) != _places(known.get(n, ()))]
+            self._moved = [n for n in now if places_of(now[n]) != places_of(known.get(n, ()))]
 
     def _check_located(self) -> None:
         """Raise E526 if no graph says where all of the state is."""
@@ -394,7 +393,3 @@ class TrainingState:
         check_values(manifest.numbers.get("objects", {}), self._binding.stateful(), what)
         manifests.append(manifest)
         return manifest.checksum
-
-
-def _places(shards: Iterable[Shard]) -> list[tuple[int, Box | None]]:
-    return [(shard.device, shard.box) for shard in shards]

@@ -35,7 +35,7 @@ from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.mesh import Box
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import Held, StateInPlace
-from pardnn.plan.state_layout import Shard
+from pardnn.plan.state_layout import Shard, places_of
 
 
 class Known(NamedTuple):
@@ -214,7 +214,7 @@ class LiveState:
             op = None if shard is None else program.ops[shard.op]
             if held is None:
                 value = None if op is None else values[op.name]
-            elif _places(held.shards) == _places(shards):
+            elif places_of(held.shards) == places_of(shards):
                 value = first
             else:
                 value, was_moved = self._again(first, held, op, shards)
@@ -320,10 +320,6 @@ def _device_bytes(program: Program, shard: Shard) -> int:
 
 def _at(shards: Sequence[Shard], device: int) -> Shard | None:
     return next((shard for shard in shards if shard.device == device), None)
-
-
-def _places(shards: Iterable[Shard]) -> list[tuple[int, Box | None, bool]]:
-    return [(shard.device, shard.box, shard.on_host) for shard in shards]
 
 
 def _covers(held: Shard | None, box: Box | None) -> bool:
