@@ -1,9 +1,9 @@
-"""Tofu's in-place gradient aggregation (section 7.2) on its RNNs: what it would bring.
+"""Tofu's in-place gradient aggregation (section 7.2) on its RNNs: what it brings.
 
-`python -m bench tofu-in-place rnn_6_4k:512 ...` rewrites kept steps so that a weight's gradients of
-all time steps are added up in one buffer, cuts the step as captured and the rewritten one over 8
-K80s without a limit, and writes `bench/results/<date>_tofu-in-place.md`. x.add_(y) gives the bits
-of x + y. With `--whole` ops stay whole and are placed by `pardnn`: `<date>_in-place-sums.md`.
+`python -m bench tofu-in-place rnn_6_4k:128 ...` cuts kept steps over 8 K80s with and without sums
+in place (`shard.spmd.sums_in_place`), looks for the largest batch that fits either way, and writes
+`bench/results/<date>_tofu-in-place.md`. With `--whole` ops stay whole, the captured graph is
+rewritten, and `pardnn` places it: `<date>_in-place-sums.md`.
 """
 
 from __future__ import annotations
@@ -11,40 +11,48 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
+import functools
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
-
-import numpy as np
+from unittest import mock
 
 from bench.common import RESULTS
 from bench.thesis.batch import model
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
+from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor, alias_of
 from pardnn.plan.memory import peak_bytes
+from pardnn.plan.partitioned_graph import ADD, ADD_IN_PLACE
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded import complete
+from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.sharded.decide import decide_sharded
+from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.sim.peak import live_bytes
 from testbed.kept_graphs import load
 
-ADD, ADD_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
+#: Samples to which the largest batch is looked for.
+GRAIN = 32
 
 COLUMNS = (
-    "step", "batch", "sums in place", "peak, GiB", "in place", "adding, GiB", "in place",
-    "peak at", "step, s", "in place",
+    "step", "batch", "kept for", "sums in place", "peak, GiB", "in place", "peak at", "in place",
+    "step, s", "in place", "sent, GiB", "in place", "largest batch", "in place",
 )  # fmt: skip
 
 HEAD = (
     "# Gradients of time steps added up in place",
     "",
     "Tofu's section 7.2 adds the gradients that a weight gets from each time step up in one",
-    "buffer. Here captured steps were rewritten so, and both cut over 8 K80s (`bytes`, no",
-    "limit). *Adding* is the most that a device holds while it adds gradients up: the peak is",
-    "lowered only where that is the peak. A step as captured frees the old sum at once.",
+    "buffer. Steps are cut over 8 K80s (`bytes`) with new tensors for sums, and with sums in their",
+    "first terms. A step as captured frees the old sum at once, so one shard of a gradient is what",
+    "there is to gain. *Kept for*: ops for which a fetched region is kept for another reader. The",
+    f"largest batch is that which fits 12 GiB of each device, to {GRAIN} samples.",
 )
 
 WHOLE_COLUMNS = (
@@ -66,16 +74,20 @@ class Measured(NamedTuple):
     """A cut step.
 
     Attributes:
+        reuse: Ops for which a fetched region is kept.
+        sums: Sums on all devices that are in place and are none in the graph.
         peak: Most bytes on any device.
-        adding: Most bytes on any device while gradients are added up.
         at: Kind of the op at the peak.
         step_s: Simulated.
+        sent: Bytes.
     """
 
+    reuse: int
+    sums: int
     peak: int
-    adding: int
     at: str
     step_s: float
+    sent: int
 
 
 def accumulated(graph: Graph, *, everywhere: bool = False) -> tuple[Graph, list[str]]:
@@ -132,21 +144,69 @@ def _in_place(op: Op, target: str) -> Op:
     )
 
 
-def measure(graph: Graph, sums: list[str]) -> Measured:
-    """Cut a step over 8 K80s under `bytes`, without a limit of memory."""
-    problem = Problem(
-        graph,
-        without_limits(Cluster.preset("p2-k80")),
-        preset_costs(graph, "k80"),
-        PlanOptions(objective="bytes", reserve=0.0),
-    )
-    found = decide_sharded(problem, "tofu")
+def cut(graph: Graph, cluster: Cluster, *, in_place: bool) -> ShardedPlan:
+    """Cut a step by `tofu` under `bytes`, with sums in place or without.
+
+    Raises:
+        InfeasibleError: E301, if it does not fit.
+    """
+    options = PlanOptions(objective="bytes", reserve=0.0)
+    problem = Problem(graph, cluster, preset_costs(graph, "k80"), options)
+    made = functools.partial(spmd_partition, sums_in_place=in_place)
+    with mock.patch.object(complete, "spmd_partition", made):
+        return decide_sharded(problem, "tofu")
+
+
+def measure(graph: Graph, *, in_place: bool) -> Measured:
+    """Cut a step over 8 K80s without a limit of memory."""
+    found = cut(graph, without_limits(Cluster.preset("p2-k80")), in_place=in_place)
     held = live_bytes(found.graph.arrays, found.arrays)
-    ops = [found.graph.ops[n] for n in found.arrays.order_op.tolist()]
-    wanted = set(sums)
-    is_sum = np.array([op.name.rpartition("@")[0] in wanted for op in ops])
-    at = ops[int(held.argmax())].kind
-    return Measured(int(held.max()), int(held[is_sum].max()), at, found.makespan_s)
+    at = found.graph.ops[int(found.arrays.order_op[held.argmax()])].kind
+    kinds = {op.name: op.kind for op in graph.ops}
+    sums = sum(
+        op.kind == ADD_IN_PLACE and kinds.get(op.name.rpartition("@")[0]) == ADD
+        for op in found.graph.ops
+    )
+    assert found.plan.partition is not None
+    reuse = found.plan.partition.reuse
+    return Measured(reuse, sums, int(held.max()), at, found.makespan_s, found.transfer_bytes)
+
+
+def largest_batch(name: str, known: int, *, in_place: bool) -> int:
+    """Return the largest batch that fits 8 K80s, to `GRAIN` samples.
+
+    Args:
+        name: Of the model.
+        known: A batch that fits, a multiple of `GRAIN`.
+        in_place: Whether sums are made in place.
+    """
+
+    def fits(count: int) -> bool:
+        try:
+            cut(model(name, count * GRAIN)[0], Cluster.preset("p2-k80"), in_place=in_place)
+        except InfeasibleError:
+            return False
+        return True
+
+    return GRAIN * last_true(fits, known // GRAIN)
+
+
+def last_true(holds: Callable[[int], bool], low: int) -> int:
+    """Return the last number for which something holds that then stops to hold.
+
+    Steps are doubled until it does not hold, and then halved.
+
+    Args:
+        holds: Of a number.
+        low: A number for which it does.
+    """
+    step = 1
+    while holds(low + step):
+        low, step = low + step, 2 * step
+    while step > 1:
+        step //= 2
+        low += step * holds(low + step)
+    return low
 
 
 def without_limits(cluster: Cluster) -> Cluster:
@@ -180,14 +240,17 @@ def placed(graph: Graph) -> tuple[int, float]:
 
 
 def row(step: str) -> str:
-    """Return the row of a step NAME:BATCH: peaks as captured and with gradients added in place."""
+    """Return the row of a step NAME:BATCH: without sums in place and with them."""
     name, _, batch = step.partition(":")
     graph = model(name, int(batch), preset="k80")[0]
-    changed, sums = accumulated(graph)
-    before, after = measure(graph, sums), measure(changed, sums)
-    cells = [name, batch, len(sums), *(f"{n / 2**30:.3f}" for n in (before.peak, after.peak))]
-    cells += [f"{n / 2**30:.3f}" for n in (before.adding, after.adding)]
-    cells += [f"`{before.at}`", f"{before.step_s:.3f}", f"{after.step_s:.3f}"]
+    new, old = measure(graph, in_place=False), measure(graph, in_place=True)
+    cells: list[object] = [name, batch, new.reuse if new.reuse == old.reuse else "not the same"]
+    cells += [old.sums, *(f"{each.peak / 2**30:.3f}" for each in (new, old))]
+    cells += [f"`{each.at}`" for each in (new, old)]
+    cells += [f"{each.step_s:.3f}" for each in (new, old)]
+    cells += [f"{each.sent / 2**30:.2f}" for each in (new, old)]
+    most = largest_batch(name, int(batch), in_place=False)
+    cells += [most, largest_batch(name, most, in_place=True)]
     return f"| {' | '.join(map(str, cells))} |"
 
 

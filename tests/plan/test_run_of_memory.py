@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from pardnn.graph.ir import Tensor
-from pardnn.plan.check_partitioned_graph import is_run
+from pardnn.plan.cut.runs_of_memory import is_run
 
 
 def _dense(shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:

@@ -3,8 +3,7 @@
 It proves that a plan runs every op once on a device that can run it, that every tensor is where it
 is read, that in-place writes change nothing that is still read or sent, that no schedule of the
 ranks deadlocks, and that no device exceeds its memory. Of a sharded plan it checks the partitioned
-graph first (`check_partitioned_graph`), then the plan of that graph as any other. O(ops + edges +
-messages).
+graph first (`plan.cut`), then the plan of that graph as any other. O(ops + edges + messages).
 """
 
 from __future__ import annotations

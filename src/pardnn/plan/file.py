@@ -41,7 +41,7 @@ def _partition_to_dict(partition: Partition) -> dict[str, Any]:
     mesh = partition.mesh
     shares = {"shares": [list(row) for row in mesh.shares]} if mesh.shares else {}
     how = {
-        name: value for name in ("in_turn", "reuse", "relay_axes")
+        name: value for name in ("in_turn", "reuse", "relay_axes", "sums_in_place")
         if (value := getattr(partition, name))
     }  # fmt: skip
     if partition.loops is not None:

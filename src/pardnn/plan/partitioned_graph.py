@@ -49,6 +49,9 @@ SLICE, FETCH, REDUCE, UPDATE, JOIN, DRAW = (
     f"pardnn.{name}" for name in ("slice", "fetch", "reduce", "update", "join", "draw")
 )
 
+#: A sum, and what its local ops are where they are made in the first term.
+ADD, ADD_IN_PLACE = "aten.add.Tensor", "aten.add_.Tensor"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
@@ -64,6 +67,8 @@ class Partition:
         in_turn: Whether the slices of a region are received one after the other.
         reuse: Ops of the graph for which a fetched region is kept for another reader.
         relay_axes: Of the first mesh axes, how many slices cross once per group.
+        sums_in_place: Whether local sums are `ADD_IN_PLACE` where nothing else reads their first
+            terms.
     """
 
     __pydantic_config__ = STRICT
@@ -75,6 +80,7 @@ class Partition:
     in_turn: bool = False
     reuse: int = 0
     relay_axes: int = 0
+    sums_in_place: bool = False
 
     def __hash__(self) -> int:
         """Hash by mesh and size: hashing the ops would cost as much as reading them."""

@@ -10,7 +10,7 @@ is received in place. What may differ is the order and the messages, which `plan
 No compiler is loaded: a rank may prove what it is given.
 Complexity: that of partitioning once.
 Deviations: the code that cut the graph cuts it again, so a fault of ours is not seen here; that is
-what `plan.check_partitioned_graph`, and numeric tests of all layouts by all operators, are for
+what `plan.cut.check_partitioned_graph`, and numeric tests of all layouts by all operators, are for
 (docs/decisions).
 """
 
@@ -27,7 +27,7 @@ from pardnn.errors import PardnnError, UsageError, shown
 from pardnn.graph.file import op_to_dict
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.check import MAX_PROBLEMS, check_plan, raise_problems
-from pardnn.plan.check_partitioned_graph import boxes_of
+from pardnn.plan.cut.check_partitioned_graph import boxes_of
 from pardnn.plan.file import check_fingerprint
 from pardnn.plan.mesh import layout_of
 from pardnn.plan.partitioned_graph import Partition
@@ -102,6 +102,7 @@ def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Itera
         derived = spmd_partition(
             graph, Sharding(partition.mesh, layouts, loops), in_turn=partition.in_turn,
             reuse=partition.reuse, relay_axes=partition.relay_axes,
+            sums_in_place=partition.sums_in_place,
         )  # fmt: skip
     except PardnnError as error:
         yield f"partition: {error.message}\n{_AGAIN}"

@@ -33,6 +33,7 @@ from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.emitter import Emitter, box_list, local_tensor
 from pardnn.shard.spmd.local_ops import emit_local_ops
 from pardnn.shard.spmd.random_ops import emit_random_op, is_random_op
+from pardnn.shard.spmd.sums_in_place import with_sums_in_place
 from pardnn.shard.spmd.templates import partition_op
 from pardnn.shard.spmd.whole_state import whole_state_notes
 from pardnn.time_limit import check_time
@@ -45,6 +46,7 @@ def spmd_partition(
     in_turn: bool = False,
     reuse: int = 0,
     relay_axes: int = 0,
+    sums_in_place: bool = True,
 ) -> Plan:
     """Return the plan that carries out a sharding, without metadata.
 
@@ -57,6 +59,7 @@ def spmd_partition(
             ops of the graph lie between them; the region is held so long.
         relay_axes: How many of the first mesh axes are slow: what several devices of a group need
             crosses them once (`relays`).
+        sums_in_place: Add into the first term of a sum where nothing else reads that.
 
     Raises:
         InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
@@ -76,7 +79,9 @@ def spmd_partition(
             emit_random_op(emitter, op)
         else:
             _call(emitter, op, undescribed)
-    axes = len(emitter.mesh.shape)
+    axes, ops = len(emitter.mesh.shape), emitter.ops
+    if sums_in_place:
+        ops = with_sums_in_place(ops, emitter.messages)
     return Plan(
         placement={name: device for device, row in enumerate(emitter.rows) for name in row},
         order=tuple(tuple(row) for row in emitter.rows),
@@ -87,11 +92,12 @@ def spmd_partition(
                 name: placements(sharding.layouts.get(name) or (None,) * axes)
                 for name in emitter.tensors
             },
-            ops=tuple(emitter.ops),
+            ops=tuple(ops),
             loops={name: row for name, row in sharding.axes.items() if any(row)},
             in_turn=in_turn,
             reuse=reuse,
             relay_axes=emitter.relay_axes,
+            sums_in_place=sums_in_place,
         ),
         notes=(
             *whole_state_notes(emitter),

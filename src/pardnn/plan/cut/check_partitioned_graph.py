@@ -8,13 +8,24 @@ its inputs an op needs, only its description knows; the numeric tests certify th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
+from pardnn.plan.cut.check_sums_in_place import sum_problems
+from pardnn.plan.cut.runs_of_memory import is_run
 from pardnn.plan.mesh import Box, Mesh, layout_of, mesh_problem, owned_boxes
-from pardnn.plan.partitioned_graph import DRAW, FETCH, JOIN, REDUCE, SLICE, UPDATE, Partition
+from pardnn.plan.partitioned_graph import (
+    ADD,
+    ADD_IN_PLACE,
+    DRAW,
+    FETCH,
+    JOIN,
+    REDUCE,
+    SLICE,
+    UPDATE,
+    Partition,
+)
 from pardnn.plan.plan import Plan
 
 #: Kinds that move data: `_region_of` tells which region of a tensor each of them makes.
@@ -61,6 +72,7 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
     yield from _local_ops(graph, plan, partition)
     yield from _local_tensors(plan, partition, tensors, boxes)
     yield from _in_place_receives(plan, partition)
+    yield from sum_problems(plan, partition, {op.name: op for op in graph.ops})
 
 
 def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, ...] | None:
@@ -104,6 +116,8 @@ def _local_ops(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
 def _is_local_op(op: Op, local: Op) -> bool:
     if local.kind == op.kind:
         return True
+    if (op.kind, local.kind) == (ADD, ADD_IN_PLACE):
+        return True  # `check_sums_in_place` tells whether it may be
     is_random = local.kind == DRAW and _arguments(local)[:1] == [op.kind]
     return is_random or local.kind == UPDATE or "dropout" in op.kind
 
@@ -345,36 +359,3 @@ def _join_problems(
         shard = next(t for t in producer[name].outputs if t.name == name)
         if shard.dtype != made.dtype or not is_run(made, shard, ends):
             yield f"{ends!r:.80} is no run of the memory of {buffer!r:.60} in the shard's order"
-
-
-def is_run(buffer: Tensor, shard: Tensor, box: Any) -> bool:
-    """Whether a box of a new tensor is one run of memory that takes a shard's bytes in order.
-
-    Args:
-        buffer: The new tensor.
-        shard: The shard, as it is sent.
-        box: Where it goes: begin and end per dim.
-    """
-    sizes = tuple([end - begin for begin, end in box])
-    return _is_run(_strides(buffer), _strides(shard), sizes)
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _is_run(buffer: tuple[int, ...], shard: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
-    step = 1
-    for stride, size, _ in sorted(zip(buffer, sizes, range(len(sizes)), strict=True)):
-        if size == 1:
-            continue
-        if stride != step:
-            return False
-        step *= size
-    large = [dim for dim, size in enumerate(sizes) if size > 1]
-    orders = [sorted(large, key=lambda d: (-s[d], d)) for s in (buffer, shard)]
-    return orders[0] == orders[1]
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    if tensor.strides is not None:
-        return tensor.strides
-    shape = tensor.shape or ()
-    return tuple(_volume(shape[dim + 1 :]) for dim in range(len(shape)))
