@@ -137,33 +137,39 @@ def _settled(
     """Analyse again until no storage that is written is cut by some of its ops alone."""
     sharers = _sharers(graph)
     random = {op.name for op in graph.ops if not op.is_source and is_random_op(op.kind)}
-    forced = {name for names in sharers if names & random for name in names}
+    forced = {name for ops in sharers if ops.keys() & random for name in ops}
     while True:
         found = BatchCut(empty.points, dict(seeds))
         _follow(graph, calls, found, forced)
-        torn = [n for n in sharers if 0 < sum(_in_pieces(found, name) for name in n) < len(n)]
+        cut = [sum(_in_pieces(found, name, made) for name, made in ops.items()) for ops in sharers]
+        torn = [ops for number, ops in zip(cut, sharers, strict=True) if 0 < number < len(ops)]
         if not torn:
             return found
         forced.update(itertools.chain.from_iterable(torn))
 
 
-def _in_pieces(found: BatchCut, name: str) -> bool:
-    """Whether an op's results are in pieces; partial ones are added up, and whole then."""
+def _in_pieces(found: BatchCut, name: str, made: Sequence[str]) -> bool:
+    """Whether what an op makes of a storage is in pieces; partial results are whole once added."""
     if name not in found.ops:
         return False
-    outputs = found.calls[name].op.outputs
-    return not outputs or any(tensor.name in found.made for tensor in outputs)
+    return not made or any(tensor in found.made for tensor in made)
 
 
-def _sharers(graph: Graph) -> list[set[str]]:
-    """Return the ops that share each storage that is written, or addressed by an offset."""
+def _sharers(graph: Graph) -> list[dict[str, list[str]]]:
+    """Return the ops that share each storage that is written, or addressed by an offset.
+
+    Each with its results there: of a norm's backward pass the gradient of the weight, which an
+    optimizer may write, and not that of the input.
+    """
     storage = storage_of(graph)
     special = {storage.owners[name] for op in graph.ops for name in (*writes(op), *addressed(op))}
-    found: dict[str, set[str]] = {}
+    found: dict[str, dict[str, list[str]]] = {}
     for op in graph.ops:
-        touched = {t.name for t in op.outputs} | {*writes(op), *addressed(op)}
-        for owner in {storage.owners[name] for name in touched} & special:
-            found.setdefault(owner, set()).add(op.name)
+        made = [tensor.name for tensor in op.outputs]
+        for name in (*made, *writes(op), *addressed(op)):
+            if (owner := storage.owners[name]) in special:
+                here = found.setdefault(owner, {}).setdefault(op.name, [])
+                here += [name] if name in made else []
     return list(found.values())
 
 

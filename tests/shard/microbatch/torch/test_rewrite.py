@@ -176,6 +176,14 @@ def test_in_their_order_pieces_hold_little() -> None:
     assert 3 * one_device_peak(cut.arrays) < one_device_peak(graph.arrays)
 
 
+def test_a_gradient_that_is_clipped_does_not_join_what_is_beside_it() -> None:
+    """A norm's backward pass makes the input's gradient, too, which is in pieces."""
+    _, pieces = assert_equal(*perceptron(nn.functional.mse_loss, SCORES, norm=nn.LayerNorm(8)), 3)
+    names = {op.name for op in pieces.ops}
+    assert {f"native_layer_norm_backward@{i}" for i in range(3)} <= names
+    assert not [name for name in names if name.endswith(":join")]
+
+
 def test_a_short_batch_is_cut_in_as_many_pieces_as_it_has_samples() -> None:
     step, args = STEPS["mean"]()
     graph = capture(step, *args)
