@@ -11,7 +11,8 @@
   `tofu-search` the search of shardings, `tofu-equality` compares sharded training with one device,
   `coverage` cuts what torch's own samples of its operators call.
 - `auto` is timed beside every algorithm that `compare` lists, in simulation.
-- `recipes` times the cuts of experts beside `tofu` and `auto`, in simulation.
+- `recipes` times the cuts of experts beside `tofu` and `auto`, in simulation; `corners` times every
+  recipe beside `auto` where links are slow and memory is short.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
@@ -31,6 +32,7 @@ NAMED = {
     "capture-zoo": "testbed.kept_graphs",
     "checkpoint": "bench.runtime.checkpoint",
     "collectives": "bench.runtime.collectives",
+    "corners": "bench.recipes.corners",
     "coverage": "bench.tofu.opinfo",
     "fidelity": "bench.runtime.fidelity",
     "guards": "bench.runtime.guards",

@@ -26,8 +26,9 @@ def _step(model: Any, optimizer: Any, *batch: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def _entry(model: nn.Module, *batch: torch.Tensor) -> Entry:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+def _entry(model: nn.Module, *batch: torch.Tensor, is_fused: bool = True) -> Entry:
+    more = {"fused": True} if is_fused else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **more)
     return _step, (model.train(), optimizer, *batch)
 
 
@@ -35,13 +36,18 @@ def _tokens(count: int = 2) -> list[torch.Tensor]:
     return [torch.randint(WORDS, (BATCH, TOKENS)) for _ in range(count)]
 
 
-def gpt2() -> Entry:
-    """Queries, keys and values by one product; the output weight is the embedding's."""
+def gpt2(num_layers: int = 2, *, is_fused: bool = True) -> Entry:
+    """Queries, keys and values by one product; the output weight is the embedding's.
+
+    Args:
+        num_layers: Of the model.
+        is_fused: Whether AdamW updates a tensor in one call.
+    """
     config = transformers.GPT2Config(
-        n_layer=2, n_embd=WIDTH, n_head=HEADS, vocab_size=WORDS, n_positions=TOKENS,
+        n_layer=num_layers, n_embd=WIDTH, n_head=HEADS, vocab_size=WORDS, n_positions=TOKENS,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
-    return _entry(transformers.GPT2LMHeadModel(config), *_tokens())
+    return _entry(transformers.GPT2LMHeadModel(config), *_tokens(), is_fused=is_fused)
 
 
 def llama() -> Entry:

@@ -18,14 +18,18 @@ STAGED = {2: 8.0, 4: 6.0, 8: 5.0, 16: 5.5, 32: 6.0}
 
 
 @pytest.mark.parametrize(
-    ("others", "best", "tried"),
+    ("whole", "others", "best", "tried"),
     [
-        ({8: 4.9, 4: 4.0, 2: 7.0}, ("pardnn", 4.0), [8, 4, 2]),
-        ({8: 5.2, 4: 4.0, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
-        ({8: 5.2, 4: 5.1, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
+        (9.0, {8: 4.9, 4: 4.0, 2: 7.0}, ("pardnn", 4.0), [8, 4, 2]),
+        (9.0, {8: 5.2, 4: 4.0, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
+        (9.0, {8: 5.2, 4: 5.1, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
+        # The whole batch, cut over all devices, is faster than stages of 2 and of 4 pieces.
+        (5.7, {8: 5.2, 4: 5.1, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
+        (4.5, {8: 5.2, 4: 4.0, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
     ],
 )
 def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
+    whole: float,
     others: dict[int, float],
     best: tuple[str, float],
     tried: list[int],
@@ -47,5 +51,5 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
     options = PlanOptions(microbatches="auto")
     problem = Problem(graph, cluster, graph_costs(graph), options)
     names = ["pardnn", microbatched.STAGES]
-    found = microbatched.decide_microbatched(problem, names, lambda *_: outcome("", 9.0))
+    found = microbatched.decide_microbatched(problem, names, lambda *_: outcome("", whole))
     assert ((found.algorithm, found.makespan_s), asked) == (best, tried)

@@ -14,7 +14,7 @@ from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.constraints import placing
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
-from pardnn.planner.algorithms import BEST, BEST_WHOLE, whole_op_algorithms
+from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, whole_op_algorithms
 from pardnn.planner.constrained import constrained, obeyed
 from pardnn.planner.costs import partitioned_costs, scaled_costs
 from pardnn.planner.microbatches.staged import decide_staged
@@ -71,15 +71,20 @@ def _best(
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
-    found = _Best(problem)
+    found, staged = _Best(problem), _Best(problem)
     found.try_(lambda: decide(problem, names))
     count = 1
     try:
         for number in _counts():
-            is_better = found.try_(lambda number=number: _in_pieces(problem, number, quick, decide))
+            # Beside other numbers of pieces: a step that is cut whole may be as fast as stages of
+            # few pieces, and slower than those of more.
+            is_better = staged.try_(
+                lambda number=number: _in_pieces(problem, number, quick, decide)
+            )
             count = number if is_better else count
-            if found.is_done(number):
+            if staged.is_done(number):
                 break
+        found.take(staged)
         if others and quick != others:
             least = (count if count > 1 else FEW_PIECES) // 2
             number = 2 * least
@@ -93,6 +98,7 @@ def _best(
     except UsageError as error:
         if error.code != NO_BATCH:
             raise
+        found.take(staged)
     return found.best()
 
 
@@ -115,12 +121,21 @@ class _Best:
             self.failure = self.failure or error
             return False
         self.spent += outcome.planning_s
-        best = self.found
-        objective = self.problem.options.objective
-        is_better = best is None or outcome.score(objective) < best.score(objective)
-        self.found, self.worse = (outcome, 0) if is_better else (best, self.worse + 1)
-        self.problem.log.keep(outcome, objective)
+        is_better = self._is_better(outcome)
+        self.found, self.worse = (outcome, 0) if is_better else (self.found, self.worse + 1)
+        self.problem.log.keep(outcome, self.problem.options.objective)
         return is_better
+
+    def _is_better(self, outcome: Outcome) -> bool:
+        best, objective = self.found, self.problem.options.objective
+        return best is None or outcome.score(objective) < best.score(objective)
+
+    def take(self, other: _Best) -> None:
+        """Take the best of others, if it is better, and the time that they took; once."""
+        self.spent, other.spent = self.spent + other.spent, 0.0
+        self.failure = self.failure or other.failure
+        if other.found is not None and self._is_better(other.found):
+            self.found = other.found
 
     def is_done(self, number: int) -> bool:
         """Whether more pieces than so many are not tried: they cost more launches, and planning."""
@@ -145,10 +160,13 @@ def _counts() -> Iterator[int]:
 
 def _in_pieces(problem: Problem, count: int, placing: Sequence[str], decide: Decide) -> Outcome:
     """Return the best plan of a cut batch: in stages, and by the other algorithms asked for."""
-    others = [name for name in placing if name != STAGES]
+    asked = [name for name in placing if name in RECIPES]
+    others = [name for name in placing if name != STAGES and name not in asked]
     tries: list[Callable[[], Outcome]] = []
     if STAGES in placing:
         tries.append(lambda: _staged(problem, count, decide))
+    if asked:
+        tries.append(lambda: _as_drawn(problem, count, asked, decide))
     if others:
         tries.append(lambda: _spread(problem, count, others, decide))
     return _fastest(problem, tries)
@@ -174,6 +192,12 @@ def _staged(problem: Problem, count: int, decide: Decide) -> Outcome:
         quick = inner.with_options(algorithm=STAGES)
         tries.append(lambda: decide(quick, recipes))
     return _completed(problem, inner, pieces, _fastest(problem, tries))
+
+
+def _as_drawn(problem: Problem, count: int, recipes: Sequence[str], decide: Decide) -> Outcome:
+    """Cut the batch with one accumulator for each sum, and place pipelines by name."""
+    pieces, inner = _cut(problem, count, 1)
+    return _completed(problem, inner, pieces, decide(inner, recipes))
 
 
 def _ordered(problem: Problem, inner: Problem) -> Outcome:
