@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from pardnn.cost.costs import graph_costs
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import Costs, graph_costs
 from pardnn.planner.microbatches import decide as microbatched
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.sim.bounds import lower_bound_seconds
 from testbed.small_graphs import small_case
 
 #: Seconds of a step in so many pieces: in stages, and by other algorithms.
@@ -40,7 +43,7 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
     def outcome(name: str, seconds: float) -> Any:
         return Outcome(name, None, 0, seconds, 0, 0.0)  # type: ignore[arg-type]
 
-    def in_pieces(problem: Any, count: int, names: list[str], decide: Any) -> Outcome:
+    def in_pieces(problem: Any, count: int, names: list[str], decide: Any, **_: Any) -> Outcome:
         if names == [microbatched.STAGES]:
             return outcome(names[0], STAGED[count])
         asked.append(count)
@@ -53,3 +56,33 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
     names = ["pardnn", microbatched.STAGES]
     found = microbatched.decide_microbatched(problem, names, lambda *_: outcome("", whole))
     assert ((found.algorithm, found.makespan_s), asked) == (best, tried)
+
+
+def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few pieces wait for each other, so more may be better; of many pieces calls are small."""
+    graph, cluster = small_case(0, seed=0)
+    costs = graph_costs(graph)
+    problem = Problem(graph, cluster, costs, PlanOptions(microbatches="auto"))
+    slow = {kind: 100 * row for kind, row in costs.seconds.items()}
+    inner = {
+        2: dataclasses.replace(problem, cluster=Cluster.uniform(1024), costs=Costs(slow, "")),
+        4: problem,
+        8: dataclasses.replace(problem, costs=Costs(slow, "")),
+    }
+    looked = []
+
+    def ordered(_: Any, cut: Problem) -> Outcome:
+        looked.append(next(count for count, each in inner.items() if each is cut))
+        return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(microbatched, "_cut", lambda _, count, __: (None, inner[count]))
+    monkeypatch.setattr(microbatched, "_ordered", ordered)
+    monkeypatch.setattr(microbatched, "_completed", lambda _, __, ___, outcome: outcome)
+    seconds = 1.01 * lower_bound_seconds(graph.arrays, problem.machine)
+    found = microbatched.decide_microbatched(
+        problem,
+        [microbatched.STAGES],
+        lambda *_: Outcome("", None, 0, seconds, 0, 0.0),  # type: ignore[arg-type]
+    )
+    assert looked == [4]
+    assert found.makespan_s == min(seconds, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
@@ -24,6 +25,7 @@ from pardnn.planner.recomputed import rewritten_costs
 from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.shard.microbatch.rewrite import cut_batch
+from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import fastest_seconds, machine_of
 from pardnn.time_limit import check_time
@@ -72,15 +74,17 @@ def _best(
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
     found, staged = _Best(problem), _Best(problem)
+
+    def in_pieces(number: int, algorithms: Sequence[str], below: float) -> Callable[[], Outcome]:
+        return lambda: _in_pieces(problem, number, algorithms, decide, below=below)
+
     found.try_(lambda: decide(problem, names))
     count = 1
     try:
         for number in _counts():
             # Beside other numbers of pieces: a step that is cut whole may be as fast as stages of
             # few pieces, and slower than those of more.
-            is_better = staged.try_(
-                lambda number=number: _in_pieces(problem, number, quick, decide)
-            )
+            is_better = staged.try_(in_pieces(number, quick, min(found.seconds, staged.seconds)))
             count = number if is_better else count
             if staged.is_done(number):
                 break
@@ -89,9 +93,7 @@ def _best(
             least = (count if count > 1 else FEW_PIECES) // 2
             number = 2 * least
             while number > 1:
-                is_better = found.try_(
-                    lambda number=number: _in_pieces(problem, number, others, decide)
-                )
+                is_better = found.try_(in_pieces(number, others, found.seconds))
                 if not is_better and number <= least:
                     break
                 number //= 2
@@ -100,6 +102,10 @@ def _best(
             raise
         found.take(staged)
     return found.best()
+
+
+class _TooManyPiecesError(InfeasibleError):
+    """No plan of so many pieces is faster than one that is there."""
 
 
 @final
@@ -119,6 +125,8 @@ class _Best:
             outcome = plan()
         except InfeasibleError as error:
             self.failure = self.failure or error
+            if isinstance(error, _TooManyPiecesError):
+                self.worse = PATIENCE  # more pieces compute for longer
             return False
         self.spent += outcome.planning_s
         is_better = self._is_better(outcome)
@@ -129,6 +137,11 @@ class _Best:
     def _is_better(self, outcome: Outcome) -> bool:
         best, objective = self.found, self.problem.options.objective
         return best is None or outcome.score(objective) < best.score(objective)
+
+    @property
+    def seconds(self) -> float:
+        """Of the best outcome; infinite before there is one."""
+        return math.inf if self.found is None else self.found.makespan_s
 
     def take(self, other: _Best) -> None:
         """Take the best of others, if it is better, and the time that they took; once."""
@@ -158,17 +171,35 @@ def _counts() -> Iterator[int]:
     return (1 << power for power in range(1, MOST_DOUBLINGS + 1))
 
 
-def _in_pieces(problem: Problem, count: int, placing: Sequence[str], decide: Decide) -> Outcome:
-    """Return the best plan of a cut batch: in stages, and by the other algorithms asked for."""
+def _in_pieces(
+    problem: Problem,
+    count: int,
+    placing: Sequence[str],
+    decide: Decide,
+    *,
+    below: float = math.inf,
+) -> Outcome:
+    """Return the best plan of a cut batch: in stages, and by the other algorithms asked for.
+
+    Args:
+        problem: The step with its batch whole.
+        count: Pieces.
+        placing: Algorithms.
+        decide: Runs them.
+        below: Seconds of a plan that is there: what cannot be faster is not looked for.
+
+    Raises:
+        InfeasibleError: E301, the first, if none fits, or can be faster.
+    """
     asked = [name for name in placing if name in RECIPES]
     others = [name for name in placing if name != STAGES and name not in asked]
     tries: list[Callable[[], Outcome]] = []
     if STAGES in placing:
-        tries.append(lambda: _staged(problem, count, decide))
+        tries.append(lambda: _staged(problem, count, decide, below))
     if asked:
         tries.append(lambda: _as_drawn(problem, count, asked, decide))
     if others:
-        tries.append(lambda: _spread(problem, count, others, decide))
+        tries.append(lambda: _spread(problem, count, others, decide, below))
     return _fastest(problem, tries)
 
 
@@ -184,9 +215,10 @@ def _fastest(problem: Problem, tries: Sequence[Callable[[], Outcome]]) -> Outcom
     return best.best()
 
 
-def _staged(problem: Problem, count: int, decide: Decide) -> Outcome:
+def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outcome:
     """Cut the batch with one accumulator for each sum, and place layers in stages."""
     pieces, inner = _cut(problem, count, 1)
+    _check_may_be_below(inner, below)
     tries = [lambda: _ordered(problem, inner)]
     if recipes := _recipes(problem, count):
         quick = inner.with_options(algorithm=STAGES)
@@ -222,11 +254,30 @@ def _recipes(problem: Problem, count: int) -> list[str]:
     return suitable(problem.cluster.num_devices, count) if is_best else []
 
 
-def _spread(problem: Problem, count: int, placing: Sequence[str], decide: Decide) -> Outcome:
+def _spread(
+    problem: Problem, count: int, placing: Sequence[str], decide: Decide, below: float
+) -> Outcome:
     """Cut the batch with an accumulator for each piece, and place each piece anywhere."""
     pieces, inner = _cut(problem, count, _accumulators_before(problem))
+    _check_may_be_below(inner, below)
     outcome = decide(inner, [*placing, *_recipes(problem, count)])
     return _completed(problem, inner, pieces, outcome)
+
+
+def _check_may_be_below(inner: Problem, seconds: float) -> None:
+    """Raise if no plan of a cut graph can be faster than one that is there.
+
+    Small calls keep a device less busy than one large call, so the more pieces there are, the
+    longer all devices compute, whatever the plan.
+    """
+    if inner.options.objective != "seconds" or not math.isfinite(seconds):
+        return
+    work = work_seconds(inner.machine)
+    bound = max(work, lower_bound_seconds(inner.graph.arrays, inner.machine))
+    if bound >= seconds:
+        why = f"no plan takes less than {bound:.4g} s"
+        inner.log.note("all", None, why)
+        raise _TooManyPiecesError(why) if work >= seconds else InfeasibleError(why)
 
 
 def _accumulators_before(problem: Problem) -> int | None:
