@@ -1,8 +1,9 @@
 """`auto` beside every recipe alone: GPT-2 of eight layers, three links, four memory limits.
 
-As a user asks for it: `auto` with `microbatches="auto"` and nothing else; pipelines with
-`microbatches="auto"`, too, so each with the number of pieces that suits it best. Each row is one
-algorithm in one corner, kept in a JSON file beside the page: a run that was stopped goes on.
+As a user asks for it: `auto` with `microbatches="auto"` and nothing else. A recipe is what `auto`
+has tried of it, with the number of pieces that suits it best; or, with `--algorithms`, what it is
+when asked for alone. Each row is one algorithm in one corner, kept in a JSON file beside the page:
+a run that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import datetime
 import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pardnn import backends
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
+from pardnn.plan.plan import Tried
 from pardnn.planner.algorithms import CUTS, RECIPES
 from pardnn.planner.costs import costs_for
 from pardnn.sim.machine import machine_of, serial_seconds
@@ -81,12 +83,35 @@ def measure(update: str, links: str, limit: str, algorithm: str) -> Row:
     except InfeasibleError as error:
         return row | {"speedup": None, "why": error.message.splitlines()[0]}
     assert plan.predicted is not None
+    whole = whole_seconds(graph)
+    if algorithm == "auto":
+        row["tried"] = _fastest_of(plan.tried, whole)
     number = 1 if plan.pieces is None else len(plan.pieces.points) - 1
     seconds = plan.predicted.makespan_s
     return row | {
-        "speedup": whole_seconds(graph) / seconds, "seconds": seconds, "pieces": number,
+        "speedup": whole / seconds, "seconds": seconds, "pieces": number,
         "taken": plan.algorithm, "peak_bytes": max(plan.predicted.peak_bytes),
     }  # fmt: skip
+
+
+def _fastest_of(tried: Sequence[Tried], whole: float) -> dict[str, Row]:
+    """Return the fastest try of each algorithm.
+
+    Args:
+        tried: By `auto`, "8 pieces, gpipe" or "tofu" each.
+        whole: Seconds of one device.
+    """
+    found: dict[str, Row] = {}
+    for each in tried:
+        part, _, name = each.algorithm.rpartition(", ")
+        pieces = int(part.split()[0]) if part else 1
+        row: Row = {"speedup": None, "pieces": pieces, "why": each.why}
+        if each.makespan_s is not None:
+            row["speedup"] = whole / each.makespan_s
+        known = found.setdefault(name, row)
+        if (row["speedup"] or 0.0) > (known["speedup"] or 0.0):
+            found[name] = row
+    return found
 
 
 def page(report: Row) -> str:
@@ -102,9 +127,10 @@ def page(report: Row) -> str:
         f"pardnn {report['version']}; {len(report['rows'])} of {report['total']} rows. GPT-2 of "
         f"{LAYERS} layers, width 512, 8 heads, 4,096 words, batch 32 x 256, {update}, "
         f"{report['ops']:,} ops; {DEVICES} devices of `{COSTS}`, links of 25 us, reserve 0. The "
-        "user's step has no microbatches. `auto`, `pardnn` and the pipelines: `microbatches=auto`; "
-        'the number of pieces is in brackets where it is not 1. "-": does not fit. CPU: seconds of '
-        "planning, those of loading kernels included."
+        "user's step has no microbatches, and is planned with `microbatches=auto`; the number of "
+        "pieces is in brackets where it is not 1. Other algorithms: the fastest that `auto` tried "
+        'of each, or it alone, marked with a star. "-": does not fit; "slower": given up, as a '
+        "device computes for longer than the best step takes. CPU: seconds of planning."
     )
     tables, findings = _tables(report["rows"]), _findings(report)
     lines = ["# `auto` and every recipe: GPT-2 in twelve corners", "", setting, ""]
@@ -122,7 +148,7 @@ def _tables(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| | {' | '.join(_limit(limit) for limit in LIMITS)} |"
         yield f"| --- |{' --- |' * len(LIMITS)}"
         for name in ("auto", *ALONE):
-            cells = [_cell(here.get((limit, name))) for limit in LIMITS]
+            cells = [_cell(_row(here, limit, name)) for limit in LIMITS]
             yield f"| `{name}` | {' | '.join(cells)} |"
         taken = [here.get((limit, "auto")) for limit in LIMITS]
         took = [f"`{row['taken']}`" if row and row["speedup"] else "" for row in taken]
@@ -132,6 +158,12 @@ def _tables(rows: Sequence[Row]) -> Iterator[str]:
         yield ""
 
 
+def _row(here: Mapping[tuple[str, str], Row], limit: str, name: str) -> Row | None:
+    """Return the row of an algorithm alone, or as `auto` tried it; None if there is neither."""
+    alone, auto = here.get((limit, name)), here.get((limit, "auto"))
+    return alone or (auto and auto.get("tried", {}).get(name))
+
+
 def _limit(limit: str) -> str:
     return "no limit" if limit == "none" else limit
 
@@ -139,26 +171,26 @@ def _limit(limit: str) -> str:
 def _cell(row: Row | None) -> str:
     if row is None:
         return ""
+    star = "*" if row.get("algorithm", "auto") != "auto" else ""
     if row["speedup"] is None:
-        return "-"
+        return "slower" if "computes for" in (row.get("why") or "") else f"-{star}"
     pieces = f" ({row['pieces']})" if row["pieces"] > 1 else ""
-    return f"{row['speedup']:.3f}{pieces}"
+    return f"{row['speedup']:.3f}{star}{pieces}"
 
 
 def _findings(report: Row) -> Iterator[str]:
     """Yield what the rows say, counted."""
     rows = report["rows"]
     auto = {(r["links"], r["limit"]): r for r in rows if r["algorithm"] == "auto"}
-    faster, nearest = [], []
-    for r in rows:
-        mine = auto.get((r["links"], r["limit"]))
-        if r["algorithm"] == "auto" or mine is None or r["speedup"] is None:
-            continue
-        mine_s = mine["speedup"] or 0.0
-        if r["speedup"] > mine_s * (1 + 1e-9):
-            faster.append(f"`{r['algorithm']}` at {r['links']}, {_limit(r['limit'])}")
-        nearest.append(mine_s / r["speedup"])
-    compared = f"{len(nearest)} plans of other algorithms in {len(auto)} corners"
+    faster, count = [], 0
+    for (links, limit), mine in auto.items():
+        here = {(r["limit"], r["algorithm"]): r for r in rows if r["links"] == links}
+        for name in ALONE:
+            if (other := _row(here, limit, name)) and other["speedup"]:
+                count += 1
+                if other["speedup"] > (mine["speedup"] or 0.0) * (1 + 1e-9):
+                    faster.append(f"`{name}` at {links}, {_limit(limit)}")
+    compared = f"{count} plans of other algorithms in {len(auto)} corners"
     yield f"- Beside {compared}, a plan faster than that of `auto`: {', '.join(faster) or 'none'}."
     for corner, asked in ASKED.items():
         if (row := auto.get(corner)) and row["speedup"]:
@@ -196,7 +228,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench corners", description=__doc__)
     parser.add_argument("--links", default=",".join(LINKS))
     parser.add_argument("--limits", default=",".join(LIMITS))
-    parser.add_argument("--algorithms", default=",".join(("auto", *ALONE)))
+    parser.add_argument("--algorithms", default="auto,auto-whole")
     parser.add_argument("--update", choices=("plain", "fused"), default="plain")
     parser.add_argument("--again", default="", help="algorithms whose rows are measured again")
     parser.add_argument("--jobs", type=int, default=cores())
@@ -206,13 +238,14 @@ def main(arguments: Sequence[str]) -> None:
     rows = json.loads(kept.read_text())["rows"] if kept.exists() else []
     again = options.again.split(",")
     known = {_task(r): r for r in rows if r["algorithm"] not in again}
+    names = options.algorithms.split(",")
     tasks = [
         (options.update, links, limit, name)
         for links in options.links.split(",")
         for limit in options.limits.split(",")
-        for name in options.algorithms.split(",")
+        for name in names
     ]
-    report = _begin(options.update, arguments)
+    report = _begin(options.update, arguments, names)
     rest = [task for task in tasks if task not in known]
     for row in measured(measure, rest, options.jobs):
         known[_task(row)] = row
@@ -224,7 +257,7 @@ def _task(row: Row) -> tuple[str, ...]:
     return row["update"], row["links"], row["limit"], row["algorithm"]
 
 
-def _begin(update: str, arguments: Sequence[str]) -> Row:
+def _begin(update: str, arguments: Sequence[str], names: Sequence[str]) -> Row:
     """Return a report without rows."""
     graph = captured(update)
     bound, serial = most_in_pieces(graph, COSTS, DEVICES)
@@ -235,7 +268,7 @@ def _begin(update: str, arguments: Sequence[str]) -> Row:
         "date": str(datetime.date.today()),
         "cores": cores(),
         "version": pardnn.__version__,
-        "total": len(LINKS) * len(LIMITS) * (1 + len(ALONE)),
+        "total": len(LINKS) * len(LIMITS) * len(names),
         "whole_s": whole_seconds(graph),
         "bound": bound,
         "serial_of_pieces": {str(number): seconds for number, seconds in serial.items()},
