@@ -72,8 +72,7 @@ def page(rows: Sequence[dict[str, Any]], total: int, command: str) -> str:
         f"{len(rows)} of {total} rows. Eight models of two layers (`bench/recipes/models.py`). "
         '"given up": what one device computes takes as long as the best plan found before; "-": '
         "the cut is none of this step's, or of this number of devices. CPU: seconds of "
-        "`auto-whole` and `auto` together. The optimizer is AdamW with `fused=True`: its one call "
-        "writes gradients too, by its schema, so `zero-1` gathers them once more."
+        "`auto-whole` and `auto` together. The optimizer is AdamW with `fused=True`."
     )
     lines = [
         "# Cuts of experts beside the planners",

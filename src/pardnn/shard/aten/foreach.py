@@ -92,21 +92,33 @@ def _each_reduced(self: Tensors, reducer: Reducer) -> Any:
     return lambda: reducer(lambda *r: self[0][r], self[0].ndim)
 
 
-def _updated(lists: list[Tensors], counts: Tensors, more: dict[str, Any]) -> tuple[Any, ...]:
+def _updated(
+    lists: list[Tensors], counts: Tensors, more: dict[str, Any], read: Tensors | None = None
+) -> tuple[Any, ...]:
     """Describe an update of lists: an element depends on those at its index, and on numbers.
 
     Args:
         lists: Tensors that are written, those of one entry of one shape.
         counts: Tensors without dims, one for each entry, or none.
         more: Hyperparameters, some of them tensors.
+        read: Tensors of the same shapes that are read alone.
     """
     numbers = [value for value in more.values() if isinstance(value, Tensor)]
 
     def body(n: int) -> Any:
-        tensors = [listed[n] for listed in lists if listed]
+        tensors = [listed[n] for listed in (*lists, read or []) if listed]
         return lambda *i: apply(*(t[i] for t in tensors), *counts[n : n + 1], *numbers)
 
     return tuple(_looped(listed, n, body(n)) for listed in lists for n in range(len(listed)))
+
+
+def _updated_in_place(
+    self: Tensors, grads: Tensors, states: list[Tensors], counts: Tensors, more: dict[str, Any]
+) -> tuple[Any, ...]:
+    """Describe an update in place, which stores gradients only where it unscales them."""
+    if more.get("grad_scale") is None:
+        return _updated([self, *states], counts, more, grads)
+    return _updated([self, grads, *states], counts, more)
 
 
 @describe_aten("aten._fused_adam", "aten._fused_adamw")
@@ -117,6 +129,24 @@ def fused_adam(
     """Adam and AdamW; the largest second moments are there with `amsgrad` alone."""
     lists = [self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs]
     return _updated(lists, state_steps, more)
+
+
+@describe_aten("aten._fused_adam_", "aten._fused_adamw_")
+def fused_adam_in_place(
+    self: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors,
+    max_exp_avg_sqs: Tensors, state_steps: Tensors, **more: Any,
+) -> Any:  # fmt: skip
+    """As optimizers call it."""
+    states = [exp_avgs, exp_avg_sqs, max_exp_avg_sqs]
+    return _updated_in_place(self, grads, states, state_steps, more)
+
+
+@describe_aten("aten._fused_sgd_")
+def fused_sgd_in_place(
+    self: Tensors, grads: Tensors, momentum_buffer_list: Tensors, **more: Any
+) -> Any:
+    """As optimizers call it."""
+    return _updated_in_place(self, grads, [momentum_buffer_list], [], more)
 
 
 @describe_aten("aten._fused_sgd")
@@ -134,9 +164,26 @@ def fused_adagrad(
     return (*updated, *(_scalar(t) for t in state_steps))
 
 
-@describe_aten("aten._fused_adagrad.tensor_lr", "aten._fused_adagrad_.tensor_lr")
+@describe_aten("aten._fused_adagrad_")
+def fused_adagrad_in_place(
+    self: Tensors, grads: Tensors, state_sums: Tensors, state_steps: Tensors, **more: Any
+) -> Any:
+    """As optimizers call it."""
+    updated = _updated_in_place(self, grads, [state_sums], state_steps, more)
+    return (*updated, *(_scalar(t) for t in state_steps))
+
+
+@describe_aten("aten._fused_adagrad.tensor_lr")
 def fused_adagrad_with_tensor(
     self: Tensors, grads: Tensors, state_sums: Tensors, state_steps: Tensors, **more: Any
 ) -> Any:
     """Adagrad with a learning rate that is a tensor; counts of steps are only read."""
     return _updated([self, grads, state_sums], state_steps, more)
+
+
+@describe_aten("aten._fused_adagrad_.tensor_lr")
+def fused_adagrad_with_tensor_in_place(
+    self: Tensors, grads: Tensors, state_sums: Tensors, state_steps: Tensors, **more: Any
+) -> Any:
+    """As optimizers call it."""
+    return _updated_in_place(self, grads, [state_sums], state_steps, more)

@@ -12,8 +12,8 @@ Reference: Rajbhandari et al., "ZeRO", SC 2020, section 5.
 Deviations: stage 3, parameters cut as well, is `search.baselines.zero_3`. Without states stage 1 is
 data parallelism. In stage 1 gradients are reduced whole and then each device's part is used, which
 moves 3 (k - 1) / k times the parameters' bytes per device, and not 2: a layout cannot say "reduced
-in part". A fused update writes gradients too, says torch, so stage 1 gathers them once more. What
-reads a whole gradient, as a norm that no loop cuts, gathers it in stage 2.
+in part". A fused update that unscales gradients writes them, so stage 1 gathers them once more.
+What reads a whole gradient, as a norm that no loop cuts, gathers it in stage 2.
 """
 
 from __future__ import annotations

@@ -136,14 +136,19 @@ def _is_cacheable(op: torch._ops.OpOverload) -> bool:
 def written_names(sig: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> frozenset[str]:
     """Return the names of the arguments that a call changes in place, marked or not.
 
+    A fused update stores gradients only where it unscales them: with a `grad_scale`, which a
+    gradient scaler passes (`ATen/native/cuda/fused_adam_utils.cuh`, `native/cpu/Fused*Kernel.cpp`).
+
     Args:
         sig: Of its op.
         args: Positional arguments.
         kwargs: Keyword arguments.
     """
-    if not sig.unmarked:
+    if not sig.unmarked and "grad_scale" not in sig.names:
         return sig.writes
     bound = sig.bound(args, kwargs)
+    if "grad_scale" in sig.names and bound.get("grad_scale") is None:
+        return sig.writes - {"grads"}
     training = bound.get("training", bound.get("train", False))
     return sig.writes | {name for name in sig.unmarked if training and bound.get(name) is not None}
 
