@@ -99,15 +99,15 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     "not said": (flag, "'s@0' is in place, but sums_in_place is not set"),
     "a view is read later": (
         lambda p: with_ops(p, t=into("k@0", "l@0")),
-        "'t@0' adds in place, but 'late@0' reads 'v@0' in the same storage",
+        "'t@0' adds in place, but 'late@0' reads 'v@0' in the same storage after it",
     ),
     "through a view": (
         lambda p: with_ops(p, t=into("v@0", "l@0")),
-        "'t@0' adds in place, but 'late@0' reads 'v@0' in the same storage",
+        "'t@0' adds in place, but 'late@0' reads 'v@0' in the same storage after it",
     ),
     "added to itself": (
         lambda p: with_ops(p, s=into("k@0", "v@0")),
-        "'s@0' adds in place, but 's@0' reads 'v@0' in the same storage",
+        "'s@0' adds in place, but the other term lies in the same storage",
     ),
     "a parameter": (
         lambda p: with_ops(p, s=into("w@0", "h@0")),
@@ -132,6 +132,16 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     "a new tensor": (
         lambda p: with_ops(p, s=lambda op: dataclasses.replace(op, memory="normal")),
         "'s@0' adds in place, but it does not return its first argument",
+    ),
+    "two sums in one place": (
+        lambda p: with_ops(p, s=into("g@0", "h@0"), t=into("g@0", "l@0")),
+        "'s@0' adds in place, but 't@0' reads 'g@0' in the same storage after it",
+    ),
+    "two results": (
+        lambda p: with_ops(
+            p, s=lambda op: dataclasses.replace(op, outputs=(*op.outputs, tensor("more")))
+        ),
+        "'s@0' adds in place, but it makes 2 tensors",
     ),
     "on its way": (sent, "overwrites 'g@0' while it may still be on its way to device 1"),
 }  # fmt: skip

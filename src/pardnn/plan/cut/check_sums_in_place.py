@@ -2,12 +2,13 @@
 
 It asks for less than the partitioner keeps to: that every other op of the device which reads the
 storage has run by then, in the order of the plan, or reads the sum. Sends that are on their way are
-those of any write (`plan.check`). O(local ops + tensors).
+those of any write (`plan.check`). O((local ops + tensors) log).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pardnn.graph.ir import Op, Tensor, alias_of, storage_owners
@@ -37,32 +38,34 @@ def sum_problems(plan: Plan, partition: Partition, calls: Mapping[str, Op]) -> I
         return
     made = {tensor.name: _Made(op, tensor) for op in partition.ops for tensor in op.outputs}
     owners = storage_owners(partition.ops)
-    position = {name: (device, i) for device, row in enumerate(plan.order)
-                for i, name in enumerate(row)}  # fmt: skip
-    readers: dict[str | None, list[tuple[str, Op]]] = {}
-    for op in partition.ops:
-        for name in op.inputs:
-            readers.setdefault(owners.get(name), []).append((name, op))
+    is_formed = True
     for op in sums:
-        problem = _form_problem(op, made, owners) or _reader_problem(op, made, readers, position)
+        problem = _form_problem(op, made, owners)
         if problem is not None:
+            is_formed = False
             yield f"partition: op {op.name!r:.60} adds in place, but {problem}"
+    if is_formed:
+        yield from _reader_problems(plan, partition, sums, made, owners)
 
 
 def _is_new(op: Op, calls: Mapping[str, Op]) -> bool:
     """Whether a local op is of a sum that is a new tensor in the graph."""
     call = calls.get(op.name.rpartition("@")[0])
-    return call is not None and call.kind == ADD and len(op.outputs) == 1
+    return call is not None and call.kind == ADD
 
 
 def _form_problem(
     op: Op, made: Mapping[str, _Made], owners: Mapping[str, str | None]
 ) -> str | None:
     """Return why the first term is no place for the sum."""
-    target, args = op.outputs[0].alias_of, (op.arguments or {}).get("args") or [None]
+    args = (op.arguments or {}).get("args") or [None]
+    if len(op.outputs) != 1:
+        return f"it makes {len(op.outputs)} tensors"
+    (result,) = op.outputs
+    target = result.alias_of
     if target is None or args[0] != {"tensor": target} or op.memory != "reference":
         return "it does not return its first argument"
-    owner, term, result = owners.get(target), made[target].tensor, op.outputs[0]
+    owner, term = owners.get(target), made[target].tensor
     if owner is None:
         return f"{target!r:.60} has no storage"
     if (term.shape, term.dtype, term.strides) != (result.shape, result.dtype, result.strides):
@@ -72,44 +75,54 @@ def _form_problem(
         return f"{target!r:.60} is not all of its storage"
     if made[owner].op.is_source or made[owner].op.memory != "normal":
         return f"{owner!r:.60} outlives it"
+    if any(owners.get(name) == owner for name in op.inputs if name != target):
+        return "the other term lies in the same storage"
     return None
 
 
-def _reader_problem(
-    op: Op,
+def _reader_problems(
+    plan: Plan,
+    partition: Partition,
+    sums: Sequence[Op],
     made: Mapping[str, _Made],
-    readers: Mapping[str | None, list[tuple[str, Op]]],
-    position: Mapping[str, tuple[int, int]],
-) -> str | None:
-    """Return what reads the storage when the sum is in it, and not as the sum.
-
-    Args:
-        op: The sum.
-        made: Local tensors by name.
-        readers: By owner of a storage, tensors in it, each with an op that reads it.
-        position: Device and place there of ops; those of other devices read what they received.
-    """
-    result = op.outputs[0]
-    nowhere = (-1, -1)  # `plan.check` tells of that
-    device, at = position.get(op.name, nowhere)
-    for name, reader in readers.get(_root(result.name, made), []):
-        where, when = position.get(reader.name, nowhere)
-        is_later = where == device and when > at
-        is_second = reader is op and name != result.alias_of
-        if (is_later and not _is_of(name, result.name, made)) or is_second:
-            return f"{reader.name!r:.60} reads {name!r:.60} in the same storage"
-    return None
-
-
-def _root(name: str, made: Mapping[str, _Made]) -> str:
-    while (above := alias_of(*made[name])) is not None:
-        name = above
-    return name
+    owners: Mapping[str, str | None],
+) -> Iterator[str]:
+    """Yield what reads a storage when a sum is in it that is not in what it means to read."""
+    # Ops of other devices read what they received; `plan.check` tells of those that are nowhere.
+    at = {name: (d, i) for d, row in enumerate(plan.order) for i, name in enumerate(row)}
+    done: dict[tuple[str | None, int], list[tuple[int, str]]] = {}
+    for op in sums:
+        device, place = at.get(op.name, (-1, -1))
+        done.setdefault((owners[op.outputs[0].name], device), []).append((place, op.name))
+    for row in done.values():
+        row.sort()
+    written = {owner for owner, _ in done}
+    depth = _sums_above(made, {op.outputs[0].name for op in sums})
+    for op in partition.ops:
+        device, place = at.get(op.name, (-1, -1))
+        for name in op.inputs:
+            if owners.get(name) not in written:
+                continue
+            row = done.get((owners[name], device), [])
+            before = bisect.bisect_left(row, (place, ""))
+            if before > depth[name]:
+                yield (
+                    f"partition: op {row[depth[name]][1]!r:.60} adds in place, but {op.name!r:.60} "
+                    f"reads {name!r:.60} in the same storage after it"
+                )
 
 
-def _is_of(name: str, result: str, made: Mapping[str, _Made]) -> bool:
-    """Whether a tensor is a sum, or a view of it."""
-    above: str | None = name
-    while above is not None and above != result:
-        above = alias_of(*made[above])
-    return above is not None
+def _sums_above(made: Mapping[str, _Made], results: set[str]) -> dict[str, int]:
+    """Return how many sums each tensor is of: those among it and what it is a view of."""
+    found: dict[str, int] = {}
+    for start in made:
+        path: list[str] = []
+        name: str | None = start
+        while name is not None and name not in found:
+            path.append(name)
+            name = alias_of(*made[name])
+        count = 0 if name is None else found[name]
+        for each in reversed(path):
+            count += each in results
+            found[each] = count
+    return found
