@@ -116,3 +116,26 @@ def test_state_that_fits_no_replica_is_out_of_memory_whatever_is_computed_twice(
     assert "TRN-2 (80.0 GiB)" in text
     assert "captured of WRN; of E3D" in text
     assert text.count("OOM (state) |") == 1
+
+
+def cells(*found: tuple[int, int, float]) -> dict[str, dict[str, float]]:
+    """Batch and samples/s by number of devices; a rate of 0 where no plan was found."""
+    return {
+        str(k): {"batch": batch} | ({"samples_per_s": rate, "cpu_s": 1.0} if rate else {})
+        for k, batch, rate in found
+    }
+
+
+def test_speed_ups_are_over_the_fewest_devices_on_which_a_model_fits():
+    """None on one device; ours 4, 6, 10 samples/s from two on, the thesis's steps alone 3, 3, 5."""
+    ours = cells((1, 0, 0), (2, 8, 4.0), (4, 16, 6.0), (8, 32, 10.0), (16, 64, 10.0))
+    alone = cells((1, 0, 0), (2, 8, 3.0), (4, 8, 3.0), (8, 32, 5.0), (16, 32, 5.0))
+    row = {"ops": 9, "cpu_s": 1.0, "plans": 9, "refused": 1}
+    search = {"TRN-2": row | {"cells": ours, "thesis_cells": alone}}
+    given = {"TRN-2": row | {"cells": ours, "thesis_cells": alone}}
+    text = page({"date": "d", "command": "c", "machine": "m", "search": search, "given": given})
+    assert "| - | 4.0 (1.00) | 6.0 (1.50) | 10.0 (2.50) | 10.0 (2.50) | - 3.0 3.0 5.0 5.0 |" in text
+    # 64 on 16 devices, where 8 on two would be 64 in parallel; the thesis's own: 4.
+    assert "| 1 (4) | none 8 8 32 32 |" in text
+    assert "fit the same batch in 3 of 5 cells; a smaller one in 2: TRN-2 on 4 (8 of 16), " in text
+    assert "TRN-2 on 16 (32 of 64); a larger one in 0." in text

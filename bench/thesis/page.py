@@ -52,6 +52,26 @@ def _largest(report: Report) -> Iterator[str]:
         rows.append([name, row["ops"], *cells, over, " ".join(alone) or "-"])
     head = ["model", "ops", *(f"K = {k}" for k in DEVICES), "over DP", ALONE]
     yield from table(head, rows)
+    yield from _alone_batches(report)
+
+
+def _alone_batches(report: Report) -> Iterator[str]:
+    """Say how the batches of the thesis's steps alone compare, from the figures."""
+    pairs = [
+        (f"{name} on {k}", _cell(row, int(k))["batch"], cell["batch"])
+        for name, row in report["search"].items()
+        for k, cell in row.get("thesis_cells", {}).items()
+    ]
+    if not pairs:
+        return
+    same = sum(ours == alone for _, ours, alone in pairs)
+    text = f"The thesis's steps alone ({ALONE}) fit the same batch in {same} of {len(pairs)} cells"
+    for word, is_it in (("a smaller", lambda a, b: b < a), ("a larger", lambda a, b: b > a)):
+        found = [
+            f"{where} ({b or 'none'} of {a or 'none'})" for where, a, b in pairs if is_it(a, b)
+        ]
+        text += f"; {word} one in {len(found)}" + (f": {', '.join(found)}" if found else "")
+    yield text + ".\n"
 
 
 def _speedups(row: dict[str, Any]) -> dict[int, float]:
