@@ -6,12 +6,17 @@ code is the exit status of the command line.
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 import unicodedata
+from pathlib import Path
+from types import TracebackType
 from typing import Any, ClassVar
 
 #: Exit status of a command that was interrupted.
 INTERRUPTED = 130
+_PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 def shown(name: str) -> str:
@@ -41,6 +46,28 @@ def printable(text: str, *, lines: bool = False) -> str:
 def without_addresses(text: str) -> str:
     """Leave out memory addresses, which differ from run to run and tell nobody anything."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def told(error: BaseException) -> str:
+    """Return the type and text of an error of anybody's, whose `__str__` may raise too."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    return f"{type(error).__name__}: {text}"
+
+
+def users_traceback(error: BaseException) -> str:
+    """Return the traceback of an error of the user's code, from the first frame of theirs on."""
+    first = trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace or first))
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    path = trace.tb_frame.f_code.co_filename
+    return path.startswith((_PACKAGE, "<frozen importlib"))
 
 
 class Terminated(KeyboardInterrupt):

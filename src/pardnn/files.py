@@ -331,19 +331,23 @@ def with_checksum(content: bytes) -> bytes:
     return content.removesuffix(b"}\n") + f',\n "checksum": "{digest}"}}\n'.encode()
 
 
-def without_checksum(content: bytes, what: str) -> bytes:
+def without_checksum(content: bytes, what: str, kind: type | None = None) -> bytes:
     """Return the content of a file without the field that `with_checksum` adds, if it is there.
 
     A file written by hand has none. One that was edited, or laid out anew, must lose it.
 
     Raises:
-        FileError: E408, if the content is another than what was written.
+        FileError: E408, if the content is another than what was written; of a file of another
+            `kind` what `parse_as` says.
     """
     found = _CHECKSUM.search(content, max(0, len(content) - 100))
     if found is None:
         return content
     content = content[: found.start()] + b"}\n"
     if hashlib.sha256(content).hexdigest().encode() != found[1]:
+        head = re.match(rb'\{"format": "([ -~]{1,40}?)"', content)
+        if kind is not None and head is not None:
+            _check_format(kind, {"format": head[1].decode()}, what)
         raise damaged(what)
     return content
 

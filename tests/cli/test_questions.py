@@ -97,6 +97,7 @@ def test_other_questions(run: Run, run_json: Run, tiny: Path, plan: Path) -> Non
         (("bb",), "E241"),
         (("--timee",), "E200"),
         (("--time", "many"), "E242"),
+        (("--memory", "--algorithm", "none"), "E210"),
     ],
 )
 def test_questions_that_are_none(run_json: Run, tiny: Path, plan: Path, arguments, code) -> None:

@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 
 from pardnn import files
+from pardnn.cluster import Cluster
 from pardnn.errors import FileError, MismatchError
 from pardnn.graph.build import build_graph
 from pardnn.graph.csr import op_edges
 from pardnn.graph.file import fingerprint, graph_from_json, graph_to_json, read_graph, write_graph
 from pardnn.graph.ir import Op, Tensor
 from pardnn.graph.text import graph_text
+from pardnn.plan.file import read_plan, write_plan
+from pardnn.plan.plan import Plan
 from tests.strategies import random_graph
 
 ROOT = Path(__file__).parents[2]
@@ -282,6 +285,16 @@ def test_other_versions(tiny: Path) -> None:
         graph_from_json(content.replace(b"pardnn.graph/1", b"pardnn.graph/2"))
     with pytest.raises(FileError, match="expected 'pardnn.graph/1'"):
         graph_from_json((tiny / "plan.json").read_bytes())
+
+
+def test_a_file_of_another_kind_is_not_called_damaged(tmp_path: Path) -> None:
+    """Each has a checksum, made in its own way."""
+    graph, plan = tmp_path / "graph", tmp_path / "plan"
+    write_graph(build_graph("g", [source("x")]), graph)
+    write_plan(Plan(placement={"x": 0}, order=(("x",),)), plan)
+    for read, path in ((read_graph, plan), (Cluster.load, plan), (read_plan, graph)):
+        with pytest.raises(FileError, match=r"E407 .*\$.format: is 'pardnn"):
+            read(path)
 
 
 class Payload:

@@ -67,12 +67,13 @@ def edited_code(found: dict[int, str], folder: Path) -> list[Path]:
         folder: What `write_code` wrote.
 
     Raises:
-        MismatchError: E503, if a file was written for another plan or graph, or is not there.
+        FileError: E403, if a file cannot be read.
+        MismatchError: E503, if a file was written for another plan or graph.
     """
     paths = [folder / f"rank{rank}.py" for rank in found]
     for path, text in zip(paths, found.values(), strict=True):
         origin = next(line for line in text.splitlines() if line.startswith(backends.CODE_ORIGIN))
-        if not path.is_file() or origin not in files.read_bytes(path).decode(errors="replace"):
+        if origin not in files.read_bytes(path).decode(errors="replace"):
             raise MismatchError(
                 f"{str(path)!r} was not written for this plan and graph, by this version.\n"
                 "Write it with -o, edit it, and keep its line of the SHA-256.",

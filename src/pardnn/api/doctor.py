@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import tempfile
 
 from pardnn import backends
 from pardnn.cost.table import cache_folder
@@ -23,6 +24,14 @@ def examine() -> DoctorResult:
     folder = cache_folder()
     if folder is None:
         problems.append("no folder for measured costs can be written: every run measures again")
+    try:
+        with tempfile.TemporaryFile() as stream:
+            stream.write(b"x")
+    except OSError as error:
+        problems.append(
+            "no temporary folder can be written, so no step can be run: "
+            f"{error.strerror or error}; TMPDIR names another"
+        )
     return DoctorResult(
         pardnn=__version__,
         python=platform.python_version(),

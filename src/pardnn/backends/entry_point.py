@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pardnn.errors import UsageError, UserCodeError
+from pardnn.errors import UsageError, UserCodeError, told
 
 #: How often a function that does not return is told of, seconds.
 NOTICE_S = 60.0
@@ -148,6 +148,10 @@ def _without_exit(factory: Callable[[], Any]) -> Callable[[], Any]:
                 f"your own code ended the program, by sys.exit({error.code!r}), instead of "
                 "returning (step, args).\nRaise an exception instead, or return."
             ) from error
+        except BaseException as error:
+            if isinstance(error, (Exception, KeyboardInterrupt)):
+                raise
+            raise UserCodeError(f"while your function built the model: {told(error)}") from error
 
     return guarded
 
@@ -200,5 +204,5 @@ def _load(path: Path) -> Any:
         ) from error
     except Exception as error:
         del sys.modules[name]
-        raise UserCodeError(f"while loading {path}: {type(error).__name__}: {error}") from error
+        raise UserCodeError(f"while loading {path}: {told(error)}") from error
     return module

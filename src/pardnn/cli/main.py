@@ -11,8 +11,9 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -25,8 +26,8 @@ from pardnn.cli import (
 )
 from pardnn.cli.options import no_command
 from pardnn.cli.output import echo, fail
-from pardnn.cli.shortage import shortage
-from pardnn.errors import INTERRUPTED, PardnnError, Terminated, UsageError
+from pardnn.errors import INTERRUPTED, PardnnError, Terminated, UsageError, printable, told
+from pardnn.shortage import shortage
 
 app = typer.Typer(
     name="pardnn",
@@ -41,6 +42,7 @@ app = typer.Typer(
 
 #: When an interrupt that was lost comes again, seconds.
 _AGAIN_S = 0.05
+_PLACED_WARNING = warnings.formatwarning
 
 # In the order in which `pardnn --help` lists them.
 for command in (
@@ -97,6 +99,13 @@ def _heed_interrupts() -> threading.Event:
     return seen
 
 
+def _warning_text(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> str:
+    """Return a warning of ours as its text alone, without a file and a line of source."""
+    if category.__module__.partition(".")[0] != "pardnn":
+        return _PLACED_WARNING(message, category, *place, **more)
+    return f"{printable(str(message), lines=True)}\n"
+
+
 def _interrupted(as_json: bool) -> int:
     """Tell who reads JSON; return the exit status."""
     return fail(PardnnError("interrupted", code="E130"), as_json) if as_json else INTERRUPTED
@@ -107,8 +116,14 @@ def _broken(error: Exception, as_json: bool) -> int:
     if (short := shortage(error)) is not None:
         return fail(short, as_json)
     echo("".join(traceback.format_exception(error)), err=True, nl=False)
-    message = f"internal error, a bug in pardnn: {type(error).__name__}: {error}"
+    message = f"internal error, a bug in pardnn: {told(error)}"
     return fail(PardnnError(message, code="E199"), as_json)
+
+
+def _end_by_sigpipe() -> None:
+    """End as other tools do whose reader has seen enough (`| head -1`): typer would give 1."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -116,6 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in arguments
     interrupts = _heed_interrupts()
+    warnings.formatwarning = _warning_text
     try:
         status = app(args=arguments, standalone_mode=False)
         if status == INTERRUPTED:  # typer makes it of an interrupt
@@ -124,6 +140,10 @@ def main(arguments: list[str] | None = None) -> None:
         status = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
         status = _interrupted(as_json)
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):
+            _end_by_sigpipe()
+        raise
     except PardnnError as error:
         status = fail(error, as_json)
     except typer.TyperException as error:  # of the parser

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import traceback
 from typing import Any
 
 import typer
 
-from pardnn.errors import PardnnError, UserCodeError, printable
+from pardnn.errors import PardnnError, UserCodeError, printable, users_traceback
 
 
 def print_text(renderable: Any) -> None:
@@ -60,10 +59,13 @@ def fail(error: PardnnError, as_json: bool) -> int:
             "message": error.message,
             "details": error.details,
         }
-        typer.echo(json.dumps({"error": body}, default=str))
+        try:
+            typer.echo(json.dumps({"error": body}, default=str))
+        except OSError:  # stdout is what cannot be written: a full disk
+            as_json = False
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
         echo(error.message, err=True)
-        echo("".join(traceback.format_exception(error.__cause__)), err=True, nl=False)
+        echo(users_traceback(error.__cause__), err=True, nl=False)
     elif not as_json:
         echo(str(error), err=True)
     return error.exit_status

@@ -12,6 +12,7 @@ from pardnn.explain.op import explain_device, explain_op, explain_tensor
 from pardnn.explain.subjects import subject_of
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
+from pardnn.planner.algorithms import check_algorithm
 from pardnn.report.explained import Explained
 
 Topic = Literal["memory", "time", "layers"]
@@ -39,8 +40,8 @@ def ask(
         costs: As for `plan`.
 
     Raises:
-        UsageError: E240, if nothing is asked; E241, if there is nothing of that name; E242, if the
-            cluster cannot be changed so.
+        UsageError: E210, if there is no such algorithm; E240, if nothing is asked; E241, if there
+            is nothing of that name; E242, if the cluster cannot be changed so.
         MismatchError: E503, if the plan is for another graph.
         InvalidPlanError: E410, if it is not valid.
     """
@@ -50,6 +51,8 @@ def ask(
             "tensor, a device or a layer; or --memory [+2GiB], --time [+1], --layers.",
             code="E240",
         )
+    if algorithm is not None:
+        check_algorithm(algorithm)
     case = opened(graph, plan, costs)
     if topic == "memory":
         return explain_memory(case, name, algorithm)

@@ -6,6 +6,7 @@ import pytest
 
 from pardnn.backends.entry_point import load_factory
 from pardnn.backends.torch.make_step import capture_factory
+from pardnn.cli.output import fail
 from pardnn.errors import UsageError, UserCodeError
 
 EXITS = {
@@ -65,3 +66,41 @@ def test_a_file_that_does_not_load_says_why(tmp_path: Path) -> None:
     path.write_text("def training(:\n")
     with pytest.raises(UserCodeError, match="SyntaxError"):
         load_factory(f"{path}:training")
+
+
+RAISES = {
+    "a KeyError": 'return {}["none"]',
+    "an error without a text": "raise Silent",
+    "no Exception": "raise Odd",
+}
+
+
+@pytest.mark.parametrize("what", RAISES)
+def test_the_traceback_is_the_users_alone(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that of two attempts to build the model, nor the frames that lead there."""
+    path = tmp_path / "raises.py"
+    path.write_text(
+        "class Silent(Exception):\n    def __str__(self): raise ValueError\n"
+        f"class Odd(BaseException): pass\ndef training():\n    {RAISES[what]}\n"
+    )
+    with pytest.raises(UserCodeError) as caught:
+        capture_factory(load_factory(f"{path}:training"))
+    assert fail(caught.value, as_json=False) == 1
+    lines = capsys.readouterr().err.splitlines()
+    begin = lines.index("Traceback (most recent call last):")
+    assert lines[begin + 1] == f'  File "{path}", line 5, in training'
+    assert "Traceback (most recent call last):" not in lines[begin + 1 :]
+
+
+def test_the_traceback_of_a_step_begins_in_the_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "raises_in_step.py"
+    path.write_text("import torch\ndef training(): return lambda m: 1 / 0, (torch.nn.ReLU(),)\n")
+    with pytest.raises(UserCodeError) as caught:
+        capture_factory(load_factory(f"{path}:training"))
+    fail(caught.value, as_json=False)
+    text = capsys.readouterr().err
+    assert text.partition("last):\n")[2].startswith(f'  File "{path}", line 2, in <lambda>')

@@ -69,3 +69,6 @@ def test_code_is_printed_written_run_and_edited(
     edited.write_text("def step(*given): ...\n", encoding="utf-8")
     with pytest.raises(PardnnError, match="E503 .*was not written for this plan"):
         run(*run_again)
+    edited.unlink()
+    with pytest.raises(PardnnError, match=r"E403 cannot read .*rank1.py'"):
+        run(*run_again)

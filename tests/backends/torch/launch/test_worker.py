@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pardnn.backends.torch.launch import worker
 from pardnn.backends.torch.launch.job import Job, read_result, write_job
 
 FAILING = """
@@ -49,3 +50,15 @@ def test_the_reference_loads_nothing_that_only_ranks_need() -> None:
         [sys.executable, "-c", REFERENCE], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("[enforce fail] socket: Too many open files."), OSError(24, "Too many")]
+)
+def test_too_few_open_files_are_no_bug_of_ours(error: Exception, tmp_path: Path) -> None:
+    """torch's store and gloo raise a RuntimeError without a number."""
+    found = worker._error(error, 1)
+    assert found["code"] == "E413"
+    assert found["message"].startswith("rank 1: the system has too little room: ")
+    assert found["details"]["first_failing_rank"] == 1
+    assert worker._error(RuntimeError("else"), 1)["code"] == "E101"

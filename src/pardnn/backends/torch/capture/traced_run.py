@@ -41,7 +41,7 @@ from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.held_numbers import with_tensor_names
 from pardnn.backends.torch.user_step.object_graph import walk_objects
 from pardnn.backends.torch.user_step.used_names import used_names
-from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, without_addresses
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, told, without_addresses
 
 
 def run_traced(
@@ -75,14 +75,14 @@ def run_traced(
         raise _as_unsupported(error, tracer.locator.line_of(error)) from error
     except (Exception, SystemExit) as error:
         where = tracer.locator.line_of(error)
-        unsupported_error = _unsupported_by_message(str(error), where)
+        unsupported_error = _unsupported_by_message(told(error), where)
         if unsupported_error is not None:
             raise unsupported_error from error
         if _is_ours(error):
             raise
         raise UserCodeError(
             f"while running your step for capture{f' ({where})' if where else ''}: "
-            f"{type(error).__name__}: {without_addresses(str(error))}"
+            f"{without_addresses(told(error))}"
         ) from error
     if random.getstate() != states_before[0]:
         raise unsupported.host_randomness("Python's random module")

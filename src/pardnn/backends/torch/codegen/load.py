@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from pardnn.backends.torch.runtime.executor import CodeStep
-from pardnn.errors import UserCodeError
+from pardnn.errors import UserCodeError, told
 
 
 def load_step(path: Path) -> CodeStep:
@@ -29,4 +29,4 @@ def load_step(path: Path) -> CodeStep:
         specification.loader.exec_module(module)
         return module.step
     except Exception as error:
-        raise UserCodeError(f"while loading {path}: {type(error).__name__}: {error}") from error
+        raise UserCodeError(f"while loading {path}: {told(error)}") from error

@@ -49,6 +49,7 @@ from pardnn.backends.torch.comm.nodes import (
 from pardnn.backends.torch.comm.secret import ForgedError, SignedStore, prove_links, signed
 from pardnn.backends.torch.comm.unix_sockets import connect_local
 from pardnn.errors import MismatchError, PardnnError, RankError, StuckError
+from pardnn.shortage import shortage
 
 _count = itertools.count()
 #: Longest wait at the end of a process for messages that are on their way, seconds.
@@ -301,6 +302,7 @@ def join(
 
     Raises:
         RankError: E605, if the ranks do not find each other.
+        FileError: E413, if this one has too few open files or too little memory for it.
     """
     backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     wait = timedelta(seconds=timeout_s)
@@ -321,6 +323,8 @@ def join(
     except ForgedError:
         raise
     except (RuntimeError, ValueError) as error:
+        if (short := shortage(error)) is not None:
+            raise short from error
         raise RankError(
             f"the ranks did not find each other within {timeout_s:g} s: {_first_line(error)}.\n"
             "A rank that is missing has ended or was not started; look at what it printed last."

@@ -31,7 +31,7 @@ from pardnn.backends.torch.deferred_init.recording import Recording
 from pardnn.backends.torch.deferred_init.replay import Shard, execute, made_whole
 from pardnn.backends.torch.ops.partition_ops import box_copy
 from pardnn.backends.torch.rng import generator as rng
-from pardnn.errors import PardnnError, UnsupportedError, UserCodeError
+from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, told
 
 __all__ = ["Built", "Recording", "build", "initialise", "record", "replay"]
 
@@ -135,8 +135,7 @@ def recorded(recording: Recording) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().split("\n")[0]
-    return f"{type(error).__name__}: {text}"
+    return told(error).partition("\n")[0]
 
 
 def replay(
@@ -316,4 +315,6 @@ def initialise(factory: Callable[..., Any], **kwargs: Any) -> tuple[Any, Recordi
     try:
         return record(factory, **kwargs)
     except UnsupportedError as error:
-        return build(factory, error.message, **kwargs)
+        reason = error.message
+    # Outside of the handler: what the user's code raises now has nothing of ours before it.
+    return build(factory, reason, **kwargs)

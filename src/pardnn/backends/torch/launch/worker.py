@@ -33,7 +33,8 @@ from pardnn.backends.torch.launch.job import (
     write_result,
     write_stage,
 )
-from pardnn.errors import PardnnError
+from pardnn.errors import PardnnError, UserCodeError, told, users_traceback
+from pardnn.shortage import shortage
 
 #: How long a process that is told to end may take to notice a failure and report it, seconds.
 REPORT_S = 2.5
@@ -91,19 +92,23 @@ def _run(directory: Path, job: Job, rank: int | str) -> dict[str, Any]:
 def _error(error: BaseException, rank: int | str) -> dict[str, Any]:
     """Return an error as JSON; the traceback is the user's or the op's, where there is one."""
     cause = error.__cause__ or error
-    lines = traceback.format_exception(cause)
+    is_users = isinstance(error, UserCodeError)
+    text = users_traceback(cause) if is_users else "".join(traceback.format_exception(cause))
     if isinstance(error, PardnnError):
         details = {"rank": rank, **error.details}
         found = {"code": error.code, "message": error.message, "details": details}
+    elif isinstance(error, Exception) and (short := shortage(error)) is not None:
+        details = {"rank": rank, "first_failing_rank": rank}
+        found = {"code": short.code, "message": f"rank {rank}: {short.message}", "details": details}
     elif isinstance(error, KeyboardInterrupt):
-        text = f"rank {rank} was interrupted by SIGINT, which it alone was sent"
+        message = f"rank {rank} was interrupted by SIGINT, which it alone was sent"
         details = {"rank": rank, "first_failing_rank": rank}
-        found = {"code": "E602", "message": text, "details": details}
+        found = {"code": "E602", "message": message, "details": details}
     else:
-        text = f"internal error in rank {rank}: {type(error).__name__}: {error}"
+        message = f"internal error in rank {rank}: {told(error)}"
         details = {"rank": rank, "first_failing_rank": rank}
-        found = {"code": "E101", "message": text, "details": details}
-    return {**found, "traceback": "".join(lines)[-8000:]}
+        found = {"code": "E101", "message": message, "details": details}
+    return {**found, "traceback": text[-8000:]}
 
 
 def main(directory: Path, rank: int | str) -> int:
