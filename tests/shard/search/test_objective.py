@@ -42,11 +42,8 @@ def test_a_region_that_two_slots_need_is_fetched_once() -> None:
 def test_what_has_no_dims_or_is_not_read_is_not_fetched() -> None:
     assert list(fetches(cut(SQUARE), operand("self", shape=()))) == []
     found = cut(LIKE)
-    like = operand(*found.dim_slices.inputs)
-    ((_, read),) = fetches(found, like)  # where nothing is cut, nothing says that it is not read
-    assert read is not None
-    assert read.tolist() == [False, False, True]
-    assert list(fetches(found.subset([0, 1]), like)) == []
+    assert (None,) in found.axes
+    assert list(fetches(found, operand(*found.dim_slices.inputs))) == []
 
 
 def test_an_operand_is_in_place_where_every_device_reads_and_makes_what_it_owns() -> None:

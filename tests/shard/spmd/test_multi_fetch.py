@@ -14,6 +14,7 @@ from pardnn.plan.memory import peak_bytes
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
+from pardnn.shard.search.communication_bytes import total_bytes
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
@@ -126,3 +127,25 @@ def test_any_layout_of_any_strides_is_a_plan_that_its_checker_takes() -> None:
         sharding = legalize(graph, Sharding(mesh, layouts, loops))
         plan = spmd_partition(graph, sharding, in_turn=rng.random() < 0.5)
         assert plan_problems(graph, plan) == [], (seed, shape, x.strides, sharding)
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 2)])
+@pytest.mark.parametrize("kind", ["zeros_like", "tanh"])
+def test_nothing_is_sent_of_what_is_read_for_its_size_alone(
+    kind: str, shape: tuple[int, ...]
+) -> None:
+    """z is made whole everywhere after the sizes of x, which lies in rows; by `tanh` of it all."""
+    of_x = {"args": [{"tensor": "x"}]}
+    graph = build_graph("like", [
+        Op(name="x", kind="input", outputs=(tensor("x", 8, 6),)),
+        Op(name="z", kind=f"aten.{kind}.default", inputs=("x",), outputs=(tensor("z", 8, 6),),
+           arguments=of_x),
+    ])  # fmt: skip
+    none = (None,) * len(shape)
+    layouts = {"x": (0,) * len(shape), "z": none}
+    sharding = Sharding(make_mesh(shape), layouts, {"z": none})
+    plan, devices = spmd_partition(graph, sharding), 2 ** len(shape)
+    assert plan_problems(graph, plan) == []
+    missing = 0 if kind == "zeros_like" else 4 * 8 * 6 * (devices - 1)
+    assert total_bytes(graph, sharding) == missing
+    assert len(plan.messages) == (devices * (devices - 1) if missing else 0)

@@ -108,6 +108,31 @@ def interned_call(number: int) -> Call:
     return _CALLS[number]
 
 
+def read_slots(number: int) -> dict[str, bool]:
+    """Return for each slot of a call whether values are read, not a size or nothing alone.
+
+    Without a description that fits, all are.
+    """
+    shape_class, dim_sizes = _CLASSIFIED[number]
+    nest = loop_nest_of(shape_class, dim_sizes)
+    return (
+        dict.fromkeys(shape_class.dim_slices.inputs, True) if nest is None else dict(nest.contents)
+    )
+
+
+def unread_inputs(call: Call) -> set[str]:
+    """Return the tensors of which a call reads no values: of `zeros_like(x)`, x.
+
+    Args:
+        call: Its tensors by any names.
+    """
+    number = intern_call(call)
+    names = skeleton_of(call.kind, call.args, call.kwargs).names
+    slots, mentions = read_slots(number), classified(number)[0].mentions
+    read = {names[at] for at, is_read in zip(mentions, slots.values(), strict=True) if is_read}
+    return set(names) - read
+
+
 def cuttable_loops(number: int) -> tuple[str, ...]:
     """Return the loops of a call that can be cut, and whose results can be exchanged.
 

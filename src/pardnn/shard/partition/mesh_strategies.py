@@ -25,7 +25,7 @@ from pardnn.plan.mesh import Mesh
 from pardnn.shard.cache import cached
 from pardnn.shard.partition.axis_strategies import AxisStrategies, axis_strategies_of
 from pardnn.shard.partition.call import Call, DimSlices
-from pardnn.shard.partition.interning import classified, intern_call
+from pardnn.shard.partition.interning import classified, intern_call, read_slots
 from pardnn.shard.sharding import AxisLoops
 
 Flags = tuple[bool, ...]
@@ -155,7 +155,7 @@ def uncut(number: int) -> MeshStrategies:
         dim_slices = shape_class.dim_slices
         unclipped = np.zeros((1, 1, dim_slices.num_dims, 2), dtype=np.int64)
         unclipped[0, 0, :, 1] = dim_sizes
-        contents = dict.fromkeys(dim_slices.inputs, True)
+        contents = read_slots(number)
         reduced: tuple[Flags, ...] = ((),) * len(dim_slices.outputs)
         origin = _Origin(None, (number,), None)
         sizes = unclipped[0, 0, :, 1]

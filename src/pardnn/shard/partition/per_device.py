@@ -10,7 +10,7 @@ Reference: Tofu (EuroSys 2019), section 5.2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from pardnn.plan.mesh import Box, Mesh, Parts, num_parts
@@ -18,6 +18,7 @@ from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import offset
 from pardnn.shard.partition.analysis import analyse
 from pardnn.shard.partition.call import Call, bind_call
+from pardnn.shard.partition.interning import unread_inputs
 from pardnn.shard.partition.worker_ops import Region, WorkerOp, WorkerResult, worker_ops_of
 from pardnn.shard.sharding import AxisLoops
 from pardnn.shard.tdl.language import Reducer
@@ -110,18 +111,23 @@ def input_names(call: Call) -> dict[str, str]:
 def _whole(call: Call) -> LocalOp:
     description = description_of(call.kind)
     if description is None:
-        return LocalOp(call, _regions(call), _results(call))
+        return LocalOp(call, _regions(call, set()), _results(call))
     bound = bind_call(description, call)
     local = replace(
         bound.call,
         shapes={slot: call.shapes[name] for slot, name in bound.names.items()},
         dtypes={slot: call.dtypes.get(name) for slot, name in bound.names.items()},
     )
-    return LocalOp(local, _regions(local), _results(local))
+    unread = unread_inputs(call)
+    sizes = {slot for slot, name in bound.names.items() if name in unread}
+    return LocalOp(local, _regions(local, sizes), _results(local))
 
 
-def _regions(call: Call) -> dict[str, Region]:
-    return {slot: Region(tuple((0, n) for n in shape)) for slot, shape in call.shapes.items()}
+def _regions(call: Call, unread: Set[str]) -> dict[str, Region]:
+    return {
+        slot: Region(tuple((0, n) for n in shape), content=slot not in unread)
+        for slot, shape in call.shapes.items()
+    }
 
 
 def _results(call: Call) -> tuple[LocalResult | None, ...]:

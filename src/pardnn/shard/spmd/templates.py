@@ -17,6 +17,7 @@ from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import whole
 from pardnn.shard.cache import cached
 from pardnn.shard.partition.call import Call, call_of
+from pardnn.shard.partition.interning import unread_inputs
 from pardnn.shard.partition.per_device import (
     AxisLoops,
     LocalOp,
@@ -215,7 +216,11 @@ def _whole(
         {slots[name]: dtype for name, dtype in call.dtypes.items()},
     )
     none = (None,) * len(axes)
-    regions = {slots[name]: Region(whole(shape)) for name, shape in call.shapes.items()}
+    unread = unread_inputs(call)
+    regions = {
+        slots[name]: Region(whole(shape), content=name not in unread)
+        for name, shape in call.shapes.items()
+    }
     results = tuple(
         None if name is None else LocalResult(whole(tensors[name].shape or ()), none, 1.0)
         for name in returned
