@@ -25,15 +25,19 @@ STAGED = {2: 8.0, 4: 6.0, 8: 5.0, 16: 5.5, 32: 6.0}
     [
         (9.0, {8: 4.9, 4: 4.0, 2: 7.0}, ("pardnn", 4.0), [8, 4, 2]),
         (9.0, {8: 5.2, 4: 4.0, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
-        (9.0, {8: 5.2, 4: 5.1, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
+        (9.0, {8: 5.2, 4: 5.3, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
+        # Slower than stages, and the faster the fewer pieces.
+        (9.0, {8: 5.4, 4: 5.1, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
+        # So many pieces cannot be faster than what is there; fewer may be.
+        (9.0, {8: None, 4: None, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
         # The whole batch, cut over all devices, is faster than stages of 2 and of 4 pieces.
-        (5.7, {8: 5.2, 4: 5.1, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
+        (5.7, {8: 5.2, 4: 5.3, 2: 3.0}, (microbatched.STAGES, 5.0), [8, 4]),
         (4.5, {8: 5.2, 4: 4.0, 2: 3.0}, ("pardnn", 3.0), [8, 4, 2]),
     ],
 )
 def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
     whole: float,
-    others: dict[int, float],
+    others: dict[int, float | None],
     best: tuple[str, float],
     tried: list[int],
     monkeypatch: pytest.MonkeyPatch,
@@ -47,7 +51,9 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
         if names == [microbatched.STAGES]:
             return outcome(names[0], STAGED[count])
         asked.append(count)
-        return outcome(names[0], others[count])
+        if (seconds := others[count]) is None:
+            raise microbatched._TooManyPiecesError("")
+        return outcome(names[0], seconds)
 
     monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)
     graph, cluster = small_case(0, seed=0)

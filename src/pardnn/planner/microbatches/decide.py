@@ -68,12 +68,15 @@ def _best(
     """Return the best plan of 1, 2, 4 pieces and so on.
 
     Stages are tried of each number, which is quick. The other algorithms then cut the batch in as
-    many pieces as was best and in half of them, and in fewer as long as that is faster: they need
-    fewer pieces than stages do. Where there are no stages, they are tried of each number.
+    many pieces as was best and in half of them, and in fewer as long as that is faster than they
+    were: they need fewer pieces than stages do. Where there are no stages, they are tried of each
+    number.
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
-    found, staged = _Best(problem), _Best(problem)
+    # Beside others of their kind: a step that is cut whole may be as fast as stages of few pieces,
+    # and slower than those of more.
+    found, staged, rest = _Best(problem), _Best(problem), _Best(problem)
 
     def in_pieces(number: int, algorithms: Sequence[str], below: float) -> Callable[[], Outcome]:
         return lambda: _in_pieces(problem, number, algorithms, decide, below=below)
@@ -82,8 +85,6 @@ def _best(
     count = 1
     try:
         for number in _counts():
-            # Beside other numbers of pieces: a step that is cut whole may be as fast as stages of
-            # few pieces, and slower than those of more.
             is_better = staged.try_(in_pieces(number, quick, min(found.seconds, staged.seconds)))
             count = number if is_better else count
             if staged.is_done(number):
@@ -93,14 +94,16 @@ def _best(
             least = (count if count > 1 else FEW_PIECES) // 2
             number = 2 * least
             while number > 1:
-                is_better = found.try_(in_pieces(number, others, found.seconds))
-                if not is_better and number <= least:
+                is_better = rest.try_(in_pieces(number, others, min(found.seconds, rest.seconds)))
+                if number <= least and not is_better and not rest.had_too_many:
                     break
                 number //= 2
+            found.take(rest)
     except UsageError as error:
         if error.code != NO_BATCH:
             raise
         found.take(staged)
+        found.take(rest)
     return found.best()
 
 
@@ -116,17 +119,17 @@ class _Best:
         self.problem = problem
         self.found: Outcome | None = None
         self.failure: InfeasibleError | None = None
-        self.worse, self.spent = 0, 0.0
+        self.worse, self.spent, self.had_too_many = 0, 0.0, False
 
     def try_(self, plan: Callable[[], Outcome]) -> bool:
         """Return whether a plan is there and better than those before."""
         check_time()
+        self.had_too_many = False
         try:
             outcome = plan()
         except InfeasibleError as error:
             self.failure = self.failure or error
-            if isinstance(error, _TooManyPiecesError):
-                self.worse = PATIENCE  # more pieces compute for longer
+            self.had_too_many = isinstance(error, _TooManyPiecesError)
             return False
         self.spent += outcome.planning_s
         is_better = self._is_better(outcome)
@@ -152,7 +155,8 @@ class _Best:
 
     def is_done(self, number: int) -> bool:
         """Whether more pieces than so many are not tried: they cost more launches, and planning."""
-        return self.worse >= PATIENCE or number * len(self.problem.graph.ops) > MANY_OPS
+        is_many = number * len(self.problem.graph.ops) > MANY_OPS
+        return self.had_too_many or self.worse >= PATIENCE or is_many
 
     def best(self) -> Outcome:
         """Return the best outcome; its planning time is that of all.
