@@ -40,6 +40,8 @@ DELAYS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 1e6)
 SLACKS = (0.0, 1 / 6, 1 / 3, 2 / 3, 4 / 3, 8 / 3, 16 / 3, np.inf)
 #: Those that are tried of each placement; all others only of the best.
 FEW = list(itertools.product((1.0, 1.5), (0.0, 2.0, 1e6), (0.0, 8 / 3, np.inf)))
+#: Those that tell which placements are promising, where not all can be tried of each; and how many.
+PROBES, MOST_PLACEMENTS = [(1.0, 2.0, 8 / 3), (1.0, 2.0, np.inf), (1.0, 1e6, np.inf)], 2
 #: Schedules that the simulator judges; how many of them are changed at random.
 JUDGED, STARTS = 4, 3
 #: As `SLACKS`, in seconds of a usual op; the part by which a change may be worse, at first.
@@ -198,6 +200,12 @@ def plans_of(
     return found
 
 
+def promising(steps: Sequence[Placed]) -> list[Placed]:
+    """Return the placements with the shortest schedules of a few."""
+    probed = [by_modulo(step, PROBES)[0].makespan for step in steps]
+    return [steps[i] for i in np.argsort(probed, kind="stable")[:MOST_PLACEMENTS].tolist()]
+
+
 def best_ordered(
     steps: Sequence[Placed],
     machine: Machine,
@@ -216,6 +224,9 @@ def best_ordered(
         seed: Of the random changes.
     """
     left = max(min(WORK // len(steps[0].reference), MOST_SCHEDULES), LEAST_SCHEDULES)
+    if len(FEW) * len(steps) > left:
+        left -= len(PROBES) * len(steps)
+        steps = promising(steps)
     judged = [
         (seconds, plan, step)
         for step in steps

@@ -172,20 +172,21 @@ def unit_ranks(
         schedule: The schedule.
         rows: Its rows.
     """
-    turn: dict[tuple[int, int, int], int] = {}
-    for unit, at in unit_times(rows, len(rows) * schedule.chunks).items():
+    times = unit_times(rows, len(rows) * schedule.chunks)
+    last = max(times.values()) + 1
+    pieces = max(int(units.piece.max()), *(unit.piece for unit in times)) + 1
+    turn = np.full((SOURCE + 1, len(rows) * schedule.chunks, pieces), last, dtype=np.int64)
+    for unit, at in times.items():
         for phase in PHASES[unit.what]:
             turn[phase, unit.stage, unit.piece] = at
-    last = max(turn.values()) + 1
-    rank = np.empty(arrays.num_ops, dtype=np.int64)
-    for op, (phase, stage, piece) in enumerate(
-        zip(units.phase.tolist(), units.stage.tolist(), units.piece.tolist(), strict=True)
-    ):
-        rank[op] = -1 if phase == SOURCE else turn.get((phase, stage, piece), last)
-    tensor_rank = np.full(arrays.num_tensors, last, dtype=np.int64)
+    rank = np.where(units.piece < 0, last, turn[units.phase, units.stage, units.piece])
+    rank = np.where(units.phase == SOURCE, -1, rank).tolist()
+    # Lists: an element of an array takes several times as long.
+    outputs, inputs = arrays.output_ptr.tolist(), arrays.input_ptr.tolist()
+    read, needed = arrays.input_tensor.tolist(), [last] * arrays.num_tensors
     for op in arrays.topological[::-1].tolist():
-        made = tensor_rank[arrays.output_ptr[op] : arrays.output_ptr[op + 1]]
-        rank[op] = min(rank[op], made.min(initial=last))
-        read = arrays.input_tensor[arrays.input_ptr[op] : arrays.input_ptr[op + 1]]
-        tensor_rank[read] = np.minimum(tensor_rank[read], rank[op])
-    return rank
+        now = min(rank[op], *needed[outputs[op] : outputs[op + 1]], last)
+        rank[op] = now
+        for tensor in read[inputs[op] : inputs[op + 1]]:
+            needed[tensor] = min(needed[tensor], now)
+    return np.array(rank, dtype=np.int64)
