@@ -17,6 +17,8 @@ from pardnn.cli.main import _heed_interrupts
 from pardnn.graph.file import read_graph, write_graph
 from pardnn.plan.file import read_plan
 from pardnn.plan.state_layout import state_layout
+from pardnn.sim.peak import one_device_peak
+from tests.strategies import random_graph
 
 Run = Any
 # With kernels as plain Python, the search for a limit that fits takes half a minute.
@@ -81,6 +83,21 @@ def test_same_input_same_bytes(run: Run, tiny: Path, tmp_path: Path) -> None:
     text = (tmp_path / "a").read_text()
     assert str(tmp_path) not in text
     assert str(Path.home()) not in text
+
+
+def test_plans_have_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    """Whatever the seed of hashes and the number of threads."""
+    graph = random_graph(3, 60, "transformer")
+    write_graph(graph, tmp_path / "g.json")
+    limit = f"{int(one_device_peak(graph.arrays) * 0.8)}B"
+    options = ("--devices", "3", "--max-memory", limit, "--bandwidth", "1GB/s", "-o")
+    for number in ("1", "2"):
+        words = ("plan", tmp_path / "g.json", *options, tmp_path / number)
+        settings = dict.fromkeys(("PYTHONHASHSEED", "OMP_NUM_THREADS", "NUMBA_NUM_THREADS"), number)
+        subprocess.run(
+            [sys.executable, "-m", "pardnn", *words], env=os.environ | settings, check=True
+        )
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
 
 
 def test_a_plan_keeps_the_state_of_another(run_json: Run, tiny: Path, tmp_path: Path) -> None:
