@@ -94,7 +94,8 @@ def empty(tables: CostTables, count: int) -> State:
 
 CASES = [(chain(6, 4, 9), NEEDED, (2, 2)), (chain(4, 8, 4, 6), NEEDED, (2,)),
          (mlp(6, 4, 8, 10), TRAINING, (2,)), (chain(5, 4, 7, 4), NEEDED, (3,)),
-         (mlp(4, 8, 4, 6), TRAINING, (2, 2))]  # fmt: skip
+         (mlp(4, 8, 4, 6), TRAINING, (2, 2)),
+         (chain(6, 1, 9, 4), NEEDED, (2, 2))]  # x and w1 have one layout each  # fmt: skip
 
 
 @pytest.mark.parametrize("objective", [BytesObjective, Chance])

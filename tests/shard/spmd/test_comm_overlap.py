@@ -17,6 +17,7 @@ from pardnn.shard.spmd.comm_overlap import OverlapScheduler, overlapped_plan
 from pardnn.shard.spmd.partitioner import spmd_partition
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.sim.peak import live_bytes
 from tests.shard.spmd.test_multi_fetch import product, tensor
 
 #: Element-wise ops of one second each before the one that needs all of w.
@@ -67,6 +68,10 @@ def test_a_region_is_received_while_the_ops_before_compute(
         product_at = next(i for i, name in enumerate(row) if name.startswith("y@"))
         between = row[at:product_at]
         assert sum(kinds[name].startswith("aten.tanh") for name in between) == early
+
+    curves = memory_profiles(parts, plan_arrays(parts, moved))
+    found = live_bytes(parts.arrays, plan_arrays(parts, moved))  # what is received is in its place
+    assert found.tolist() == [live for curve in curves for live in curve]
 
     machine = machine_of(Costs({"accelerator": seconds}, "graph"), cluster)
 
