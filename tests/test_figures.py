@@ -164,6 +164,16 @@ def test_mutants() -> None:
     assert int(caught) == int(total["caught"]) + int(total["timed out"])
 
 
+def test_mutants_of_the_search_and_the_simulator() -> None:
+    name = "2026-11-23_mutants-search-sim.md"
+    rows = {row["package"]: row for row in table(name, "Mutants", "mutants")}
+    share = {package: rounded(row["share caught"]) for package, row in rows.items()}
+    asked = rows["all"]["mutants"]
+    assert f"a fresh sample of {asked} in the simulator and the search" in PAPERS
+    assert f"{share['all']} % were ([page](../bench/results/{name}))" in PAPERS
+    assert f"{share['sim']} % in `sim`, {share['shard/search']} % in `shard/search`" in PAPERS
+
+
 def test_table_3_and_gradients_in_place() -> None:
     (line,) = [line for line in PAPERS.splitlines() if line.startswith("| Table 3 |")]
     page = (RESULTS / "2026-11-21_tofu.md").read_text(encoding="utf-8")

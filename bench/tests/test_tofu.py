@@ -7,7 +7,7 @@ import pytest
 
 from bench.common import RESULTS
 from bench.tofu.figure_11 import CONVOLUTION, claims, partition_rows, picture
-from bench.tofu.in_place import ADD, ADD_IN_PLACE, accumulated
+from bench.tofu.in_place import ADD, ADD_IN_PLACE, accumulated, last_below
 from bench.tofu.notes import notes
 from bench.tofu.page import page
 from bench.tofu.table_1 import limited_search
@@ -76,6 +76,18 @@ def test_gradients_are_added_up_in_place_where_nothing_else_reads_them() -> None
     assert changed == ["s1", "s2", "s4"]
     aliases = {op.name: op.outputs[0].alias_of for op in graph.ops if op.kind == ADD_IN_PLACE}
     assert aliases == {"s1": "v2", "s2": "s1", "s4": "s2"}
+
+
+def test_the_last_batch_below_a_limit_is_found_in_few_steps() -> None:
+    for last in (5, 26, 130, 999):
+        asked: list[int] = []
+
+        def over(count: int, last: int = last, asked: list[int] = asked) -> int:
+            asked.append(count)
+            return 10 * (count - last) - 5 + count % 3
+
+        assert last_below(over, 4) == last
+        assert len(asked) <= 14
 
 
 def plan(name: str, step: float, compute: float, sent: float, peak: float) -> dict[str, Any]:

@@ -22,19 +22,21 @@ from bench.common import RESULTS
 from bench.thesis.batch import model
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import preset_costs
-from pardnn.errors import InfeasibleError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor, alias_of
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.partitioned_graph import ADD, ADD_IN_PLACE
+from pardnn.plan.plan import plan_arrays, planned_graph
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import decide
 from pardnn.planner.problem import Problem
 from pardnn.planner.sharded import complete
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.planner.sharded.decide import decide_sharded
+from pardnn.shard.search.tofu import search
+from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
-from pardnn.sim.peak import live_bytes
+from pardnn.sim.peak import live_bytes, peaks
 from testbed.kept_graphs import load
 
 #: Samples to which the largest batch is looked for.
@@ -52,7 +54,8 @@ HEAD = (
     "buffer. Steps are cut over 8 K80s (`bytes`) with new tensors for sums, and with sums in their",
     "first terms. A step as captured frees the old sum at once, so one shard of a gradient is what",
     "there is to gain. *Kept for*: ops for which a fetched region is kept for another reader. The",
-    f"largest batch is that which fits 12 GiB of each device, to {GRAIN} samples.",
+    "largest batch, to " + str(GRAIN) + " samples, is that of these cuts whose slices are received",
+    "one after the other, which takes least memory, in 12 GiB of each device.",
 )
 
 WHOLE_COLUMNS = (
@@ -145,11 +148,7 @@ def _in_place(op: Op, target: str) -> Op:
 
 
 def cut(graph: Graph, cluster: Cluster, *, in_place: bool) -> ShardedPlan:
-    """Cut a step by `tofu` under `bytes`, with sums in place or without.
-
-    Raises:
-        InfeasibleError: E301, if it does not fit.
-    """
+    """Cut a step by `tofu` under `bytes`, with sums in place or without."""
     options = PlanOptions(objective="bytes", reserve=0.0)
     problem = Problem(graph, cluster, preset_costs(graph, "k80"), options)
     made = functools.partial(spmd_partition, sums_in_place=in_place)
@@ -173,39 +172,45 @@ def measure(graph: Graph, *, in_place: bool) -> Measured:
 
 
 def largest_batch(name: str, known: int, *, in_place: bool) -> int:
-    """Return the largest batch that fits 8 K80s, to `GRAIN` samples.
+    """Return the largest batch whose plan of least memory fits 8 K80s, to `GRAIN` samples.
 
     Args:
         name: Of the model.
         known: A batch that fits, a multiple of `GRAIN`.
         in_place: Whether sums are made in place.
     """
+    cluster = Cluster.preset("p2-k80")
+    limit = cluster.devices[0].memory or 0
 
-    def fits(count: int) -> bool:
-        try:
-            cut(model(name, count * GRAIN)[0], Cluster.preset("p2-k80"), in_place=in_place)
-        except InfeasibleError:
-            return False
-        return True
+    def over(count: int) -> int:
+        graph = model(name, count * GRAIN, preset="k80")[0]
+        sharding = legalize(graph, search(graph, without_limits(cluster), "bytes"))
+        plan = spmd_partition(graph, sharding, in_turn=True, sums_in_place=in_place)
+        local = planned_graph(graph, plan)
+        return int(peaks(local.arrays, plan_arrays(local, plan)).max()) - limit
 
-    return GRAIN * last_true(fits, known // GRAIN)
+    return GRAIN * last_below(over, known // GRAIN)
 
 
-def last_true(holds: Callable[[int], bool], low: int) -> int:
-    """Return the last number for which something holds that then stops to hold.
-
-    Steps are doubled until it does not hold, and then halved.
+def last_below(over: Callable[[int], int], low: int) -> int:
+    """Return the last number for which something that grows nearly in line is not above 0.
 
     Args:
-        holds: Of a number.
-        low: A number for which it does.
+        over: What grows.
+        low: A number for which it is not.
     """
-    step = 1
-    while holds(low + step):
-        low, step = low + step, 2 * step
-    while step > 1:
-        step //= 2
-        low += step * holds(low + step)
+    below = over(low)
+    high = 2 * low
+    while (above := over(high)) <= 0:
+        low, below, high = high, above, 2 * high
+    while high - low > 1:
+        middle = low + round((high - low) * -below / (above - below))
+        middle = min(max(middle, low + 1), high - 1)
+        value = over(middle)
+        if value <= 0:
+            low, below = middle, value
+        else:
+            high, above = middle, value
     return low
 
 
