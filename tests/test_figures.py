@@ -217,3 +217,18 @@ def test_figures_8_and_9() -> None:
         shares = sorted(int(re.findall(r"(\d+)%", row["tofu"])[0]) for row in rows)
         (line,) = [each for each in PAPERS.splitlines() if f"| 7.2, Fig. {number} |" in each]
         assert f"{shares[0]} to {shares[-1]} % of ideal for the {len(rows)} {kind}" in line
+
+
+def test_figures_of_mixed_plans_are_those_of_the_corners() -> None:
+    name = "2026-11-23_corners.md"
+    text = (ROOT / "docs" / "algorithms" / "mixed.md").read_text(encoding="utf-8")
+    page = (RESULTS / name).read_text(encoding="utf-8")
+    for links in ("5 GB/s", "25 GB/s", "300 GB/s"):
+        (auto,) = [row for row in table(name, f"## {links}", "640 MiB") if row[""] == "`auto`"]
+        assert row_of(text, links) == [cell.split()[0] for at, cell in auto.items() if at]
+    assert "a plan faster than that of `auto`: none" in page
+    for pattern in (r"is ([\d.]+) times as fast", r"([\d.]+) times as long"):
+        (found,) = re.findall(rf"Its plan at 300 GB/s .*?{pattern}", page)
+        assert found in text
+    (bound,) = re.findall(r"is more than ([\d.]+) times as fast", page)
+    assert bound in text

@@ -10,7 +10,8 @@ for every path: the longest one is found by dynamic programming, for shares on a
 Paths are those of the graph in two pieces, as far as they go through the first of them.
 Complexity: O(shares x (ops x numbers of pieces + edges)).
 Deviations: pieces are of equal size; with unequal ones the path of some sample is longer where the
-seconds of a piece are a constant and a part that grows with it. Numbers between those of `NUMBERS`
+seconds of a piece are a constant and a part that grows with it. A batch has at most 32 samples,
+or they are cut in at most 32 pieces. Numbers between those of `NUMBERS`
 are taken to have the shortest piece of the next larger one and the seconds in all of the next
 smaller one.
 """
@@ -28,6 +29,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.pieces import piece_number
 from pardnn.planner.costs import costs_for
+from pardnn.shard.microbatch.analysis import most_pieces
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.machine import fastest_seconds, machine_of, serial_seconds
 
@@ -49,12 +51,13 @@ def most_in_pieces(graph: Graph, costs: str, devices: int) -> tuple[float, dict[
     Returns:
         The bound, and the seconds of one device that does all pieces, by their number.
     """
-    one = Cluster.uniform(1)
+    one, most = Cluster.uniform(1), most_pieces(graph, NUMBERS[-1])
+    numbers = sorted({number for number in NUMBERS if number <= most} | {most})
     names = [op.name for op in graph.ops]
     options: dict[str, list[Option]] = {name: [] for name in names}
     serial: dict[int, float] = {}
     halved = graph
-    for number in NUMBERS:
+    for number in numbers:
         cut = graph
         if number > 1:
             cut = build_graph(graph.name, cut_batch(graph, number, 1).ops)
@@ -68,7 +71,7 @@ def most_in_pieces(graph: Graph, costs: str, devices: int) -> tuple[float, dict[
         for name in names:
             options[name].append((min(pieces[name]), sum(pieces[name])))
     for name, found in options.items():
-        steps = itertools.pairwise(zip(NUMBERS, found, strict=True))
+        steps = itertools.pairwise(zip(numbers, found, strict=True))
         options[name] = found + [
             (later[0], earlier[1]) for (a, earlier), (b, later) in steps if b > a + 1
         ]

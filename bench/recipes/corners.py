@@ -190,7 +190,9 @@ def _findings(report: Row) -> Iterator[str]:
                 count += 1
                 if other["speedup"] > (mine["speedup"] or 0.0) * (1 + 1e-9):
                     faster.append(f"`{name}` at {links}, {_limit(limit)}")
-    compared = f"{count} plans of other algorithms in {len(auto)} corners"
+    compared = (
+        f"{count} plans of other algorithms in {len(auto)} corner{'s' if len(auto) != 1 else ''}"
+    )
     yield f"- Beside {compared}, a plan faster than that of `auto`: {', '.join(faster) or 'none'}."
     for corner, asked in ASKED.items():
         if (row := auto.get(corner)) and row["speedup"]:
