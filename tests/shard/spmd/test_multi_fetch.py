@@ -18,6 +18,7 @@ from pardnn.shard.search.communication_bytes import total_bytes
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.shard.spmd.partitioner import spmd_partition
+from pardnn.time_limit import OutOfTimeError, time_limit
 
 
 def tensor(name: str, rows: int, columns: int) -> Tensor:
@@ -149,3 +150,11 @@ def test_nothing_is_sent_of_what_is_read_for_its_size_alone(
     missing = 0 if kind == "zeros_like" else 4 * 8 * 6 * (devices - 1)
     assert total_bytes(graph, sharding) == missing
     assert len(plan.messages) == (devices * (devices - 1) if missing else 0)
+
+
+def test_the_time_is_asked_for_at_each_tensor_before_any_op_is_looked_at() -> None:
+    """On a graph of 28,666 ops what comes first took 0.8 s without a question."""
+    source = Op(name="x", kind="input", outputs=(tensor("x", 8, 8),))
+    sharding = Sharding(make_mesh((2,)), {"x": (0,)}, {})
+    with time_limit(-1.0), pytest.raises(OutOfTimeError):
+        legalize(build_graph("sources", [source]), sharding)

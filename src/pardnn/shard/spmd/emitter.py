@@ -15,6 +15,7 @@ from pardnn.plan.mesh import Box, owned_boxes
 from pardnn.plan.plan import Message
 from pardnn.shard.boxes import bytes_of, lengths, local_strides, new_strides
 from pardnn.shard.sharding import Sharding
+from pardnn.time_limit import check_time
 
 Shape = tuple[int, ...] | None
 
@@ -116,6 +117,7 @@ class Emitter:
         self._taken = {op.name for op in graph.ops} | self.tensors.keys()
 
     def _boxes(self, tensor: Tensor) -> tuple[Box, ...]:
+        check_time()
         shape = tensor.shape or ()
         layout = self.sharding.layouts.get(tensor.name, ())
         axes = len(self.mesh.shape)

@@ -32,6 +32,7 @@ def legalize(graph: Graph, sharding: Sharding) -> Sharding:
     none = (None,) * len(sharding.mesh.shape)
     layouts: dict[str, Layout] = {}
     for name, tensor in tensors.items():
+        check_time()
         layout = sharding.layouts.get(name, none) if tensor.shape else none
         fits = owned_boxes(tensor.shape or (), layout, sharding.mesh) is not None
         layouts[name] = layout if fits else none
