@@ -154,6 +154,13 @@ def test_small_graphs_and_seconds_of_planning() -> None:
     assert f"({slow:.1f} to {slowest:.1f} beside other work)" in README
 
 
+def test_batches_of_the_thesis_s_steps_alone() -> None:
+    page = (RESULTS / "2026-11-23_thesis.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"same batch in (\d+) of (\d+) cells; a smaller one in (\d+)", page)
+    said = "The thesis's steps alone fit the same batch in {} of {} cells, a smaller one in {}."
+    assert said.format(*found) in PAPERS
+
+
 def test_mutants() -> None:
     (total,) = [row for row in table("2026-11-23_mutants.md", "Mutants", "mutants")
                 if row["package"] == "all"]  # fmt: skip
@@ -180,13 +187,17 @@ def test_table_3_and_gradients_in_place() -> None:
     (found,) = re.findall(r"are (\S+ %) above Table 3's, those of placement are (.*?) above", page)
     assert f"{found[0]} above the paper's numbers, placement {found[1]} above" in line
     (line,) = [each for each in PAPERS.splitlines() if "in-place gradient aggregation" in each]
-    name = "2026-11-22_tofu-in-place.md"
+    name = "2026-11-23_tofu-in-place.md"
+    assert f"results/{name}" in line
     for row in (RESULTS / name).read_text(encoding="utf-8").splitlines()[-2:]:
-        step, batch, _, captured, in_place, *_, before, after = row.strip("| ").split(" | ")
+        cells = [cell.strip() for cell in row.strip("| ").split(" | ")]
+        step, batch, *_ = cells
+        new, old, _, _, before, after, _, _, most, more = cells[4:]
         assert f"at batch {batch}" in line
         label = step.replace("_", "-").upper()
-        assert re.search(rf"{label}( peaks)? at {in_place}( GiB)?, {captured} as captured", line)
+        assert re.search(rf"{label} at {old}( GiB)?, {new} with new sums", line)
         assert before == after, "no step gets faster"
+        assert re.search(rf"{more} of {label}, {most}", line) or most == "-"
 
 
 def test_sums_in_place_of_whole_ops_are_those_of_their_page() -> None:

@@ -311,7 +311,7 @@ def _in_order(rows: dict[str, Any]) -> dict[str, Any]:
 
 def _missing(report: Report) -> str:
     gaps = [
-        f"{part}: {', '.join(left)}"
+        f"{part}: {', '.join(left) if len(left) < len(MODELS) else 'all'}"
         for part in ("search", "given", "shapes", "steps", "baselines")
         if (left := [n for n in MODELS if n not in {k.split(",")[0] for k in report.get(part, {})}])
     ]
