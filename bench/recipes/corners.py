@@ -129,8 +129,9 @@ def page(report: Row) -> str:
         f"{report['ops']:,} ops; {DEVICES} devices of `{COSTS}`, links of 25 us, reserve 0. The "
         "user's step has no microbatches, and is planned with `microbatches=auto`; the number of "
         "pieces is in brackets where it is not 1. Other algorithms: the fastest that `auto` tried "
-        'of each, or it alone, marked with a star. "-": does not fit; "slower": given up, as a '
-        "device computes for longer than the best step takes. CPU: seconds of planning."
+        'of each, or it alone, marked with a star. "-": does not fit, in any number of pieces that '
+        'can be faster than `auto`; "slower": given up, as a device computes for longer than the '
+        "best step takes. CPU: seconds of planning."
     )
     tables, findings = _tables(report["rows"]), _findings(report)
     lines = ["# `auto` and every recipe: GPT-2 in twelve corners", "", setting, ""]
