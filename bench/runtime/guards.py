@@ -1,10 +1,9 @@
 """What a call of `parallelize`'s step costs beside the step itself: guards, and the ranks' ring.
 
 `python -m bench guards [--layers 12] [--calls 200] [-o PAGE]` trains a GPT-2 of narrow layers, so
-that its modules, parameters and guarded values are those of the real one, on two gloo ranks with
-two captured graphs (training and evaluation mode), and times the parts of each call on rank 0.
-Medians; CPU seconds of the thread, but for the ring, whose seconds are those of the clock with both
-ranks in step.
+that its modules, parameters and guarded values are those of the real one, a ResNet of 50 layers and
+an MLP, on two gloo ranks with two captured graphs each (training and evaluation mode), and times
+the parts of each call on rank 0. CPU seconds of the thread.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import os
 import platform
 import statistics
@@ -23,6 +23,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import transformers
 
 import pardnn
 from bench.common import RESULTS
@@ -74,7 +75,10 @@ def timed(spent: dict[str, list[float]]) -> Iterator[None]:
         yield
 
 
-def model_of(layers: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+Made = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def model_of(layers: int) -> Made:
     """Return a step, model, optimizer and batch of a narrow GPT-2.
 
     Args:
@@ -87,47 +91,89 @@ def model_of(layers: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return gpt2.step, (model, optimizer, torch.randint(50, (2, 8)))
 
 
-def on_rank(rank: int, store: str, layers: int, calls: int) -> dict[str, list[float]]:
+def _classifier_step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def resnet() -> Made:
+    """Return the same of a ResNet of 50 layers with momentum, of small images."""
+    torch.manual_seed(0)
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[16, 32, 64, 128], num_labels=10
+    )
+    model = torch.nn.Sequential(
+        transformers.ResNetModel(config), _Pooled(), torch.nn.Flatten(), torch.nn.Linear(128, 10)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return _classifier_step, (model, optimizer, torch.randn(2, 3, 32, 32))
+
+
+class _Pooled(torch.nn.Module):
+    def forward(self, output: Any) -> torch.Tensor:
+        """Return what a model of transformers has pooled."""
+        return output.pooler_output
+
+
+def mlp() -> Made:
+    """Return the same of a perceptron of four layers with AdamW."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 16) if i % 2 == 0 else torch.nn.ReLU() for i in range(7)]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    return _classifier_step, (model, optimizer, torch.randn(8, 16))
+
+
+def on_rank(rank: int, store: str, made: Callable[[], Made], calls: int) -> dict[str, list[float]]:
     """Return the seconds of each part of each call on one rank."""
     process_group(rank, RANKS, store)
-    step, args = model_of(layers)
-    model, _, tokens = args
+    step, args = made()
+    model, _, batch = args
     fast = pardnn.parallelize(step, *args, algorithm="round-robin", costs="v100", timeout=120)
     for training in (True, False, True):
         model.train(training)
-        fast(tokens)
+        fast(batch)
     spent: dict[str, list[float]] = {}
     with timed(spent):
         for _ in range(calls):
-            fast(tokens)
+            fast(batch)
     fast.close()
     return spent
 
 
-def page(spent: dict[str, list[float]], layers: int, calls: int, command: str) -> str:
-    """Return the figures as Markdown."""
+def page(found: dict[str, dict[str, list[float]]], calls: int, command: str) -> str:
+    """Return the figures as Markdown.
+
+    Args:
+        found: Seconds of each call, by model and part.
+        calls: How many.
+        command: That measured them.
+    """
     about = (
         f"`{command}`; {platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, {RANKS} gloo ranks on {os.cpu_count()} cores, load at the end "
-        f"{os.getloadavg()[0]:.1f}. A GPT-2 of {layers} layers, two captured graphs; CPU time of "
-        f"rank 0 in {calls} calls. Other work on the cores inflates it: the least is nearest to "
-        "that of a machine of one's own."
+        f"{os.getloadavg()[0]:.1f}. Two captured graphs each; CPU time of rank 0 in {calls} calls, "
+        "microseconds, least and median. Other work on the cores inflates it: the least is nearest "
+        "to that of a machine of one's own."
     )
     lines = [f"# What a call costs beside the step, {datetime.date.today()}", "", about, ""]
-    lines += ["| part | us a call, least | median |", "| --- | ---: | ---: |"]
-    least, median = 0.0, 0.0
-    for part, seconds in spent.items():
-        least, median = least + min(seconds), median + statistics.median(seconds)
-        lines.append(
-            f"| {part} | {1e6 * min(seconds):.0f} | {1e6 * statistics.median(seconds):.0f} |"
+    lines += ["| part | " + " | ".join(found) + " |", "| --- |" + " ---: |" * len(found)]
+    kinds = (min, statistics.median)
+    for part in PARTS:
+        cells = (
+            ", ".join(f"{1e6 * kind(spent[part]):.0f}" for kind in kinds) if part in spent else "-"
+            for spent in found.values()
         )
-    shares = [f"{100 * total / STEP_S:.2f} %" for total in (least, median)]
-    lines += [
-        f"| **all** | **{1e6 * least:.0f}** | **{1e6 * median:.0f}** |",
-        f"| of a step of {1e3 * STEP_S:.0f} ms | {shares[0]} | {shares[1]} |",
-        "",
-        f"Asked: at most {100 * SHARE:.0f} %.",
-    ]
+        lines.append(f"| {part} | " + " | ".join(cells) + " |")
+    totals = [[sum(map(kind, spent.values())) for kind in kinds] for spent in found.values()]
+    cells = (", ".join(f"{1e6 * total:.0f}" for total in each) for each in totals)
+    lines.append("| **all** | " + " | ".join(f"**{cell}**" for cell in cells) + " |")
+    cells = (", ".join(f"{100 * total / STEP_S:.2f}" for total in each) for each in totals)
+    lines.append(f"| % of a step of {1e3 * STEP_S:.0f} ms | " + " | ".join(cells) + " |")
+    lines += ["", f"Asked: at most {100 * SHARE:.0f} %."]
     return "\n".join(lines) + "\n"
 
 
@@ -140,11 +186,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
 
-    def body(rank: int, store: str) -> dict[str, list[float]]:
-        return on_rank(rank, store, options.layers, options.calls)
-
+    models: dict[str, Callable[[], Made]] = {
+        f"GPT-2, {options.layers} layers": lambda: model_of(options.layers),
+        "ResNet-50": resnet,
+        "MLP, 4 layers": mlp,
+    }
+    found = {
+        name: forked(RANKS, functools.partial(on_rank, made=made, calls=options.calls))[0]
+        for name, made in models.items()
+    }
     command = " ".join(["python -m bench guards", *(arguments or [])])
-    text = page(forked(RANKS, body)[0], options.layers, options.calls, command)
+    text = page(found, options.calls, command)
     output = options.output or RESULTS / f"{datetime.date.today()}_guards.md"
     output.write_text(text)
     sys.stdout.write(text)

@@ -40,7 +40,11 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "scaled.default.b": lambda: (scaled.__kwdefaults__ or {})["more"].update(b=5.0),
     "os.environ['PARDNN_TEST_DEPTH']": grown_environment,
     "torch.get_default_dtype()": lambda: torch.set_default_dtype(torch.float64),
+    "torch.are_deterministic_algorithms_enabled()": lambda: torch.use_deterministic_algorithms(
+        True
+    ),
     "is_autocast_enabled('cpu')": lambda: torch.set_autocast_enabled("cpu", True),
+    "get_autocast_dtype('cpu')": lambda: torch.set_autocast_dtype("cpu", torch.float16),
 }
 
 
@@ -51,10 +55,29 @@ def test_a_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert not guards.changes({})
     try:
         CHANGES[name]()
-        assert [change.name for change in guards.changes({})] == [name]
+        for _ in range(2):  # it is not taken for known
+            assert [change.name for change in guards.changes({})] == [name]
     finally:
         torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
         torch.set_autocast_enabled("cpu", False)
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+    assert not [
+        each for each in guards.changes({}) if each.name.startswith(("torch", "is_", "get"))
+    ]
+
+
+def test_other_modes_are_no_change() -> None:
+    guards, threads = Guards(step, [torch.ones(2)], [0]), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        with torch.no_grad():
+            assert not guards.changes({})
+        torch.set_default_dtype(torch.float64)
+        assert [change.name for change in guards.changes({})] == ["torch.get_default_dtype()"]
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(torch.float32)
 
 
 def test_large_arrays_are_not_compared_at_every_call() -> None:

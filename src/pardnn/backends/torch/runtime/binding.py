@@ -350,8 +350,10 @@ class Binding:
         if self._is_opening and self._has_run:
             yield Change("the call", "the first", "a later one")
             return
-        kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
-        if kinds != self._kinds:
+        # Equal to `kind_of`, without a call.
+        given = {name: (x.dtype, x.shape, x.requires_grad) for name, x in batch.tensors.items()}
+        if given != self._kinds:
+            kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
             for name in dict.fromkeys([*self._kinds, *kinds]):
                 then, now = self._kinds.get(name), kinds.get(name)
                 if then != now and not self._guards.ignores(name):
@@ -382,10 +384,11 @@ class Binding:
         Args:
             effects: `Executor.effects`.
         """
-        given = zip(self._batch, self._given if effects else (), strict=False)
-        objects = [walk_value(arg, self._names[index]) for index, arg in given]
-        rebind(effects, objects)
-        self._host.write(effects, objects)
+        if effects or self._host.writes:
+            given = zip(self._batch, self._given if effects else (), strict=False)
+            objects = [walk_value(arg, self._names[index]) for index, arg in given]
+            rebind(effects, objects)
+            self._host.write(effects, objects)
         self._given, self._has_run = (), True
         self._starting.end()
 

@@ -11,6 +11,7 @@ import torch
 
 from pardnn.backends.torch.ops.codec import decode
 from pardnn.backends.torch.runtime.host_numbers import HostNumbers
+from pardnn.backends.torch.user_step.dict_versions import HAS_TAGS, DictVersions
 from pardnn.backends.torch.user_step.item_guards import ABSENT, Change
 from pardnn.backends.torch.user_step.object_graph import Entry
 from pardnn.backends.torch.user_step.slots import Slot
@@ -37,14 +38,26 @@ class GrantedValues:
         self._of_batch: list[str] = []
         held = [(name, entry.slot, value) for name, entry, value in settings if entry.slot]
         self._settings = [(name, value) for name, _, value in held]
-        self._getters = [_getter(slot) for _, slot, _ in held]
+        self._slots = [slot for _, slot, _ in held]
+        self._getters = [_getter(slot) for slot in self._slots]
         self._equal = [ABSENT] * len(held)
         self._read: dict[str, Any] | None = None
+        self._versions: DictVersions | None = None
+        self._at_versions: dict[str, Any] = {}
 
     def expect(self, sources: Collection[str]) -> None:
         """Take for granted that the batch gives each number that is none of `sources`."""
         names = {*self._host.program.inputs, *(name for name, *_ in self._numbers)}
         self._of_batch = sorted(names.difference(sources))
+        holders = [slot.holder if isinstance(slot.holder, dict) else None for slot in self._slots]
+        if HAS_TAGS and not self._of_batch and self._host.is_empty:
+            holders += [self._host.dictionary(name) for name, *_ in self._numbers]
+            found = {id(holder): holder for holder in holders if holder is not None}
+            self._versions = (
+                None
+                if any(each is None for each in holders)
+                else DictVersions(list(found.values()))
+            )
 
     def take(self) -> dict[str, Any] | None:
         """Return the numbers that `changes` read, once; None if it was not asked or saw any."""
@@ -58,6 +71,10 @@ class GrantedValues:
             numbers: Of the batch, by name; all others are read where they are held.
         """
         self._read = None
+        versions, tags = self._versions, None
+        if versions is not None and not versions.differ(tags := versions.read()):
+            self._read = self._at_versions
+            return
         for name in self._of_batch:
             if name not in numbers:
                 yield Change(name, "a number", None)
@@ -78,6 +95,9 @@ class GrantedValues:
         yield from found
         if not found:
             self._read = read
+            if versions is not None and tags is not None:
+                versions.accept(tags)
+                self._at_versions = read
 
     def _setting_changes(self) -> list[Change]:
         values = list(map(operator.call, self._getters))

@@ -86,6 +86,23 @@ class HostNumbers:
         self._given: dict[str, Slot] = {}  # where the last batch had sinks
         self._schedules = _schedules(step, args, graph)
 
+    @property
+    def writes(self) -> bool:
+        """Whether `write` does something after a step without effects."""
+        return bool(self._new or self._schedules or self._given)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether `read` compares nothing, whatever the objects hold."""
+        program = self.program
+        places = (self._containers, self._filled, self._empty, self._absent, self._sinks)
+        return not any((*places, program.rows, program.conditions, program.writes))
+
+    def dictionary(self, name: str) -> dict[Any, Any] | None:
+        """Return the dictionary that a number is read from; None if it is no item of one."""
+        slots = self._sources[name].slots
+        return slots[0].holder if slots and isinstance(slots[0].holder, dict) else None
+
     def _add_held(self, step: Callable[..., Any], args: Sequence[Any], names: set[str]) -> None:
         """Add the sources of numbers that objects hold, or that the first step creates."""
         wanted = sorted(names - self._sources.keys())

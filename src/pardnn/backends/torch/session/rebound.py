@@ -3,12 +3,13 @@
 Problem: the executor works on the memory that a parameter had when the graph took it over, and an
 assignment to `data` leaves that memory for other. Nothing of the parameter's own tells: its object,
 its version and its hooks stay. Idea: each rank compares addresses and layouts of what it keeps at
-every call; `p.data = p.data.t()` changes the layout alone. Data of the same shape, type and strides
+every call, by the words of memory that they are in; `p.data = p.data.t()` changes the layout alone.
+Data of the same shape, type and strides
 takes the place of the old; where a parameter is cut, so does the whole, of which the rank copies
 its shard. Else the tensor is taken as at the start, and the step captured anew; a rank that holds
 only a share refuses that.
 
-Complexity: O(tensors that a rank keeps) a call, two loops in C.
+Complexity: O(tensors that a rank keeps) a call, in C.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pardnn.backends.torch.runtime.executor import Executor
 from pardnn.backends.torch.runtime.input_checks import kind_of
 from pardnn.backends.torch.session.live_state import LiveState
 from pardnn.backends.torch.user_step.item_guards import Change
-from pardnn.backends.torch.user_step.parameter_guards import Layouts
+from pardnn.backends.torch.user_step.tensor_words import TensorWords
 from pardnn.errors import MismatchError, shown
 from pardnn.graph.ir import Op
 from pardnn.plan.state_layout import shard_of
@@ -55,9 +56,8 @@ class KeptData:
         self._note()
 
     def _note(self) -> None:
-        self._addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+        self._words = TensorWords(self._tensors)
         self._places = list(map(_place, self._tensors))
-        self._layouts = Layouts(self._tensors)
 
     def follow(self) -> list[Change]:
         """Take over what was given; return what needs another graph, of which nothing is held now.
@@ -65,8 +65,12 @@ class KeptData:
         Raises:
             MismatchError: E527, if a rank that holds a share was given what it cannot take.
         """
-        addresses = list(map(torch.Tensor.data_ptr, self._tensors))
-        if addresses == self._addresses and self._layouts.hold():
+        if self._words.hold():
+            return []
+        # Noted before the getters are asked, so that no change is taken for known.
+        words = TensorWords(self._tensors)
+        if list(map(_place, self._tensors)) == self._places:
+            self._words = words
             return []
         changes: list[Change] = []
         taken: dict[str, torch.Tensor] = {}
@@ -81,8 +85,7 @@ class KeptData:
                 taken[op.name] = value
         if taken and not changes:
             self._executor.attach(self._residents() | taken)
-        if taken or changes:  # else other than data: a mode, or `requires_grad`
-            self._note()
+        self._note()
         return changes
 
     def _residents(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._C._dynamo.guards import GlobalStateGuard
 
 from pardnn.backends.torch.user_step.item_guards import Change
 
@@ -18,15 +19,39 @@ from pardnn.backends.torch.user_step.item_guards import Change
 _MAX_BYTES = 1 << 20
 _DEVICES = ("cpu", "cuda")
 
+_DTYPES = {
+    f"get_autocast_dtype({device!r})": functools.partial(torch.get_autocast_dtype, device)
+    for device in _DEVICES
+}
 #: What is set for all code, and decides which calls torch makes or of which type, by its name.
 _MODES: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
 } | {
-    f"{get.__name__}({device!r})": functools.partial(get, device)
-    for get in (torch.is_autocast_enabled, torch.get_autocast_dtype)
+    f"is_autocast_enabled({device!r})": functools.partial(torch.is_autocast_enabled, device)
     for device in _DEVICES
-}
+} | _DTYPES  # fmt: skip
+
+
+class ModeGuards:
+    """Guards on torch's modes, as they are now."""
+
+    def __init__(self) -> None:
+        self._then = {name: get() for name, get in _MODES.items()}
+        self._dtypes = [self._then[name] for name in _DTYPES]
+        self._others = GlobalStateGuard()
+
+    def changes(self) -> list[Change]:
+        """Return what has changed."""
+        # TorchDynamo's guard compares all in one call, but types of autocast only where it is on.
+        if self._others.check() and [get() for get in _DTYPES.values()] == self._dtypes:
+            return []
+        others = GlobalStateGuard()
+        now = {name: get() for name, get in _MODES.items()}
+        found = [Change(name, then, now[name]) for name, then in self._then.items()
+                 if now[name] is not then]  # fmt: skip
+        self._others = self._others if found else others  # it compares more than is asked here
+        return found
 
 
 class ContentGuards:
@@ -74,7 +99,6 @@ def shared_values(names: Collection[str]) -> Iterator[tuple[str, Callable[[], An
     Args:
         names: Texts that the code mentions: variables of the environment may be among them.
     """
-    yield from _MODES.items()
     if "environ" in names or "getenv" in names:
         for name in sorted(filter(_is_encodable, names)):
             if name.isupper() or name in os.environ:

@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from pardnn.backends.torch.user_step.memory_words import WORD, Words
+
 #: Bytes from the start of a dictionary to its tag: after the header and the number of its items.
 _OFFSET = object.__basicsize__ + ctypes.sizeof(ctypes.c_ssize_t)
-_TAG = ctypes.c_uint64
 
 
 class DictVersions:
@@ -35,18 +36,12 @@ class DictVersions:
 
     def __init__(self, holders: Sequence[dict[Any, Any]]) -> None:
         self._holders = list(holders)
-        addresses = np.array(list(map(id, self._holders)), dtype=np.int64) + _OFFSET
-        first = int(addresses.min()) if len(addresses) else 0
-        words = (addresses - first) // ctypes.sizeof(_TAG)
-        # All memory between them, of which only the tags are read.
-        span = int(words.max()) + 1 if len(words) else 0
-        self._memory = np.ctypeslib.as_array((_TAG * span).from_address(first)) if span else words
-        self._words = words
-        self.accept(np.zeros(len(words), dtype=np.uint64))  # no tag is 0
+        self._words = Words(np.array(list(map(id, self._holders)), dtype=np.int64) + _OFFSET)
+        self.accept(np.zeros(len(self._holders), dtype=np.uint64))  # no tag is 0
 
     def read(self) -> np.ndarray:
         """Return the tags as they are now, one a holder."""
-        return self._memory.take(self._words)
+        return self._words.read()
 
     def differ(self, tags: np.ndarray) -> bool:
         """Whether any of the tags is another one than when they were accepted last."""
@@ -73,8 +68,8 @@ def _has_tags() -> bool:
     tags = []
     for change in (lambda: probe.update(a=1), lambda: probe.update(a=2), probe.clear):
         change()
-        tags.append(_TAG.from_address(id(probe) + _OFFSET).value)
-        if len(probe) > 1 or _TAG.from_address(id(probe) + _OFFSET).value != tags[-1]:
+        tags.append(WORD.from_address(id(probe) + _OFFSET).value)
+        if len(probe) > 1 or WORD.from_address(id(probe) + _OFFSET).value != tags[-1]:
             return False
     return tags[0] < tags[1] < tags[2]
 

@@ -28,6 +28,7 @@ import torch
 
 from pardnn.backends.torch.user_step.content_guards import (
     ContentGuards,
+    ModeGuards,
     has_content,
     shared_values,
 )
@@ -102,7 +103,7 @@ class Guards:
         self._attributes = AttributeGuards()
         for name, get in shared_values(self._used.names):
             self._attributes.add(name, get)
-        self._contents = ContentGuards()
+        self._contents, self._modes = ContentGuards(), ModeGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
         names = argument_names(step, len(arguments))
@@ -133,6 +134,7 @@ class Guards:
         if not self._snapshot.holds():
             found = [change for guard in self._guards for change in guard.changes()]
             self._snapshot = Snapshot(self._guards)
+        found += self._modes.changes()
         found += self._attributes.changes()
         found += self._contents.changes()
         found += self._of_parameters.changes()

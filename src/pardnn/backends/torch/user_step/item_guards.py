@@ -238,11 +238,14 @@ class _Items:
         kept = [guard for guard in guards if guard.get is not None and not guard.is_whole]
         self._getters, self._holders = [g.get for g in kept], [g.holder for g in kept]
         self._then = [item for guard in kept for item in (*guard.then, guard.then[0])]
+        self._has_items = bool(self._whole or self._holders)
 
     def hold(self) -> bool:
         """Whether every item is the object that it was, and no container grew."""
         if any(self._empty) or list(map(len, self._sized)) != self._sizes:
             return False
+        if not self._has_items:
+            return True
         flat, same = itertools.chain.from_iterable, operator.is_
         try:
             return (

@@ -1,8 +1,8 @@
-"""Guards on tensors: what is set on a parameter besides its data, and the layouts of tensors.
+"""Guards on parameters: what is set on them besides their data.
 
 Problem: a step reads `requires_grad`, `grad` and hooks of every parameter, and Python reads one of
-them at a time. Idea: layouts and `requires_grad` are compared by one loop in C, TorchDynamo's own
-for tensors; hooks are looked at only after some hook was registered anywhere, which torch counts.
+them at a time. Idea: the first two are asked for only after a word of memory that holds them has
+changed (`tensor_words`); hooks only after some hook was registered anywhere, which torch counts.
 
 Complexity: O(parameters) a call.
 """
@@ -14,37 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import TensorGuards
 from torch.utils.hooks import RemovableHandle
 
 from pardnn.backends.torch.user_step.item_guards import Change
+from pardnn.backends.torch.user_step.tensor_words import TensorWords
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: What is compared of each parameter; descriptors in C.
 _READ: dict[str, Callable[[torch.Tensor], Any]] = {
     key: getattr(torch.Tensor, key).__get__ for key in ("requires_grad", "grad", *_HOOKS)
 }
-
-
-class Layouts:
-    """Shape, strides, type and `requires_grad` of some tensors.
-
-    Args:
-        tensors: With data, and strided.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = tensors
-        sizes = [list(tensor.shape) for tensor in tensors]
-        strides = [list(tensor.stride()) for tensor in tensors]
-        with torch.enable_grad():  # else no tensor requires a gradient
-            self._guards = TensorGuards(
-                *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-            )
-
-    def hold(self) -> bool:
-        """Whether all are as they were; False also where modes such as `no_grad` hide it."""
-        return self._guards.check(*self._tensors)
 
 
 class ParameterGuards:
@@ -58,13 +37,17 @@ class ParameterGuards:
         self._names = [name for name, _ in parameters]
         self._tensors = [tensor for _, tensor in parameters]
         self._num_hooks = RemovableHandle.next_id
+        self._words = TensorWords(self._tensors, gradients=True)
         self._held = {key: list(map(get, self._tensors)) for key, get in _READ.items()}
-        self._layouts = Layouts(self._tensors)
 
     def changes(self) -> list[Change]:
         """Return what was set."""
-        found = [] if self._layouts.hold() else self._changes("requires_grad")
-        found += self._changes("grad")
+        found: list[Change] = []
+        if not self._words.hold():
+            # Noted before the getters are asked, so that no change is taken for known.
+            words = TensorWords(self._tensors, gradients=True)
+            found = [change for key in ("requires_grad", "grad") for change in self._changes(key)]
+            self._words = self._words if found else words
         if RemovableHandle.next_id != self._num_hooks:
             num_hooks = RemovableHandle.next_id
             hooks = [change for key in _HOOKS for change in self._changes(key)]

@@ -1,0 +1,220 @@
+"""Whether any of many tensors got other data, another layout or another gradient, by their memory.
+
+Problem: torch's getters read one property of one tensor, and a call has 300 tensors to look at, of
+which almost never one has changed. Idea: compare the words of memory that these properties are in
+with those of the last look; only if any differs, the getters are asked.
+
+What lies where is C++'s, and no version of torch promises it. So nothing is taken for granted: the
+places are found at import, each by a value that torch tells (`_cdata` of a tensor, of its storage
+and its gradient, odd sizes and strides, the key set), read through `/proc/self/mem`, which fails
+where a pointer would crash. A tensor is read only if its C++ class is that of the tensors that were
+tried. Where any of this fails, nothing is known, and the getters are asked as always.
+
+A word is read only where an object that is alive holds it: those of the Python objects first, which
+the caller holds; those of their tensors if they still are the same tensors; those of storages and
+autograd's data if the tensors still point there.
+
+Complexity: O(tensors) a look, at most five lines of memory each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardnn.backends.torch.user_step.memory_words import TYPE_OFFSET, WORD_BYTES, Words
+
+#: Sizes and strides of more dimensions lie elsewhere.
+_MOST_DIMS = 5
+#: Words of an object that are searched for a value, and the first ones of a storage.
+_NUM_WORDS, _NUM_DATA_WORDS = 40, 8
+_SHAPE, _STRIDES, _OFFSET = (3, 5, 7, 11, 13), (20011, 3001, 401, 31, 2), 17
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the words of a tensor are, in words from the start of the object that has them.
+
+    Attributes:
+        impl: Pointer of a Python tensor to its C++ tensor.
+        classes: Of C++ tensor, storage and autograd's data: the first word of each.
+        storage: Pointer of a tensor to its storage.
+        autograd: The same to what autograd keeps of it; 0 if it keeps nothing.
+        ndim: Of a tensor.
+        sizes: First of a tensor.
+        strides: First of a tensor.
+        kinds: Offset, type, device and key set of a tensor.
+        data: Pointers of a storage to its data.
+        gradients: Words of autograd's data that hold `grad` and decide `requires_grad`.
+    """
+
+    impl: int
+    classes: tuple[int, int, int]
+    storage: int
+    autograd: int
+    ndim: int
+    sizes: int
+    strides: int
+    kinds: tuple[int, ...]
+    data: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+
+class TensorWords:
+    """What some tensors are now, to be compared with what they are later.
+
+    Args:
+        tensors: They are kept alive.
+        gradients: Compare `grad` and `requires_grad`; otherwise data and layouts.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, gradients: bool = False) -> None:
+        self._tensors, self._gradients = list(tensors), gradients
+        self._levels: list[tuple[Words, bytes]] = []
+        self._is_known = PLACES is not None and self._note(PLACES)
+
+    def hold(self) -> bool:
+        """Whether all tensors are as they were; False also where that cannot be told."""
+        return self._is_known and all(
+            words.read().tobytes() == known for words, known in self._levels
+        )
+
+    def _note(self, places: Places) -> bool:
+        """Note the words of all tensors; return whether all are of the kind that was tried."""
+        if not self._tensors:
+            return True
+        python = np.array(list(map(id, self._tensors)), dtype=np.int64)
+        first = np.concatenate([python + TYPE_OFFSET, python + WORD_BYTES * places.impl])
+        impl = self._level(first)[len(python) :]
+        if (_at(impl, 0) != places.classes[0]).any():
+            return False
+        if not self._gradients:
+            dims = _at(impl, places.ndim)
+            if (dims > _MOST_DIMS).any():
+                return False
+            is_used = np.arange(_MOST_DIMS) < dims[:, None]
+            shapes = [
+                (impl[:, None] + WORD_BYTES * (start + np.arange(_MOST_DIMS)))[is_used]
+                for start in (places.sizes, places.strides)
+            ]
+            rest = [impl + WORD_BYTES * word for word in (places.ndim, *places.kinds)]
+            storages = self._level(impl + WORD_BYTES * places.storage, *shapes, *rest)[: len(impl)]
+            if (storages == 0).any() or (_at(storages, 0) != places.classes[1]).any():
+                return False
+            self._level(*(storages + WORD_BYTES * word for word in places.data))
+            return True
+        kept = self._level(impl + WORD_BYTES * places.autograd)
+        kept = kept[kept != 0]
+        if (_at(kept, 0) != places.classes[2]).any():
+            return False
+        self._level(*(kept + WORD_BYTES * word for word in places.gradients))
+        return True
+
+    def _level(self, *addresses: np.ndarray) -> np.ndarray:
+        words = Words(np.concatenate(addresses))
+        found = words.read()
+        self._levels.append((words, found.tobytes()))
+        return found.astype(np.int64)
+
+
+def _at(addresses: np.ndarray, word: int) -> np.ndarray:
+    return Words(addresses + WORD_BYTES * word).read().astype(np.int64)
+
+
+def _memory(address: int) -> np.ndarray:
+    """Return the words from an address on; ValueError or OSError where there are none."""
+    with Path("/proc/self/mem").open("rb", buffering=0) as memory:
+        return np.frombuffer(os.pread(memory.fileno(), _NUM_WORDS * WORD_BYTES, address), np.int64)
+
+
+def _only(found: Sequence[bool] | np.ndarray) -> int:
+    """Return the only index at which something was found; ValueError if there is not one."""
+    (index,) = np.flatnonzero(found).tolist()
+    return index
+
+
+def _run_of(words: np.ndarray, values: Sequence[int]) -> int:
+    """Return where the only run of some values begins."""
+    windows = np.lib.stride_tricks.sliding_window_view(words, len(values))
+    return _only((windows == np.array(values)).all(axis=1))
+
+
+def _flags(leaf: torch.Tensor, address: int) -> int:
+    """Return which word changes whenever `requires_grad` of a leaf does, which ends as False."""
+    is_changed = np.ones(_NUM_WORDS, dtype=bool)
+    for requires in (False, True, False):
+        before = _memory(address)
+        leaf.requires_grad_(requires)
+        is_changed &= before != _memory(address)
+    return _only(is_changed)
+
+
+def _odd(dtype: torch.dtype = torch.float64, device: str = "cpu") -> torch.Tensor:
+    storage = torch.empty(_OFFSET + 1 + 80_000, dtype=dtype, device=device)
+    return storage.as_strided(_SHAPE, _STRIDES, _OFFSET).detach()
+
+
+def _found() -> Places:
+    """Return the places of this torch; ValueError or OSError where one of them is not certain."""
+    tensor = _odd()
+    python = _memory(id(tensor))[: torch.Tensor.__basicsize__ // WORD_BYTES]
+    words, storage = _memory(tensor._cdata), tensor.untyped_storage()
+    keys = np.uint64(torch._C._dispatch_keys(tensor).raw_repr()).astype(np.int64)
+    strides, kept = _run_of(words, _STRIDES), _only(words == keys)
+    offset = _only(words == _OFFSET)
+    others = [_odd(torch.int64), _odd(device="meta"), torch._neg_view(_odd())]
+    told = {i for other in others for i in np.flatnonzero(_memory(other._cdata) != words).tolist()}
+    kinds = sorted({offset, kept} | {i for i in told if offset < i < kept})
+    if python[TYPE_OFFSET // WORD_BYTES] != id(type(tensor)) or len(kinds) < len(
+        ("offset", "type and device", "keys")
+    ):
+        raise ValueError
+
+    leaf, gradient = torch.zeros(2, device="cpu"), torch.zeros(2, device="cpu")
+    before = _memory(leaf._cdata)
+    autograd = _only((before == 0) & (_memory(leaf.requires_grad_()._cdata) != 0))
+    address = int(_memory(leaf._cdata)[autograd])
+    empty = _memory(address)
+    leaf.grad = gradient
+    held = _only((empty != gradient._cdata) & (_memory(address) == gradient._cdata))
+    flags = _flags(leaf, address)
+    before = _memory(address)
+    leaf.mul_(torch.ones(2, device="cpu", requires_grad=True))
+    made = np.flatnonzero((before == 0) & (_memory(address) != 0))
+    made = made[(held < made) & (made < flags)]
+    if not len(made):
+        raise ValueError
+    data = np.flatnonzero(_memory(storage._cdata)[:_NUM_DATA_WORDS] == storage.data_ptr())
+    return Places(
+        impl=_only(python == tensor._cdata),
+        classes=(int(words[0]), int(_memory(storage._cdata)[0]), int(empty[0])),
+        storage=_only(words == storage._cdata),
+        autograd=autograd,
+        ndim=_run_of(words, (len(_SHAPE), *_SHAPE)),
+        sizes=_run_of(words, _SHAPE),
+        strides=strides,
+        kinds=tuple(kinds),
+        data=tuple(data.tolist()),
+        gradients=(held, *made.tolist(), flags),
+    )
+
+
+def _find() -> Places | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+            return _found()
+    except (ValueError, IndexError, OSError, RuntimeError):
+        return None
+
+
+#: Where this torch has the words of its tensors; None if not all were found.
+PLACES = _find()
