@@ -255,9 +255,8 @@ class Binding:
 
         From here on the example batch is not needed, and let go of.
         """
-        places = self._host.places
-        filled = self._host.filled | self.sinks()
-        self._guards = Guards(self._step, self._args, self._batch, places, self._ints, filled)
+        filled, of_host = self._host.filled | self.sinks(), (self._host.places, self._host.left)
+        self._guards = Guards(self._step, self._args, self._batch, *of_host, self._ints, filled)
         batch = self.read(self.example())
         self._kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
         for index in self._batch:

@@ -1,8 +1,9 @@
 """What a step puts into its user's objects: each rank puts it into its own after each step.
 
 Lists and dictionaries are filled with what `capture.numbers.containers` notes, and values assigned
-as `capture.assigned` notes them: [place, content, whether the step reads the place]. A content is
-as `effects.value_of` has it, or
+as `capture.assigned` notes them: [place, content, whether later steps read the place], which is
+"same" of a value that they read and with which they do the same. A content is as
+`effects.value_of` has it, or
 
     {"place": place}                           what a place held before the step
     {"same": place}                            what the step assigns to another place, too
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pardnn.backends.torch.runtime.effects import value_of
+from pardnn.backends.torch.user_step.held_numbers import place
 from pardnn.backends.torch.user_step.object_graph import (
     ObjectGraph,
     dotted,
@@ -55,14 +57,20 @@ class Assigned(NamedTuple):
     Attributes:
         slots: By reference as JSON; those that it takes objects from, too.
         unread: References to those that no later step reads.
+        left: Reference and value of those that a later step reads, and does the same.
     """
 
     slots: Mapping[str, Slot]
     unread: Sequence[Reference]
+    left: Sequence[tuple[Reference, Any]] = ()
 
     def unread_slots(self) -> list[Slot]:
         """Return the places that no later step reads."""
         return [self.slots[_key(each)] for each in self.unread]
+
+    def left_values(self) -> dict[tuple[int, Any], Any]:
+        """Return what the step leaves in places and holds for as well, by `held_numbers.place`."""
+        return {place(self.slots[_key(each)]): value for each, value in self.left}
 
     def absent(self) -> list[tuple[str, Slot]]:
         """Return name and place of those that a step reads, and that hold nothing yet."""
@@ -150,7 +158,8 @@ def assigned_places(step: Callable[..., Any], args: Sequence[Any], graph: Graph)
                 details={"missing": [name]},
             )
         found[_key(reference)] = slot
-    return Assigned(found, tuple(target for target, _, is_read in noted if not is_read))
+    left = tuple((each, value_of(data)) for each, data, read in noted if read == "same")
+    return Assigned(found, tuple(each for each, _, read in noted if not read), left)
 
 
 def assign(

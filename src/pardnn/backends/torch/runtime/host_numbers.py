@@ -52,6 +52,7 @@ class HostNumbers:
         program: What is computed with them.
         places: Where numbers and containers are held that the step changes: `held_numbers.place`.
         filled: The lists and dictionaries that it fills, by name.
+        left: What it leaves in places and holds for as well, by place.
 
     Raises:
         MismatchError: E505, if the step's objects do not hold a number of the graph.
@@ -77,7 +78,7 @@ class HostNumbers:
         self._add_held(step, args, {*self.program.inputs, *written, *_numbers_of(graph)})
         slots = [sources[name].slots[0] for name in written]
         self._assigned = assigned_places(step, args, graph)
-        self._absent = self._assigned.absent()
+        self._absent, self.left = self._assigned.absent(), self._assigned.left_values()
         places = [*slots, *self._filled.values(), *self._assigned.unread_slots()]
         self.places = frozenset(place(slot) for slot in places)
         self._slots: Mapping[str, Slot] = dict(zip(written, slots, strict=True))

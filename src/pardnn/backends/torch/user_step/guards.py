@@ -82,6 +82,7 @@ class Guards:
         args: Its arguments, with the example batch.
         batch: Indices of the arguments that are the batch.
         written: Places of numbers that the step itself changes, `held_numbers.place`.
+        left: What the step itself leaves in places, and holds for as well, by place.
         live: Names of numbers that are read at every call.
         filled: Containers that the step only fills, by name.
     """
@@ -92,10 +93,11 @@ class Guards:
         args: Sequence[Any],
         batch: Sequence[int],
         written: Collection[tuple[int, Any]] = (),
+        left: Mapping[tuple[int, Any], Any] = types.MappingProxyType({}),
         live: Collection[str] = (),
         filled: Mapping[str, Any] = _NOTHING,
     ) -> None:
-        self._written, self._live, self._filled = written, live, filled
+        self._written, self._live, self._filled, self._left = written, live, filled, left
         arguments = list(args)
         objects = walk_objects(step, arguments)
         self._used = used_names(step, objects.seen.values())
@@ -273,7 +275,8 @@ class Guards:
             return is_used(key) and (id(holder), key) not in self._written
 
         items = {key: item for key, item in items_by_key(holder).items() if is_guarded(key)}
-        self._guards.append(ItemGuard(path, holder, list(items), is_guarded))
+        left = {key: x for (place, key), x in self._left.items() if place == id(holder)}
+        self._guards.append(ItemGuard(path, holder, list(items), is_guarded, left))
         yield from ((dotted(path, key), item) for key, item in items.items())
 
     def _rebindable(self, path: str, value: Any, keys: Iterable[str]) -> None:

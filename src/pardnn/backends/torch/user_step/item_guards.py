@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import operator
+import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ VALUES = (
     torch.memory_format, torch.layout, torch.Size,
 )  # fmt: skip
 ABSENT = object()
+_NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
 
 
 class Change:
@@ -45,9 +47,10 @@ class ItemGuard:
         holder: A dictionary, list or deque.
         keys: Of the items to compare.
         is_used: Whether a new item under a key is a change; None: new items never are.
+        left: What else the step may find under keys: what it leaves there itself.
     """
 
-    __slots__ = ("get", "holder", "is_used", "keys", "name", "size", "then")
+    __slots__ = ("get", "holder", "is_used", "keys", "left", "name", "size", "then")
 
     def __init__(
         self,
@@ -55,12 +58,15 @@ class ItemGuard:
         holder: Any,
         keys: Sequence[Any],
         is_used: Callable[[Any], bool] | None = None,
+        left: Mapping[Any, Any] = _NOTHING,
     ) -> None:
         self.name, self.holder, self.keys, self.is_used = name, holder, list(keys), is_used
         self.size = len(holder)
         # An itemgetter of one key would not return a tuple.
         self.get = operator.itemgetter(*self.keys, self.keys[0]) if self.keys else None
         self.then = self.get(holder)[:-1] if self.get else ()
+        held = dict(zip(self.keys, self.then, strict=True)) if left else {}
+        self.left = {key: (value, held[key]) for key, value in left.items() if key in held}
 
     def changes(self) -> list[Change]:
         """Return the items whose values changed."""
@@ -69,6 +75,7 @@ class ItemGuard:
             Change(_item_name(self.name, key), then, items.get(key))
             for key, then in zip(self.keys, self.then, strict=True)
             if differ(items.get(key, ABSENT), then)
+            and all(differ(items.get(key, ABSENT), each) for each in self.left.get(key, ()))
         ]
         if not found:
             self._renew(items)

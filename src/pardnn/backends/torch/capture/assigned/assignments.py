@@ -6,10 +6,12 @@ assignment would never arrive in the user's object, and later steps would go the
 Idea: the values are put back after the first trace, so that the next one assigns them again. They
 are told after each step. A graph holds for what a place held when it was captured, and the guards
 of the next call see the new value; unless the step never reads the place, which another trace
-shows: it begins with what a step has left there, and must be the same.
+shows: it begins with what a step has left there, and must be the same. So may a step that reads a
+plain value there: it does the same with the new one, as `if self.kind is None: self.kind = "a"`,
+and the graph holds for both.
 
-Complexity: two more traces where a step leaves fresh objects or tensors, one more for each of them
-where that is read.
+Complexity: two more traces where a step leaves plain values, fresh objects or tensors, one more for
+each of the latter where that is read.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ class Assignments:
         self._settled: dict[str, Assigned] = {}
         self._unsettled: set[str] = set()
         self._read: set[str] | None = None
+        self._same: set[str] = set()
         self._refusal: UnsupportedError | None = None
         self._kept: dict[str, Assigned] = {}
         self._resized = [n for n, each in first.changed.items() if _is_resized(n, each, kept)]
@@ -171,9 +174,22 @@ class Assignments:
         if self._refusal is not None:  # another selection of numbers changes nothing
             raise self._refusal
         fresh = {name: each for name, each in trace.assigned.items() if each.is_fresh}
-        if self._read is not None or not fresh:
+        plain = {name: each for name, each in trace.assigned.items() if _is_plain(each)}
+        if self._read is not None or not (fresh or plain):
             return True
         self._read = set()
+        if plain and self._does_the_same(plain, trace, settled, again):
+            self._same = {*plain}
+        if fresh:
+            self._find_read(fresh, trace, settled, again)
+        restore(settled.contents)
+        return False
+
+    def _find_read(
+        self, fresh: dict[str, Assigned], trace: StepTrace, settled: ObjectGraph, again: Again
+    ) -> None:
+        """Find out which places with fresh objects the step reads before it writes them."""
+        assert self._read is not None
         groups: dict[str, list[str]] = {}
         for name in fresh:
             groups.setdefault(re.sub(r"\d+", "#", name), []).append(name)
@@ -186,8 +202,23 @@ class Assignments:
                     self._refusal = self._refusal or _refusal(left, other)
             if self._refusal is not None:
                 raise self._refusal
+
+    def _does_the_same(
+        self, plain: dict[str, Assigned], trace: StepTrace, settled: ObjectGraph, again: Again
+    ) -> bool:
+        """Whether a step that begins with the plain values which another one has left is the same.
+
+        It need not assign them again.
+        """
         restore(settled.contents)
-        return False
+        for each in plain.values():
+            _do_again(each)
+        other, is_same = again(trace)
+        if other is None or not is_same:
+            return False
+        one, two = trace.assigned, other.assigned
+        is_rest = one.keys() - plain.keys() <= two.keys() <= one.keys()
+        return is_rest and all(agree(one[name].content, two[name].content) for name in two)
 
     def _again(
         self, left: dict[str, Assigned], trace: StepTrace, settled: ObjectGraph, again: Again
@@ -246,11 +277,15 @@ class Assignments:
             lines = (assigned[n].line for n in changed if n in assigned)
             raise changed_state(changed, next(lines, None))
         read = {n for n, each in assigned.items() if not each.is_fresh or n in (self._read or ())}
-        note_assigned(trace, assigned, read)
+        same = self._same | {name for name, each in self._settled.items() if _is_plain(each)}
+        note_assigned(trace, assigned, read, same)
 
 
 def note_assigned(
-    trace: StepTrace, assigned: Mapping[str, Assigned], read: Collection[str]
+    trace: StepTrace,
+    assigned: Mapping[str, Assigned],
+    read: Collection[str],
+    same: Collection[str] = (),
 ) -> None:
     """Note assignments among a step's effects, and the parameters that it freezes or frees.
 
@@ -258,10 +293,12 @@ def note_assigned(
         trace: Of the step.
         assigned: What it assigns, by name; each has a content.
         read: Names of what a next step may read.
+        same: Names of those of them with which it does the same.
     """
     for name, content in _without_twins(assigned):
         data = recorded(content, trace.effects.recorded)
-        trace.effects.noted.append({"assign": [assigned[name].place, data, name in read]})
+        is_read = "same" if name in same else name in read
+        trace.effects.noted.append({"assign": [assigned[name].place, data, is_read]})
     for name, flag in trace.trainable.items():
         trace.effects.noted.append({"trainable": [name, flag]})
 
@@ -276,6 +313,12 @@ def _without_twins(assigned: Mapping[str, Assigned]) -> Iterator[tuple[str, Any]
         else:
             seen[id(now)] = each.place
             yield name, each.content
+
+
+def _is_plain(each: Assigned) -> bool:
+    """Whether a plain value was assigned, the same at each run."""
+    content = each.content
+    return not each.is_fresh and isinstance(content, dict) and "value" in content
 
 
 def _is_resized(name: str, change: Changed, kept: Collection[str]) -> bool:
