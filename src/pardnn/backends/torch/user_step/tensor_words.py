@@ -177,6 +177,24 @@ def _found() -> Places:
     ):
         raise ValueError
 
+    autograd, kind, gradients = _autograd()
+    data = np.flatnonzero(_memory(storage._cdata)[:_NUM_DATA_WORDS] == storage.data_ptr())
+    return Places(
+        impl=_only(python == tensor._cdata),
+        classes=(int(words[0]), int(_memory(storage._cdata)[0]), kind),
+        storage=_only(words == storage._cdata),
+        autograd=autograd,
+        ndim=_run_of(words, (len(_SHAPE), *_SHAPE)),
+        sizes=_run_of(words, _SHAPE),
+        strides=strides,
+        kinds=tuple(kinds),
+        data=tuple(data.tolist()),
+        gradients=gradients,
+    )
+
+
+def _autograd() -> tuple[int, int, tuple[int, ...]]:
+    """Return `Places.autograd`, the class of what it points to, and `Places.gradients`."""
     leaf, gradient = torch.zeros(2, device="cpu"), torch.zeros(2, device="cpu")
     before = _memory(leaf._cdata)
     autograd = _only((before == 0) & (_memory(leaf.requires_grad_()._cdata) != 0))
@@ -191,19 +209,7 @@ def _found() -> Places:
     made = made[(held < made) & (made < flags)]
     if not len(made):
         raise ValueError
-    data = np.flatnonzero(_memory(storage._cdata)[:_NUM_DATA_WORDS] == storage.data_ptr())
-    return Places(
-        impl=_only(python == tensor._cdata),
-        classes=(int(words[0]), int(_memory(storage._cdata)[0]), int(empty[0])),
-        storage=_only(words == storage._cdata),
-        autograd=autograd,
-        ndim=_run_of(words, (len(_SHAPE), *_SHAPE)),
-        sizes=_run_of(words, _SHAPE),
-        strides=strides,
-        kinds=tuple(kinds),
-        data=tuple(data.tolist()),
-        gradients=(held, *made.tolist(), flags),
-    )
+    return autograd, int(empty[0]), (held, *made.tolist(), flags)
 
 
 def _find() -> Places | None:
