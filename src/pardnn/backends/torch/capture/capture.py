@@ -25,8 +25,9 @@ import torch
 from pardnn.backends.torch.capture.assigned.assignments import Assignments, assigns
 from pardnn.backends.torch.capture.assigned.repetition import is_repeated
 from pardnn.backends.torch.capture.fake_cache import FakeCache
-from pardnn.backends.torch.capture.first_step.comparison import check_carried, check_first_step
+from pardnn.backends.torch.capture.first_step.comparison import check_carried, first_difference
 from pardnn.backends.torch.capture.first_step.first_use import (
+    NOTHING_KEPT,
     CreatedTensors,
     KeptTensors,
     caches_with_fakes,
@@ -232,19 +233,20 @@ class _Session:
                 if other is None and (left := left_over(first, trace)):
                     self.traces.carried = {name: self.traces.held[name] for name in left}
                     other = chosen
-                elif other is None and not assignments.is_settled(
-                    trace, settled, functools.partial(self._again, chosen, initial, constants)
-                ):
-                    continue
                 elif other is None:
+                    again = functools.partial(self._again, chosen, initial, constants)
+                    if not assignments.is_settled(trace, settled, again):
+                        continue
                     irregular |= written_at_first(first, trace, initial)
+                    difference = first_difference(first, trace, irregular, numbers.after)
+                    if difference and assignments.unkeep(constants.values, settled):
+                        constants = NOTHING_KEPT
+                        continue
                     assignments.tell(trace)
-                    graph = self._assembled(name, trace, first, chosen, irregular, sharing)
-                    left = uncarried(trace, first, graph)
-                    check_carried(trace, irregular, left)
+                    found = self._finished(name, trace, first, chosen, irregular, sharing)
                     assignments.check_resized(trace)
-                    self._check_repeatable(trace, chosen, initial, constants, settled)
-                    return Captured(graph, tuple(left))
+                    self._check_repeatable(trace, chosen, initial, constants, settled, difference)
+                    return found
             except (UnsupportedError, UserCodeError) as error:
                 if isinstance(error, UserCodeError) and assignments.settle(settled):
                     continue
@@ -253,6 +255,16 @@ class _Session:
             chosen = other
             restore(settled.contents)
         raise changed_state(sorted(chosen.held))
+
+    def _finished(
+        self, name: str, trace: StepTrace, first: StepTrace, chosen: Selection,
+        irregular: dict[str, str], sharing: dict[str, list[str]],
+    ) -> Captured:  # fmt: skip
+        """Return a trace as a graph, see `_assembled`, and what it does not carry."""
+        graph = self._assembled(name, trace, first, chosen, irregular, sharing)
+        left = uncarried(trace, first, graph)
+        check_carried(trace, irregular, left)
+        return Captured(graph, tuple(left))
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.
@@ -295,6 +307,8 @@ class _Session:
         trace = traces.trace(OPENING)
         check_same(trace, again)
         check_same_effects(trace.effects, again.effects)
+        if trace.effects.texts.untold is not None:
+            raise unsupported.text_of_a_number(*trace.effects.texts.untold)
         after = traces.objects()
         found = sources_of(after, batch)
         chosen = created_numbers(trace, found, after, self.original, live)
@@ -307,7 +321,7 @@ class _Session:
         live = sources_of(self.original, self.traces.batch)
         before = values_by_name(self.original.contents, tensor_names(live))
         first = self.traces.trace(NO_SYMBOLS, locate=False)
-        self.traces.recorders.take_filled()
+        first.filled = self.traces.recorders.take_filled()
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
         put_back_data(self.original.contents)
         defaults = put_defaults(self.original.contents)
@@ -344,8 +358,6 @@ class _Session:
             check_trains(trace)
         trace.choices.check([loss])
         calls = ordered_live_calls(trace, loss, outputs, irregular, chosen.held)
-        if first is not None:
-            check_first_step(first, trace, {*calls})
         check_shared_storage(trace, calls, sharing)
         taken = granted(trace, chosen) | stepped(trace.schedules)
         taken |= {"effects": named_result(told)} if told else {}
@@ -354,9 +366,9 @@ class _Session:
 
     def _check_repeatable(
         self, trace: StepTrace, chosen: Selection, initial: dict[str, Any],
-        constants: KeptTensors, settled: ObjectGraph,
+        constants: KeptTensors, settled: ObjectGraph, difference: UnsupportedError | None,
     ) -> None:  # fmt: skip
-        """Reject a step whose next trace, with plain ints, differs.
+        """Reject a step whose next trace, with plain ints, differs, or whose first one does.
 
         Args:
             trace: Of the step that repeats.
@@ -364,6 +376,7 @@ class _Session:
             initial: First values of the states that the first step created, by name.
             constants: What that step made of constants, and keeps.
             settled: What the objects of the step held after the first step.
+            difference: From the first step.
         """
         if assigns(trace) or chosen.held or any(map(is_filled, trace.changed.values())):
             restore(settled.contents)
@@ -373,3 +386,5 @@ class _Session:
         check_same(trace, again)
         check_constants(trace, again)
         check_same_effects(trace.effects, again.effects)
+        if difference is not None:
+            raise difference

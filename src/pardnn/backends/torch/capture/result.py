@@ -7,7 +7,7 @@ structure around them (tuples, lists, dicts, fields) is data on the loss op.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -54,30 +54,40 @@ def recorded_result(
         return None, []
     calls: dict[int, Call] = {}
 
-    def structure(item: Any, depth: int) -> Any:
-        if item is loss and loss is not None:
-            return {"loss": True}
-        if isinstance(item, torch.Tensor):
-            return {"kept": kept(item, kept_copy)}
-        if node_of(item) is not None:
-            return {"kept": kept(item, _passed_on)}
-        if item is None or isinstance(item, bool | int | float | str):
-            return {"value": encode(item, _no_name)}
-        named = _named_items(item)
-        if depth >= _MAX_DEPTH or (named is None and not isinstance(item, list | tuple)):
-            return {"opaque": type(item).__name__}
-        if named is None:
-            kind = "tuple" if isinstance(item, tuple) else "list"
-            return {kind: [structure(each, depth + 1) for each in item]}
-        kind = "dict" if type(item) is dict else "fields"
-        return {kind: [[key, structure(each, depth + 1)] for key, each in named]}
-
-    def kept(item: Any, keep: Any) -> Value:
+    def kept(item: Any) -> Value:
         if id(item) not in calls:
+            keep = kept_copy if isinstance(item, torch.Tensor) else _passed_on
             calls[id(item)] = keep(tracer, item)
         return calls[id(item)].outputs[0]
 
-    return structure(result, 0), list(calls.values())
+    return structured(result, loss, kept), list(calls.values())
+
+
+def structured(
+    result: Any, loss: torch.Tensor | None, kept: Callable[[Any], Any], depth: int = 0
+) -> Any:
+    """Return the structure of a result, with what `kept` makes of tensors and numbers.
+
+    Args:
+        result: What a step returned.
+        loss: The tensor of it that is the loss; None if none is to be told from others.
+        kept: Called with each other tensor, and each number that only a run knows.
+        depth: Of containers around it.
+    """
+    if result is loss and loss is not None:
+        return {"loss": True}
+    if isinstance(result, torch.Tensor) or node_of(result) is not None:
+        return {"kept": kept(result)}
+    if result is None or isinstance(result, bool | int | float | str):
+        return {"value": encode(result, _no_name)}
+    named = _named_items(result)
+    if depth >= _MAX_DEPTH or (named is None and not isinstance(result, list | tuple)):
+        return {"opaque": type(result).__name__}
+    if named is None:
+        kind = "tuple" if isinstance(result, tuple) else "list"
+        return {kind: [structured(each, loss, kept, depth + 1) for each in result]}
+    kind = "dict" if type(result) is dict else "fields"
+    return {kind: [[key, structured(each, loss, kept, depth + 1)] for key, each in named]}
 
 
 def named_result(structure: Any) -> Any:

@@ -33,6 +33,8 @@ class StepTrace:
         length: Number of calls of the step itself, before copies back were added.
         gradients: Placeholders of gradients that were held before the step, by name.
         created: Of the first step: values of the tensors that it creates, by name.
+        left: Of the first step: values of what the sources are after it, by name.
+        filled: Of the first step: what it puts into containers that it only fills, by name.
         assigned: Plain values that it assigned, by name: `assigned.differences.Assigned`.
         trainable: Parameters of which it changed `requires_grad`, with the new value.
         made_anew: Sources made of constants, their storages and numbers of writes: `first_use`.
@@ -50,6 +52,8 @@ class StepTrace:
     length: int = 0
     gradients: Mapping[str, torch.Tensor] = field(default_factory=dict)
     created: Mapping[str, Value] = field(default_factory=dict)
+    left: Mapping[str, Value] = field(default_factory=dict)
+    filled: Mapping[str, Any] = field(default_factory=dict)
     assigned: Mapping[str, Any] = field(default_factory=dict)
     trainable: Mapping[str, bool] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()

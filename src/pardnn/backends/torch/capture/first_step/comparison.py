@@ -1,49 +1,35 @@
 """Whether the first step does what every later one does.
 
 Problem: the graph is the step that repeats, and the first step is run by it, too: from the states
-as they begin. Some optimizers do something else at first: ADOPT only takes the square of the first
-gradient, others copy it without an average. From no first values would the repeating calls give
-that.
+as they begin. Some first steps do something else: ADOPT only takes the square of the first
+gradient, a model that builds a mask may scale its input in the same branch. From no first values
+would the repeating calls give that.
 
-Idea: all calls that the repeating step makes, the first one makes as well. It makes others besides,
-which create the states; but it writes parameters and buffers as often. Left out are the calls of
-which other rules say that they give the same bits: on momentum that starts as a copy of the
-gradient, on gradients that are added up, those that undo, and copies of what is told.
+Idea: what both leave and return is numbered by what made it (`value_numbers`), and must have the
+same numbers: loss, parameters, states, results, numbers, prints, the state of the generator.
 
 Complexity: O(calls).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from pardnn.backends.torch.capture.first_step.initial_state import is_copied_gradient
+import torch
+
+from pardnn.backends.torch.capture.assigned.contents import Leaf
+from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace, Numbering
+from pardnn.backends.torch.capture.numbers.effects import told_numbers
 from pardnn.backends.torch.capture.refusals.first_step import (
     irregular_initial_state,
     takes_another_way,
 )
+from pardnn.backends.torch.capture.restore import is_arithmetic
+from pardnn.backends.torch.capture.result import structured
 from pardnn.backends.torch.capture.step_trace import StepTrace
-from pardnn.backends.torch.capture.to_graph import comparable
-from pardnn.backends.torch.capture.trace_ir import Call, Storage
-from pardnn.graph.ir import SOURCE_KINDS
-
-
-def check_first_step(first: StepTrace, trace: StepTrace, live: Collection[Call]) -> None:
-    """Reject a step whose first call cannot be run as the later ones.
-
-    Args:
-        first: Trace of the first step.
-        trace: Of the step that repeats, from the first values.
-        live: Its calls that the graph keeps.
-
-    Raises:
-        UnsupportedError: E806.
-    """
-    call = other_call(first, trace, live)
-    if call is not None:
-        raise takes_another_way(call.source)
+from pardnn.backends.torch.capture.trace_ir import Call
+from pardnn.errors import UnsupportedError
 
 
 def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collection[str]) -> None:
@@ -63,80 +49,117 @@ def check_carried(trace: StepTrace, irregular: Mapping[str, str], left: Collecti
         raise irregular_initial_state(lost[0], irregular[lost[0]])
 
 
-def other_call(first: StepTrace, trace: StepTrace, live: Collection[Call]) -> Call | None:
-    """Return a call of the repeating step that the first one does not make; None if there is none.
+def first_difference(
+    first: StepTrace, trace: StepTrace, irregular: Collection[str], after: Mapping[str, Any]
+) -> UnsupportedError | None:
+    """Return E806 where the first step cannot be run as the later ones; None where it can.
+
+    The objects of the step are as `trace` left them.
 
     Args:
         first: Trace of the first step.
         trace: Of the step that repeats, from the first values.
-        live: Its calls that the graph keeps.
+        irregular: Names of states without a first value; another error is for those.
+        after: Numbers that objects hold after the first step, by name.
     """
-    counts = Counter(_key(call, {}) for call in first.tracer.calls)
-    counts.update(Counter(_key(call, {})[:1] for call in first.tracer.calls))
-    apart, hints = _started_by_rule(first, trace), trace.tracer.scalars.hints
-    for call in trace.tracer.calls[: trace.length]:
-        is_left_out = call.kind in SOURCE_KINDS or call.view or call.kept
-        is_left_out |= call in trace.tracer.undoing
-        if is_left_out or call not in live or not apart.isdisjoint(_storages(call)):
-            continue
-        is_number = any(value.geometry is None for value in call.outputs)
-        if is_number or not _storages(call, of_results=False):
-            continue  # numbers alone, which the first step may have as literals
-        key = _key(call, hints)
-        is_known = all(v in hints for v in call.inputs if v.geometry is None)
-        for each in (key[:1], key) if is_known else (key[:1],):
-            counts[each] -= 1
-            if counts[each] < 0:
-                return call
-    return _written_otherwise(first, trace)
-
-
-def _written_otherwise(first: StepTrace, trace: StepTrace) -> Call | None:
-    """Return a call that writes a parameter or buffer, which the first step writes more often."""
-    steps, others = _own_calls(first), _own_calls(trace)
-    for name, source in trace.sources.items():
-        then, now = first.values.get(name), trace.values[name]
-        if source.kind not in ("parameter", "buffer") or then is None:
-            continue
-        if then.storage is None or now.storage is None:
-            continue
-        before = sum(call in steps for call in then.storage.writes)
-        if before > sum(call in others for call in now.storage.writes):
-            return now.storage.writes[-1] if now.storage.writes else now.call
-    return None
-
-
-def _own_calls(trace: StepTrace) -> set[Call]:
-    """Return the calls that a step itself makes."""
-    return {*trace.tracer.calls[: trace.length]} - trace.tracer.undoing
-
-
-def _started_by_rule(first: StepTrace, trace: StepTrace) -> set[Storage]:
-    """Return the storages of gradients, and of momentum that starts as a copy of one."""
-    copies = {
-        name
-        for name, value in first.created.items()
-        if is_copied_gradient(value) and _initial(trace, name) == 0.0
+    numbering = Numbering()
+    starts = {
+        name: (value.call.arguments or {})["initial"]
+        for name, value in trace.values.items()
+        if "initial" in (value.call.arguments or {}) and name not in first.values
     }
-    found = (
-        trace.values[name].storage
+    one, other = NumberedTrace(first, numbering, {}), NumberedTrace(trace, numbering, starts)
+    mine, its = dict(_outcomes(first, one)), dict(_outcomes(trace, other))
+    its |= {
+        f"tensor {name}": other.of(source.get())
         for name, source in trace.sources.items()
-        if source.parameter is not None or name in copies
-    )
-    return {storage for storage in found if storage is not None}
+        if isinstance(source.get(), torch.Tensor)
+        and not (name in irregular or name in trace.assigned)
+    }
+    filled = {name: x for name, x in first.filled.items() if x is not None}
+    mine |= {f"filled {name}": _leaves(x, one) for name, x in filled.items()}
+    its |= {f"filled {name}": x for name, x in _filled(trace, other).items() if name in filled}
+    mine |= {f"tensor {n}": one.of_value(v) for n, v in first.left.items() if f"tensor {n}" in its}
+    for name in _counted(first, trace):
+        then, now = first.changed.get(name), trace.changed.get(name)
+        mine[f"number {name}"] = one.of(then.now) if then else after.get(name)
+        its[f"number {name}"] = other.of(now.now) if now else None
+    for name in first.assigned.keys() & trace.assigned.keys():
+        contents = first.assigned[name].content, trace.assigned[name].content
+        mine[f"left {name}"] = _with_leaves(contents[0], one)
+        its[f"left {name}"] = _with_leaves(contents[1], other)
+    changed = [name for name in (*its, *mine) if its.get(name) != mine.get(name)]
+    return takes_another_way(_differing(one, other)) if changed else None
 
 
-def _initial(trace: StepTrace, name: str) -> Any:
-    value = trace.values.get(name)
-    return None if value is None else (value.call.arguments or {}).get("initial")
+def _outcomes(trace: StepTrace, numbered: NumberedTrace) -> Iterator[tuple[str, Any]]:
+    """Yield what a step returns, tells and leaves besides tensors of sources, by a name for it."""
+    yield "result", _with_numbers(structured(trace.result, None, numbered.of))
+    yield "generator", numbered.generator
+    told = [each for each in trace.effects.noted if "call" not in each]
+    yield "told", told_numbers(told, numbered.of_value)
 
 
-def _storages(call: Call, *, of_results: bool = True) -> set[Storage]:
-    values = (value.storage for value in (*call.inputs, *(call.outputs if of_results else ())))
-    return {storage for storage in values if storage is not None}
+def _counted(first: StepTrace, trace: StepTrace) -> set[str]:
+    """Return the names of numbers that either step changes by arithmetic."""
+    changed = (*first.changed.items(), *trace.changed.items())
+    return {name for name, change in changed if is_arithmetic(change)}
 
 
-def _key(call: Call, hints: Any) -> tuple[str, ...]:
-    """Return what a call does: its kind and the shapes of its results, and with its arguments."""
-    kind, arguments, geometries, content = comparable(call, {}, hints)
-    return f"{kind} {geometries}", f"{arguments} {content}"
+def _filled(trace: StepTrace, numbered: NumberedTrace) -> dict[str, set[str]]:
+    """Return the numbers that a step puts into each container that it only fills."""
+    found: dict[str, set[str]] = {}
+    for effect in trace.effects.noted:
+        if "call" in effect:
+            name, keys, _, args = effect["call"]
+            leaves = (_told_leaves(content, numbered) for content in (*keys, *args))
+            found.setdefault(name, set()).update(*leaves)
+    return found
+
+
+def _told_leaves(content: Any, numbered: NumberedTrace) -> set[str]:
+    """Return the numbers of what effects tell; texts may hold marks of numbers."""
+    if isinstance(content, list):
+        return {leaf for item in content for leaf in _told_leaves(item, numbered)}
+    ((kind, held),) = content.items()
+    if kind in ("list", "tuple", "dict"):
+        return _told_leaves(held, numbered)
+    if kind == "text":
+        return set()
+    return {str(numbered.of_value(held) if kind == "kept" else held)}
+
+
+def _leaves(data: Any, numbered: NumberedTrace) -> set[str]:
+    """Return the numbers in containers."""
+    if isinstance(data, dict):
+        data = [*data.items()]
+    if isinstance(data, list | tuple):
+        return {leaf for item in data for leaf in _leaves(item, numbered)}
+    return set() if isinstance(data, str) else {str(numbered.of(data))}
+
+
+def _with_leaves(content: Any, numbered: NumberedTrace) -> Any:
+    """Return a content with numbers for its leaves; a literal is the same as a symbol."""
+    if isinstance(content, Leaf):
+        return {"value": numbered.of(content.value)}
+    if isinstance(content, list):
+        return [_with_leaves(item, numbered) for item in content]
+    if isinstance(content, dict):
+        return {key: _with_leaves(item, numbered) for key, item in content.items()}
+    return content
+
+
+def _with_numbers(data: Any) -> Any:
+    """Return a structure in which a number is the same as a literal and as a symbol."""
+    if isinstance(data, list):
+        return [_with_numbers(item) for item in data]
+    if isinstance(data, dict):
+        return {"value" if k == "kept" else k: _with_numbers(x) for k, x in data.items()}
+    return data
+
+
+def _differing(one: NumberedTrace, other: NumberedTrace) -> str | None:
+    """Return the line of the first call of the later steps that the first one does not make."""
+    known = {*one.made.values()}
+    calls: Iterator[Call] = (call for call, made in other.made.items() if made not in known)
+    return next((call.source for call in calls if call.source), None)

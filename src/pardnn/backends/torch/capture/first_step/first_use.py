@@ -132,11 +132,14 @@ def created_tensors(
     """
     existing, found = {source.name for source in before}, sources_of(objects, batch)
     created = [source for source in found if source.name not in existing]
-    live = {source.name: source.get() for source in created}
+    gradients = held_gradients(found)
+    live = {source.name: source.get() for source in (*found, *gradients)}
     tensors = {name: each for name, each in live.items() if isinstance(each, torch.Tensor)}
-    first.created = {n: first.tracer.aliases.fresh_value(each) for n, each in tensors.items()}
+    aliases, made = first.tracer.aliases, {source.name for source in created}
+    first.created = {n: aliases.fresh_value(each) for n, each in tensors.items() if n in made}
+    first.left = {n: aliases.fresh_value(x) for n, x in tensors.items() if aliases.knows(x)}
     initial, irregular = initial_values(first.tracer, created, objects)
-    for source in held_gradients(found):
+    for source in gradients:
         if source.name not in first.values:
             initial[source.name] = 0.0
     return initial, irregular, kept_tensors(first.tracer, created, irregular)

@@ -20,15 +20,15 @@ from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.sources import Source
 
-_FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
+FILLS = {"zeros": 0.0, "zeros_like": 0.0, "new_zeros": 0.0, "zero_": 0.0, "zero": 0.0,
           "ones": 1.0, "ones_like": 1.0, "new_ones": 1.0}  # fmt: skip
-_FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "scalar_tensor": 0}
+FILLED_BY = {"full": 1, "full_like": 1, "new_full": 2, "fill_": 1, "fill": 1, "scalar_tensor": 0}
 _COPIES = ("aten.clone.default", "aten._to_copy.default", "aten.copy_.default")
 #: Initial value of a momentum buffer that is created as a copy of the first gradient g:
 #: -0.0 * momentum + g is g bit by bit, also where g is -0.0.
 MOMENTUM_INITIAL = -0.0
 #: Writes the first gradient into a momentum that was allocated empty.
-_FUSED_SGD = "aten._fused_sgd_.default"
+FUSED_SGD = "aten._fused_sgd_.default"
 
 
 def initial_values(
@@ -98,10 +98,10 @@ def _fill(call: Call) -> float | None:
     if call.kind == "constant":
         return _uniform(call)
     name = call.kind.split(".")[1] if call.kind.startswith("aten.") else ""
-    if name in _FILLS:
-        return _FILLS[name]
-    if name in _FILLED_BY and len(call.args) > _FILLED_BY[name]:
-        number = call.args[_FILLED_BY[name]]
+    if name in FILLS:
+        return FILLS[name]
+    if name in FILLED_BY and len(call.args) > FILLED_BY[name]:
+        number = call.args[FILLED_BY[name]]
         return float(number) if isinstance(number, int | float) else None
     if name in ("clone", "_to_copy") and call.inputs[0].storage is not None:
         copied = call.inputs[0].storage
@@ -149,7 +149,7 @@ def is_copied_gradient(value: Value) -> bool:
     """Whether a tensor was created as a copy of another one, as SGD creates its momentum."""
     assert value.storage is not None
     first = [write.kind for write in value.storage.writes[:1]]
-    return value.storage.owner.call.kind == "aten.clone.default" or first == [_FUSED_SGD]
+    return value.storage.owner.call.kind == "aten.clone.default" or first == [FUSED_SGD]
 
 
 def momentum_reason(optimizer: Any, parameter: torch.Tensor) -> str | None:

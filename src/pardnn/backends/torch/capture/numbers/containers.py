@@ -56,10 +56,12 @@ class Filled(NamedTuple):
     Attributes:
         holder: The container.
         content: What it held before.
+        added: What the step has put into it; None where that cannot be told.
     """
 
     holder: Any
     content: Any
+    added: Any
 
 
 def filled_containers(objects: ObjectGraph, without: Collection[str]) -> dict[str, Filled]:
@@ -76,7 +78,7 @@ def filled_containers(objects: ObjectGraph, without: Collection[str]) -> dict[st
     eligible = [each for each in objects.contents if type(each[1]) in _RECORDERS]
     counts = Counter(name for name, _, _ in eligible)
     return {
-        name: Filled(holder, content)
+        name: Filled(holder, content, _added(holder, content))
         for name, holder, content in eligible
         if name not in without and counts[name] == 1 and "<" not in name
         if id(holder) not in tables and not name.startswith(prefixes)
@@ -105,6 +107,14 @@ def _is_filled(holder: Any, content: Any) -> bool:
         return len(holder) > len(content) and is_prefix and is_told(holder[len(content) :])
     is_same = len(holder) == len(content) and all(map(_is_same, holder, content))
     return not is_same and is_told(list(holder))
+
+
+def _added(holder: Any, content: Any) -> Any:
+    """Return the new items of a container, as a list."""
+    if isinstance(holder, dict):
+        return [x for x in holder.items() if x[0] not in content or x[1] is not content[x[0]]]
+    items = list(holder)
+    return items[len(content) :] if all(map(_is_same, items, content)) else None
 
 
 def _is_same(one: Any, other: Any) -> bool:

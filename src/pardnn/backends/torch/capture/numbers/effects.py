@@ -287,6 +287,22 @@ def check_same_effects(one: Effects, other: Effects) -> None:
             raise unsupported.changing_step(f"{_TOLD[kind]} something else the second time", line)
 
 
+def told_numbers(told: list[Any], number_of: Callable[[Value], Any]) -> Any:
+    """Return what a step tells, with a number for each of its values, to compare it.
+
+    Args:
+        told: As effects are noted.
+        number_of: Returns a known number itself, anything else for one that only a run knows.
+    """
+
+    class Numbers(dict[Value, Any]):
+        def get(self, key: Value, default: Any = None) -> Any:
+            number = number_of(key)
+            return number if isinstance(number, bool | int | float) else str(number)
+
+    return _plain(told, Numbers())
+
+
 #: What a step does that notes an effect.
 _TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks",
          "tell": "it writes"}  # fmt: skip

@@ -40,10 +40,15 @@ class Recorders:
         self.sinks = {n: x for n, x in sinks.items() if n not in self._others or is_file(x)}
         self.filled = {}
 
-    def take_filled(self) -> None:
-        """Take the containers that the first step has filled, and empty them again."""
+    def take_filled(self) -> dict[str, Any]:
+        """Take the containers that the first step has filled, and empty them again.
+
+        Returns:
+            What it has put into each; see `Filled.added`.
+        """
         self.filled = filled_containers(self._objects, self._others)
         restore([(name, each.holder, each.content) for name, each in self.filled.items()])
+        return {name: each.added for name, each in self.filled.items()}
 
     def learn(self, error: OtherUse | PardnnError) -> None:
         """Learn from what ended a trace.

@@ -33,15 +33,15 @@ def first_step_differs(names: Sequence[str]) -> UnsupportedError:
 
 
 def takes_another_way(where: str | None) -> UnsupportedError:
-    """Return E806: the first step makes other calls on tensors than the later ones.
+    """Return E806: the first step computes something else than the later ones.
 
     Args:
-        where: "file.py:line" of a call that it does not make.
+        where: "file.py:line" of a call that it does not make; None without.
     """
+    which = f", which make a call{at(where)}\nthat it does not make" if where else ""
     return error_at(
         where,
-        f"the first step does something else than the later ones, which make a call{at(where)}\n"
-        "that it does not make, or as often. One graph stands for all of them.\n"
-        "Run one step of your own before capturing.",
+        f"the first step does something else than the later ones{which}.\n"
+        "One graph stands for all of them. Run one step of your own before capturing.",
         "E806",
     )

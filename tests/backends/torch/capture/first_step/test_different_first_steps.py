@@ -1,0 +1,188 @@
+"""First steps that build what later ones find, and compute something else besides."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace, Numbering
+from pardnn.backends.torch.capture.source_location import Locator
+from pardnn.backends.torch.capture.step_trace import StepTrace
+from pardnn.backends.torch.capture.tracer import Tracer
+from pardnn.errors import UnsupportedError
+from tests.backends.torch import stepping
+from tests.backends.torch.stepping import assert_leaves_as_eager, small
+
+
+def mask() -> torch.Tensor:
+    return torch.tril(torch.ones(5, 5))
+
+
+def and_scale(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        x = x * 2
+    return x @ trainer.mask
+
+
+def in_another_order(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        return (x + 1) * 2 @ trainer.mask
+    return (x * 2 + 1) @ trainer.mask
+
+
+def swapped(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        return trainer.mask.sum() - x
+    return x - trainer.mask.sum()
+
+
+def with_noise(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        x = x + torch.randn_like(x)
+    return x @ trainer.mask
+
+
+def drawing_for_nothing(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        torch.randn(3)
+    return F.dropout(x @ trainer.mask)
+
+
+def writing_a_weight(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        with torch.no_grad():
+            trainer.model[0].weight.mul_(0.5)
+    return x @ trainer.mask
+
+
+def printing(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        print("made")
+    return x @ trainer.mask
+
+
+def logging_more(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    size = x.abs().sum().item()
+    if trainer.mask is None:
+        trainer.mask, size = mask(), size * 100
+    trainer.log.append(size)
+    return x @ trainer.mask
+
+
+def counting_once(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+    if trainer.mask is None:
+        trainer.mask = mask()
+        trainer.n += 1
+    return x @ trainer.mask
+
+
+CHANGES = [
+    and_scale, in_another_order, swapped, with_noise, drawing_for_nothing, writing_a_weight,
+    printing, logging_more, counting_once,
+]  # fmt: skip
+
+
+def _made(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Any:
+    model, x, y = small()
+    trainer = types.SimpleNamespace(model=model, mask=None, log=[], n=0)
+    trainer.optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+
+    def step(trainer: Any, x: Any, y: Any) -> Any:
+        x = change(trainer, x)
+        trainer.optimizer.zero_grad()
+        loss = F.mse_loss(trainer.model(x), y)
+        loss.backward()
+        trainer.optimizer.step()
+        return loss
+
+    return step, (trainer, x, y), trainer
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_first_step_that_computes_more(change: Any) -> None:
+    assert assert_leaves_as_eager(lambda: _made(change), 4) == 2
+
+
+def test_on_two_ranks() -> None:
+    stepping.assert_as_eager(lambda: _made(with_noise)[:2], steps=4, is_followed=True)
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    def in_a_list(trainer: Any, x: torch.Tensor) -> torch.Tensor:
+        if not trainer.log:
+            trainer.log.append(mask())
+            x = x * 3
+        return x @ trainer.log[0]
+
+    step, args, _ = _made(in_a_list)
+    with pytest.raises(UnsupportedError, match="the first step does something else") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E806"
+
+
+def _program(draw: random.Random) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+    """Return random calls on tensors, most of them in place, on views or of known numbers."""
+    ops: list[Callable[[Any, Any], Any]] = [
+        lambda a, b: a + b,
+        lambda a, b: a.add_(b.clone()),
+        lambda a, b: a.add(b, alpha=2),
+        lambda a, b: a.mul_(0.5),
+        lambda a, b: a.mul_(-1.0),
+        lambda a, b: a.copy_(b.clone()),
+        lambda a, b: a.t().copy_(b.clone()),
+        lambda a, b: a.clone(),
+        lambda a, b: a.double().float(),
+        lambda a, b: a.t(),
+        lambda a, b: a[0].zero_(),
+        lambda a, b: a[1].copy_(b[0].clone()),
+        lambda a, b: a.as_strided((a.numel(),), (1,)).add_(b.clone().reshape(-1)),
+        lambda a, b: a.zero_(),
+        lambda a, b: torch.zeros_like(a),
+        lambda a, b: torch.full_like(a, 2.0),
+        lambda a, b: torch.add(a, b, out=torch.empty(a.shape)),
+    ]
+    chosen = [(draw.choice(ops), draw.random(), draw.random()) for _ in range(25)]
+
+    def run(x: torch.Tensor) -> list[torch.Tensor]:
+        size = x.shape[0]
+        held = [x, torch.zeros(size, size), torch.ones(size, size), torch.eye(size)]
+        for op, i, j in chosen:
+            made = op(held[int(i * len(held))], held[int(j * len(held))])
+            held += [made] if made.shape == x.shape else []
+        return held
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("size", [2, 5])
+def test_equal_numbers_stand_for_equal_tensors(seed: int, size: int) -> None:
+    run = _program(random.Random(seed))
+    x = torch.randn(size, size, generator=torch.Generator().manual_seed(seed))
+    mode = FakeTensorMode()
+    tracer = Tracer(mode, Locator({}, is_silent=True))
+    fake = mode.from_tensor(x)
+    tracer.add_source("input", fake, None).call.name = "x"
+    with mode, tracer:
+        traced = run(fake)
+    trace = StepTrace(tracer, {}, {}, {}, {}, None, length=len(tracer.calls))
+    numbered = NumberedTrace(trace, Numbering(), {})
+    by_number: dict[Any, torch.Tensor] = {}
+    for tensor, real in zip(traced, run(x.clone()), strict=True):
+        assert torch.equal(by_number.setdefault(numbered.of(tensor), real), real)
+    assert len(by_number) > 1
