@@ -83,7 +83,8 @@ def schedule_grid(graph: Graph, plan: Plan, width: int, costs: Costs) -> list[st
         return []
     cut = planned_graph(graph, plan)
     phase = phases_of(graph, frozenset(plan.pieces.batch)).phase
-    units = units_of(graph, cut, Stages(phase * 0, phase, 1))
+    mixed = plan.partition is not None
+    units = units_of(graph, cut, Stages(phase * 0, phase, 1), mixed=mixed)
     arrays = plan_arrays(cut, plan)
     machine = machine_of(costs_of_planned(graph, plan, cut, costs), plan.cluster)
     timeline = simulate(cut, machine, arrays)

@@ -169,7 +169,8 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
         bound = lower_bound_seconds(graph.arrays, on_whole, usable)
     batched = frozenset(plan.pieces.batch) if plan.pieces is not None else None
     phase = phases_of(graph, batched).phase
-    units = units_of(graph, placed, Stages(phase * 0, phase, 1))
+    mixed = plan.partition is not None and plan.pieces is not None
+    units = units_of(graph, placed, Stages(phase * 0, phase, 1), mixed=mixed)
     return Simulated(
         whole=graph,
         graph=placed,

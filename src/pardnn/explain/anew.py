@@ -157,6 +157,8 @@ def options_of(case: Case, algorithm: str | None) -> PlanOptions:
     """
     plan = case.plan
     best = BEST_WHOLE if plan.partition is None else BEST
+    if plan.partition is not None and plan.partition.submeshes > 1:
+        best = plan.algorithm or best
     return PlanOptions(
         algorithm=algorithm or best,
         objective=plan.objective,

@@ -40,6 +40,9 @@ def other_cuts(case: Case, tensors: list[str]) -> tuple[Alternative, ...]:
     """
     partition = case.plan.partition
     assert partition is not None
+    if partition.submeshes > 1:
+        why = "cuts inside of submeshes are not judged one by one"
+        return (_refused("cut otherwise, or on another submesh", why, judged=False),)
     shapes = {t.name: t.shape for op in case.graph.ops for t in op.outputs}
     name = next((each for each in tensors if shapes.get(each)), None)
     if name is None:

@@ -44,6 +44,8 @@ def _partition_to_dict(partition: Partition) -> dict[str, Any]:
         name: value for name in ("in_turn", "reuse", "relay_axes", "sums_in_place")
         if (value := getattr(partition, name))
     }  # fmt: skip
+    if partition.submeshes != 1:
+        how["submeshes"] = partition.submeshes
     if partition.loops is not None:
         how["loops"] = {name: list(row) for name, row in partition.loops.items()}
     return {

@@ -58,7 +58,7 @@ class Partition:
     """What a sharded plan does with each tensor.
 
     Attributes:
-        mesh: The devices as a grid.
+        mesh: The devices as a grid; of a mixed plan those of one submesh.
         sharding: Tensor of the graph to its layout in DTensor's words, one per mesh axis.
         ops: Of all devices; the plan's placement, order and messages are of these.
         loops: Op of the graph to the loop that is cut at each mesh axis, None where there is none;
@@ -69,6 +69,9 @@ class Partition:
         relay_axes: Of the first mesh axes, how many slices cross once per group.
         sums_in_place: Whether local sums are `ADD_IN_PLACE` where nothing else reads their first
             terms.
+        submeshes: How many meshes of this kind the devices make up, one after the other. Where
+            there are several, the plan is mixed: the ops of one position are those of its device on
+            any submesh, all local ops of an op on one, and nothing is received in place.
     """
 
     __pydantic_config__ = STRICT
@@ -81,6 +84,7 @@ class Partition:
     reuse: int = 0
     relay_axes: int = 0
     sums_in_place: bool = False
+    submeshes: int = 1
 
     def __hash__(self) -> int:
         """Hash by mesh and size: hashing the ops would cost as much as reading them."""

@@ -105,7 +105,7 @@ class Plan:
         partition: The partitioned graph, if tensors and ops are sharded; placement, order and
             messages then are of its ops. None if every op runs on one device.
         pieces: The cut graph, if the batch is in pieces; placement, order and messages then are of
-            its ops.
+            its ops, or of those of the partition, which then is of this graph.
         offload: Optimizer states that live on the host (`plan.rewritten`), in the graph's order;
             placement, order and messages then are of the graph with their copies. None if all
             live on devices.
@@ -177,11 +177,16 @@ def called_once(graph: Graph, plan: Plan) -> Graph:
 
 def on_devices(graph: Graph, plan: Plan) -> Graph:
     """Return the graph that a plan places, without second calls and with all state on devices."""
-    cut = plan.partition or plan.pieces
-    return graph if cut is None else _built(graph.name, cut)
+    partition = plan.partition
+    return graph_in_pieces(graph, plan) if partition is None else _built(graph.name, partition)
 
 
-@functools.lru_cache(maxsize=1)
+def graph_in_pieces(graph: Graph, plan: Plan) -> Graph:
+    """Return the graph with its batch in a plan's pieces; itself if it is whole."""
+    return graph if plan.pieces is None else _built(graph.name, plan.pieces)
+
+
+@functools.lru_cache(maxsize=2)
 def _built(name: str, cut: Partition | Pieces) -> Graph:
     return build_graph(name, cut.ops)
 

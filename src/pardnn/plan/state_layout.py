@@ -104,21 +104,21 @@ def kept_shards(op: Op, tensor: Tensor, plan: Plan) -> tuple[KeptShard, ...]:
     Raises:
         InvalidPlanError: E410, if the plan cuts it in a way that its mesh does not have.
     """
-    name = tensor.name
+    name, maker = tensor.name, op.name
     if plan.pieces is not None:
-        makers = (o for o in plan.pieces.ops if any(t.name == name for t in o.outputs))
+        makers = (o.name for o in plan.pieces.ops if any(t.name == name for t in o.outputs))
         maker = next(makers, None)
         if maker is None:
             raise InvalidPlanError(f"the step returns {shown(name)}, which the plan never joins")
-        return (KeptShard(plan.placement[maker.name], name, None),)
     if plan.partition is None:
-        return (KeptShard(plan.placement[op.name], name, None),)
+        return (KeptShard(plan.placement[maker], name, None),)
     shape, layout = tensor.shape or (), layout_of(plan.partition.sharding[name])
     boxes = None if layout is None else owned_boxes(shape, layout, plan.partition.mesh)
     if boxes is None:
         raise InvalidPlanError(f"tensor {shown(name)} has no layout on the mesh of the plan")
     whole = tuple((0, size) for size in shape)
+    first = plan.placement[f"{maker}@0"]
     return tuple(
-        KeptShard(device, f"{name}@{device}", None if box == whole else box)
-        for device, box in enumerate(boxes)
+        KeptShard(first + position, f"{name}@{position}", None if box == whole else box)
+        for position, box in enumerate(boxes)
     )

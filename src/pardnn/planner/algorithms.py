@@ -104,8 +104,24 @@ def check_algorithm(name: str) -> None:
         UsageError: E210, listing the algorithms.
     """
     known = known_algorithms()
-    if name not in known:
-        raise UsageError(f"no algorithm {name!r:.40}; there are {', '.join(known)}", code="E210")
+    if name not in known and mixed_parts(name) is None:
+        raise UsageError(
+            f"no algorithm {name!r:.40}; there are {', '.join(known)}, and a cut inside of "
+            "submeshes with a placement on them, such as megatron*1f1b",
+            code="E210",
+        )
+
+
+def mixed_parts(name: str) -> tuple[str, str] | None:
+    """Return the cut and the placement of a mixed algorithm, "megatron*1f1b"; None of others."""
+    cut, _, placement = name.rpartition("*")
+    is_mixed = cut in SHARDED and (placement in ALGORITHMS or placement in RECIPES)
+    return (cut, placement) if is_mixed else None
+
+
+def cuts_ops(name: str) -> bool:
+    """Whether an algorithm cuts every op, over all devices or inside of submeshes."""
+    return name in SHARDED or mixed_parts(name) is not None
 
 
 def known_algorithms() -> list[str]:

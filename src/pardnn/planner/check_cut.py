@@ -32,10 +32,10 @@ from pardnn.plan.file import check_fingerprint
 from pardnn.plan.mesh import layout_of
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.pieces import Pieces
-from pardnn.plan.plan import Plan
+from pardnn.plan.plan import Plan, graph_in_pieces
 from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.shard.sharding import Sharding
-from pardnn.shard.spmd.partitioner import spmd_partition
+from pardnn.shard.spmd.partitioner import partition_for_submeshes, spmd_partition
 
 #: What to do where nothing is proven.
 _AGAIN = "Plan this graph again, with the descriptions of all its operators."
@@ -48,10 +48,13 @@ def cut_problems(graph: Graph, plan: Plan) -> Iterator[str]:
         graph: The graph that it cuts.
         plan: Valid by `plan.check`; one that cuts nothing has no problems.
     """
+    if plan.pieces is not None:
+        problems = list(_pieces_problems(graph, plan.pieces))
+        yield from problems
+        if problems:
+            return
     if plan.partition is not None:
-        yield from _partition_problems(graph, plan, plan.partition)
-    elif plan.pieces is not None:
-        yield from _pieces_problems(graph, plan.pieces)
+        yield from _partition_problems(graph_in_pieces(graph, plan), plan, plan.partition)
 
 
 def check_cut(graph: Graph, plan: Plan) -> None:
@@ -98,27 +101,34 @@ def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Itera
         yield f"partition: relay_axes {partition.relay_axes}, reuse {partition.reuse}"
         return
     layouts = {name: layout_of(words) or () for name, words in partition.sharding.items()}
+    sharding, plain = Sharding(partition.mesh, layouts, loops), None
     try:
-        derived = spmd_partition(
-            graph, Sharding(partition.mesh, layouts, loops), in_turn=partition.in_turn,
-            reuse=partition.reuse, relay_axes=partition.relay_axes,
-            sums_in_place=partition.sums_in_place,
-        )  # fmt: skip
+        if partition.submeshes > 1:
+            made = partition_for_submeshes(graph, sharding, partition.submeshes).partition
+        else:
+            plain = spmd_partition(
+                graph, sharding, in_turn=partition.in_turn, reuse=partition.reuse,
+                relay_axes=partition.relay_axes, sums_in_place=partition.sums_in_place,
+            )  # fmt: skip
+            made = plain.partition
     except PardnnError as error:
         yield f"partition: {error.message}\n{_AGAIN}"
         return
-    assert derived.partition is not None
-    owned = functools.partial(_owned, calls, derived.placement, partition)
-    yield from _differences("partition", partition.ops, derived.partition.ops, owned)
-    yield from _other_places(plan, derived)
+    assert made is not None
+    told = partition.in_turn, partition.reuse, partition.relay_axes
+    if partition.submeshes > 1 and any(told):
+        yield f"partition: in_turn, reuse and relay_axes are {told}, of a plan with submeshes"
+    owned = functools.partial(_owned, calls, partition)
+    yield from _differences("partition", partition.ops, made.ops, owned)
+    if plain is not None:
+        yield from _other_places(plan, plain)
 
 
-def _owned(
-    calls: Mapping[str, Op], placement: Mapping[str, int], partition: Partition, local: Op
-) -> str:
+def _owned(calls: Mapping[str, Op], partition: Partition, local: Op) -> str:
     """Return what a local op must make, if it is one of an op of the graph, in words."""
-    op, device = calls.get(local.name.rpartition("@")[0]), placement[local.name]
-    found = f" (device {device}"
+    name, _, position = local.name.rpartition("@")
+    op, device = calls.get(name), int(position)
+    found = f" ({'device' if partition.submeshes == 1 else 'position'} {device}"
     for tensor in op.outputs if op else ():
         boxes = boxes_of(tensor, partition.sharding[tensor.name], partition.mesh)
         found += f", box {list(map(list, (boxes or ())[device]))} of {tensor.name!r:.60}"

@@ -28,6 +28,7 @@ from pardnn.planner.algorithms import (
     SHARDED,
     algorithms_to_try,
     is_polished,
+    mixed_parts,
     solvers_to_try,
 )
 from pardnn.planner.conflicts import steered, with_constraints
@@ -40,6 +41,7 @@ from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
 from pardnn.planner.sharded.decide import may_shard, may_try_cuts
+from pardnn.planner.submesh.decide import better_mixed, decide_mixed, may_mix
 from pardnn.planner.warm_up import warm_up
 from pardnn.planner.wishes import decide_wished
 from pardnn.report.results import CompareRow, PlanResult
@@ -122,11 +124,15 @@ def _decided(problem: Problem) -> Outcome:
         InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
     """
     problem = steered(problem)
+    pair = mixed_parts(problem.options.algorithm)
+    if pair is not None:
+        return decide_mixed(problem, *pair, best_once)
     names, pieces = algorithms_of(problem), problem.options.microbatches
     if pieces is None:
         return _best_of(problem, names)
     try:
-        return decide_microbatched(problem, names, _best_of)
+        best = decide_microbatched(problem, names, _best_of)
+        return better_mixed(problem, best, best_once) if may_mix(problem) else best
     except UsageError as error:
         demanded = [each for each in problem.options.constraints if each.kind == "pieces"]
         if error.code != NO_BATCH or not demanded:

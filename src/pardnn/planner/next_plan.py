@@ -9,7 +9,7 @@ from pardnn.errors import InfeasibleError, MismatchError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace, bytes_alone
-from pardnn.planner.algorithms import ALGORITHMS, SHARDED
+from pardnn.planner.algorithms import ALGORITHMS, SHARDED, mixed_parts
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import make_plan
 from pardnn.planner.options import PlanOptions
@@ -63,8 +63,9 @@ def next_plan(
 def _algorithm(own: Plan) -> str:
     """Return the algorithm of a plan; of one written by hand, the best of its kind."""
     known = SHARDED if own.partition is not None else ALGORITHMS
-    if own.algorithm is not None and own.algorithm in known:
-        return own.algorithm
+    name = own.algorithm or ""
+    if name in known or (mixed_parts(name) and own.partition is not None):
+        return name
     return "auto-whole" if own.partition is None else "tofu"
 
 

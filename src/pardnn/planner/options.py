@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from pardnn.errors import UsageError, shown
 from pardnn.plan.constraints import Constraint, cutting, placing
-from pardnn.planner.algorithms import RECIPES, SHARDED, check_algorithm
+from pardnn.planner.algorithms import RECIPES, SHARDED, check_algorithm, cuts_ops, mixed_parts
 from pardnn.sim.engine import Policy
 
 Objective = Literal["seconds", "bytes"]
@@ -20,8 +20,9 @@ class PlanOptions:
     """How to plan.
 
     Attributes:
-        algorithm: A key of `ALGORITHMS` or `SHARDED`; "auto" for the best of `AUTO` and `tofu`;
-            or "auto-whole" for the best of `AUTO` alone.
+        algorithm: A key of `ALGORITHMS` or `SHARDED`, or one of each, "megatron*1f1b", which cuts
+            inside of submeshes and places on them; "auto" for the best of all; or "auto-whole" for
+            the best of `AUTO` alone.
         microbatches: Pieces that the batch is cut in, or "auto" for what is fastest of 1, 2, 4, 8
             and so on; None leaves the batch whole.
         recompute: Whether ops may be called a second time, just before the backward pass reads
@@ -74,7 +75,7 @@ class PlanOptions:
         self._check_microbatches()
         self._check_whole_ops(self.recompute, "that are called a second time")
         self._check_whole_ops(self.offload, "whose state is on the host")
-        if self.policy != "order" and self.algorithm in SHARDED:
+        if self.policy != "order" and cuts_ops(self.algorithm):
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
                 "use auto, or a placement's algorithm."
@@ -83,6 +84,12 @@ class PlanOptions:
 
     def _check_constraints(self) -> None:
         """Check that the algorithm can meet the constraints that have to be met."""
+        if self.constraints and mixed_parts(self.algorithm):
+            raise UsageError(
+                f"{self.algorithm} cuts and places, and takes no constraints yet: "
+                f"{shown(str(self.constraints[0]))}.\nUse auto.",
+                code="E246",
+            )
         cuts = self.algorithm in SHARDED
         refused = placing(self.constraints) if cuts or self.algorithm in RECIPES else ()
         if not cuts and self.algorithm not in ("auto",):
@@ -113,8 +120,8 @@ class PlanOptions:
 
     def _check_whole_ops(self, are_there: bool, which: str) -> None:
         """Check that the algorithm places whole ops in a fixed order, where there are such ops."""
-        if are_there and (self.algorithm in SHARDED or self.policy != "order"):
-            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
+        if are_there and (cuts_ops(self.algorithm) or self.policy != "order"):
+            other = self.algorithm if cuts_ops(self.algorithm) else f"policy {self.policy}"
             raise UsageError(
                 f"ops {which} are placed whole, in a fixed order, which "
                 f"{other} does not do; use auto, auto-whole, or a placement's algorithm."

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from pardnn.graph.ir import Graph, Op
 from pardnn.plan.cut.check_partitioned_graph import boxes_of
 from pardnn.plan.partitioned_graph import Partition
-from pardnn.plan.plan import Plan
+from pardnn.plan.plan import Plan, graph_in_pieces
 from pardnn.report.results import STRICT
 from pardnn.report.text import table
 
@@ -88,7 +88,7 @@ def layout_result(graph: Graph, plan: Plan) -> LayoutResult:
 
     Activations are the largest new tensor of each module in the forward pass. O(tensors).
     """
-    partition = plan.partition
+    partition, graph = plan.partition, graph_in_pieces(graph, plan)
     assert partition is not None
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
     counts: dict[tuple[Any, ...], int] = {}

@@ -227,8 +227,9 @@ def _whole_state(graph: Graph, plan: Plan) -> list[str]:
     if not kept:
         return []
     listed = ", ".join(sorted(kept, key=lambda name: -sizes[name])[:3])
+    at = " of a submesh" if plan.partition.submeshes > 1 else ""
     line = (
-        f"whole on every device: {len(kept)} of {len(sizes)} parameters, buffers and states, "
+        f"whole on every device{at}: {len(kept)} of {len(sizes)} parameters, buffers and states, "
         f"{bytes_text(sum(sizes[name] for name in kept))} of {bytes_text(sum(sizes.values()))}: "
         f"{listed}{', ...' if len(kept) > 3 else ''}"
     )

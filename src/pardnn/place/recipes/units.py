@@ -33,21 +33,23 @@ class Units(NamedTuple):
     phase: Int64[ndarray, " n"]
 
 
-def units_of(whole: Graph, cut: Graph, stages: Stages) -> Units:
+def units_of(whole: Graph, cut: Graph, stages: Stages, *, mixed: bool = False) -> Units:
     """Return what each op of a cut graph belongs to.
 
     Args:
         whole: The step with its batch whole.
         cut: The same graph, or its batch in pieces.
         stages: Of the whole one.
+        mixed: Whether names end with the position of a mesh, "h@2@0".
     """
     number = {op.name: i for i, op in enumerate(whole.ops)}
     n, a = len(cut.ops), cut.arrays
     of, piece = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
     for i, op in enumerate(cut.ops):
-        base, _, suffix = op.name.rpartition("@")
-        if op.name in number:
-            of[i] = number[op.name]
+        name = op.name.rpartition("@")[0] if mixed else op.name
+        base, _, suffix = name.rpartition("@")
+        if name in number:
+            of[i] = number[name]
             continue
         if suffix.isdecimal():
             piece[i] = int(suffix)

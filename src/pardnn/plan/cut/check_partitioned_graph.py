@@ -40,7 +40,12 @@ class _Region(NamedTuple):
 
 
 def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
-    """Yield what is wrong with the partitioned graph of a sharded plan."""
+    """Yield what is wrong with the partitioned graph of a sharded plan.
+
+    Args:
+        graph: The graph that is partitioned: of the step, or of the pieces of its batch.
+        plan: A plan with a partition.
+    """
     partition = plan.partition
     assert partition is not None
     tensors = {tensor.name: tensor for op in graph.ops for tensor in op.outputs}
@@ -48,8 +53,11 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
     if problem is not None:
         yield f"partition.mesh: {problem}"
         return
-    if size != plan.num_devices:
-        yield f"partition: the mesh has {size} devices, order {plan.num_devices}"
+    if partition.submeshes < 1 or size * partition.submeshes != plan.num_devices:
+        yield (
+            f"partition: {partition.submeshes} x {size} devices of the mesh, order has "
+            f"{plan.num_devices}"
+        )
         return
     if partition.sharding.keys() != tensors.keys():
         name = min(partition.sharding.keys() ^ tensors.keys())
@@ -73,6 +81,10 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
     yield from _local_tensors(plan, partition, tensors, boxes)
     yield from _in_place_receives(plan, partition)
     yield from sum_problems(plan, partition, {op.name: op for op in graph.ops})
+    if partition.submeshes > 1:
+        yield from (
+            f"messages: {m.tensor!r:.60} goes into a buffer" for m in plan.messages if m.into
+        )
 
 
 def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, ...] | None:
@@ -92,17 +104,19 @@ def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, .
 
 
 def _local_ops(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
-    """Check that every op has a local op on every device, the mark of the loss on one alone."""
+    """Check that every op has a local op at every position of one submesh, the loss mark at one."""
+    size = partition.mesh.size
     local_ops = {op.name: op for op in partition.ops}
     expected: set[str] = set()
     for op in graph.ops:
-        names = [f"{op.name}@{device}" for device in range(plan.num_devices)]
+        names = [f"{op.name}@{position}" for position in range(size)]
         there = [name for name in names if name in local_ops]
         expected |= set(there)
         if len(there) != (1 if op.kind == LOSS_KIND else len(names)):
             count = f"{len(there)} local ops on {len(names)} devices"
             yield f"partition: op {op.name!r:.60} has {count}"
-        for device, name in enumerate(names):
+        first = plan.placement.get(names[0], 0) // size * size
+        for device, name in enumerate(names, start=first):
             if name in local_ops and plan.placement.get(name) != device:
                 yield f"partition: op {name!r:.60} is not placed on device {device}"
             if name in local_ops and not _is_local_op(op, local_ops[name]):
@@ -111,6 +125,9 @@ def _local_ops(graph: Graph, plan: Plan, partition: Partition) -> Iterator[str]:
     for name, op in local_ops.items():
         if name not in expected and not op.kind.startswith("pardnn."):
             yield f"partition: op {name!r:.60} ({op.kind}) is a local op of no op of the graph"
+        position = plan.placement.get(name, 0) % size
+        if name.rpartition("@")[2] != str(position):
+            yield f"partition: op {name!r:.60} runs at position {position} of the mesh"
 
 
 def _is_local_op(op: Op, local: Op) -> bool:
@@ -137,7 +154,7 @@ def _local_tensors(
     regions: dict[str, _Region] = {}
     open_buffers = _OpenBuffers({}, _completed(partition))
     for op in partition.ops:
-        device = plan.placement.get(op.name, 0)
+        device = plan.placement.get(op.name, 0) % partition.mesh.size
         found = problem = None
         try:
             if op.kind in _DATA_MOVEMENTS:

@@ -10,7 +10,7 @@ from pardnn.graph.ir import Graph
 from pardnn.plan.check_pieces import pieces_problems
 from pardnn.plan.check_recompute import recompute_problems
 from pardnn.plan.cut.check_partitioned_graph import partition_problems
-from pardnn.plan.plan import Plan, called_once, on_devices, planned_graph
+from pardnn.plan.plan import Plan, called_once, graph_in_pieces, on_devices, planned_graph
 from pardnn.plan.rewritten.check_offload import offload_problems
 
 
@@ -36,20 +36,21 @@ def planned_graph_problems(graph: Graph, plan: Plan, most: int) -> list[str]:
 
 def _cut_graph(graph: Graph, plan: Plan) -> Iterator[str]:
     """Check the graph of the ops of all devices, or of all pieces of the batch."""
-    what = "pieces" if plan.partition is None else "partition"
-    if plan.partition is not None and plan.pieces is not None:
-        yield "a plan cuts its ops over the devices, or its batch in pieces, not both"
-        return
+    what = "pieces"
     try:
+        in_pieces = graph_in_pieces(graph, plan)
+        what = "partition"
         on_devices(graph, plan)
     except PardnnError as error:
         yield f"{what}: {error.message}"
         return
-    yield from (
-        partition_problems(graph, plan)
-        if plan.pieces is None
-        else pieces_problems(graph, plan.pieces)
-    )
+    if plan.pieces is not None:
+        problems = list(pieces_problems(graph, plan.pieces))
+        yield from problems
+        if problems:
+            return
+    if plan.partition is not None:
+        yield from partition_problems(in_pieces, plan)
 
 
 def _on_host(graph: Graph, plan: Plan) -> Iterator[str]:

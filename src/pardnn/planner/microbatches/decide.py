@@ -9,25 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
 from pardnn.errors import InfeasibleError, UsageError
-from pardnn.graph.build import build_graph
-from pardnn.place.recipes.pipeline import CutStep
 from pardnn.place.recipes.schedules import suitable
 from pardnn.plan.constraints import placing
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, whole_op_algorithms
-from pardnn.planner.constrained import constrained, obeyed
-from pardnn.planner.costs import partitioned_costs, scaled_costs
+from pardnn.planner.constrained import obeyed
+from pardnn.planner.costs import partitioned_costs
+from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import rewritten_costs
-from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
-from pardnn.shard.microbatch.rewrite import cut_batch
 from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
-from pardnn.sim.machine import fastest_seconds, machine_of
+from pardnn.sim.machine import machine_of
 from pardnn.time_limit import check_time
 
 #: Code of the error that a step has no batch of so many pieces.
@@ -221,9 +218,9 @@ def _fastest(problem: Problem, tries: Sequence[Callable[[], Outcome]]) -> Outcom
 
 def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outcome:
     """Cut the batch with one accumulator for each sum, and place layers in stages."""
-    pieces, inner = _cut(problem, count, 1)
+    pieces, inner = problem_in_pieces(problem, count, 1)
     _check_may_be_below(inner, below)
-    tries = [lambda: _ordered(problem, inner)]
+    tries = [lambda: in_stages(problem, inner)]
     if recipes := _recipes(problem, count):
         quick = inner.with_options(algorithm=STAGES)
         tries.append(lambda: decide(quick, recipes))
@@ -232,11 +229,11 @@ def _staged(problem: Problem, count: int, decide: Decide, below: float) -> Outco
 
 def _as_drawn(problem: Problem, count: int, recipes: Sequence[str], decide: Decide) -> Outcome:
     """Cut the batch with one accumulator for each sum, and place pipelines by name."""
-    pieces, inner = _cut(problem, count, 1)
+    pieces, inner = problem_in_pieces(problem, count, 1)
     return _completed(problem, inner, pieces, decide(inner, recipes))
 
 
-def _ordered(problem: Problem, inner: Problem) -> Outcome:
+def in_stages(problem: Problem, inner: Problem) -> Outcome:
     """Search for stages of a cut graph, and orders of them."""
     started = time.perf_counter()
     inner.log.trying("stages")
@@ -262,7 +259,7 @@ def _spread(
     problem: Problem, count: int, placing: Sequence[str], decide: Decide, below: float
 ) -> Outcome:
     """Cut the batch with an accumulator for each piece, and place each piece anywhere."""
-    pieces, inner = _cut(problem, count, _accumulators_before(problem))
+    pieces, inner = problem_in_pieces(problem, count, _accumulators_before(problem))
     _check_may_be_below(inner, below)
     outcome = decide(inner, [*placing, *_recipes(problem, count)])
     return _completed(problem, inner, pieces, outcome)
@@ -288,22 +285,6 @@ def _accumulators_before(problem: Problem) -> int | None:
     """Return the accumulators of each sum in the plan to start from: 1, or one for each piece."""
     pieces = problem.start and problem.start.pieces
     return 1 if pieces and not any(":gather@" in op.name for op in pieces.ops) else None
-
-
-def _cut(problem: Problem, count: int, accumulators: int | None) -> tuple[Pieces, Problem]:
-    """Cut the batch; what was measured of the whole ops is scaled."""
-    graph, cluster, costs = problem.graph, problem.cluster, problem.costs
-    pieces = cut_batch(graph, count, accumulators)
-    cut = build_graph(graph.name, pieces.ops)
-    cut = dataclasses.replace(cut, is_captured=graph.is_captured)
-    if costs.source == "measured":
-        known = scaled_costs(graph, costs, cut)
-    else:
-        known = partitioned_costs(graph, cut, cluster, costs)
-    step = CutStep(graph, fastest_seconds(problem.machine), cut, frozenset(pieces.batch), count)
-    log = SearchLog(within=problem.log, part=f"{count} pieces, ")
-    inner = dataclasses.replace(problem, graph=cut, costs=known, cut=step, log=log)
-    return pieces, constrained(inner)
 
 
 def _completed(problem: Problem, inner: Problem, pieces: Pieces, outcome: Outcome) -> Outcome:

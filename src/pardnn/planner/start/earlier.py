@@ -75,7 +75,7 @@ def layouts_before(graph: Graph, plan: Plan | None, cluster: Cluster) -> FixedLa
     None if it is no cut over all devices of this cluster, or of none of this state. A tensor of
     another shape than before is free.
     """
-    if plan is None or plan.partition is None:
+    if plan is None or plan.partition is None or plan.partition.submeshes > 1:
         return None
     mesh, known = plan.partition.mesh, plan.partition.sharding
     if devices_now(plan, cluster) != list(range(cluster.num_devices)):
@@ -105,6 +105,12 @@ def started(options: PlanOptions, start: Plan) -> PlanOptions:
     Raises:
         UsageError: E249, if an algorithm is named that does not start from such a plan.
     """
+    if start.partition is not None and start.partition.submeshes > 1:
+        raise UsageError(
+            "a plan that cuts ops inside of submeshes is not started from yet.\n"
+            "Leave out the plan to start from.",
+            code="E249",
+        )
     fitting = (BEST, *(SHARDED if start.partition is not None else (BEST_WHOLE,)))
     if options.algorithm not in fitting:
         kind = "cuts ops" if start.partition is not None else "places whole ops"

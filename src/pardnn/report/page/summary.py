@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pardnn.plan.plan import Plan
 from pardnn.report.page.bars import Critical
 from pardnn.report.page.contents import Binding, DeviceRow, LinkRow, Times
 from pardnn.report.page.simulated import Simulated
@@ -19,13 +20,18 @@ LATER = 0.005
 BUSY = 0.9
 
 
+def _batch(plan: Plan) -> str:
+    return f"the batch is in {len(plan.pieces.points) - 1} pieces, and " if plan.pieces else ""
+
+
 def decided(found: Simulated, devices: Sequence[DeviceRow]) -> Iterator[str]:
     """Yield what was decided."""
     plan, step = found.plan, found.whole.name
     where = cluster_text(plan.cluster)
     if plan.partition is not None:
-        mesh = " x ".join(map(str, plan.partition.mesh.shape))
-        yield f"{step}: every op is cut over a mesh of {mesh} devices ({where})."
+        mesh, count = " x ".join(map(str, plan.partition.mesh.shape)), plan.partition.submeshes
+        over = f"a mesh of {mesh} devices" if count == 1 else f"one of {count} submeshes of {mesh}"
+        yield f"{step}: {_batch(plan)}every op is cut over {over} ({where})."
     elif plan.pieces is not None:
         pieces = len(plan.pieces.points) - 1
         yield f"{step}: the batch is cut in {pieces} pieces, each placed by itself on {where}."

@@ -70,6 +70,7 @@ class Emitter:
         in_turn: Receive the slices of a region one after the other.
         reuse: Number of ops of the graph for which a fetched region is kept for another consumer.
         relay_axes: How many of the first mesh axes slices cross once per group; 0 if `in_turn`.
+        in_place: Receive slices into the buffers of fetches, where they are one run of memory.
 
     Raises:
         InvalidPlanError: E410, if a layout cannot be.
@@ -83,8 +84,10 @@ class Emitter:
         in_turn: bool = False,
         reuse: int = 0,
         relay_axes: int = 0,
+        in_place: bool = True,
     ) -> None:
         self.in_turn = in_turn
+        self.in_place = in_place
         # A relay that receives in turn may wait for a device that waits for it.
         self.relay_axes = 0 if in_turn else relay_axes
         self.reuse = reuse
@@ -106,6 +109,8 @@ class Emitter:
         }
         self.boxes = {name: self._boxes(tensor) for name, tensor in self.tensors.items()}
         self.ops: list[Op] = []
+        # Of each of them, the position in the topological order of the op that it stands beside.
+        self.beside: list[int] = []
         self.names: set[str] = set()
         self.rows: list[list[str]] = [[] for _ in self.devices]
         self.messages: list[Message] = []
@@ -153,6 +158,7 @@ class Emitter:
     def emit(self, device: int, op: Op) -> None:
         """Append an op to the list of its device."""
         self.ops.append(op)
+        self.beside.append(self.now)
         self.names.add(op.name)
         self.rows[device].append(op.name)
 

@@ -335,7 +335,9 @@ def _assembly(
     assert request is not None
     tensor, final = sharded.tensor, (ops[device], outs[device])
     remote = [key for key in needed if key[0] != device]
-    in_place = [key for key in remote if is_dense(tensor, request.box, key[1], is_new=True)]
+    in_place: list[Slice] = []
+    if emitter.in_place:
+        in_place = [key for key in remote if is_dense(tensor, request.box, key[1], is_new=True)]
     staged = [key for key in remote if key not in in_place]
     sequential = staged if emitter.in_turn or in_place else []
     copied = [key for key in needed if key not in in_place and key not in sequential]

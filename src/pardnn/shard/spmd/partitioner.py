@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,9 +67,63 @@ def spmd_partition(
         DescriptionError: E220, if a description is wrong.
         UnsupportedError: E822 or E823, if an op draws or writes what cannot be cut.
     """
+    emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse, relay_axes=relay_axes)
+    partition, notes = _partitioned(emitter, sums_in_place=sums_in_place)
+    return Plan(
+        placement={name: device for device, row in enumerate(emitter.rows) for name in row},
+        order=tuple(tuple(row) for row in emitter.rows),
+        messages=tuple(emitter.messages),
+        partition=partition,
+        notes=notes,
+    )
+
+
+class PositionedOps(NamedTuple):
+    """The ops of a mesh whose devices are not chosen yet.
+
+    Attributes:
+        partition: Its ops, in the order of those of the graph that they stand beside.
+        of: Of each, the number of that op of the graph.
+        position: Of each, the mesh position that runs it.
+        notes: What a person should know.
+    """
+
+    partition: Partition
+    of: list[int]
+    position: list[int]
+    notes: tuple[str, ...]
+
+
+def partition_for_submeshes(graph: Graph, sharding: Sharding, submeshes: int) -> PositionedOps:
+    """Return the ops of each mesh position, for a placement that is still to be made.
+
+    Each op of the graph may run on another submesh, so slices are received into buffers of their
+    own, and no region is fetched for two ops.
+
+    Args:
+        graph: A captured graph, or one whose batch is in pieces.
+        sharding: Over the mesh of one submesh; see `legalize`.
+        submeshes: How many there are.
+
+    Raises:
+        InvalidPlanError: E410, if a layout or the cut of a loop cannot be.
+        DescriptionError: E220, if a description is wrong.
+        UnsupportedError: E822 or E823, if an op draws or writes what cannot be cut.
+    """
+    emitter = Emitter(graph, sharding, in_place=False)
+    partition, notes = _partitioned(emitter, submeshes=submeshes)
+    place = {name: position for position, row in enumerate(emitter.rows) for name in row}
+    of = graph.arrays.topological[emitter.beside].tolist()
+    return PositionedOps(partition, of, [place[op.name] for op in partition.ops], notes)
+
+
+def _partitioned(
+    emitter: Emitter, *, sums_in_place: bool = False, submeshes: int = 1
+) -> tuple[Partition, tuple[str, ...]]:
+    """Write the ops of all devices; return them, and what a person should know."""
+    graph, sharding = emitter.graph, emitter.sharding
     check_batch_is_read_only(graph)
     begin_graph()
-    emitter = Emitter(graph, sharding, in_turn=in_turn, reuse=reuse, relay_axes=relay_axes)
     undescribed: Counter[str] = Counter()
     for emitter.now, number in enumerate(graph.arrays.topological.tolist()):
         check_time()
@@ -82,28 +137,25 @@ def spmd_partition(
     axes, ops = len(emitter.mesh.shape), emitter.ops
     if sums_in_place:
         ops = with_sums_in_place(ops, emitter.messages)
-    return Plan(
-        placement={name: device for device, row in enumerate(emitter.rows) for name in row},
-        order=tuple(tuple(row) for row in emitter.rows),
-        messages=tuple(emitter.messages),
-        partition=Partition(
-            mesh=emitter.mesh,
-            sharding={
-                name: placements(sharding.layouts.get(name) or (None,) * axes)
-                for name in emitter.tensors
-            },
-            ops=tuple(ops),
-            loops={name: row for name, row in sharding.axes.items() if any(row)},
-            in_turn=in_turn,
-            reuse=reuse,
-            relay_axes=emitter.relay_axes,
-            sums_in_place=sums_in_place,
-        ),
-        notes=(
-            *whole_state_notes(emitter),
-            *(_note(kind, count) for kind, count in sorted(undescribed.items())),
-        ),
+    partition = Partition(
+        mesh=emitter.mesh,
+        sharding={
+            name: placements(sharding.layouts.get(name) or (None,) * axes)
+            for name in emitter.tensors
+        },
+        ops=tuple(ops),
+        loops={name: row for name, row in sharding.axes.items() if any(row)},
+        in_turn=emitter.in_turn,
+        reuse=emitter.reuse,
+        relay_axes=emitter.relay_axes,
+        sums_in_place=sums_in_place,
+        submeshes=submeshes,
     )
+    notes = (
+        *whole_state_notes(emitter),
+        *(_note(kind, count) for kind, count in sorted(undescribed.items())),
+    )
+    return partition, notes
 
 
 def _note(kind: str, count: int) -> str:
@@ -149,6 +201,7 @@ def _call(emitter: Emitter, op: Op, undescribed: Counter[str]) -> None:
             "combined.\nCut another loop, or leave the op whole (None)."
         )
     is_tensor = any(emitter.tensors[name].shape for name in op.inputs)
+    is_tensor = is_tensor and not op.kind.startswith("pardnn.")
     if is_tensor and op.arguments and "args" in op.arguments and description_of(op.kind) is None:
         undescribed[op.kind] += 1
     emit_local_ops(emitter, op, partitioned)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
         FileError: E401, if it replays an op that does not draw.
     """
     of = (op.arguments or {}).get("of")
-    copies = (op.name, op.name.rpartition("@")[0], first_call(op.name))
+    copies = (op.name, *_copied(op.name), first_call(op.name))
     name = next((name for name in copies if name in whole), op.name)
     name = name if of is None else str(of)
     again = replayed_op(whole[name]) if name in whole else None
@@ -68,6 +68,13 @@ def drawn_once(op: Op, whole: Mapping[str, Op]) -> str:
     if again not in whole or not is_random(whole[again]) or replayed_op(whole[again]) is not None:
         raise FileError(f"op {shown(name)} draws the numbers of {shown(again)}, which draws none")
     return again
+
+
+def _copied(name: str) -> Iterator[str]:
+    """Yield of what a name may be a copy: "h@2@1", on a device, of the piece "h@2" of "h"."""
+    while "@" in name:
+        name = name.rpartition("@")[0]
+        yield name
 
 
 def replayed_op(op: Op) -> str | None:

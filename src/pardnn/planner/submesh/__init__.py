@@ -1,0 +1,1 @@
+"""Mixed plans: ops cut inside submeshes, pieces and layers placed on submeshes."""

@@ -1,0 +1,212 @@
+"""A cut inside of submeshes, placed: local ops run where their column does.
+
+Columns are placed by what places whole ops. Local ops then run at their position of the submesh
+that their column is on, in the order of the columns, and what they read of another submesh is sent
+to them: an ordinary placement of the local ops, with messages and memory as of any other.
+O((local ops + messages) log messages), beside partitioning and placement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+
+import numpy as np
+from jaxtyping import Int64
+from numpy import ndarray
+
+from pardnn.errors import InfeasibleError
+from pardnn.graph.ir import Graph
+from pardnn.kernels.sorting import inverse_permutation
+from pardnn.place.colocation import closed_arrays
+from pardnn.place.ordering.fit import fits
+from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.plan.partitioned_graph import FETCH, SLICE
+from pardnn.plan.pieces import Pieces
+from pardnn.plan.plan import plan_from_arrays
+from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.microbatches.decide import STAGES, in_stages
+from pardnn.planner.portfolio import Decide, Outcome
+from pardnn.planner.problem import Problem
+from pardnn.planner.sharded.complete import ShardedPlan
+from pardnn.planner.submesh.columns import Columns, columns_of
+from pardnn.planner.submesh.submeshes import part_of
+from pardnn.shard.recipes.in_pieces import in_pieces
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.sim.engine import simulate
+from pardnn.sim.machine import fastest_seconds, machine_of
+from pardnn.sim.peak import peaks
+
+#: Fractions of the usable memory for which columns are placed, one after the other, until all that
+#: a device holds fits, and takes at most `NEAR` times as long: a column does not tell how long what
+#: it fetches is held, and messages come late where there is no room for them.
+ROOM, NEAR = (1.0, 0.9, 0.8, 0.65), 1.05
+
+
+def cut_of_submesh(problem: Problem, cut: Problem, algorithm: str, size: int) -> Sharding:
+    """Return how an algorithm cuts the pieces of a step over one submesh.
+
+    `tofu` looks at the pieces, of which each brings gradients to add up; a recipe cuts the step.
+
+    Args:
+        problem: The step.
+        cut: The same with its batch in pieces; the same problem where it is whole.
+        algorithm: A key of `SHARDED`.
+        size: Devices of a submesh.
+
+    Raises:
+        UsageError: E226, E228 or E229, if it has no such cut.
+    """
+    inside, search = part_of(problem.cluster, range(size)), SHARDED[algorithm]
+    if algorithm == "tofu":
+        return search(cut.graph, inside, "seconds", costs=cut.costs)
+    sharding = search(problem.graph, inside)
+    return sharding if cut is problem else in_pieces(problem.graph, cut.graph, sharding)
+
+
+def placed_on_submeshes(
+    problem: Problem,
+    cut: Problem,
+    pieces: Pieces | None,
+    sharding: Sharding,
+    name: str,
+    decide: Decide,
+    below: float = math.inf,
+) -> Outcome:
+    """Return the plan of a cut, with its columns placed by an algorithm.
+
+    Args:
+        problem: The step.
+        cut: The same with its batch in pieces; the same problem where it is whole.
+        pieces: The pieces; None where it is whole.
+        sharding: Of the graph of the pieces, over the mesh of a submesh.
+        name: Of what places whole ops.
+        decide: Runs it on a problem.
+        below: Seconds; columns are not placed that compute for as long.
+
+    Raises:
+        InfeasibleError: E301, if no plan fits, or the columns compute for too long.
+    """
+    started = time.perf_counter()
+    columns = columns_of(problem, cut, legalize(cut.graph, sharding))
+    column = columns.column
+    least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
+    if least >= below:
+        raise InfeasibleError(f"each device computes for {least:.4g} s")
+    best: Outcome | None = None
+    failure: InfeasibleError | None = None
+    for room in ROOM:
+        try:
+            placed = _placed(problem, _within(column, room), name, decide)
+            found = _spread(problem, columns, placed)
+        except InfeasibleError as error:
+            failure = failure or error
+            continue
+        if best is None or found.makespan_s < best.makespan_s:
+            best = found
+        if best.makespan_s <= NEAR * placed.makespan_s:
+            break
+    if best is None:
+        assert failure is not None
+        raise failure
+    return _completed(columns, pieces, best, time.perf_counter() - started)
+
+
+def _placed(problem: Problem, column: Problem, name: str, decide: Decide) -> Outcome:
+    if name == STAGES and column.cut is not None:
+        return in_stages(problem, column)
+    return decide(column, (name,))
+
+
+def _within(column: Problem, room: float) -> Problem:
+    """Return a problem with less memory."""
+    devices = tuple(
+        dataclasses.replace(d, memory=None if d.memory is None else int(d.memory * room))
+        for d in column.cluster.devices
+    )
+    return dataclasses.replace(column, cluster=dataclasses.replace(column.cluster, devices=devices))
+
+
+def _spread(problem: Problem, columns: Columns, column: Outcome) -> Outcome:
+    """Place all local ops as their columns are, in the order of the columns.
+
+    Raises:
+        InfeasibleError: E301, if that does not fit.
+    """
+    local, made = columns.local, columns.made
+    arrays, machine = closed_arrays(local), machine_of(columns.costs, problem.cluster)
+    size = made.partition.mesh.size
+    of = np.array(made.of)
+    dispatch = simulate(columns.column.graph, columns.column.machine, column.plan).dispatch
+    row = _rows(local, column.plan.place[of])
+    place = row * size + np.array(made.position)
+    position = inverse_permutation(np.lexsort((np.arange(len(of)), dispatch[of])))
+    plan = memory_bounded_plan(
+        arrays, machine, place, position, problem.capacities, first_overwrites(local)
+    )
+    if not fits(local.arrays, plan, problem.capacities):
+        worst = int(peaks(local.arrays, plan).max())
+        raise InfeasibleError(
+            f"no plan fits. With ops cut over {size} devices, a device holds {worst} bytes.",
+            details={"peak_bytes": worst},
+        )
+    timeline = simulate(local, machine, plan)
+    return column._replace(
+        plan=plan,
+        makespan_s=timeline.makespan,
+        transfer_bytes=timeline.transfer_bytes(local),
+        lower_bound_s=0.0,
+    )
+
+
+def _rows(local: Graph, beside: Int64[ndarray, " m"]) -> Int64[ndarray, " m"]:
+    """Return the submesh of each local op: that of the op that it stands beside.
+
+    So a shard crosses to another submesh once, at its own position, and is cut and passed on there.
+    What is cut out of a tensor that is written in place is cut where that is, with the copy that
+    makes it contiguous; and what is written into one is written there.
+    """
+    a, rows = local.arrays, beside.copy()
+    written = set(first_overwrites(local)[:, 0].tolist())
+    for i in a.topological.tolist():
+        op = local.ops[i]
+        if not (op.kind.startswith("pardnn.") and op.inputs and op.outputs):
+            continue
+        tensor = a.input_tensor[a.input_ptr[i]]
+        maker = a.tensor_op[tensor]
+        is_view = op.outputs[0].alias_of is not None and a.tensor_owner[tensor] in written
+        is_packed = op.kind == FETCH and len(op.inputs) == 1 and local.ops[maker].kind == SLICE
+        if is_view or is_packed:
+            rows[i] = rows[maker]
+    return rows
+
+
+def _completed(
+    columns: Columns,
+    pieces: Pieces | None,
+    outcome: Outcome,
+    planning_s: float,
+) -> Outcome:
+    """Return an outcome with its partitioned graph."""
+    made, local = columns.made, columns.local
+    plan = dataclasses.replace(
+        plan_from_arrays(local, outcome.plan), partition=made.partition, pieces=pieces
+    )
+    size = made.partition.mesh.size
+    count = 1 if pieces is None else len(pieces.points) - 1
+    notes = [f"batch in {count} pieces"] if pieces else []
+    notes.append(
+        f"every op cut over {size} devices, on one of {made.partition.submeshes} submeshes"
+    )
+    return outcome._replace(
+        planning_s=planning_s,
+        notes=(*notes, *outcome.notes, *made.notes),
+        sharded=ShardedPlan(
+            plan=plan, graph=local, costs=columns.costs, arrays=outcome.plan,
+            makespan_s=outcome.makespan_s, transfer_bytes=outcome.transfer_bytes,
+            planning_s=planning_s,
+        ),
+    )  # fmt: skip

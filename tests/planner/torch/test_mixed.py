@@ -1,0 +1,282 @@
+"""Mixed plans: ops cut inside of submeshes, pieces and layers placed on them."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pardnn
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.cluster import Cluster, Device, Link
+from pardnn.cost.costs import preset_costs
+from pardnn.errors import UsageError
+from pardnn.graph.build import build_graph
+from pardnn.graph.ir import Graph
+from pardnn.plan.check import plan_problems
+from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.plan.plan import Plan, graph_in_pieces, planned_graph
+from pardnn.plan.state_layout import state_layout
+from pardnn.planner.check_cut import check_cut, cut_problems
+from pardnn.planner.microbatches.in_pieces import problem_in_pieces
+from pardnn.planner.options import PlanOptions
+from pardnn.planner.problem import Problem
+from pardnn.planner.submesh.columns import columns_of
+from pardnn.planner.submesh.spread import cut_of_submesh
+from pardnn.planner.submesh.submeshes import part_of, submesh_sizes
+from pardnn.shard.spmd.legalize import legalize
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = ((model(x) - y) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+@functools.cache
+def graph(width: int = 64, tokens: int = 16, batch: int = 4, depth: int = 4) -> Graph:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(width) for _ in range(depth)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = (torch.empty(batch, tokens, width) for _ in range(2))
+    return capture(step, model, optimizer, x, y)
+
+
+def islands(count: int, size: int, inner: float = 300e9, outer: float = 2e9) -> Cluster:
+    """Return islands of fast links, joined by slow ones."""
+    devices = tuple(Device(name=f"gpu:{i}") for i in range(count * size))
+    links = tuple(
+        Link(source=f"gpu:{i}", target=f"gpu:{j}", latency=1e-6,
+             bandwidth=inner if i // size == j // size else outer)
+        for i in range(count * size) for j in range(i)
+    )  # fmt: skip
+    return Cluster(devices=devices, links=links)
+
+
+@functools.cache
+def planned(algorithm: str = "megatron*1f1b", pieces: int | None = 2) -> Plan:
+    return pardnn.plan(graph(), islands(2, 2), algorithm, reserve=0.0, costs="v100",
+                       microbatches=pieces)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "pieces"), [("megatron*1f1b", 2), ("tofu*pardnn", 4), ("zero-3*heft", None)]
+)
+def test_each_op_runs_on_one_submesh_and_survives_its_file(
+    algorithm: str, pieces: int | None
+) -> None:
+    plan = planned(algorithm, pieces)
+    assert plan.partition is not None
+    assert (plan.partition.mesh.size, plan.partition.submeshes) == (2, 2)
+    assert (plan.pieces is None) == (pieces is None)
+    assert plan.algorithm == algorithm
+    used: set[int] = set()
+    for op in graph_in_pieces(graph(), plan).ops:
+        first = plan.placement[f"{op.name}@0"]
+        used.add(first // 2)
+        assert first % 2 == 0
+        assert plan.placement.get(f"{op.name}@1", first + 1) == first + 1
+    assert used == {0, 1}
+    again = plan_from_json(plan_to_json(plan))
+    assert plan_to_json(again) == plan_to_json(plan)
+    assert plan_problems(graph(), again) == []
+    check_cut(graph(), again)
+
+
+def test_a_tensor_of_state_lies_on_one_submesh() -> None:
+    plan = planned()
+    for name, shards in state_layout(graph(), plan).items():
+        assert len(shards) == 2, name
+        assert shards[1].device == shards[0].device + 1
+        assert shards[0].device % 2 == 0
+
+
+def _moved(plan: Plan, name: str, device: int) -> Plan:
+    """Return a plan with an op at the end of another device's list."""
+    rows = [[op for op in row if op != name] for row in plan.order]
+    rows[device].append(name)
+    return dataclasses.replace(
+        plan, placement={**plan.placement, name: device}, order=tuple(map(tuple, rows))
+    )
+
+
+@pytest.mark.parametrize("shift", [1, 2])
+def test_a_local_op_elsewhere_than_its_mesh_is_refused(shift: int) -> None:
+    plan = dataclasses.replace(planned(), predicted=None)
+    name = next(op.name for op in planned_graph(graph(), plan).ops if op.name.endswith("@0@1"))
+    device = (plan.placement[name] + shift) % 4
+    problems = plan_problems(graph(), _moved(plan, name, device))
+    assert problems
+    assert name in problems[0]
+
+
+def test_a_wrong_number_of_submeshes_is_refused() -> None:
+    plan = planned()
+    assert plan.partition is not None
+    for count in (0, 1, 3, 4):
+        partition = dataclasses.replace(plan.partition, submeshes=count)
+        (problem,) = plan_problems(graph(), dataclasses.replace(plan, partition=partition))
+        assert f"{count} x 2 devices" in problem
+
+
+def test_other_ops_than_follow_from_the_decision_are_refused() -> None:
+    plan = dataclasses.replace(planned(), predicted=None)
+    assert plan.partition is not None
+    ops = list(plan.partition.ops)
+    at = next(i for i, op in enumerate(ops) if op.kind == "aten.gelu.default")
+    ops[at] = dataclasses.replace(ops[at], kind="aten.relu.default")
+    for partition, word in (
+        (dataclasses.replace(plan.partition, ops=tuple(ops)), "relu"),
+        (dataclasses.replace(plan.partition, in_turn=True), "in_turn"),
+        (dataclasses.replace(plan.partition, reuse=3), "reuse"),
+    ):
+        spoilt = dataclasses.replace(plan, partition=partition)
+        problems = [*plan_problems(graph(), spoilt), *cut_problems(graph(), spoilt)]
+        assert word in problems[0]
+
+
+def test_pieces_that_are_not_the_batch_are_refused_before_their_partition() -> None:
+    plan = planned()
+    assert plan.pieces is not None
+    pieces = dataclasses.replace(plan.pieces, points=(0, 1, 4))
+    (problem, *_) = plan_problems(graph(), dataclasses.replace(plan, pieces=pieces))
+    assert "piece" in problem
+
+
+def test_a_column_is_what_the_slowest_position_does() -> None:
+    """Naive twin: a loop over local ops, messages one after the other."""
+    cluster = islands(2, 2)
+    problem = Problem(graph(), cluster, preset_costs(graph(), "v100"), PlanOptions(reserve=0.0))
+    _, cut = problem_in_pieces(problem, 2, 1)
+    sharding = legalize(cut.graph, cut_of_submesh(problem, cut, "tofu", 2))
+    made, local, costs, column = columns_of(problem, cut, sharding)
+    seconds = costs.on("accelerator")
+    at = {op.name: i for i, op in enumerate(local.ops)}
+    maker = {t.name: (at[op.name], t) for op in local.ops for t in op.outputs}
+    assert column.costs.on("accelerator").shape == (len(cut.graph.ops),)
+    for number, op in enumerate(cut.graph.ops):
+        rows = [[i for i in range(len(local.ops)) if (made.of[i], made.position[i]) == (number, p)]
+                for p in range(2)]  # fmt: skip
+        busy = [sum(seconds[i] for i in row) for row in rows]
+        received = []
+        for row in rows:
+            total = 0.0
+            for i in row:
+                for name in local.ops[i].inputs:
+                    j, tensor = maker[name]
+                    if made.position[j] != made.position[i]:
+                        total += cluster.seconds(made.position[j], made.position[i], tensor.bytes)
+            received.append(total)
+        expected = max(busy) + max(received)
+        assert column.costs.on("accelerator")[number] == pytest.approx(expected)
+        for tensor, own in zip(op.outputs, column.graph.ops[number].outputs, strict=True):
+            sizes = [maker[f"{tensor.name}@{p}"][1].bytes for p in range(2)
+                     if f"{tensor.name}@{p}" in maker]  # fmt: skip
+            assert own.bytes == max(sizes)
+    assert column.cluster.num_devices == 2
+    assert column.cluster.arrays.bandwidth[0, 1] == 2e9
+
+
+def test_submeshes_are_alike() -> None:
+    assert submesh_sizes(islands(2, 4)) == [2, 4]
+    assert submesh_sizes(Cluster.uniform(6, bandwidth=1e9)) == [2, 3]
+    assert submesh_sizes(Cluster.uniform(5, bandwidth=1e9)) == []
+    assert submesh_sizes(islands(4, 3)) == [3, 6]
+    cluster = islands(2, 2)
+    small = (*cluster.devices[:3], dataclasses.replace(cluster.devices[3], memory=1 << 20))
+    assert submesh_sizes(dataclasses.replace(cluster, devices=small)) == []
+
+
+def test_a_part_of_a_cluster_has_its_slowest_links() -> None:
+    cluster = islands(2, 2)
+    slow = Link(source="gpu:1", target="gpu:3", bandwidth=1e6, latency=1e-3)
+    links = tuple(x for x in cluster.links if {x.source, x.target} != {"gpu:1", "gpu:3"})
+    cluster = dataclasses.replace(cluster, links=(*links, slow))
+    wide, one = part_of(cluster, (0, 2), 2).arrays, part_of(cluster, (0, 2)).arrays
+    assert (wide.bandwidth[0, 1], wide.latency[0, 1]) == (1e6, 1e-3)
+    assert (one.bandwidth[0, 1], one.latency[0, 1]) == (2e9, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"recompute": True}, "E201"),
+        ({"offload": True}, "E201"),
+        ({"policy": "fifo"}, "E201"),
+        ({"constraints": (pardnn.pin("layer:0", 1),)}, "E246"),
+    ],
+)
+def test_what_mixed_plans_cannot_do_is_refused(options: dict[str, Any], code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        pardnn.plan(graph(), islands(2, 2), "megatron*pardnn", costs="v100", **options)
+    assert caught.value.code == code
+
+
+def test_devices_without_submeshes_and_unknown_parts_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 devices make up no two submeshes") as caught:
+        pardnn.plan(graph(), Cluster.uniform(3), "tofu*pardnn", costs="v100")
+    assert caught.value.code == "E250"
+    for name in ("tofu*nothing", "heft*tofu", "tofu*tofu", "*1f1b"):
+        with pytest.raises(UsageError, match="megatron\\*1f1b") as caught:
+            pardnn.plan(graph(), islands(2, 2), name, costs="v100")
+        assert caught.value.code == "E210"
+    plain = build_graph("plain", [dataclasses.replace(op, arguments=None) for op in graph().ops])
+    with pytest.raises(UsageError, match="does not say what its ops call"):
+        pardnn.plan(plain, islands(2, 2), "tofu*pardnn", costs="v100")
+
+
+def test_a_mixed_plan_is_no_start() -> None:
+    with pytest.raises(UsageError, match="not started from yet") as caught:
+        pardnn.plan(graph(), islands(2, 2), costs="v100", start=planned())
+    assert caught.value.code == "E249"
+
+
+def test_auto_takes_a_mixed_plan_where_it_is_fastest() -> None:
+    """Two samples on four devices: pieces alone leave two idle, a cut of all sends much."""
+    wide, cluster = graph(1024, 512, 2, 2), islands(2, 2)
+    found = pardnn.plan(wide, cluster, costs="v100", reserve=0.0, microbatches=2)
+    assert found.partition is not None
+    assert found.partition.submeshes == 2
+    assert found.predicted is not None
+    others = [
+        pardnn.plan(wide, cluster, name, costs="v100", reserve=0.0, microbatches=pieces).predicted
+        for name, pieces in (("tofu", None), ("modulo", 2), ("data-parallel", None))
+    ]
+    for other in others:
+        assert other is not None
+        assert found.predicted.makespan_s < other.makespan_s
+    tried = [each.algorithm for each in found.tried if "submeshes of 2" in each.algorithm]
+    assert "2 pieces, submeshes of 2: megatron*pardnn" in tried
+
+
+def test_the_same_problem_gives_the_same_plan() -> None:
+    planned.cache_clear()
+    first = plan_to_json(planned("tofu*pardnn", 2))
+    planned.cache_clear()
+    assert plan_to_json(planned("tofu*pardnn", 2)) == first
+
+
+def test_a_mixed_plan_takes_about_as_long_as_its_columns() -> None:
+    """Between the work of one column shared by both submeshes, and all of it on one."""
+    wide, cluster = graph(1024, 512, 2), islands(2, 2)
+    problem = Problem(wide, cluster, preset_costs(wide, "v100"), PlanOptions(reserve=0.0))
+    _, cut = problem_in_pieces(problem, 2, 1)
+    sharding = legalize(cut.graph, cut_of_submesh(problem, cut, "megatron", 2))
+    busy = float(columns_of(problem, cut, sharding).column.costs.on("accelerator").sum())
+    mixed = pardnn.plan(wide, cluster, "megatron*pardnn", reserve=0.0, costs="v100",
+                        microbatches=2)  # fmt: skip
+    assert mixed.predicted is not None
+    assert 0.9 * busy / 2 < mixed.predicted.makespan_s < busy
