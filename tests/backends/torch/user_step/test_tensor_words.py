@@ -21,11 +21,12 @@ found = pytest.mark.skipif(PLACES is None, reason="this torch keeps its words el
 
 def test_this_torch_has_its_words_where_they_are_looked_for() -> None:
     assert (PLACES is not None) == sys.platform.startswith("linux")
+    assert {tensor_words._find() for _ in range(100)} == {PLACES}
 
 
 @pytest.fixture(params=["words", "getters"], autouse=True)
 def _places(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "getters":
+    if request.param == "getters" and "looked_for" not in request.node.name:
         monkeypatch.setattr(tensor_words, "PLACES", None)
 
 

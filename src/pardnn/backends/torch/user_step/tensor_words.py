@@ -19,6 +19,7 @@ Complexity: O(tensors) a look, at most five lines of memory each.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -33,8 +34,9 @@ from pardnn.backends.torch.user_step.memory_words import TYPE_OFFSET, WORD_BYTES
 
 #: Sizes and strides of more dimensions lie elsewhere.
 _MOST_DIMS = 5
-#: Words of an object that are searched for a value, and the first ones of a storage.
-_NUM_WORDS, _NUM_DATA_WORDS = 40, 8
+#: Words of an object that are searched for a value, and the first ones of a storage. A tensor has
+#: 23: what lies behind one is another's, and changes.
+_NUM_WORDS, _NUM_DATA_WORDS = 23, 8
 _SHAPE, _STRIDES, _OFFSET = (3, 5, 7, 11, 13), (20011, 3001, 401, 31, 2), 17
 
 
@@ -215,11 +217,14 @@ def _autograd() -> tuple[int, int, tuple[int, ...]]:
 def _find() -> Places | None:
     if not sys.platform.startswith("linux"):
         return None
-    try:
-        with _disable_current_modes(), torch.inference_mode(False), torch.enable_grad():
+    # One search of 200 finds a number twice, by chance.
+    for _ in range(5):
+        with (
+            contextlib.suppress(ValueError, IndexError, OSError, RuntimeError),
+            _disable_current_modes(), torch.inference_mode(False), torch.enable_grad(),
+        ):  # fmt: skip
             return _found()
-    except (ValueError, IndexError, OSError, RuntimeError):
-        return None
+    return None
 
 
 #: Where this torch has the words of its tensors; None if not all were found.
