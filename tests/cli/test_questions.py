@@ -71,6 +71,16 @@ def test_which_layer_should_be_smaller(run: Run, run_json: Run, tiny: Path, plan
     assert one["subject"] == "layer"
 
 
+def test_no_costs_are_not_costs_that_are_empty(run: Run, tiny: Path, plan: Path) -> None:
+    of = (plan, "--graph", tiny / "graph.json", "--costs", "")
+    wrong = (("simulate", *of), ("report", *of, "-o", plan.with_name("r.html")),
+             ("draw", *of, "-o", plan.with_name("p.svg")), ("explain", *of, "--time"),
+             ("diff", plan, *of))  # fmt: skip
+    for words in wrong:
+        status, _, err = run(*words)
+        assert (status, "E231" in err) == (2, True), words
+
+
 def test_other_questions(run: Run, run_json: Run, tiny: Path, plan: Path) -> None:
     ask = ("explain", plan, "--graph", tiny / "graph.json")
     status, found = run_json(*ask, "--time")

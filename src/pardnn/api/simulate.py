@@ -63,7 +63,7 @@ def simulate(
     check_cut(graph, plan)  # its time may be asked for on another cluster
     graph = planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
-    known = costs_for(graph, plan.cluster, costs or stated_costs(plan))
+    known = costs_for(graph, plan.cluster, stated_costs(plan) if costs is None else costs)
     machine = machine_of(known, plan.cluster)
     timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
     peaks = peak_bytes(graph, arrays)

@@ -169,7 +169,7 @@ def draw(
 
     graph, plan = opt.read_both(graph_file, plan_file)
     cluster = proven_cluster(graph, plan)
-    known = costs_for(graph, cluster, costs or stated_costs(plan))
+    known = costs_for(graph, cluster, stated_costs(plan) if costs is None else costs)
     content = draw_plan(graph, plan, known).encode(errors="replace")
     files.write_bytes(output, content)
     result = ExportResult(output=str(output), format="svg", bytes=len(content))

@@ -164,7 +164,8 @@ def code(
             result = run_code(target, plan_file, paths, batch_size=batch_size, **given)
     if output is None and edited is None:
         result = dataclasses.replace(result, files=())
-    show(result, as_json, None)
+    note = None if output is None else f"code written to {output}"
+    show(result, as_json, note, shown=target is None)
     if result.verified is False:
         raise typer.Exit(5)
 

@@ -159,7 +159,7 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
         UsageError: E212, if it names no cluster.
     """
     cluster = proven_cluster(graph, plan)
-    costs = costs or stated_costs(plan)
+    costs = stated_costs(plan) if costs is None else costs
     planned = planned_graph(graph, plan)
     found = costs_for(planned, cluster, costs)
     machine, arrays = machine_of(found, cluster), plan_arrays(planned, plan)

@@ -52,7 +52,7 @@ def differences(
         UsageError: E212, if one names no cluster.
     """
     a = opened(graph, plan, costs)
-    b = opened(other_graph, other, costs or a.choice)
+    b = opened(other_graph, other, a.choice if costs is None else costs)
     names = [{op.name: None for op in case.graph.ops} for case in (a, b)]
     moved, together = _moves(a, b)
     return DiffResult(

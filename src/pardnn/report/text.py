@@ -131,9 +131,12 @@ def result_text(result: object) -> RenderableType:
     return _fields(result)
 
 
-def _fields(result: object) -> RenderableType:
+def _fields(result: Any) -> RenderableType:
     rows: list[tuple[str, str | tuple[str, ...]]] = []
-    for key, value in results.result_to_dict(result).items():
+    defaults = {field.name: field.default for field in dataclasses.fields(result)}
+    for key, value in dataclasses.asdict(result).items():
+        if value == defaults[key]:  # nothing to say, such as losses of code that did not run
+            continue
         text: str | tuple[str, ...] = str(value)
         if key.endswith("_bytes") and isinstance(value, int):
             text = bytes_text(value)

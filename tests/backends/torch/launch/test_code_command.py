@@ -52,6 +52,10 @@ def test_code_is_printed_written_run_and_edited(
     with pytest.raises(PardnnError, match="E248"):
         run(*given, "--rank", 2)
 
+    told = run(*given, "--rank", 1, "-o", tmp_path / "one.py")
+    assert told == f"code written to {tmp_path / 'one.py'}\n"
+    assert (tmp_path / "one.py").read_text(encoding="utf-8") == printed
+
     folder = tmp_path / "program"
     text = run(*given, "-o", folder, "--run", target, "--steps", 3, "--verify", "--json")
     result = json.loads(text)

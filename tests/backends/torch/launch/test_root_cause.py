@@ -106,6 +106,23 @@ def test_a_folder_that_is_full_is_said(
     assert "the folder of the run is full" in found.message
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_too_few_open_files_for_a_result_are_no_full_folder(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(worker, "write_result", short)
+    failure = ProcessFailure(
+        local_rank=1, pid=1, exitcode=worker._written(tmp_path, 1, {}), error_file="none"
+    )
+    write_result(tmp_path, 0, {"losses": []})
+    found = root_cause(tmp_path, JOB, {1: failure}, None)
+    assert (found.code, found.details["first_failing_rank"]) == ("E413", 1)
+    assert "ulimit -n" in found.message
+
+
 def test_a_run_without_a_temporary_folder_is_an_error_of_the_file(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,8 @@ STATE_FOLDER = "state"
 BUILDING = "in the function that builds the model"
 #: Exit status of a process that could not write its result (EX_IOERR of sysexits.h).
 UNWRITTEN = 74
+#: The same, for want of open files (EX_OSERR).
+NO_OPEN_FILES = 71
 #: Stands for a rank in the name of the reference's result file.
 REFERENCE = "reference"
 

@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from pardnn.backends.torch.comm.flight_record import FlightRecord, add_line
 from pardnn.backends.torch.launch.job import (
     BUILDING,
+    NO_OPEN_FILES,
     UNWRITTEN,
     Job,
     read_pid,
@@ -160,6 +161,13 @@ def _ended_silently(silent: Sequence[int], failures: Mapping[int, ProcessFailure
             f"rank {rank} cannot write its result: the folder of the run is full, or cannot be "
             "written.\nIt is in the system's temporary folder; TMPDIR names another one.",
             code="E405",
+            details={"rank": rank, "first_failing_rank": rank},
+        )
+    if rank in failures and failures[rank].exitcode == NO_OPEN_FILES:
+        return FileError(
+            f"rank {rank} cannot write its result: too many open files.\n"
+            "Raise their limit (`ulimit -n`), or close in the step what it opens.",
+            code="E413",
             details={"rank": rank, "first_failing_rank": rank},
         )
     how = "with exit status 0, before its work was done"

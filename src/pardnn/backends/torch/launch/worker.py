@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import importlib
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pardnn.backends.torch.launch.job import (
+    NO_OPEN_FILES,
     REFERENCE,
     UNWRITTEN,
     Job,
@@ -123,7 +125,7 @@ def main(directory: Path, rank: int | str) -> int:
         write_pid(directory, rank)
     except OSError as error:
         print(f"rank {rank} cannot write into the folder of its run: {error}", file=sys.stderr)
-        return UNWRITTEN
+        return _unwritten(error)
     _end_with_parent(job.parent)
     _delay_sigterm(stack_path(directory, rank))
     # A script in the background of a shell is started deaf to it.
@@ -140,14 +142,18 @@ def main(directory: Path, rank: int | str) -> int:
 
 
 def _written(directory: Path, rank: int | str, result: dict[str, Any]) -> int:
-    """Write a result; return the exit status, which alone tells of a folder that is full."""
+    """Write a result; return the exit status, which alone tells that it could not be written."""
     try:
         write_result(directory, rank, result)
     except OSError as error:
         text = f"rank {rank} cannot write its result: {error}"
         print(text, file=sys.stderr, flush=True)
-        return UNWRITTEN
+        return _unwritten(error)
     return int(result["error"]["code"][1]) if "error" in result else 0
+
+
+def _unwritten(error: OSError) -> int:
+    return NO_OPEN_FILES if error.errno in (errno.EMFILE, errno.ENFILE) else UNWRITTEN
 
 
 if __name__ == "__main__":
