@@ -192,12 +192,14 @@ class _Session:
         original: What the objects of the step held before the first trace.
         must_train: Whether the step must change a parameter.
         has_loss: Whether it must return a loss.
+        first: Trace of the first step.
     """
 
     traces: Traces
     original: ObjectGraph
     must_train: bool
     has_loss: bool
+    first: StepTrace | None = None
 
     def captured(self, name: str) -> Captured:
         """Return the step as a graph, and try again where a container is not only filled."""
@@ -306,6 +308,9 @@ class _Session:
         restore(self.original.contents)
         trace = traces.trace(OPENING)
         check_same(trace, again)
+        if self.first is not None:
+            # State that no walk reaches is not restored: the step would begin with it.
+            check_same(trace, self.first)
         check_same_effects(trace.effects, again.effects)
         if trace.effects.texts.untold is not None:
             raise unsupported.text_of_a_number(*trace.effects.texts.untold)
@@ -320,7 +325,7 @@ class _Session:
         """Trace the first step; return its trace, what the objects hold after it, what it made."""
         live = sources_of(self.original, self.traces.batch)
         before = values_by_name(self.original.contents, tensor_names(live))
-        first = self.traces.trace(NO_SYMBOLS, locate=False)
+        first = self.first = self.traces.trace(NO_SYMBOLS, locate=False)
         first.filled = self.traces.recorders.take_filled()
         created = created_tensors(first, self.traces.objects(), self.traces.batch, live)
         put_back_data(self.original.contents)

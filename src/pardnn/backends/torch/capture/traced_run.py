@@ -7,6 +7,7 @@ data becomes an `UnsupportedError`; any other is the user's.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -31,7 +32,11 @@ from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.schedules import schedules_noted
 from pardnn.backends.torch.capture.numbers.selection import NO_SYMBOLS, Selection
 from pardnn.backends.torch.capture.numbers.told_sinks import stand_ins_inserted
-from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, unseen_states
+from pardnn.backends.torch.capture.numbers.unseen_state import (
+    check_context,
+    check_unseen,
+    unseen_states,
+)
 from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.restore import changes
@@ -59,11 +64,12 @@ def run_traced(
         UnsupportedError: E801 to E804, if the step cannot be captured.
         UserCodeError: E110, if the step itself raises.
     """
+    context = contextvars.copy_context()
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
         with mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad():
-            result = step(*args)
+            result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:
         raise
@@ -84,6 +90,7 @@ def run_traced(
             f"while running your step for capture{f' ({where})' if where else ''}: "
             f"{without_addresses(told(error))}"
         ) from error
+    check_context(context)
     if random.getstate() != states_before[0]:
         raise unsupported.host_randomness("Python's random module")
     numpy_state = np.random.get_state()  # noqa: NPY002

@@ -15,6 +15,7 @@ Complexity: O(values guarded); `python -m bench guards` measures a call for a GP
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import dis
 import functools
@@ -218,6 +219,10 @@ class Guards:
             yield from self._container(path, value, _any_key)
         elif has_content(value):
             self._contents.add(path, value)
+        elif isinstance(value, contextvars.ContextVar):
+            get = functools.partial(value.get, None)
+            self._attributes.add(f"{path}.get()", get)
+            yield f"{path}.get()", get()
         elif isinstance(value, types.FunctionType):
             yield from self._function(value)
         elif isinstance(value, types.MethodType):

@@ -1,4 +1,4 @@
-"""What a step changes in place without a trace: sets, arrays, iterators, generators of numbers.
+"""What a step changes without a trace: sets, arrays, iterators, generators, context variables.
 
 Problem: `next(schedule)`, `rng.random()` and `seen.add(key)` change objects that have no items by
 key. What they give is frozen in the graph, and two traces may get the same by chance.
@@ -9,6 +9,8 @@ afterwards.
 
 from __future__ import annotations
 
+import contextvars
+import decimal
 import random
 import types
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.capture.refusals.changed_state import changed_state
+from pardnn.backends.torch.capture.refusals.changed_state import changed_state, context_variable
 from pardnn.backends.torch.user_step.content_guards import content_of, has_content
 from pardnn.backends.torch.user_step.object_graph import PLAIN, Entry, ObjectGraph
 
@@ -49,6 +51,26 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
             if has_content(entry.value):
                 raise changed_state([entry.name])
             raise unsupported.drawn_from(entry.name, type(entry.value).__name__)
+
+
+def check_context(context: contextvars.Context) -> None:
+    """Reject a step that leaves another value in a context variable.
+
+    Args:
+        context: In which the step has run, a copy of this one.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    for variable, now in context.items():
+        try:
+            then: Any = variable.get()
+        except LookupError:
+            then = context
+        is_same = type(now) is type(then) and isinstance(now, PLAIN) and now == then
+        # Python sets its own where it is first asked for.
+        if now is not then and not is_same and not isinstance(now, decimal.Context):
+            raise context_variable(variable.name)
 
 
 def _is_small(value: Any) -> bool:

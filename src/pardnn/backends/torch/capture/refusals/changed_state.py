@@ -53,3 +53,20 @@ def read_again(name: str, where: str | None) -> UnsupportedError:
         "E804",
         changed=[name],
     )
+
+
+def context_variable(name: str) -> UnsupportedError:
+    """Return E804: a step that leaves another value in a context variable.
+
+    Args:
+        name: Of the variable.
+    """
+    return UnsupportedError(
+        f"the step sets the context variable {shown(name)} and leaves it so. Its value lies in\n"
+        "the thread that captures, and no other rank would get it.\n"
+        "Keep the value in an attribute of an object that the step reaches (state.scale = 2.0 for\n"
+        "scale.set(2.0)): there it is followed. What the step sets for itself alone it puts back:\n"
+        "token = scale.set(2.0), and scale.reset(token) in a `finally`.",
+        code="E804",
+        details={"changed": [name]},
+    )
