@@ -39,6 +39,7 @@ from pardnn.backends.torch.capture.numbers.unseen_state import (
 )
 from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
 from pardnn.backends.torch.capture.refusals import unsupported
+from pardnn.backends.torch.capture.refusals.changed_state import changed_setting
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.step_trace import StepTrace
@@ -81,7 +82,7 @@ def run_traced(
         raise _as_unsupported(error, tracer.locator.line_of(error)) from error
     except (Exception, SystemExit) as error:
         where = tracer.locator.line_of(error)
-        unsupported_error = _unsupported_by_message(told(error), where)
+        unsupported_error = _unsupported_by_message(told(error), where, tracer)
         if unsupported_error is not None:
             raise unsupported_error from error
         if _is_ours(error):
@@ -145,6 +146,9 @@ def run_noted(
     effects.finish(objects, is_first=is_first)
     changed = changes(objects.contents).items()
     trace.changed = {with_tensor_names(name, names): each for name, each in changed}
+    for name, each in trace.changed.items():
+        if isinstance(each.now, tuple) and ".param_groups." in f".{name}":
+            raise changed_setting(name, Stores(functions).line(name))
     trace.assigned = assigned_values(objects, tracer, lambda: Stores(functions), is_first=is_first)
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
@@ -179,8 +183,19 @@ _NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data i
 _NESTED = ("shape_env must not be None", "NestedTensor")
 
 
-def _unsupported_by_message(text: str, where: str | None) -> UnsupportedError | None:
+#: Of checks in Python and C++ that a flag is a bool, which take a symbol for none.
+_NEEDS_FLAG = ("requires_grad must be a bool", "training mode is expected to be boolean")
+
+
+def _unsupported_by_message(
+    text: str, where: str | None, tracer: Tracer
+) -> UnsupportedError | None:
     """Return the error that torch's message stands for; None if it is another."""
+    is_flag = any(part in text for part in _NEEDS_FLAG) and any(
+        value.kind is bool for call in tracer.calls for value in call.outputs
+    )
+    if is_flag or "SymBool" in text:
+        return unsupported.flag_of_a_number(where)
     if any(part in text for part in _NEEDS_DATA):
         return unsupported.data_dependent_branch(where, "data")
     if any(part in text for part in _NESTED):
@@ -188,7 +203,7 @@ def _unsupported_by_message(text: str, where: str | None) -> UnsupportedError | 
     on_functions = re.search(r"no rule registered for HigherOrderOperator (\w+)", text)
     if on_functions:
         return unsupported.higher_order(on_functions[1], where)
-    if "SymInt" in text or "SymFloat" in text or "SymBool" in text:
+    if "SymInt" in text or "SymFloat" in text:
         return unsupported.data_dependent_size(where)
     if "Sparse" in text:
         return unsupported.sparse(where)

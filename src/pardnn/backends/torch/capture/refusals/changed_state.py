@@ -24,6 +24,24 @@ def changed_state(names: Sequence[str], where: str | None = None) -> Unsupported
     )
 
 
+def changed_setting(name: str, where: str | None) -> UnsupportedError:
+    """Return E804: a step that sets several numbers of an optimizer's group at once.
+
+    Args:
+        name: Of the setting, a tuple.
+        where: "file.py:line" of the user's code that may do it; None if unknown.
+    """
+    return error_at(
+        where,
+        f"the step sets {shown(name)}{at(where)}, several numbers in one tuple.\n"
+        'Of the groups of an optimizer a step may set single numbers: group["lr"] = rate.\n'
+        "Set a tuple between two calls of the step, each of which reads it:\n"
+        'group["betas"] = (0.5, 0.9), and then step(...).',
+        "E804",
+        changed=[name],
+    )
+
+
 def number_without_name(name: str, key: object) -> UnsupportedError:
     """Return E804: a number that the first step creates under a key that is no text.
 

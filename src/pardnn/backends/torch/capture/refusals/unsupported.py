@@ -69,6 +69,20 @@ def data_dependent_size(where: str | None) -> UnsupportedError:
     )
 
 
+def flag_of_a_number(where: str | None) -> UnsupportedError:
+    """Return E802: a comparison of numbers that change, where torch takes a plain bool."""
+    return error_at(
+        where,
+        f"the step compares a number that changes from step to step{at(where)} and passes the\n"
+        "outcome where torch takes True or False alone, as in requires_grad_(n > 2) and\n"
+        "autocast(enabled=n > 2).\n"
+        "Write bool(n > 2): the step is captured once for each of the two. That does not hold for\n"
+        "numbers that tensors give (loss.item()), which only a run knows: decide by those before\n"
+        "the step, by what the last one has returned, and pass the flag as an argument.",
+        "E802",
+    )
+
+
 def data_dependent_draws(kind: str, where: str | None) -> UnsupportedError:
     """Return E822: how many random numbers an op draws depends on its input."""
     return error_at(
