@@ -75,8 +75,6 @@ def test_a_flag_of_data_is_refused_and_a_flag_among_the_arguments_followed() -> 
     with pytest.raises(UnsupportedError, match="as an argument") as caught:
         capture(step, *args)
     assert caught.value.code == "E802"
-    model, x, y = small()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 
     def given(model: Any, optimizer: Any, x: Any, y: Any, flag: bool) -> Any:
         loss = F.mse_loss(mixed(SimpleNamespace(model=model), x, flag), y)
@@ -85,8 +83,12 @@ def test_a_flag_of_data_is_refused_and_a_flag_among_the_arguments_followed() -> 
         optimizer.step()
         return loss
 
-    args = model, optimizer, x, y, False
-    assert assert_leaves_as_eager(lambda: (given, args, []), 4, lambda i: {4: i > 1}) == 2
+    def make() -> Any:
+        model, x, y = small()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        return given, (model, optimizer, x, y, False), [*model]
+
+    assert assert_leaves_as_eager(make, 4, lambda i: {4: i > 1}) == 2
 
 
 def test_a_step_with_a_flag_that_is_no_bool_is_the_users_error() -> None:
