@@ -12,7 +12,8 @@
   `coverage` cuts what torch's own samples of its operators call.
 - `auto` is timed beside every algorithm that `compare` lists, in simulation.
 - `recipes` times the cuts of experts beside `tofu` and `auto`, in simulation; `corners` times every
-  recipe beside `auto` where links are slow and memory is short.
+  recipe beside `auto` where links are slow and memory is short; `mixed` plans that cut and place
+  beside those that do one of both.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
@@ -39,6 +40,7 @@ NAMED = {
     "limits": "bench.placement.boundary",
     "mutants": "bench.mutants.main",
     "msr-fiddle": "bench.placement.msr_fiddle",
+    "mixed": "bench.recipes.mixed",
     "pipelines": "bench.placement.pipelines",
     "overrun": "bench.placement.overrun",
     "placement": "bench.placement.main",

@@ -243,3 +243,18 @@ def test_figures_of_mixed_plans_are_those_of_the_corners() -> None:
         assert found in text
     (bound,) = re.findall(r"is more than ([\d.]+) times as fast", page)
     assert bound in text
+
+
+def test_plans_that_cut_and_place() -> None:
+    rows = table("2026-11-23_mixed.md", "Cut and place", "mixed")
+    best = [min(float(row[kind]) for kind in ("cut", "placed")) for row in rows]
+    gains = [other / float(row["mixed"]) for other, row in zip(best, rows, strict=True)]
+    won = f"in {sum(gain > 1 for gain in gains)} of {len(rows)}"
+    most = f"at most {max(gains):.2f} times as fast as the better of"
+    text = (ROOT / "docs" / "algorithms" / "mixed.md").read_text(encoding="utf-8")
+    assert f"{won} cases of a wide GPT-2, {most} cut and placed" in README
+    taken = sum("*" in row["taken"] for row in rows)
+    assert f"{won} rows, {most} the others, and `auto` takes one in {taken}." in text
+    by_samples = {n: [g for g, row in zip(gains, rows, strict=True) if row["samples"] == n]
+                  for n in ("2", "8")}  # fmt: skip
+    assert min(by_samples["2"]) > 1.15 > max(by_samples["8"])

@@ -81,8 +81,9 @@ def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch
         looked.append(next(count for count, each in inner.items() if each is cut))
         return Outcome("", None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(microbatched, "_cut", lambda _, count, __: (None, inner[count]))
-    monkeypatch.setattr(microbatched, "_ordered", ordered)
+    cut = "problem_in_pieces"
+    monkeypatch.setattr(microbatched, cut, lambda _, count, __: (None, inner[count]))
+    monkeypatch.setattr(microbatched, "in_stages", ordered)
     monkeypatch.setattr(microbatched, "_completed", lambda _, __, ___, outcome: outcome)
     seconds = 1.01 * lower_bound_seconds(graph.arrays, problem.machine)
     found = microbatched.decide_microbatched(
