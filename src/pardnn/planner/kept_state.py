@@ -91,8 +91,9 @@ def fixed_layouts(graph: Graph, state: StateInPlace) -> FixedLayouts | None:
         layout = None if held.mesh != mesh or mesh is None else _layout_of(held, mesh)
         if layout is None:
             raise UsageError(
-                f"{shown(graph.ops[i].name)} does not lie as a cut on a mesh "
-                f"{mesh and mesh.shape} leaves it, which other state is on",
+                f"{shown(graph.ops[i].name)} does not lie as a cut over all devices leaves it, but "
+                "as a plan that cuts inside of submeshes does, say: no plan leaves it there.\n"
+                "Plan without the state.",
                 code="E225",
             )
         layouts[graph.ops[i].outputs[0].name] = layout

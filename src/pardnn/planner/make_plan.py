@@ -157,7 +157,9 @@ def _in_no_time(problem: Problem) -> Outcome | None:
 
 def _no_plan_in_time(problem: Problem) -> OutOfTimeError:
     options = problem.options
-    tried = ", ".join(dict.fromkeys(each.algorithm for each in problem.log.tried))
+    tried = (
+        ", ".join(dict.fromkeys(each.algorithm for each in problem.log.tried)) or "none to its end"
+    )
     return OutOfTimeError(
         f"{options.algorithm} found no plan that fits within {options.time_limit:g} s; tried: "
         f"{tried}.\nGive it more time (--time-limit), or devices more memory.",

@@ -12,14 +12,16 @@ import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster, Device, Link
 from pardnn.cost.costs import preset_costs
-from pardnn.errors import UsageError
+from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
 from pardnn.plan.plan import Plan, graph_in_pieces, planned_graph
+from pardnn.plan.state_in_place import StateInPlace
 from pardnn.plan.state_layout import state_layout
 from pardnn.planner.check_cut import check_cut, cut_problems
+from pardnn.planner.make_plan import make_plan
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
@@ -236,6 +238,28 @@ def test_devices_without_submeshes_and_unknown_parts_are_refused() -> None:
     plain = build_graph("plain", [dataclasses.replace(op, arguments=None) for op in graph().ops])
     with pytest.raises(UsageError, match="does not say what its ops call"):
         pardnn.plan(plain, islands(2, 2), "tofu*pardnn", costs="v100")
+
+
+def test_what_other_steps_hold_leaves_a_mixed_plan_less_room() -> None:
+    """As the next plan of a step that ran already needs it, for a batch of another size."""
+    alone = planned().predicted
+    assert alone is not None
+    size, held = max(alone.peak_bytes), 4096
+    devices = tuple(
+        dataclasses.replace(device, memory=size + held) for device in islands(2, 2).devices
+    )
+    cluster = dataclasses.replace(islands(2, 2), devices=devices)
+    state = StateInPlace(held={}, num_devices=4, other_bytes=(0, held, 0, held))
+    options = PlanOptions(algorithm="megatron*1f1b", microbatches=2, reserve=0.0, costs="v100")
+    costs = preset_costs(graph(), "v100", ("accelerator",))
+    plan, _ = make_plan(Problem(graph(), cluster, costs, options, state))
+    assert plan.partition is not None
+    assert plan.predicted is not None
+    found = zip(plan.predicted.peak_bytes, state.other_bytes, strict=True)
+    assert all(peak + other <= size + held for peak, other in found)
+    full = dataclasses.replace(state, other_bytes=(0, size, 0, 0))
+    with pytest.raises(InfeasibleError, match="E301"):
+        make_plan(Problem(graph(), cluster, costs, options, full))
 
 
 def test_a_mixed_plan_is_no_start() -> None:

@@ -68,9 +68,11 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
             f"{name} cuts ops inside of submeshes, but {why}.\nUse {cut} or {placement} alone.",
             code="E250",
         )
-    if problem.state is not None:
+    if problem.state is not None and problem.state.held:
         raise UsageError(
-            f"{name} lays state out anew, but it stays where it lies.\nUse auto.", code="E225"
+            f"{name} lays state out anew, but it is to stay where it lies.\n"
+            "Plan without the state.",
+            code="E225",
         )
     wanted = problem.options.microbatches
     doublings = [1 << power for power in range(MOST_DOUBLINGS + 1)]

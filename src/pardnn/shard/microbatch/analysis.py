@@ -63,7 +63,7 @@ def analyse_batch(graph: Graph, num_pieces: int) -> BatchCut:
     """
     calls = op_calls(graph)
     state = {op.name for op in graph.ops if op.kind in STATE_KINDS}
-    owners = storage_of(graph).owners
+    owners, leading = storage_of(graph).owners, _leading(graph)
     best, most = None, 0
     for size, seeds in _batches(graph):
         points = cut_points(size, num_pieces)
@@ -72,11 +72,12 @@ def analyse_batch(graph: Graph, num_pieces: int) -> BatchCut:
         found = _settled(graph, calls, BatchCut(points), seeds)
         number = sum(_work(found.calls[name]) for name in found.ops)
         if any(owners[name] in state for name in found.dims):  # features: weights are cut, too
-            number = min(number, 1)
+            number = min(number, 1 if size in leading else 0)
         if number > most:
             best, most = found, number
     if best is None:
-        sizes = sorted({size for size, _ in _batches(graph)})
+        all_sizes = sorted({size for size, _ in _batches(graph)})
+        sizes = [size for size in all_sizes if size < num_pieces] or all_sizes
         raise UsageError(
             f"the batch of {shown(graph.name)} cannot be cut in {num_pieces} pieces: its inputs "
             f"have {', '.join(map(str, sizes)) or 'no'} samples.\nAsk for fewer microbatches, or "
@@ -115,6 +116,11 @@ def _batches(graph: Graph) -> list[tuple[int, dict[str, BatchDim]]]:
     return [
         (size, dict(_holding([*inputs, *new], size))) for size in dict.fromkeys(sizes) if size > 1
     ]
+
+
+def _leading(graph: Graph) -> set[int]:
+    """Return the sizes of the first dims of inputs."""
+    return {shape[0] for op in graph.ops if op.kind == "input" and (shape := op.outputs[0].shape)}
 
 
 def _is_new(op: Op) -> bool:

@@ -190,6 +190,24 @@ def test_a_short_batch_is_cut_in_as_many_pieces_as_it_has_samples() -> None:
     assert [most_pieces(graph, wanted) for wanted in (3, 7, 8)] == [3, 7, 7]
 
 
+def test_features_are_no_samples() -> None:
+    """Pieces of features, more than there are samples, were planned, and refused by the checker."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph = capture(step, model, optimizer, torch.randn(5, 16))
+    assert [most_pieces(graph, wanted) for wanted in (4, 8)] == [4, 5]
+    with pytest.raises(PardnnError, match="its inputs have 5 samples"):
+        cut_batch(graph, 8)
+
+
 def test_more_pieces_than_samples_are_refused() -> None:
     step, args = STEPS["mean"]()
     with pytest.raises(PardnnError, match="E226|7 samples") as caught:
