@@ -27,6 +27,7 @@ from pardnn.backends.torch.capture.numbers.class_attributes import (
 )
 from pardnn.backends.torch.capture.numbers.containers import recorders_inserted
 from pardnn.backends.torch.capture.numbers.effects import effects_noted
+from pardnn.backends.torch.capture.numbers.failing_way import Before
 from pardnn.backends.torch.capture.numbers.python_calls import numbers_told, python_calls
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.schedules import schedules_noted
@@ -140,7 +141,7 @@ def run_noted(
         functions = used_names(step, objects.seen.values()).functions
         stack.enter_context(numbers_told(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
-        trace.result = run_traced(step, args, tracer, mode)
+        trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
     check_unseen(unseen)
     check_class_attributes(classes, is_first=is_first)
     effects.finish(objects, is_first=is_first)
@@ -153,6 +154,26 @@ def run_noted(
     now = trainable_flags(trace)
     trace.trainable = {n: now[n] for n, flag in flags.items() if now.get(n, flag) != flag}
     trace.length = len(tracer.calls)
+
+
+def _run_asked(
+    step: Callable[..., Any], args: list[Any], tracer: Tracer, mode: fake_tensor.FakeTensorMode,
+    *, is_first: bool,
+) -> Any:  # fmt: skip
+    """Call `run_traced`, and note what a way that raises leaves in the objects of the step."""
+    questions, begun = tracer.scalars.questions, []
+    note = questions.on_trial
+
+    def begin() -> None:
+        note()
+        begun.append(Before(walk_objects(step, args), is_first=is_first))
+
+    questions.on_trial = begin
+    try:
+        return run_traced(step, args, tracer, mode)
+    except UserCodeError:
+        questions.left = begun[-1].left() if begun else None
+        raise
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -21,6 +21,7 @@ import torch
 from pardnn.backends.torch.capture.assigned.contents import Leaf
 from pardnn.backends.torch.capture.first_step.value_numbers import NumberedTrace, Numbering
 from pardnn.backends.torch.capture.numbers.effects import told_numbers
+from pardnn.backends.torch.capture.numbers.failing_way import of_a_check
 from pardnn.backends.torch.capture.refusals.first_step import (
     irregular_initial_state,
     takes_another_way,
@@ -107,10 +108,13 @@ def _counted(first: StepTrace, trace: StepTrace) -> set[str]:
 
 
 def _filled(trace: StepTrace, numbered: NumberedTrace) -> dict[str, set[str]]:
-    """Return the numbers that a step puts into each container that it only fills."""
+    """Return the numbers that a step puts into each container that it only fills.
+
+    Not those of a failing check, which the first trace has not run.
+    """
     found: dict[str, set[str]] = {}
     for effect in trace.effects.noted:
-        if "call" in effect:
+        if "call" in effect and not of_a_check(effect):
             name, keys, _, args = effect["call"]
             leaves = (_told_leaves(content, numbered) for content in (*keys, *args))
             found.setdefault(name, set()).update(*leaves)

@@ -26,7 +26,7 @@ from unittest import mock
 import torch
 
 from pardnn.backends.torch.capture.numbers.containers import OtherUse, is_told
-from pardnn.backends.torch.capture.numbers.failing_way import FailingWay, values_before
+from pardnn.backends.torch.capture.numbers.failing_way import FailingWay, of_a_check, values_before
 from pardnn.backends.torch.capture.numbers.left_behind import ITEM
 from pardnn.backends.torch.capture.numbers.questions import Check
 from pardnn.backends.torch.capture.numbers.texts import Texts, texts_marked
@@ -96,7 +96,7 @@ class Effects:
                 a container.
         """
         for effect in self.noted:
-            if "call" in effect:
+            if "call" in effect and not of_a_check(effect):
                 name, keys, method, args = effect["call"]
                 if not all(self._is_own(each, objects) for each in (*keys, *args)):
                     raise OtherUse(name)

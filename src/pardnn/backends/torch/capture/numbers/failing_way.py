@@ -5,17 +5,26 @@ trace is thrown away; the step's own trace takes the other way.
 
 Idea: both traces are the same up to the check, call by call. What the trial has recorded after it
 is numbers and arithmetic on them, so these calls are recorded again in the step's trace, on the
-values at the same positions, and what was told is noted there.
+values at the same positions, and what was told is noted there. What it leaves besides is found by
+comparing the objects of the step, and refused.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pardnn.backends.torch.capture.numbers.left_behind import ITEM, values_in
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardnn.backends.torch.capture.numbers.left_behind import ITEM, gradients, values_in
+from pardnn.backends.torch.capture.restore import changes, first_change
 from pardnn.backends.torch.capture.trace_ir import Call, Value
+from pardnn.backends.torch.user_step.object_graph import ObjectGraph
+from pardnn.errors import shown
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,57 @@ class FailingWay:
         found = [self.with_values(item, values) for item in data]
         is_tensor = len(data) == 2 and isinstance(data[0], dict) and isinstance(found[0], str)
         return found[0] if is_tensor else found
+
+
+def of_a_check(effect: Mapping[str, Any]) -> bool:
+    """Whether an effect is told where a check fails: by a number, and not by a tensor."""
+    return "unless" in effect and effect["unless"]["kept"].geometry is None
+
+
+class Before:
+    """What there is where a trial begins.
+
+    Args:
+        objects: The object graph of the step, as of now.
+        is_first: Whether it is the first step, in which no recorders stand for what it fills.
+    """
+
+    def __init__(self, objects: ObjectGraph, *, is_first: bool) -> None:
+        self._objects, self._is_first = objects, is_first
+        self._gradients, self._flags = gradients(objects), _flags(objects)
+        self._generators = _generators()
+
+    def left(self) -> str | None:
+        """Return what is no longer as it was, in words; None if all is."""
+        then = self._objects
+        found = changes(then.contents).items()
+        filled = {n for n, each in found if self._is_first and (each.is_new or each.slot is None)}
+        changed = next((name for name, _ in found if name not in filled), None)
+        if changed is None and not self._is_first:
+            changed = first_change(then.contents)
+        if changed is not None:
+            return shown(changed)
+        for entry, was, now in zip(then.tensors, self._flags, _flags(then), strict=True):
+            if was != now:
+                return shown(f"{entry.name}.requires_grad")
+        if any(a is not b for a, b in zip(self._gradients, gradients(then), strict=True)):
+            return "gradients"
+        named = zip(_GENERATORS, self._generators, _generators(), strict=True)
+        return next((name for name, was, now in named if was != now), None)
+
+
+def _flags(objects: ObjectGraph) -> list[bool]:
+    return [entry.value.requires_grad for entry in objects.tensors]
+
+
+#: Whose states `_generators` returns.
+_GENERATORS = ("torch's random generator", "Python's random generator", "that of NumPy")
+
+
+def _generators() -> list[Any]:
+    with _disable_current_modes():
+        state = torch.default_generator.get_state().tolist()
+    return [state, random.getstate(), repr(np.random.get_state(legacy=False))]  # noqa: NPY002
 
 
 def values_before(calls: Sequence[Call], others: Sequence[Call]) -> dict[Value, Value]:

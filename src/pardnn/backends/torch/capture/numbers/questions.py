@@ -53,6 +53,7 @@ class Questions:
             check tells is of another trace than this one.
         on_trial: Called where the trial begins.
         way_to: Returns what the trial has told, and the text of the exception that ended it.
+        left: What the trial has left otherwise before it raised, in words; None if nothing.
     """
 
     def __init__(self, checks: tuple[Check, ...] = (), trial: bool | None = None) -> None:
@@ -61,6 +62,7 @@ class Questions:
         self.on_check: Callable[[HostNode, Check], bool] = lambda _node, _check: True
         self.on_trial: Callable[[], None] = lambda: None
         self.way_to: Callable[[BaseException], FailingWay] | None = None
+        self.left: str | None = None
         self._line: str | None = None
         self._asked = 0
 
@@ -96,9 +98,14 @@ class Questions:
 
         Args:
             error: What ended the trial: a user's error as the cause of this package's.
+
+        Raises:
+            UnsupportedError: E802, if a way that raises leaves more than it tells.
         """
         raised = error.__cause__
         if isinstance(error, UserCodeError) and raised is not None and _is_raised(raised):
+            if self.left is not None:
+                raise unsupported.left_by_a_check(self._line, self.left)
             assert self.way_to is not None
             way = self.way_to(raised)
             check = Check(not self.trial, type(raised).__name__, self._line, way)

@@ -59,6 +59,24 @@ def choice(where: str | None, what: str) -> UnsupportedError:
     )
 
 
+def left_by_a_check(where: str | None, what: str) -> UnsupportedError:
+    """Return E802: what only a failing check changes, before it raises.
+
+    Args:
+        where: "file.py:line" of the condition; None if unknown.
+        what: It changes.
+    """
+    return error_at(
+        where,
+        f"where a check on data fails{at(where)}, the step changes {what}\n"
+        "before it raises. Each rank learns after the step that it failed, and then prints, logs\n"
+        "and raises as the step does; what else the step does there would be lost.\n"
+        "Do it where the exception is caught, around the call of the step:\n"
+        "except ValueError: trainer.failures += 1.",
+        "E802",
+    )
+
+
 def data_dependent_size(where: str | None) -> UnsupportedError:
     """Return E803: a number that only a run knows becomes a size or an index."""
     return error_at(

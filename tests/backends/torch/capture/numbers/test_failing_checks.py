@@ -1,0 +1,140 @@
+"""What a check on data leaves where it fails, besides what it tells: refused, and never lost."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import parallelize
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.plans import random_plan
+from tests.backends.torch.stepping import small
+
+
+def counts(state: Any, loss: torch.Tensor) -> None:
+    state.failures += 1
+
+
+def names(state: Any, loss: torch.Tensor) -> None:
+    state.name = "broken"
+
+
+def collects(state: Any, loss: torch.Tensor) -> None:
+    state.failed.append(state.calls)
+
+
+def notes_anew(state: Any, loss: torch.Tensor) -> None:
+    state.last = loss.item()
+
+
+def slows_down(state: Any, loss: torch.Tensor) -> None:
+    state.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def evaluates(state: Any, loss: torch.Tensor) -> None:
+    state.model.eval()
+
+
+def freezes(state: Any, loss: torch.Tensor) -> None:
+    state.model[0].weight.requires_grad = False
+
+
+def drops_a_gradient(state: Any, loss: torch.Tensor) -> None:
+    state.model[0].weight.grad = None
+
+
+def seeds(state: Any, loss: torch.Tensor) -> None:
+    torch.manual_seed(5)
+
+
+def draws(state: Any, loss: torch.Tensor) -> None:
+    random.random()
+
+
+def draws_by_numpy(state: Any, loss: torch.Tensor) -> None:
+    np.random.rand()  # noqa: NPY002
+
+
+LEFT: dict[Callable[..., None], str] = {
+    counts: "'state.failures'",
+    names: "'state.name'",
+    collects: "'state.failed'",
+    notes_anew: "'state.last'",
+    slows_down: "'state.optimizer.param_groups.0.lr'",
+    evaluates: "'state.model.training'",
+    freezes: "'state.model.0.weight.requires_grad'",
+    drops_a_gradient: "gradients",
+    seeds: "torch's random generator",
+    draws: "Python's random generator",
+    draws_by_numpy: "that of NumPy",
+}
+
+
+def made(fail: Callable[..., None]) -> Any:
+    model, x, y = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    state = SimpleNamespace(
+        model=model, optimizer=optimizer, failures=0, calls=0, name="a", failed=[], losses=[]
+    )
+
+    def step(state: Any, x: Any, y: Any) -> Any:
+        state.calls += 1
+        state.optimizer.zero_grad()
+        loss = F.mse_loss(state.model(x), y)
+        loss.backward()
+        state.losses += [loss.item()]
+        if not torch.isfinite(loss):
+            fail(state, loss)
+            raise ValueError(f"call {state.calls}: {loss.item()}")
+        state.optimizer.step()
+        return loss
+
+    return step, (state, x, y), state
+
+
+@pytest.mark.parametrize("fail", LEFT)
+def test_what_would_be_lost_is_refused_by_name(fail: Any) -> None:
+    step, args, state = made(fail)
+    before = torch.get_rng_state(), random.getstate()
+    with pytest.raises(UnsupportedError, match=f"changes {LEFT[fail]}\n") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E802"
+    assert "test_failing_checks.py" in caught.value.details["source"]
+    assert (state.failures, state.name, state.failed, hasattr(state, "last")) == (0, "a", [], False)
+    assert state.model.training
+    assert state.model[0].weight.requires_grad
+    assert torch.equal(torch.get_rng_state(), before[0])
+    random.setstate(before[1])
+
+
+def test_what_is_told_is_followed_and_the_advised_rewrite_counts() -> None:
+    def fail(state: Any, loss: torch.Tensor) -> None:
+        print("failed at", state.calls)
+        state.losses += [-1.0, state.calls, loss.item() - 1, f"{loss.item():.2f}"]
+
+    def seen(call: Callable[..., Any], state: Any, x: Any, y: Any) -> Any:
+        found = []
+        for i in range(3):
+            try:
+                found.append(call(x * (math.nan if i == 2 else 1), y).item())
+            except ValueError as error:
+                state.failures += 1
+                found.append(str(error))
+        return found, state.failures, state.calls, repr(state.losses)
+
+    step, args, _ = made(fail)
+    expected = seen(lambda x, y: step(args[0], x, y), *args)
+    assert expected[1] == 1
+    step, args, _ = made(fail)
+    fast = parallelize(step, *args, device="cpu", decide=lambda g, n, _: random_plan(g, n))
+    assert seen(fast, *args) == expected
+    fast.close()
