@@ -109,10 +109,12 @@ class Captured(NamedTuple):
     Attributes:
         graph: Of the step.
         uncarried: Names of the tensors that the step changes, but its graph does not.
+        made_anew: Names of those that the first step would keep, and the graph makes each time.
     """
 
     graph: Graph
     uncarried: tuple[str, ...]
+    made_anew: tuple[str, ...] = ()
 
 
 def capture(step: Callable[..., Any], *args: Any, name: str | None = None) -> Graph:
@@ -266,7 +268,7 @@ class _Session:
         graph = self._assembled(name, trace, first, chosen, irregular, sharing)
         left = uncarried(trace, first, graph)
         check_carried(trace, irregular, left)
-        return Captured(graph, tuple(left))
+        return Captured(graph, tuple(left), tuple(source.name for source, *_ in trace.made_anew))
 
     def _otherwise(self, error: PardnnError, chosen: Selection, first: StepTrace) -> Selection:
         """Return the selection to try after a trace has failed.

@@ -29,6 +29,20 @@ class Made(NamedTuple):
     plan_s: float = 0.0
 
 
+def not_left(names: Sequence[str]) -> None:
+    """Tell of tensors of constants that eager steps keep from their first use on.
+
+    Args:
+        names: Of the tensors; a parallel step makes them anew each time, and leaves none.
+    """
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    _LOGGER.warning(
+        "pardnn: %s%s is made of constants at its first use and kept: each parallel step makes it "
+        "anew, and does not leave it there. To find it there, run one step before parallelizing.",
+        shown(names[0]), more,
+    )  # fmt: skip
+
+
 class Notices:
     """Tells of captures, and once of too many.
 

@@ -21,7 +21,7 @@ from pardnn.backends.torch.comm.handshake import check_world
 from pardnn.backends.torch.comm.world import World
 from pardnn.backends.torch.runtime.binding import Binding
 from pardnn.backends.torch.runtime.executor import Executor, History
-from pardnn.backends.torch.runtime.notices import Made, changed_values, told
+from pardnn.backends.torch.runtime.notices import Made, changed_values, not_left, told
 from pardnn.backends.torch.runtime.program import Program
 from pardnn.backends.torch.runtime.random_ops import random_ops
 from pardnn.backends.torch.runtime.same_values import check_same_state
@@ -238,6 +238,8 @@ class Maker:
             self._step, args, whole_of=whole_of, must_train=must_train, has_loss=self._trains
         )
         graph, middle = captured.graph, time.perf_counter()
+        if captured.made_anew and self._is_first:
+            not_left(captured.made_anew)
         known = self._executors.get(fingerprint(graph))
         if known is not None:
             return Shared(known.program.whole, known.program.plan, captured.uncarried,

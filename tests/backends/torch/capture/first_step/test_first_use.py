@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from pardnn.backends.torch.capture.capture import capture
+from pardnn.backends.torch.parallelize import parallelize
 from pardnn.errors import UnsupportedError
 from tests.backends.torch import models
 from tests.backends.torch.beside_eager import assert_equal
 from tests.backends.torch.capture import test_capture_equal
+from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager
 from tests.long_cases import long_but
 
@@ -174,3 +176,22 @@ def test_a_cache_of_what_changes_is_refused_and_left_clean(step: Any) -> None:
     with pytest.raises(UnsupportedError, match="keeps from an earlier step"):
         capture(step, *args)
     assert torch.isfinite(step(*args))
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_what_is_not_left_in_the_object_is_told_once(
+    is_kept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    step, args = trained(functools.partial(Attention, "attribute"))
+    if is_kept:  # as the notice advises
+        step(*args)
+    mask = args[0][0].mask
+    fast = parallelize(step, *args, device="cpu", decide=lambda g, n, _: random_plan(g, n))
+    fast(args[2])
+    fast(torch.randn(3, 5, 6))  # is captured anew
+    fast.close()
+    told = [each.getMessage() for each in caplog.records if "each parallel step" in each.msg]
+    assert len(told) == 1 - is_kept
+    assert is_kept or "'model.0.mask'" in told[0]
+    assert args[0][0].mask is mask
+    assert (mask is not None) == is_kept
