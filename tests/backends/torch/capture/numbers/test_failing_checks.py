@@ -56,6 +56,20 @@ def seeds(state: Any, loss: torch.Tensor) -> None:
     torch.manual_seed(5)
 
 
+class Meter:
+    """Counts for all of its objects."""
+
+    count = 0
+
+
+def counts_in_a_class(state: Any, loss: torch.Tensor) -> None:
+    Meter.count += 1
+
+
+def adds_to_a_set(state: Any, loss: torch.Tensor) -> None:
+    state.seen.add(state.calls)
+
+
 def draws(state: Any, loss: torch.Tensor) -> None:
     random.random()
 
@@ -73,6 +87,8 @@ LEFT: dict[Callable[..., None], str] = {
     evaluates: "'state.model.training'",
     freezes: "'state.model.0.weight.requires_grad'",
     drops_a_gradient: "gradients",
+    counts_in_a_class: "'Meter.count'",
+    adds_to_a_set: "'state.seen'",
     seeds: "torch's random generator",
     draws: "Python's random generator",
     draws_by_numpy: "that of NumPy",
@@ -83,7 +99,15 @@ def made(fail: Callable[..., None]) -> Any:
     model, x, y = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     state = SimpleNamespace(
-        model=model, optimizer=optimizer, failures=0, calls=0, name="a", failed=[], losses=[]
+        model=model,
+        optimizer=optimizer,
+        failures=0,
+        calls=0,
+        name="a",
+        failed=[],
+        losses=[],
+        seen=set(),
+        meter=Meter(),
     )
 
     def step(state: Any, x: Any, y: Any) -> Any:

@@ -20,11 +20,16 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pardnn.backends.torch.capture.numbers.class_attributes import (
+    check_class_attributes,
+    class_attributes,
+)
 from pardnn.backends.torch.capture.numbers.left_behind import ITEM, gradients, values_in
+from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, unseen_states
 from pardnn.backends.torch.capture.restore import changes, first_change
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.errors import shown
+from pardnn.errors import UnsupportedError, shown
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class Before:
         self._objects, self._is_first = objects, is_first
         self._gradients, self._flags = gradients(objects), _flags(objects)
         self._generators = _generators()
+        self._unseen, self._classes = unseen_states(objects), class_attributes(objects)
 
     def left(self) -> str | None:
         """Return what is no longer as it was, in words; None if all is."""
@@ -107,6 +113,11 @@ class Before:
             changed = first_change(then.contents)
         if changed is not None:
             return shown(changed)
+        try:
+            check_unseen(self._unseen)
+            check_class_attributes(self._classes, is_first=False)
+        except UnsupportedError as error:
+            return shown(error.details.get("name") or error.details["changed"][0])
         for entry, was, now in zip(then.tensors, self._flags, _flags(then), strict=True):
             if was != now:
                 return shown(f"{entry.name}.requires_grad")
