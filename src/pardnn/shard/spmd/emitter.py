@@ -199,6 +199,8 @@ class Emitter:
             The name of the output.
         """
         op = anchor.op
+        if memory == "normal" and op.memory == "residual" and _is_result(op, output, device):
+            memory = "residual"  # of a tensor that outlives the step, this is the one that does
         self.emit(
             device,
             Op(
@@ -254,6 +256,11 @@ class Emitter:
                 into=into,
             )
         )
+
+
+def _is_result(op: Op, output: Tensor, device: int) -> bool:
+    """Whether a local tensor is a result of an op, laid out as it is to be."""
+    return any(output.name == f"{tensor.name}@{device}" for tensor in op.outputs)
 
 
 def local_tensor(tensor: Tensor, name: str, box: Box, alias: str | None = None) -> Tensor:

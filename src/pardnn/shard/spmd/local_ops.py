@@ -181,12 +181,15 @@ def _emit(
             emitter.strided.add(name)
         local_outputs.append(local_tensor(computed.tensor, name, box, alias))
     fraction = partitioned.template.fractions[device]
+    results = {f"{computed.tensor.name}@{device}" for computed, _ in outputs}
+    is_kept = op.memory != "residual" or any(tensor.name in results for tensor in local_outputs)
     backward = op.backward_of and f"{op.backward_of}@{device}"
     emitter.emit(
         device,
         Op(
             name=f"{op.name}@{device}", kind=op.kind, inputs=tuple(dict.fromkeys(local.values())),
-            after=emitter.after(op, device), outputs=tuple(local_outputs), memory=op.memory,
+            after=emitter.after(op, device), outputs=tuple(local_outputs),
+            memory=op.memory if is_kept else "normal",
             seconds=op.seconds and {kind: s * fraction for kind, s in op.seconds.items()},
             workspace=math.ceil(op.workspace * fraction), source=op.source, module=op.module,
             backward_of=backward if backward in emitter.names else None, step=op.step,
