@@ -1,5 +1,7 @@
 """What planning refuses before or after any algorithm: by name, with the numbers."""
 
+from typing import Any
+
 import pytest
 
 import pardnn
@@ -7,7 +9,9 @@ from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
+from pardnn.planner.options import PlanOptions
 from pardnn.sim.machine import machine_of
+from pardnn.time_limit import OutOfTimeError
 from tests.place.machines import cluster_of
 
 
@@ -45,3 +49,16 @@ def test_a_slow_device_may_make_them_infinite() -> None:
     machine_of(costs, cluster_of(1))
     with pytest.raises(UsageError, match="speed 1e-20"):
         machine_of(costs, cluster_of(1, speeds=(1e-20,)))
+
+
+@pytest.mark.parametrize("asked", [{"recompute": True}, {"offload": True}, {"microbatches": 2}])
+def test_what_a_policy_cannot_do_is_not_met_by_another_algorithm(asked: dict[str, Any]) -> None:
+    """The advice was `auto`, with which the same was refused again."""
+    with pytest.raises(UsageError, match=r"policy fifo(?s:.*)use the policy order"):
+        PlanOptions(algorithm="auto", policy="fifo", **asked)
+    PlanOptions(algorithm="auto", policy="order", **asked)
+
+
+def test_a_search_that_tried_nothing_says_so() -> None:
+    with pytest.raises(OutOfTimeError, match="tried: none to its end"):
+        pardnn.plan(_graph(1.0), cluster_of(4), algorithm="heft", microbatches=2, time_limit=0.0)

@@ -124,8 +124,13 @@ class PlanOptions:
             other = self.algorithm if cuts_ops(self.algorithm) else f"policy {self.policy}"
             raise UsageError(
                 f"ops {which} are placed whole, in a fixed order, which "
-                f"{other} does not do; use auto, auto-whole, or a placement's algorithm."
+                f"{other} does not do; {self._instead()}."
             )
+
+    def _instead(self) -> str:
+        if self.policy != "order":
+            return "use the policy order"
+        return "use auto, auto-whole, or a placement's algorithm"
 
     def _check_microbatches(self) -> None:
         wanted = self.microbatches
@@ -136,6 +141,6 @@ class PlanOptions:
         if self.algorithm in SHARDED or self.policy != "order":
             other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
             raise UsageError(
-                f"microbatches are placed, piece by piece, which {other} does not do; use auto, "
-                "auto-whole, or a placement's algorithm."
+                f"microbatches are placed, piece by piece, which {other} does not do; "
+                f"{self._instead()}."
             )
