@@ -140,6 +140,16 @@ def test_what_would_be_lost_is_refused_by_name(fail: Any) -> None:
     random.setstate(before[1])
 
 
+def test_a_check_that_computes_with_tensors_is_told_what_a_check_may_do() -> None:
+    def fail(state: Any, loss: torch.Tensor) -> None:
+        state.model[0].weight.detach().zero_()
+
+    step, args, _ = made(fail)
+    with pytest.raises(UnsupportedError, match="before but print, log and collect") as caught:
+        capture(step, *args)
+    assert caught.value.code == "E802"
+
+
 def test_what_is_told_is_followed_and_the_advised_rewrite_counts() -> None:
     def fail(state: Any, loss: torch.Tensor) -> None:
         print("failed at", state.calls)

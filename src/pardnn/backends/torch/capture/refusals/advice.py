@@ -14,7 +14,8 @@ _BRANCH = (
     "Compute both sides and select: torch.where(condition, a, b) for `if`, torch.clamp or\n"
     "torch.maximum for max and min. A loop runs a fixed number of times, each under\n"
     "torch.where. What the step makes of sizes and literals alone may decide; nn.Transformer\n"
-    "looks into a mask from elsewhere, unless is_causal is given beside it."
+    "looks into a mask from elsewhere, unless is_causal is given beside it.\n"
+    "What ends in `raise` is a check, if it does nothing before but print, log and collect."
 )
 POSITION = (
     "Keep it a tensor: x.index_select(0, i.view(1)) for x[i], torch.arange(n) < length for a\n"
