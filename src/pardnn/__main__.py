@@ -35,13 +35,17 @@ def main() -> NoReturn:
 
 
 def _leave(status: int) -> NoReturn:
-    """Exit, also where a thread that is no daemon would keep the process."""
+    """Exit, also where a thread that is no daemon would keep the process.
+
+    `python -m` ends itself by SIGINT, whatever the status, once an interrupt has come in `exec` of
+    a text, as dataclasses call it while modules load.
+    """
     end = time.monotonic() + THREADS_S
     others = [each for each in threading.enumerate() if each is not threading.current_thread()]
     threads = [each for each in others if not each.daemon]
     for each in threads:
         each.join(max(0.0, end - time.monotonic()))
-    if any(each.is_alive() for each in threads):
+    if status == 130 or any(each.is_alive() for each in threads):
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

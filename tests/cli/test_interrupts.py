@@ -59,6 +59,19 @@ def run_python(text: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_an_interrupt_while_a_dataclass_is_made_ends_with_130(tmp_path: Path) -> None:
+    """`python -m` ended by SIGINT itself, which callers see as -2."""
+    text = "from pardnn import __main__\nfrom pardnn.cli import main\n"
+    text += "main.main = lambda: exec('raise KeyboardInterrupt')\n__main__.main()\n"
+    (tmp_path / "interrupted.py").write_text(text)
+    source = str(Path(pardnn.__file__).resolve().parents[1])
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"], env=os.environ | {"PYTHONPATH": source},
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("module", ["typer", "pardnn.place.polish.polish"])
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_an_interrupted_start_leaves_no_traceback(module: str, more: list[str], tiny: Path) -> None:
