@@ -91,6 +91,45 @@ def test_a_flag_of_data_is_refused_and_a_flag_among_the_arguments_followed() -> 
     assert assert_leaves_as_eager(make, 4, lambda i: {4: i > 1}) == 2
 
 
+def test_the_mode_of_a_model_by_a_count_is_set_between_calls() -> None:
+    def trained(state: Any, x: torch.Tensor, flag: Any) -> torch.Tensor:
+        return state.model.train(flag)(x)
+
+    step, args, _ = made(trained, lambda state: state.n > 2)
+    with pytest.raises(UnsupportedError, match=r"model\.train\(n > 2\) between two calls"):
+        capture(step, *args)
+
+    def losses(is_parallel: bool) -> list[float]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, found = torch.ones(3, 4), list[float]()
+
+        def plain(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        call: Any = None
+        if is_parallel:
+            call = parallelize(
+                plain, model, optimizer, x, device="cpu",
+                decide=lambda graph, size, _: random_plan(graph, size),
+            )  # fmt: skip
+        torch.manual_seed(1)
+        for n in range(4):
+            model.train(n > 2)
+            loss = call(x) if is_parallel else plain(model, optimizer, x)
+            found.append(float(loss))
+        if is_parallel:
+            call.close()
+        return found
+
+    assert losses(True) == losses(False)
+
+
 def test_a_step_with_a_flag_that_is_no_bool_is_the_users_error() -> None:
     step, args, _ = made(frozen_by_attribute, lambda _: "yes")
     with pytest.raises(Exception, match="requires_grad must be a bool") as caught:

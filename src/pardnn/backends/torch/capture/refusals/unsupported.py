@@ -96,7 +96,8 @@ def flag_of_a_number(where: str | None) -> UnsupportedError:
         "autocast(enabled=n > 2).\n"
         "Write bool(n > 2): the step is captured once for each of the two. That does not hold for\n"
         "numbers that tensors give (loss.item()), which only a run knows: decide by those before\n"
-        "the step, by what the last one has returned, and pass the flag as an argument.",
+        "the step, by what the last one has returned, and pass the flag as an argument.\n"
+        "A model's mode is set before the step: model.train(n > 2) between two calls of it.",
         "E802",
     )
 
