@@ -122,7 +122,7 @@ def test_the_mode_of_a_model_by_a_count_is_set_between_calls() -> None:
         for n in range(4):
             model.train(n > 2)
             loss = call(x) if is_parallel else plain(model, optimizer, x)
-            found.append(float(loss))
+            found.append(loss.item())
         if is_parallel:
             call.close()
         return found
