@@ -43,7 +43,7 @@ SECONDS = 60
 WALL_SECONDS = 600
 #: What a terminal acts on, or what changes the order of the text around it.
 UNSAFE = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-PLANS = ("plan", "cut", "pieces", "recompute")
+PLANS = ("plan", "cut", "pieces", "mixed", "recompute")
 ALGORITHMS = (
     "pardnn", "heft", "single", "round-robin", "m-etf", "contiguous", "linear-clustering", "m-topo",
     "modulo", "tofu", "data-parallel", "allrow-greedy",

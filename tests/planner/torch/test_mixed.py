@@ -17,6 +17,7 @@ from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import plan_from_json, plan_to_json
+from pardnn.plan.partitioned_graph import FETCH
 from pardnn.plan.plan import Plan, graph_in_pieces, planned_graph
 from pardnn.plan.state_in_place import StateInPlace
 from pardnn.plan.state_layout import state_layout
@@ -304,3 +305,17 @@ def test_a_mixed_plan_takes_about_as_long_as_its_columns() -> None:
                         microbatches=2)  # fmt: skip
     assert mixed.predicted is not None
     assert 0.9 * busy / 2 < mixed.predicted.makespan_s < busy
+
+
+@pytest.mark.parametrize("target", [[], "t", None, 3, {}, {"tensor": [1]}])
+def test_an_update_of_what_is_no_tensor_is_refused(target: Any) -> None:
+    """Found by fuzzing: it ended as an internal error."""
+    plan = planned("tofu*pardnn", 2)
+    assert plan.partition is not None
+    ops = list(plan.partition.ops)
+    slices = [i for i, op in enumerate(ops) if op.kind == FETCH and op.inputs]
+    ops[slices[0]] = dataclasses.replace(
+        ops[slices[0]], kind="pardnn.update", arguments={"args": [target, [], target]}
+    )
+    partition = dataclasses.replace(plan.partition, ops=tuple(ops))
+    assert plan_problems(graph(), dataclasses.replace(plan, partition=partition, predicted=None))

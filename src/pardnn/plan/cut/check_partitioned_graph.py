@@ -9,7 +9,7 @@ its inputs an op needs, only its description knows; the numeric tests certify th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, Tensor
 from pardnn.plan.cut.check_sums_in_place import sum_problems
@@ -28,6 +28,8 @@ from pardnn.plan.partitioned_graph import (
 )
 from pardnn.plan.plan import Plan
 
+#: Of arguments of another form: no later rule can read them.
+_NO_SENSE = "its arguments make no sense"
 #: Kinds that move data: `_region_of` tells which region of a tensor each of them makes.
 _DATA_MOVEMENTS = frozenset({SLICE, FETCH, JOIN, UPDATE, REDUCE})
 
@@ -63,6 +65,25 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
         name = min(partition.sharding.keys() ^ tensors.keys())
         yield f"partition.sharding: {name!r:.60} is not a tensor of both graph and plan"
         return
+    boxes = _owned(tensors, partition)
+    if isinstance(boxes, str):
+        yield boxes
+        return
+    yield from _local_ops(graph, plan, partition)
+    problems = list(_local_tensors(plan, partition, tensors, boxes))
+    yield from problems
+    if any(_NO_SENSE in problem for problem in problems):
+        return
+    yield from _in_place_receives(plan, partition)
+    yield from sum_problems(plan, partition, {op.name: op for op in graph.ops})
+    if partition.submeshes > 1:
+        yield from (
+            f"messages: {m.tensor!r:.60} goes into a buffer" for m in plan.messages if m.into
+        )
+
+
+def _owned(tensors: Mapping[str, Tensor], partition: Partition) -> dict[str, tuple[Box, ...]] | str:
+    """Return what each position owns of each tensor; a sentence if a layout cannot be."""
     boxes: dict[str, tuple[Box, ...]] = {}
     known: dict[Any, tuple[Box, ...] | None] = {}
     for name, words in partition.sharding.items():
@@ -71,20 +92,12 @@ def partition_problems(graph: Graph, plan: Plan) -> Iterator[str]:
             known[key] = boxes_of(tensors[name], words, partition.mesh)
         found = known[key]
         if found is None:
-            yield (
+            return (
                 f"partition.sharding: {name!r:.60} of shape {list(tensors[name].shape or ())} "
                 f"cannot be {list(words)} on a mesh {list(partition.mesh.shape)}"
             )
-            return
         boxes[name] = found
-    yield from _local_ops(graph, plan, partition)
-    yield from _local_tensors(plan, partition, tensors, boxes)
-    yield from _in_place_receives(plan, partition)
-    yield from sum_problems(plan, partition, {op.name: op for op in graph.ops})
-    if partition.submeshes > 1:
-        yield from (
-            f"messages: {m.tensor!r:.60} goes into a buffer" for m in plan.messages if m.into
-        )
+    return boxes
 
 
 def boxes_of(tensor: Tensor, words: tuple[str, ...], mesh: Mesh) -> tuple[Box, ...] | None:
@@ -160,7 +173,7 @@ def _local_tensors(
             if op.kind in _DATA_MOVEMENTS:
                 found = _region_of(op, local, regions, open_buffers)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            found, problem = None, f"its arguments make no sense ({error!s:.60})"
+            found, problem = None, f"{_NO_SENSE} ({error!s:.60})"
         if isinstance(found, str):
             found, problem = None, found
         for tensor in op.outputs:
@@ -203,9 +216,13 @@ class _OpenBuffers(NamedTuple):
 
 
 def _completed(partition: Partition) -> frozenset[str]:
-    return frozenset(
-        _arguments(op)[0]["tensor"] for op in partition.ops if op.kind in (UPDATE, JOIN)
-    )
+    """Return what updates and joins take up; of arguments that make no sense nothing."""
+    found: set[str] = set()
+    for op in partition.ops:
+        for target in _arguments(op)[:1] if op.kind in (UPDATE, JOIN) else ():
+            if isinstance(target, dict):
+                found.add(str(cast("dict[str, Any]", target).get("tensor")))
+    return frozenset(found)
 
 
 def _region_of(
