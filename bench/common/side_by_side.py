@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -32,6 +33,31 @@ def measured(
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_timed, [measure] * len(tasks), tasks)
+
+
+def write_page(
+    measure: Callable[..., Row],
+    tasks: Sequence[tuple[str, ...]],
+    page: Callable[[Sequence[Row], int], str],
+    jobs: int,
+    output: Path | None,
+) -> None:
+    """Measure rows, and write or print their page; a run that is stopped leaves what it has.
+
+    Args:
+        measure: See `measured`.
+        tasks: Of the rows.
+        page: Makes the page of the rows that there are, and the number of all.
+        jobs: Processes.
+        output: File of the page; None prints it.
+    """
+    rows: list[Row] = []
+    for row in measured(measure, tasks, jobs):
+        rows.append(row)
+        if output is not None:
+            output.write_text(page(rows, len(tasks)))
+    if output is None:
+        print(page(rows, len(tasks)))
 
 
 def _timed(measure: Callable[..., Row], task: tuple[str, ...]) -> Row:

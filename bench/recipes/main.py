@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pardnn
-from bench.common.side_by_side import cores, measured
+from bench.common.side_by_side import cores, write_page
 from bench.recipes.models import MODELS
 from pardnn import backends
 from pardnn.cluster import Cluster
@@ -132,10 +132,5 @@ def main(arguments: Sequence[str]) -> None:
         for links in options.links.split(",")
     ]
     command = " ".join(["python -m bench recipes", *arguments])
-    rows: list[dict[str, Any]] = []
-    for row in measured(measure, tasks, options.jobs):
-        rows.append(row)
-        if options.output is not None:  # a run that is stopped leaves what it has
-            options.output.write_text(page(rows, len(tasks), command))
-    if options.output is None:
-        print(page(rows, len(tasks), command))
+    made = functools.partial(page, command=command)
+    write_page(measure, tasks, made, options.jobs, options.output)

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import pardnn
-from bench.common.side_by_side import cores, measured
+from bench.common.side_by_side import cores, write_page
 from pardnn import backends
 from pardnn.cluster import Cluster, Device, Link
 from pardnn.graph.ir import Graph
@@ -170,10 +170,5 @@ def main(arguments: Sequence[str]) -> None:
         for across in options.across.split(",")
     ]
     command = " ".join(["python -m bench mixed", *arguments])
-    rows: list[dict[str, Any]] = []
-    for row in measured(measure, tasks, options.jobs):
-        rows.append(row)
-        if options.output is not None:  # a run that is stopped leaves what it has
-            options.output.write_text(page(rows, len(tasks), command))
-    if options.output is None:
-        print(page(rows, len(tasks), command))
+    made = functools.partial(page, command=command)
+    write_page(measure, tasks, made, options.jobs, options.output)

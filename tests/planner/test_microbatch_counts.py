@@ -52,7 +52,7 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
             return outcome(names[0], STAGED[count])
         asked.append(count)
         if (seconds := others[count]) is None:
-            raise microbatched._TooManyPiecesError("")
+            raise microbatched.TooManyPiecesError("")
         return outcome(names[0], seconds)
 
     monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)

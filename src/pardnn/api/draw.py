@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pardnn.cost.costs import Costs
 from pardnn.graph.ir import Graph
-from pardnn.place.recipes.phases import BACKWARD, FORWARD, UPDATE, WEIGHT, phases_of
-from pardnn.place.recipes.stages import Stages
-from pardnn.place.recipes.units import units_of
+from pardnn.place.recipes.phases import BACKWARD, FORWARD, UPDATE, WEIGHT
+from pardnn.place.recipes.units import units_of_plan
 from pardnn.plan.plan import Plan, order_rows, plan_arrays, planned_graph
 from pardnn.planner.recomputed import costs_of_planned
 from pardnn.report.grid import Slot, grid_text
@@ -82,9 +81,7 @@ def schedule_grid(graph: Graph, plan: Plan, width: int, costs: Costs) -> list[st
     if plan.pieces is None or plan.cluster is None:
         return []
     cut = planned_graph(graph, plan)
-    phase = phases_of(graph, frozenset(plan.pieces.batch)).phase
-    mixed = plan.partition is not None
-    units = units_of(graph, cut, Stages(phase * 0, phase, 1), mixed=mixed)
+    units = units_of_plan(graph, plan, cut)
     arrays = plan_arrays(cut, plan)
     machine = machine_of(costs_of_planned(graph, plan, cut, costs), plan.cluster)
     timeline = simulate(cut, machine, arrays)

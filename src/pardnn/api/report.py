@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from pardnn.errors import UsageError
 from pardnn.gc_pause import collector_paused
 from pardnn.graph.ir import Graph
-from pardnn.place.recipes.phases import phases_of
 from pardnn.place.recipes.pipeline import CutStep, rows_of_plan
 from pardnn.place.recipes.schedules import SCHEDULES, Rows, rows_csv
-from pardnn.place.recipes.stages import Stages
-from pardnn.place.recipes.units import units_of
+from pardnn.place.recipes.units import units_of_plan
 from pardnn.plan.check import capacities
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.run_record import read_run
 from pardnn.planner.check_cut import proven_cluster
-from pardnn.planner.costs import costs_for, stated_costs
+from pardnn.planner.costs import choice_of, costs_for
 from pardnn.planner.recomputed import costs_of_planned
 from pardnn.report.export.drawing import dot_text, drawing_of, mermaid_text
 from pardnn.report.export.model_explorer import model_explorer_json
@@ -158,7 +154,7 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
     """
     assert plan.cluster is not None
     placed = planned_graph(graph, plan)
-    whole = costs_for(graph, plan.cluster, stated_costs(plan) if choice is None else choice)
+    whole = costs_for(graph, plan.cluster, choice_of(plan, choice))
     costs = costs_of_planned(graph, plan, placed, whole)
     arrays, machine = plan_arrays(placed, plan), machine_of(costs, plan.cluster)
     on_whole = machine_of(whole, plan.cluster)
@@ -167,10 +163,7 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
     if plan.keeps_bits:
         usable = capacities(plan.cluster, plan.reserve)
         bound = lower_bound_seconds(graph.arrays, on_whole, usable)
-    batched = frozenset(plan.pieces.batch) if plan.pieces is not None else None
-    phase = phases_of(graph, batched).phase
-    mixed = plan.partition is not None and plan.pieces is not None
-    units = units_of(graph, placed, Stages(phase * 0, phase, 1), mixed=mixed)
+    units = units_of_plan(graph, plan, placed)
     return Simulated(
         whole=graph,
         graph=placed,
@@ -179,8 +172,7 @@ def simulated(graph: Graph, plan: Plan, choice: str | None = None) -> Simulated:
         machine=machine,
         timeline=simulate(placed, machine, arrays),
         phase=units.phase,
-        # The number behind an op of a cut graph is that of its device.
-        piece=np.full_like(units.piece, -1) if plan.pieces is None else units.piece,
+        piece=units.piece,
         lower_bound_s=bound,
         serial_s=serial,
         whole_seconds=fastest_seconds(on_whole),

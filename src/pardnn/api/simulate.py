@@ -22,7 +22,7 @@ from pardnn.plan.file import check_fingerprint
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.planner.check_cut import check_cut, cut_problems
-from pardnn.planner.costs import costs_for, stated_costs
+from pardnn.planner.costs import choice_of, costs_for
 from pardnn.report.results import SimulateResult
 from pardnn.sim.engine import simulate as simulate_arrays
 from pardnn.sim.machine import machine_of
@@ -63,7 +63,7 @@ def simulate(
     check_cut(graph, plan)  # its time may be asked for on another cluster
     graph = planned_graph(graph, plan)
     arrays = plan_arrays(graph, plan)
-    known = costs_for(graph, plan.cluster, stated_costs(plan) if costs is None else costs)
+    known = costs_for(graph, plan.cluster, choice_of(plan, costs))
     machine = machine_of(known, plan.cluster)
     timeline = simulate_arrays(graph, machine, arrays, policy)  # pyright: ignore[reportArgumentType]
     peaks = peak_bytes(graph, arrays)

@@ -164,12 +164,12 @@ def draw(
     from pardnn import files
     from pardnn.api.draw import draw_plan
     from pardnn.planner.check_cut import proven_cluster
-    from pardnn.planner.costs import costs_for, stated_costs
+    from pardnn.planner.costs import choice_of, costs_for
     from pardnn.report.export.result import ExportResult
 
     graph, plan = opt.read_both(graph_file, plan_file)
     cluster = proven_cluster(graph, plan)
-    known = costs_for(graph, cluster, stated_costs(plan) if costs is None else costs)
+    known = costs_for(graph, cluster, choice_of(plan, costs))
     content = draw_plan(graph, plan, known).encode(errors="replace")
     files.write_bytes(output, content)
     result = ExportResult(output=str(output), format="svg", bytes=len(content))

@@ -20,7 +20,7 @@ from pardnn.plan.check import capacities
 from pardnn.plan.constraints import Named, named, placing
 from pardnn.plan.plan import Plan, PlanArrays, plan_arrays, planned_graph
 from pardnn.planner.check_cut import proven_cluster
-from pardnn.planner.costs import costs_for, stated_costs
+from pardnn.planner.costs import choice_of, costs_for
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import Machine, machine_of
 from pardnn.sim.peak import peaks
@@ -159,7 +159,7 @@ def opened(graph: Graph, plan: Plan, costs: str | None = None) -> Case:
         UsageError: E212, if it names no cluster.
     """
     cluster = proven_cluster(graph, plan)
-    costs = stated_costs(plan) if costs is None else costs
+    costs = choice_of(plan, costs)
     planned = planned_graph(graph, plan)
     found = costs_for(planned, cluster, costs)
     machine, arrays = machine_of(found, cluster), plan_arrays(planned, plan)

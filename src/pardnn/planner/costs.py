@@ -40,6 +40,11 @@ def stated_costs(plan: Plan) -> str | None:
     return next((name for name in presets if name != "cpu"), presets[0] if presets else None)
 
 
+def choice_of(plan: Plan, choice: str | None) -> str | None:
+    """Return the costs that a user chose, for `costs_for`; else those that a plan was made with."""
+    return stated_costs(plan) if choice is None else choice
+
+
 def costs_for(
     graph: Graph,
     cluster: Cluster,

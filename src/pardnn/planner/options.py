@@ -73,8 +73,11 @@ class PlanOptions:
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"seed is {self.seed}; it is a number from 0 to {MAX_SEED}")
         self._check_microbatches()
-        self._check_whole_ops(self.recompute, "that are called a second time")
-        self._check_whole_ops(self.offload, "whose state is on the host")
+        cuts, whole = cuts_ops(self.algorithm), "are placed whole, in a fixed order"
+        if self.recompute:
+            self._check_placed(f"ops that are called a second time {whole}", cuts=cuts)
+        if self.offload:
+            self._check_placed(f"ops whose state is on the host {whole}", cuts=cuts)
         if self.policy != "order" and cuts_ops(self.algorithm):
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
@@ -118,19 +121,20 @@ class PlanOptions:
                 code="E246",
             )
 
-    def _check_whole_ops(self, are_there: bool, which: str) -> None:
-        """Check that the algorithm places whole ops in a fixed order, where there are such ops."""
-        if are_there and (cuts_ops(self.algorithm) or self.policy != "order"):
-            other = self.algorithm if cuts_ops(self.algorithm) else f"policy {self.policy}"
-            raise UsageError(
-                f"ops {which} are placed whole, in a fixed order, which "
-                f"{other} does not do; {self._instead()}."
-            )
+    def _check_placed(self, what: str, *, cuts: bool) -> None:
+        """Check that the algorithm places ops in a fixed order.
 
-    def _instead(self) -> str:
+        Args:
+            what: Is placed so, for people.
+            cuts: Whether it cuts them, and places none.
+        """
+        if not cuts and self.policy == "order":
+            return
+        other = self.algorithm if cuts else f"policy {self.policy}"
+        instead = "use auto, auto-whole, or a placement's algorithm"
         if self.policy != "order":
-            return "use the policy order"
-        return "use auto, auto-whole, or a placement's algorithm"
+            instead = "use the policy order"
+        raise UsageError(f"{what}, which {other} does not do; {instead}.")
 
     def _check_microbatches(self) -> None:
         wanted = self.microbatches
@@ -138,9 +142,5 @@ class PlanOptions:
             return
         if wanted != "auto" and wanted < 1:
             raise UsageError(f"microbatches is {wanted}; it is a number from 1 on, or auto")
-        if self.algorithm in SHARDED or self.policy != "order":
-            other = self.algorithm if self.algorithm in SHARDED else f"policy {self.policy}"
-            raise UsageError(
-                f"microbatches are placed, piece by piece, which {other} does not do; "
-                f"{self._instead()}."
-            )
+        what = "microbatches are placed, piece by piece"
+        self._check_placed(what, cuts=self.algorithm in SHARDED)

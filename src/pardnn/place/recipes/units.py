@@ -15,8 +15,9 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.graph.ir import Graph
-from pardnn.place.recipes.phases import FORWARD, SOURCE, UPDATE
+from pardnn.place.recipes.phases import FORWARD, SOURCE, UPDATE, phases_of
 from pardnn.place.recipes.stages import Stages
+from pardnn.plan.plan import Plan
 
 
 class Units(NamedTuple):
@@ -33,20 +34,34 @@ class Units(NamedTuple):
     phase: Int64[ndarray, " n"]
 
 
-def units_of(whole: Graph, cut: Graph, stages: Stages, *, mixed: bool = False) -> Units:
+def units_of_plan(graph: Graph, plan: Plan, planned: Graph) -> Units:
+    """Return what each op that a plan places belongs to: its phase and piece, of one stage.
+
+    Args:
+        graph: The step.
+        plan: Of it.
+        planned: The graph whose ops the plan places.
+    """
+    batched = None if plan.pieces is None else frozenset(plan.pieces.batch)
+    phase = phases_of(graph, batched).phase
+    on_mesh = plan.partition is not None
+    return units_of(graph, planned, Stages(phase * 0, phase, 1), on_mesh=on_mesh)
+
+
+def units_of(whole: Graph, cut: Graph, stages: Stages, *, on_mesh: bool = False) -> Units:
     """Return what each op of a cut graph belongs to.
 
     Args:
         whole: The step with its batch whole.
         cut: The same graph, or its batch in pieces.
         stages: Of the whole one.
-        mixed: Whether names end with the position of a mesh, "h@2@0".
+        on_mesh: Whether names end with a position of a mesh, "h@0", or "h@2@0" of a piece.
     """
     number = {op.name: i for i, op in enumerate(whole.ops)}
     n, a = len(cut.ops), cut.arrays
     of, piece = np.full(n, -1, dtype=np.int64), np.full(n, -1, dtype=np.int64)
     for i, op in enumerate(cut.ops):
-        name = op.name.rpartition("@")[0] if mixed else op.name
+        name = op.name.rpartition("@")[0] if on_mesh else op.name
         base, _, suffix = name.rpartition("@")
         if name in number:
             of[i] = number[name]

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import final
 
 from pardnn.errors import InfeasibleError, UsageError
 from pardnn.place.recipes.schedules import suitable
@@ -16,6 +15,7 @@ from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import BEST, BEST_WHOLE, RECIPES, whole_op_algorithms
 from pardnn.planner.constrained import obeyed
 from pardnn.planner.costs import partitioned_costs
+from pardnn.planner.microbatches.best import Best, TooManyPiecesError
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.microbatches.staged import decide_staged
 from pardnn.planner.portfolio import Decide, Outcome
@@ -25,18 +25,13 @@ from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.bounds import lower_bound_seconds, work_seconds
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
-from pardnn.time_limit import check_time
 
 #: Code of the error that a step has no batch of so many pieces.
 NO_BATCH = "E226"
 #: The algorithm that places layers in stages.
 STAGES = "modulo"
-#: Numbers of pieces without a better plan after which `auto` tries no more.
-PATIENCE = 2
 #: Numbers of pieces that are tried, each twice the one before; what is tried if one was best.
 MOST_DOUBLINGS, FEW_PIECES = 7, 4
-#: Ops of the graph, times pieces, above which `auto` tries no more pieces.
-MANY_OPS = 60_000
 
 
 def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
@@ -73,7 +68,7 @@ def _best(
     quick = [name for name in placing if name == STAGES] or others
     # Beside others of their kind: a step that is cut whole may be as fast as stages of few pieces,
     # and slower than those of more.
-    found, staged, rest = _Best(problem), _Best(problem), _Best(problem)
+    found, staged, rest = Best(problem), Best(problem), Best(problem)
 
     def in_pieces(number: int, algorithms: Sequence[str], below: float) -> Callable[[], Outcome]:
         return lambda: _in_pieces(problem, number, algorithms, decide, below=below)
@@ -102,69 +97,6 @@ def _best(
         found.take(staged)
         found.take(rest)
     return found.best()
-
-
-class _TooManyPiecesError(InfeasibleError):
-    """No plan of so many pieces is faster than one that is there."""
-
-
-@final
-class _Best:
-    """The best of several outcomes."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.found: Outcome | None = None
-        self.failure: InfeasibleError | None = None
-        self.worse, self.spent, self.had_too_many = 0, 0.0, False
-
-    def try_(self, plan: Callable[[], Outcome]) -> bool:
-        """Return whether a plan is there and better than those before."""
-        check_time()
-        self.had_too_many = False
-        try:
-            outcome = plan()
-        except InfeasibleError as error:
-            self.failure = self.failure or error
-            self.had_too_many = isinstance(error, _TooManyPiecesError)
-            return False
-        self.spent += outcome.planning_s
-        is_better = self._is_better(outcome)
-        self.found, self.worse = (outcome, 0) if is_better else (self.found, self.worse + 1)
-        self.problem.log.keep(outcome, self.problem.options.objective)
-        return is_better
-
-    def _is_better(self, outcome: Outcome) -> bool:
-        best, objective = self.found, self.problem.options.objective
-        return best is None or outcome.score(objective) < best.score(objective)
-
-    @property
-    def seconds(self) -> float:
-        """Of the best outcome; infinite before there is one."""
-        return math.inf if self.found is None else self.found.makespan_s
-
-    def take(self, other: _Best) -> None:
-        """Take the best of others, if it is better, and the time that they took; once."""
-        self.spent, other.spent = self.spent + other.spent, 0.0
-        self.failure = self.failure or other.failure
-        if other.found is not None and self._is_better(other.found):
-            self.found = other.found
-
-    def is_done(self, number: int) -> bool:
-        """Whether more pieces than so many are not tried: they cost more launches, and planning."""
-        is_many = number * len(self.problem.graph.ops) > MANY_OPS
-        return self.had_too_many or self.worse >= PATIENCE or is_many
-
-    def best(self) -> Outcome:
-        """Return the best outcome; its planning time is that of all.
-
-        Raises:
-            InfeasibleError: E301, the first, if there is none.
-        """
-        if self.found is None:
-            assert self.failure is not None
-            raise self.failure
-        return self.found._replace(planning_s=self.spent)
 
 
 def _counts() -> Iterator[int]:
@@ -210,7 +142,7 @@ def _fastest(problem: Problem, tries: Sequence[Callable[[], Outcome]]) -> Outcom
     Raises:
         InfeasibleError: E301, the first, if there is none.
     """
-    best = _Best(problem)
+    best = Best(problem)
     for one in tries:
         best.try_(one)
     return best.best()
@@ -278,7 +210,7 @@ def _check_may_be_below(inner: Problem, seconds: float) -> None:
     if bound >= seconds:
         why = f"no plan takes less than {bound:.4g} s"
         inner.log.note("all", None, why)
-        raise _TooManyPiecesError(why) if work >= seconds else InfeasibleError(why)
+        raise TooManyPiecesError(why) if work >= seconds else InfeasibleError(why)
 
 
 def _accumulators_before(problem: Problem) -> int | None:

@@ -16,12 +16,15 @@ order are not fixed beforehand: any placement will do.
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 import time
-from typing import NamedTuple, final
+from collections.abc import Callable
+from typing import NamedTuple
 
 from pardnn.errors import InfeasibleError, UsageError
+from pardnn.plan.pieces import Pieces
 from pardnn.planner.algorithms import BEST
+from pardnn.planner.microbatches.best import PATIENCE, Best
 from pardnn.planner.microbatches.decide import NO_BATCH
 from pardnn.planner.microbatches.in_pieces import problem_in_pieces
 from pardnn.planner.portfolio import Decide, Outcome
@@ -30,14 +33,12 @@ from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.decide import can_shard
 from pardnn.planner.submesh.spread import cut_of_submesh, placed_on_submeshes
 from pardnn.planner.submesh.submeshes import submesh_sizes
-from pardnn.time_limit import check_time, seconds_left
+from pardnn.time_limit import seconds_left
 
 #: Cuts that `auto` tries inside of submeshes; the batch is in pieces already.
 INSIDE = ("megatron", "tofu")
 #: Local ops of a cut graph, without what moves data, up to which `auto` cuts inside of submeshes.
 MANY_LOCAL_OPS = 30_000
-#: Numbers of pieces without a better plan after which no more are tried.
-PATIENCE = 2
 #: Numbers of pieces that are tried, each twice the one before.
 MOST_DOUBLINGS = 6
 
@@ -76,20 +77,20 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
         )
     wanted = problem.options.microbatches
     doublings = [1 << power for power in range(MOST_DOUBLINGS + 1)]
-    found = _Best(problem)
+    found, cutter = Best(problem), _cutter(problem)
     for size in sizes:
         worse = 0
         for count in doublings if wanted == "auto" else [wanted or 1]:
             try:
-                is_better = found.try_(Mix(cut, placement, size, count), decide)
+                is_better = _is_better(found, Mix(cut, placement, size, count), cutter, decide)
             except UsageError as error:
-                if error.code != NO_BATCH or found.best is None:
+                if error.code != NO_BATCH or found.found is None:
                     raise
                 break
             worse = 0 if is_better else worse + 1
             if worse >= PATIENCE:
                 break
-    return found.get()
+    return found.best()
 
 
 def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
@@ -102,24 +103,23 @@ def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
         best: The best plan without submeshes.
         decide: Runs placements on a problem.
     """
-    options, found = problem.options, _Best(problem, best)
+    wanted, found, cutter = problem.options.microbatches, Best(problem, best), _cutter(problem)
     for size in submesh_sizes(problem.cluster):
         submeshes = problem.cluster.num_devices // size
-        wanted = options.microbatches
         counts = [submeshes, 2 * submeshes] if wanted == "auto" else [wanted or 1]
         for cut in INSIDE:
             for count in counts:
                 if count < 2 or len(problem.graph.ops) * count * size > MANY_LOCAL_OPS:
                     break
                 if seconds_left() <= 0:
-                    return found.get()
+                    return found.best()
                 try:
-                    is_better = found.try_(Mix(cut, "pardnn", size, count), decide)
+                    is_better = _is_better(found, Mix(cut, "pardnn", size, count), cutter, decide)
                 except UsageError:  # no such cut, or no such pieces
                     break
                 if not is_better:
                     break
-    return found.get()
+    return found.best()
 
 
 def may_mix(problem: Problem) -> bool:
@@ -143,60 +143,53 @@ class Mix(NamedTuple):
         return f"{self.count} pieces, submeshes of {self.size}: {self.cut}*{self.placement}"
 
 
-@final
-class _Best:
-    """The best of mixed plans, and of one that was there."""
+#: Cuts the batch in so many pieces.
+_Cutter = Callable[[int], tuple[Pieces | None, Problem]]
 
-    def __init__(self, problem: Problem, best: Outcome | None = None) -> None:
-        self.problem, self.best = problem, best
-        self.failure: InfeasibleError | None = None
-        self.spent = 0.0 if best is None else best.planning_s
 
-    def try_(self, mix: Mix, decide: Decide) -> bool:
-        """Return whether a mixed plan is better than those before."""
-        check_time()
-        problem, best, started = self.problem, self.best, time.perf_counter()
-        problem.log.trying(str(mix))
-        below = math.inf if best is None else best.makespan_s
+def _cutter(problem: Problem) -> _Cutter:
+    """Return what cuts a batch, once for each number of pieces."""
+
+    @functools.cache
+    def cut(count: int) -> tuple[Pieces | None, Problem]:
+        pieces, cut = (None, problem) if count == 1 else problem_in_pieces(problem, count, 1)
+        return pieces, dataclasses.replace(cut, log=SearchLog())
+
+    return cut
+
+
+def _is_better(found: Best, mix: Mix, cutter: _Cutter, decide: Decide) -> bool:
+    """Try a mixed plan; return whether it is better than those before.
+
+    Raises:
+        UsageError: E226 to E229, if the step has no such pieces or cut.
+    """
+    log = found.problem.log
+    log.trying(str(mix))
+
+    def made() -> Outcome:
         try:
-            outcome = _mixed(problem, mix, decide, below)
+            outcome = _mixed(found.problem, mix, cutter, decide, found.seconds)
         except InfeasibleError as error:
-            self.failure = self.failure or error
-            problem.log.note(str(mix), None, error.message.splitlines()[0])
-            return False
-        finally:
-            self.spent += time.perf_counter() - started
-        problem.log.note(str(mix), outcome.makespan_s)
-        objective = problem.options.objective
-        is_better = best is None or outcome.score(objective) < best.score(objective)
-        if is_better:
-            self.best = outcome
-            problem.log.keep(outcome, objective)
-        return is_better
+            log.note(str(mix), None, error.message.splitlines()[0])
+            raise
+        log.note(str(mix), outcome.makespan_s)
+        return outcome
 
-    def get(self) -> Outcome:
-        """Return the best; its planning time is that of all.
-
-        Raises:
-            InfeasibleError: E301, the first, if there is none.
-        """
-        if self.best is None:
-            assert self.failure is not None
-            raise self.failure
-        return self.best._replace(planning_s=self.spent)
+    return found.try_(made)
 
 
-def _mixed(problem: Problem, mix: Mix, decide: Decide, below: float) -> Outcome:
+def _mixed(problem: Problem, mix: Mix, cutter: _Cutter, decide: Decide, below: float) -> Outcome:
     """Return a mixed plan.
 
     Raises:
         InfeasibleError: E301, if it does not fit, or takes as long as `below`.
         UsageError: E226 to E229, if the step has no such pieces or cut.
     """
-    pieces, cut = None, problem
-    if mix.count > 1:
-        pieces, cut = problem_in_pieces(problem, mix.count, 1)
-    cut = dataclasses.replace(cut, log=SearchLog())
+    started = time.perf_counter()
+    pieces, cut = cutter(mix.count)
     sharding = cut_of_submesh(problem, cut, mix.cut, mix.size)
     outcome = placed_on_submeshes(problem, cut, pieces, sharding, mix.placement, decide, below)
-    return outcome._replace(algorithm=f"{mix.cut}*{mix.placement}")
+    return outcome._replace(
+        algorithm=f"{mix.cut}*{mix.placement}", planning_s=time.perf_counter() - started
+    )

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 from numpy import ndarray
 
 from pardnn.errors import InfeasibleError
-from pardnn.graph.ir import Graph
+from pardnn.graph.csr import GraphArrays
 from pardnn.kernels.sorting import inverse_permutation
 from pardnn.place.colocation import closed_arrays
 from pardnn.place.ordering.fit import fits
@@ -37,7 +37,7 @@ from pardnn.shard.recipes.in_pieces import in_pieces
 from pardnn.shard.sharding import Sharding
 from pardnn.shard.spmd.legalize import legalize
 from pardnn.sim.engine import simulate
-from pardnn.sim.machine import fastest_seconds, machine_of
+from pardnn.sim.machine import Machine, fastest_seconds, machine_of
 from pardnn.sim.peak import peaks
 
 #: Fractions of the usable memory for which columns are placed, one after the other, until all that
@@ -64,7 +64,8 @@ def cut_of_submesh(problem: Problem, cut: Problem, algorithm: str, size: int) ->
     if algorithm == "tofu":
         return search(cut.graph, inside, "seconds", costs=cut.costs)
     sharding = search(problem.graph, inside)
-    return sharding if cut is problem else in_pieces(problem.graph, cut.graph, sharding)
+    is_whole = cut.graph is problem.graph
+    return sharding if is_whole else in_pieces(problem.graph, cut.graph, sharding)
 
 
 def placed_on_submeshes(
@@ -90,18 +91,19 @@ def placed_on_submeshes(
     Raises:
         InfeasibleError: E301, if no plan fits, or the columns compute for too long.
     """
-    started = time.perf_counter()
     columns = columns_of(problem, cut, legalize(cut.graph, sharding))
     column = columns.column
     least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
     if least >= below:
         raise InfeasibleError(f"each device computes for {least:.4g} s")
+    step = _step_of(problem, columns)
+    is_limited = any(device.memory is not None for device in column.cluster.devices)
     best: Outcome | None = None
     failure: InfeasibleError | None = None
-    for room in ROOM:
+    for room in ROOM if is_limited else ROOM[:1]:
         try:
             placed = _placed(problem, _within(column, room), name, decide)
-            found = _spread(problem, columns, placed)
+            found = _spread(problem, columns, step, placed)
         except InfeasibleError as error:
             failure = failure or error
             continue
@@ -112,7 +114,7 @@ def placed_on_submeshes(
     if best is None:
         assert failure is not None
         raise failure
-    return _completed(columns, pieces, best, time.perf_counter() - started)
+    return _completed(columns, pieces, best)
 
 
 def _placed(problem: Problem, column: Problem, name: str, decide: Decide) -> Outcome:
@@ -130,22 +132,63 @@ def _within(column: Problem, room: float) -> Problem:
     return dataclasses.replace(column, cluster=dataclasses.replace(column.cluster, devices=devices))
 
 
-def _spread(problem: Problem, columns: Columns, column: Outcome) -> Outcome:
+class _LocalStep(NamedTuple):
+    """What is the same wherever columns are: the local ops, and the machine that runs them.
+
+    Attributes:
+        arrays: Of their graph, with closed groups.
+        machine: Of all devices.
+        overwrites: Of their graph.
+        follows: In topological order, ops that are on the submesh of another one, and that one.
+    """
+
+    arrays: GraphArrays
+    machine: Machine
+    overwrites: Int64[ndarray, "w 2"]
+    follows: list[tuple[int, int]]
+
+
+def _step_of(problem: Problem, columns: Columns) -> _LocalStep:
+    """Return the local ops.
+
+    Each runs on the submesh of the op that it stands beside, so a shard crosses to another submesh
+    once, at its own position, and is cut and passed on there. What is cut out of a tensor that is
+    written in place is cut where that is, with the copy that makes it contiguous; and what is
+    written into one is written there.
+    """
+    local, follows = columns.local, list[tuple[int, int]]()
+    a, overwrites = local.arrays, first_overwrites(local)
+    written = set(overwrites[:, 0].tolist())
+    for i in a.topological.tolist():
+        op = local.ops[i]
+        if not (op.kind.startswith("pardnn.") and op.inputs and op.outputs):
+            continue
+        tensor = a.input_tensor[a.input_ptr[i]]
+        maker = int(a.tensor_op[tensor])
+        is_view = op.outputs[0].alias_of is not None and a.tensor_owner[tensor] in written
+        is_packed = op.kind == FETCH and len(op.inputs) == 1 and local.ops[maker].kind == SLICE
+        if is_view or is_packed:
+            follows.append((i, maker))
+    machine = machine_of(columns.costs, problem.cluster)
+    return _LocalStep(closed_arrays(local), machine, overwrites, follows)
+
+
+def _spread(problem: Problem, columns: Columns, step: _LocalStep, column: Outcome) -> Outcome:
     """Place all local ops as their columns are, in the order of the columns.
 
     Raises:
         InfeasibleError: E301, if that does not fit.
     """
-    local, made = columns.local, columns.made
-    arrays, machine = closed_arrays(local), machine_of(columns.costs, problem.cluster)
-    size = made.partition.mesh.size
-    of = np.array(made.of)
+    local, of = columns.local, np.array(columns.made.of)
+    size = columns.made.partition.mesh.size
+    row = column.plan.place[of]
+    for op, maker in step.follows:
+        row[op] = row[maker]
     dispatch = simulate(columns.column.graph, columns.column.machine, column.plan).dispatch
-    row = _rows(local, column.plan.place[of])
-    place = row * size + np.array(made.position)
     position = inverse_permutation(np.lexsort((np.arange(len(of)), dispatch[of])))
+    place = row * size + np.array(columns.made.position)
     plan = memory_bounded_plan(
-        arrays, machine, place, position, problem.capacities, first_overwrites(local)
+        step.arrays, step.machine, place, position, problem.capacities, step.overwrites
     )
     if not fits(local.arrays, plan, problem.capacities):
         worst = int(peaks(local.arrays, plan).max())
@@ -153,7 +196,7 @@ def _spread(problem: Problem, columns: Columns, column: Outcome) -> Outcome:
             f"no plan fits. With ops cut over {size} devices, a device holds {worst} bytes.",
             details={"peak_bytes": worst},
         )
-    timeline = simulate(local, machine, plan)
+    timeline = simulate(local, step.machine, plan)
     return column._replace(
         plan=plan,
         makespan_s=timeline.makespan,
@@ -162,33 +205,10 @@ def _spread(problem: Problem, columns: Columns, column: Outcome) -> Outcome:
     )
 
 
-def _rows(local: Graph, beside: Int64[ndarray, " m"]) -> Int64[ndarray, " m"]:
-    """Return the submesh of each local op: that of the op that it stands beside.
-
-    So a shard crosses to another submesh once, at its own position, and is cut and passed on there.
-    What is cut out of a tensor that is written in place is cut where that is, with the copy that
-    makes it contiguous; and what is written into one is written there.
-    """
-    a, rows = local.arrays, beside.copy()
-    written = set(first_overwrites(local)[:, 0].tolist())
-    for i in a.topological.tolist():
-        op = local.ops[i]
-        if not (op.kind.startswith("pardnn.") and op.inputs and op.outputs):
-            continue
-        tensor = a.input_tensor[a.input_ptr[i]]
-        maker = a.tensor_op[tensor]
-        is_view = op.outputs[0].alias_of is not None and a.tensor_owner[tensor] in written
-        is_packed = op.kind == FETCH and len(op.inputs) == 1 and local.ops[maker].kind == SLICE
-        if is_view or is_packed:
-            rows[i] = rows[maker]
-    return rows
-
-
 def _completed(
     columns: Columns,
     pieces: Pieces | None,
     outcome: Outcome,
-    planning_s: float,
 ) -> Outcome:
     """Return an outcome with its partitioned graph."""
     made, local = columns.made, columns.local
@@ -202,11 +222,10 @@ def _completed(
         f"every op cut over {size} devices, on one of {made.partition.submeshes} submeshes"
     )
     return outcome._replace(
-        planning_s=planning_s,
         notes=(*notes, *outcome.notes, *made.notes),
         sharded=ShardedPlan(
             plan=plan, graph=local, costs=columns.costs, arrays=outcome.plan,
             makespan_s=outcome.makespan_s, transfer_bytes=outcome.transfer_bytes,
-            planning_s=planning_s,
+            planning_s=outcome.planning_s,
         ),
     )  # fmt: skip

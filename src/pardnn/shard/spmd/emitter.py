@@ -199,7 +199,7 @@ class Emitter:
             The name of the output.
         """
         op = anchor.op
-        if memory == "normal" and op.memory == "residual" and _is_result(op, output, device):
+        if memory == "normal" and op.memory == "residual" and is_result(op, output, device):
             memory = "residual"  # of a tensor that outlives the step, this is the one that does
         self.emit(
             device,
@@ -258,7 +258,7 @@ class Emitter:
         )
 
 
-def _is_result(op: Op, output: Tensor, device: int) -> bool:
+def is_result(op: Op, output: Tensor, device: int) -> bool:
     """Whether a local tensor is a result of an op, laid out as it is to be."""
     return any(output.name == f"{tensor.name}@{device}" for tensor in op.outputs)
 

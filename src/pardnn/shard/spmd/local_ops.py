@@ -17,7 +17,7 @@ from pardnn.errors import InvalidPlanError, shown
 from pardnn.graph.ir import LOSS_KIND, Op, Tensor, writes
 from pardnn.shard.aten.lookup import description_of
 from pardnn.shard.boxes import is_dense, whole
-from pardnn.shard.spmd.emitter import Anchor, Emitter, ShardedTensor, local_tensor
+from pardnn.shard.spmd.emitter import Anchor, Emitter, ShardedTensor, is_result, local_tensor
 from pardnn.shard.spmd.gathered_writes import gather_in_place, gathered_writes
 from pardnn.shard.spmd.multi_fetch import contiguous_copy, reshard
 from pardnn.shard.spmd.spread_reduction import reduce_or_reshard
@@ -181,8 +181,7 @@ def _emit(
             emitter.strided.add(name)
         local_outputs.append(local_tensor(computed.tensor, name, box, alias))
     fraction = partitioned.template.fractions[device]
-    results = {f"{computed.tensor.name}@{device}" for computed, _ in outputs}
-    is_kept = op.memory != "residual" or any(tensor.name in results for tensor in local_outputs)
+    is_kept = op.memory != "residual" or any(is_result(op, t, device) for t in local_outputs)
     backward = op.backward_of and f"{op.backward_of}@{device}"
     emitter.emit(
         device,

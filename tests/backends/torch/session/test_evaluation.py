@@ -17,17 +17,10 @@ from pardnn.plan.plan import Plan
 from pardnn.planner.next_plan import next_plan
 from pardnn.planner.options import PlanOptions
 from tests.backends.torch.models import NormNet
+from tests.backends.torch.models import classify_step as step
 from tests.backends.torch.ranks import connect, run_ranks
 
 SCALE = 1.0
-
-
-def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 def validate(model: Any, x: Any, y: Any) -> Any:

@@ -15,6 +15,7 @@ from pardnn.backends.torch.parallelize import parallelize
 from pardnn.plan.plan import Plan
 from pardnn.planner.next_plan import next_plan
 from pardnn.planner.options import PlanOptions
+from tests.backends.torch.models import classify_step as step
 from tests.backends.torch.ranks import connect, run_ranks
 
 RANKS = 4
@@ -26,14 +27,6 @@ def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     pairs = [nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(4)]
     model = nn.Sequential(*pairs).double()
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
-
-
-def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 def validate(model: Any, x: Any, y: Any) -> Any:

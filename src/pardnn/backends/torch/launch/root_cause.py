@@ -154,20 +154,28 @@ def _exit_line(rank: int, failures: Mapping[int, ProcessFailure]) -> Iterator[st
         yield f"Rank {rank} was ended by {name}."
 
 
+#: By exit status: the error's code, why a rank's result is not there, and what to do.
+_NO_RESULT = {
+    UNWRITTEN: (
+        "E405",
+        "the folder of the run is full, or cannot be written",
+        "It is in the system's temporary folder; TMPDIR names another one.",
+    ),
+    NO_OPEN_FILES: (
+        "E413",
+        "too many open files",
+        "Raise their limit (`ulimit -n`), or close in the step what it opens.",
+    ),
+}
+
+
 def _ended_silently(silent: Sequence[int], failures: Mapping[int, ProcessFailure]) -> PardnnError:
     rank = min(failures, key=lambda each: failures[each].timestamp, default=silent[0])
-    if rank in failures and failures[rank].exitcode == UNWRITTEN:
+    if rank in failures and failures[rank].exitcode in _NO_RESULT:
+        code, why, advice = _NO_RESULT[failures[rank].exitcode]
         return FileError(
-            f"rank {rank} cannot write its result: the folder of the run is full, or cannot be "
-            "written.\nIt is in the system's temporary folder; TMPDIR names another one.",
-            code="E405",
-            details={"rank": rank, "first_failing_rank": rank},
-        )
-    if rank in failures and failures[rank].exitcode == NO_OPEN_FILES:
-        return FileError(
-            f"rank {rank} cannot write its result: too many open files.\n"
-            "Raise their limit (`ulimit -n`), or close in the step what it opens.",
-            code="E413",
+            f"rank {rank} cannot write its result: {why}.\n{advice}",
+            code=code,
             details={"rank": rank, "first_failing_rank": rank},
         )
     how = "with exit status 0, before its work was done"

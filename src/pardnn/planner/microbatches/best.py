@@ -1,0 +1,92 @@
+"""The best of several plans, of some numbers of pieces each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import final
+
+from pardnn.errors import InfeasibleError
+from pardnn.planner.portfolio import Outcome
+from pardnn.planner.problem import Problem
+from pardnn.time_limit import check_time
+
+#: Numbers of pieces without a better plan after which `auto` tries no more.
+PATIENCE = 2
+#: Ops of the graph, times pieces, above which `auto` tries no more pieces.
+MANY_OPS = 60_000
+
+
+class TooManyPiecesError(InfeasibleError):
+    """No plan of so many pieces is faster than one that is there."""
+
+
+@final
+class Best:
+    """The best of several outcomes.
+
+    Args:
+        problem: What is planned.
+        found: An outcome that is there.
+
+    Attributes:
+        found: The best; None before there is one.
+        failure: Of the first plan that did not fit.
+        worse: How many outcomes since were no better.
+        spent: Planning time of all, seconds.
+        had_too_many: Whether what was tried last had too many pieces to be faster.
+    """
+
+    def __init__(self, problem: Problem, found: Outcome | None = None) -> None:
+        self.problem, self.found = problem, found
+        self.failure: InfeasibleError | None = None
+        self.worse, self.had_too_many = 0, False
+        self.spent = 0.0 if found is None else found.planning_s
+
+    def try_(self, plan: Callable[[], Outcome]) -> bool:
+        """Return whether a plan is there and better than those before."""
+        check_time()
+        self.had_too_many = False
+        try:
+            outcome = plan()
+        except InfeasibleError as error:
+            self.failure = self.failure or error
+            self.had_too_many = isinstance(error, TooManyPiecesError)
+            return False
+        self.spent += outcome.planning_s
+        is_better = self._is_better(outcome)
+        self.found, self.worse = (outcome, 0) if is_better else (self.found, self.worse + 1)
+        self.problem.log.keep(outcome, self.problem.options.objective)
+        return is_better
+
+    def _is_better(self, outcome: Outcome) -> bool:
+        best, objective = self.found, self.problem.options.objective
+        return best is None or outcome.score(objective) < best.score(objective)
+
+    @property
+    def seconds(self) -> float:
+        """Of the best outcome; infinite before there is one."""
+        return math.inf if self.found is None else self.found.makespan_s
+
+    def take(self, other: Best) -> None:
+        """Take the best of others, if it is better, and the time that they took; once."""
+        self.spent, other.spent = self.spent + other.spent, 0.0
+        self.failure = self.failure or other.failure
+        if other.found is not None and self._is_better(other.found):
+            self.found = other.found
+
+    def is_done(self, number: int) -> bool:
+        """Whether more pieces than so many are not tried: they cost more launches, and planning."""
+        is_many = number * len(self.problem.graph.ops) > MANY_OPS
+        return self.had_too_many or self.worse >= PATIENCE or is_many
+
+    def best(self) -> Outcome:
+        """Return the best outcome; its planning time is that of all.
+
+        Raises:
+            InfeasibleError: E301, the first, if there is none.
+        """
+        if self.found is None:
+            assert self.failure is not None
+            raise self.failure
+        return self.found._replace(planning_s=self.spent)
