@@ -35,6 +35,25 @@ class Slotted:
         self.scale, self.unused = 2, 3
 
 
+def doubled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: 2 * function(*args)
+
+
+class Tripled:
+    """A decorator that is an object."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return 3 * self.function(*args)
+
+
+@Tripled
+def thrice(model: Any) -> Any:
+    return model.third
+
+
 class Net(nn.Module):
     gain = 3
 
@@ -44,9 +63,20 @@ class Net(nn.Module):
         self.tau, self.mode, self.act = 2, Mode.FAST, torch.tanh
         self.config, self.sizes, self.calls = Config(), [1, 2], 0
         self.table = torch.zeros(4)
+        self.decay, self.rate, self.third = 0.9, 0.5, 0.1
+
+    @torch.no_grad()
+    def average(self) -> None:
+        self.table.mul_(self.decay)
+
+    @doubled
+    def rated(self) -> float:
+        return self.rate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.dropout(self.norm(self.linear(x))) * self.tau * self.gain
+        self.average()
+        x = x * self.rated() * thrice(self)
         if self.mode is Mode.FAST and self.config.depth > 1:
             x = self.act(x) * self.config.tau
         return x * self.scaled * len(self.sizes) + self.table
@@ -129,6 +159,9 @@ def hold(o: Any) -> Any:
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "model.training": lambda o: o.model.eval(),
     "model.tau": lambda o: setattr(o.model, "tau", 3),
+    "model.decay": lambda o: setattr(o.model, "decay", 0.5),
+    "model.rate": lambda o: setattr(o.model, "rate", 0.1),
+    "model.third": lambda o: setattr(o.model, "third", 0.2),
     "model.mode": lambda o: setattr(o.model, "mode", Mode.SLOW),
     "model.act": lambda o: setattr(o.model, "act", torch.relu),
     "model.config.depth": lambda o: setattr(o.model.config, "depth", 1),
@@ -255,7 +288,7 @@ def test_computed_names_make_every_attribute_count() -> None:
 
 
 def test_a_new_attribute_counts_where_it_is_named() -> None:
-    model = Net()
+    model: Any = Net()
 
     def step(model: Any, x: torch.Tensor) -> Any:
         return model(x).sum() * (2 if hasattr(model, "doubled") else 1)

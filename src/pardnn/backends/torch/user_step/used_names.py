@@ -16,6 +16,7 @@ Source: Bacon and Sweeney, "Fast Static Analysis of C++ Virtual Function Calls",
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -81,6 +82,7 @@ class _Search:
         self._waiting: list[types.FunctionType] = []
         self._classes: dict[type, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
+        self._callables: dict[int, Any] = {}
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
@@ -119,8 +121,15 @@ class _Search:
     def _follow(self, value: Any) -> None:
         if _function_of(value) is not None or isinstance(value, type | types.ModuleType):
             self.add_value(value)
+        elif _is_users_callable(value) and id(value) not in self._callables:  # a decorator, say
+            self._callables[id(value)] = value
+            self._add_class(type(value))
+            for item in vars(value).values():
+                self._follow(item)
 
     def _read(self, function: types.FunctionType) -> None:
+        for value in _held_by(function):
+            self._follow(value)
         is_users = not is_library_file(function.__code__.co_filename)
         mentioned = set(_mentioned(function.__code__))
         self.found.names |= mentioned
@@ -132,6 +141,24 @@ class _Search:
         for name in mentioned:
             if name in function.__globals__:
                 self._follow(function.__globals__[name])
+
+
+def _is_users_callable(value: Any) -> bool:
+    """Whether a value is called by a method of the user's, and is no function."""
+    call = getattr(type(value), "__call__", None)  # noqa: B004 - the method, not whether
+    is_users = isinstance(call, types.FunctionType) and not is_library_file(
+        call.__code__.co_filename
+    )
+    return is_users and hasattr(value, "__dict__")
+
+
+def _held_by(function: types.FunctionType) -> Iterator[Any]:
+    """Yield what a function refers to: a decorator's wrapper calls what is in its closure."""
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            yield cell.cell_contents
 
 
 def _runs(name: str) -> bool:
