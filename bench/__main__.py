@@ -62,7 +62,10 @@ NAMED = {
 
 if __name__ == "__main__":
     if sys.argv[1:2] and sys.argv[1] in NAMED:
+        sys.argv[0] = f"python -m bench {sys.argv[1]}"  # what argparse calls it
         importlib.import_module(NAMED[sys.argv[1]]).main(sys.argv[2:])
+    elif sys.argv[1:2] in (["-h"], ["--help"]):
+        sys.stdout.write(f"usage: python -m bench [NAME [options]]\n\n{__doc__}")
     elif sys.argv[1:]:
         sys.exit(f"no benchmark {sys.argv[1]!r:.40}; there are {', '.join(NAMED)}")
     else:

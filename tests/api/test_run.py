@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from pardnn.api.run import _compared
+from pardnn.api.run import _compared, _limits
+from pardnn.cluster import Cluster, Device
+from pardnn.errors import MismatchError
 from pardnn.graph.build import build_graph
+from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.file import read_plan
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
@@ -69,3 +76,20 @@ def test_where_ops_run_whole_every_bit_of_the_state_counts(
     said = _compared(graph_of("float32"), plan, (1.0,), (1.0,), state)
     assert said["verified"] == is_equal
     assert said["state"].differing == differing
+
+
+def test_a_limit_below_what_the_plan_needs_is_refused_before_ranks_start(tiny: Path) -> None:
+    graph, plan = read_graph(tiny / "graph.json"), read_plan(tiny / "plan.json")
+    peaks = json.loads((tiny / "expected.json").read_text())["peak_bytes"]
+    assert _limits(graph, plan, _limited(peaks)) == peaks
+    for device in range(len(peaks)):
+        limits = [peak - (i == device) for i, peak in enumerate(peaks)]
+        with pytest.raises(MismatchError, match=f"device {device} .*\n.*{max(peaks)}B") as error:
+            _limits(graph, plan, _limited(limits))
+        assert error.value.code == "E504"
+
+
+def _limited(limits: Sequence[int]) -> Cluster:
+    return Cluster(
+        devices=tuple(Device(name=str(i), memory=limit) for i, limit in enumerate(limits))
+    )

@@ -18,7 +18,8 @@ from pardnn.cluster import Cluster
 from pardnn.errors import MismatchError, UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import check_fingerprint, read_plan
-from pardnn.plan.plan import Plan, planned_graph
+from pardnn.plan.memory import peak_bytes
+from pardnn.plan.plan import Plan, plan_arrays, planned_graph
 from pardnn.plan.run_record import write_run
 from pardnn.planner.costs import known_costs
 from pardnn.planner.options import PlanOptions
@@ -148,9 +149,10 @@ def run_checked(
         code: Files of generated code, by rank, to run in the place of the plan's actions.
 
     Raises:
-        MismatchError: E501, if plan and cluster have different numbers of devices.
+        MismatchError: E501, if plan and cluster have different numbers of devices; E504, if a
+            device would hold more by the plan than its limit.
     """
-    limits = _limits(plan, cluster)
+    limits = _limits(graph, plan, cluster)
     found = backends.run_plan(
         target,
         graph,
@@ -184,11 +186,11 @@ def run_checked(
         stopped_by=found.stopped_by,
         first_step=(saving.first_step or 0) if saving is not None else 0,
         saved_steps=found.saved_steps,
-        notes=(*found.notes, *_over(limits, found.peak_bytes_predicted), *_sharing(plan, shared)),
+        notes=(*found.notes, *_sharing(plan, shared)),
     )
 
 
-def _limits(plan: Plan, cluster: Cluster | None) -> list[int | None]:
+def _limits(graph: Graph, plan: Plan, cluster: Cluster | None) -> list[int | None]:
     if cluster is None:
         return [None] * plan.num_devices
     if cluster.num_devices != plan.num_devices:
@@ -197,7 +199,19 @@ def _limits(plan: Plan, cluster: Cluster | None) -> list[int | None]:
             "Leave the cluster out, or plan again.",
             code="E501",
         )
-    return [device.memory for device in cluster.devices]
+    limits = [device.memory for device in cluster.devices]
+    local = planned_graph(graph, plan)
+    peaks = peak_bytes(local, plan_arrays(local, plan))
+    for device, (limit, peak) in enumerate(zip(limits, peaks, strict=True)):
+        if limit is not None and limit < peak:
+            raise MismatchError(
+                f"by this plan device {device} holds up to {bytes_text(peak)}, its limit is "
+                f"{bytes_text(limit)}.\nRun it under {max(peaks)}B or more, or plan again for "
+                "this limit.",
+                code="E504",
+                details={"peak_bytes": peaks, "limit_bytes": limits},
+            )
+    return limits
 
 
 def shared_cores_seconds(graph: Graph, plan: Plan, *, threads: int = 1) -> float | None:
@@ -241,14 +255,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _over(limits: Sequence[int | None], peaks: Sequence[int]) -> list[str]:
-    return [
-        f"rank {rank} was limited to {bytes_text(limit)}, below its predicted peak"
-        for rank, (limit, peak) in enumerate(zip(limits, peaks, strict=True))
-        if limit is not None and limit < peak
-    ]
 
 
 def _compared(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pardnn.graph.file import fingerprint, op_digests, op_to_dict
 from pardnn.graph.ir import Graph
 from pardnn.plan.constraints import constraint_to_dict
 from pardnn.plan.partitioned_graph import Partition
+from pardnn.plan.pieces import whole_name
 from pardnn.plan.plan import Message, Plan, Tried
 from pardnn.plan.recompute import SecondCall
 
@@ -145,14 +147,22 @@ def stamped(plan: Plan, graph: Graph) -> Plan:
     return dataclasses.replace(
         plan,
         graph_fingerprint=fingerprint(graph, found),
-        op_digests="".join(digests[name] for name in _digested(plan)),
+        op_digests="".join(digests.get(name, _NO_DIGEST) for name in _digested(plan)),
     )
 
 
-def _digested(plan: Plan) -> list[str]:
-    """Return of what a plan keeps digests: its ops, or the tensors of a graph that it cuts."""
+#: Of a name that is no op of the graph.
+_NO_DIGEST = "0" * 8
+
+
+def _digested(plan: Plan) -> Iterable[str]:
+    """Return of what a plan keeps digests: its ops, or the tensors of a graph that it cuts.
+
+    Of a batch in pieces also what has no digest, as it is no op of the graph: sums of pieces, say.
+    """
     if plan.pieces is not None:
-        return []
+        names = (op.name for op in plan.pieces.ops)
+        return dict.fromkeys(each for name in names for each in (name, whole_name(name)))
     if plan.partition is not None:
         return list(plan.partition.sharding)
     added = {call.name for call in plan.recompute or ()}
@@ -161,9 +171,7 @@ def _digested(plan: Plan) -> list[str]:
 
 
 def _digests(plan: Plan, graph: Graph, found: dict[str, str]) -> dict[str, str]:
-    if plan.pieces is not None:
-        return {}
-    if plan.partition is None:
+    if plan.pieces is not None or plan.partition is None:
         return found
     return {tensor.name: found[op.name] for op in graph.ops for tensor in op.outputs}
 
@@ -176,13 +184,14 @@ def check_fingerprint(plan: Plan, graph: Graph) -> None:
     """
     if plan.graph_fingerprint is None or plan.graph_fingerprint == fingerprint(graph):
         return
-    now = _digests(plan, graph, op_digests(graph))
     text = plan.op_digests or ""
-    then = {name: text[8 * i : 8 * i + 8] for i, name in enumerate(_digested(plan))}
+    now = _digests(plan, graph, op_digests(graph)) if text else {}
+    kept = {name: text[8 * i : 8 * i + 8] for i, name in enumerate(_digested(plan))}
+    then = {name: digest for name, digest in kept.items() if digest not in ("", _NO_DIGEST)}
     differences = {
         "added": [name for name in now if name not in then],
         "removed": [name for name in then if name not in now],
-        "changed": [name for name in now if then.get(name, now[name]) not in ("", now[name])],
+        "changed": [name for name in now if then.get(name, now[name]) != now[name]],
     }
     lines = [
         f"{kind}: {', '.join(repr(name)[:60] for name in names[:5])}"

@@ -72,6 +72,11 @@ def piece_number(name: str) -> int:
     return int(piece) if at and piece.isdecimal() and len(piece) < 6 else -1
 
 
+def whole_name(name: str) -> str:
+    """Return the name of what a name is a piece of; the name itself if it is of no piece."""
+    return name if piece_number(name) < 0 else name.rpartition("@")[0]
+
+
 def first_piece(name: str) -> str:
     """Return the name of the first piece of what a name is a piece of; the name itself if none."""
-    return name if piece_number(name) < 0 else piece_of(name.rpartition("@")[0], 0)
+    return name if piece_number(name) < 0 else piece_of(whole_name(name), 0)

@@ -99,8 +99,9 @@ class Plan:
         messages: Every tensor that crosses devices. Their order is the global total order
             that the planner proposes; `plan.lower` keeps to it where that cannot deadlock.
         graph_fingerprint: Of the graph it was made for.
-        op_digests: Eight hex digits per op of `placement`, or tensor of `partition.sharding`,
-            joined, to tell what changed.
+        op_digests: Eight hex digits per op of `placement`, or tensor of `partition.sharding`, or
+            op of `pieces` and what it is a piece of (0 if that is none of the graph), joined, to
+            tell what changed.
         versions: Of pardnn and what it was captured with.
         partition: The partitioned graph, if tensors and ops are sharded; placement, order and
             messages then are of its ops. None if every op runs on one device.

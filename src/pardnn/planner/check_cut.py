@@ -115,9 +115,11 @@ def _partition_problems(graph: Graph, plan: Plan, partition: Partition) -> Itera
         yield f"partition: {error.message}\n{_AGAIN}"
         return
     assert made is not None
-    told = partition.in_turn, partition.reuse, partition.relay_axes
-    if partition.submeshes > 1 and any(told):
-        yield f"partition: in_turn, reuse and relay_axes are {told}, of a plan with submeshes"
+    if partition.submeshes > 1:
+        for name in ("in_turn", "reuse", "relay_axes", "sums_in_place"):
+            if getattr(partition, name):
+                found = getattr(partition, name)
+                yield f"partition.{name} is {found}, of a plan with submeshes, which never sets it"
     owned = functools.partial(_owned, calls, partition)
     yield from _differences("partition", partition.ops, made.ops, owned)
     if plain is not None:

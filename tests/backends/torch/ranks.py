@@ -28,6 +28,7 @@ import torch.distributed as dist
 import pardnn
 from pardnn.backends.torch.comm.world import World, join
 from pardnn.errors import PardnnError
+from pardnn.planner.warm_up import warm_up
 from testbed.small_graphs import small_case
 
 
@@ -93,8 +94,9 @@ def run_ranks(
 
 @functools.cache
 def _load_planner() -> None:
-    """Load here what ranks that plan need: half a second each."""
+    """Load here what ranks that plan need: half a second each, a minute where kernels are new."""
     pardnn.plan(*small_case(0, seed=0), "round-robin")
+    warm_up(["pardnn"], polished=True)
 
 
 def crash_path(path: Path) -> Path:

@@ -20,10 +20,10 @@ from pardnn.api.report import report
 from pardnn.api.simulate import plan_problems
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
-from pardnn.errors import InvalidPlanError, PardnnError
+from pardnn.errors import InvalidPlanError, MismatchError, PardnnError
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import Graph
-from pardnn.plan.file import plan_from_json, plan_to_dict
+from pardnn.graph.ir import Graph, Op, Tensor
+from pardnn.plan.file import check_fingerprint, plan_from_json, plan_to_dict
 from pardnn.plan.memory import peak_bytes
 from pardnn.plan.plan import Plan, Predicted, plan_arrays, planned_graph
 from pardnn.plan.recompute import SecondCall, graph_with_calls
@@ -342,3 +342,15 @@ def test_parallelize_proves_the_plan_that_it_is_given() -> None:
 def test_nothing_is_told_of_a_plan_that_computes_something_else(tell: Any) -> None:
     with pytest.raises(InvalidPlanError, match=r"op 'mul_.* is 0.75, derived is 0.5"):
         tell(graph(), spoilt(planned("data-parallel"), scalar), costs="v100")
+
+
+@pytest.mark.parametrize("name", ["microbatches", "data-parallel"])
+def test_a_plan_of_another_graph_tells_what_differs(name: str) -> None:
+    ops, plan = list(graph().ops), planned(name)
+    at = next(i for i, op in enumerate(ops) if op.kind == "aten.tanh.default")
+    ops[at] = dataclasses.replace(ops[at], kind="aten.sigmoid.default")
+    changed = ops[at].name if name == "microbatches" else ops[at].outputs[0].name
+    ops.append(Op(name="new", kind="input", outputs=(Tensor(name="new", bytes=4),)))
+    with pytest.raises(MismatchError) as error:
+        check_fingerprint(plan, build_graph("g", ops))
+    assert error.value.details == {"added": ["new"], "removed": [], "changed": [changed]}

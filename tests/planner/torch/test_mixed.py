@@ -145,6 +145,7 @@ def test_other_ops_than_follow_from_the_decision_are_refused() -> None:
         (dataclasses.replace(plan.partition, ops=tuple(ops)), "relu"),
         (dataclasses.replace(plan.partition, in_turn=True), "in_turn"),
         (dataclasses.replace(plan.partition, reuse=3), "reuse"),
+        (dataclasses.replace(plan.partition, sums_in_place=True), "sums_in_place"),
     ):
         spoilt = dataclasses.replace(plan, partition=partition)
         problems = [*plan_problems(graph(), spoilt), *cut_problems(graph(), spoilt)]

@@ -41,7 +41,7 @@ def in_child(body: Any) -> Any:
         connect(rank, 1, path, 20).close()
         return body()
 
-    (outcome,) = run_ranks(1, connected)
+    (outcome,) = run_ranks(1, connected, limit_s=200.0)  # 2 s, where nothing else runs
     assert outcome.status == 0, outcome.error
     return outcome.value
 
