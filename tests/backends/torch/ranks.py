@@ -54,7 +54,7 @@ class Outcome:
 def connect(rank: int, size: int, path: str, timeout_s: float, **kwargs: Any) -> World:
     """Join a forked rank to the others."""
     if size > 1:
-        store = dist.FileStore(path, size)
+        store = dist.FileStore(path, size)  # pyright: ignore[reportPrivateImportUsage]
         wait = timedelta(seconds=max(20, timeout_s))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=wait)
     return join(torch.device("cpu"), timeout_s=timeout_s, **kwargs)
