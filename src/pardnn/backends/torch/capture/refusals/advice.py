@@ -18,9 +18,10 @@ _BRANCH = (
     "What ends in `raise` is a check, if it does nothing before but print, log and collect."
 )
 POSITION = (
-    "Keep it a tensor: x.index_select(0, i.view(1)) for x[i], torch.arange(n) < length for a\n"
-    "slice up to a length. A queue: at = (pointer + torch.arange(n)) % size, then\n"
-    "queue.index_copy_(0, at, new) and pointer.add_(n).remainder_(size).\n"
+    "Followed are x[i], x[i : i + n] and x.narrow at an i that is data, as copies, and writes\n"
+    "there: x[i] = x[i] * 2 for x[i].mul_(2), and x[i].clone() where x changes before its use.\n"
+    "A slice up to a length is torch.arange(n) < length. What begins again at the end of a queue:\n"
+    "at = (pointer + torch.arange(n)) % size, and queue.index_copy_(0, at, new).\n"
     "F.one_hot takes num_classes, which it otherwise reads off the data."
 )
 #: By what Python makes of a tensor's value: what the step does, and what to write instead.

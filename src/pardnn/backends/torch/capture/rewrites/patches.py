@@ -17,6 +17,7 @@ Idea: compute both sides and select, bit by bit what the branch gives:
 - CTC's loss takes lengths as lists, too: it gets tensors.
 - `torch.cond` on what is made of constants calls the function that they choose.
 - Packed sequences of known lengths are slices: `packed_sequences`.
+- A slice at a number that only a run knows is indexing by a tensor: `positions`.
 
 Complexity: the time of both sides, and one copy of what the branch changes.
 """
@@ -36,6 +37,7 @@ from torch.optim import swa_utils
 from pardnn.backends.torch.capture.constant_folding import folded_list
 from pardnn.backends.torch.capture.refusals import unsupported
 from pardnn.backends.torch.capture.rewrites import asgd, packed_sequences, radam, sgd
+from pardnn.backends.torch.capture.rewrites.positions import Positions, tensor_of_numbers
 from pardnn.backends.torch.capture.rewrites.undoing import Undoing
 from pardnn.backends.torch.capture.tracer import Tracer
 from pardnn.backends.torch.ops.host_scalars import choose
@@ -86,7 +88,13 @@ def rewritten(tracer: Tracer) -> Iterator[None]:
         dampening = sgd.Dampening()
         patch(torch.optim.SGD, "_init_group", dampening.init_group)
         patch(sys.modules["torch.optim.sgd"], "sgd", dampening.update)
+        positions = Positions()
+        patch(torch.Tensor, "__getitem__", positions.get)
+        patch(torch.Tensor, "__setitem__", positions.set)
+        patch(torch.Tensor, "narrow", positions.narrow)
+        patch(torch, "tensor", tensor_of_numbers)
         yield
+        positions.check(tracer)
 
 
 def _as_function(call: Callable[..., Any]) -> Callable[..., Any]:
