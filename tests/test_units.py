@@ -71,7 +71,23 @@ def test_limits_refused(limits: object) -> None:
         parse_limits(limits, 2)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize(("text", "meant"), [("2", "2GB/s"), ("2e9", "2e9B/s")])
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("2", "2GB/s"), ("2e9", "2e9B/s"), ("10Gbit/s", "1.25GB/s"), ("1gbps", "0.125GB/s")],
+)
 def test_a_rate_without_a_unit_gets_the_likely_one(text: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f'did you mean "{meant}"'):
         parse_bandwidth(text)
+
+
+@pytest.mark.parametrize("text", ["16G", "16g", "16gib"])
+def test_a_misspelt_size_gets_the_likely_one(text: str) -> None:
+    with pytest.raises(UsageError, match='did you mean "16GiB"'):
+        parse_bytes(text)
+
+
+def test_no_unit_is_advised_for_nothing() -> None:
+    for parse in (parse_bytes, parse_bandwidth):
+        with pytest.raises(UsageError) as error:
+            parse("0")
+        assert "did you mean" not in error.value.message

@@ -6,10 +6,12 @@ code is the exit status of the command line.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import traceback
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -43,6 +45,12 @@ def printable(text: str, *, lines: bool = False) -> str:
     )
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a line that names what a misspelt name is close to; an empty text if nothing is."""
+    close = difflib.get_close_matches(name, sorted(set(known)), n=3)
+    return f"\nDid you mean {', '.join(map(shown, close))}?" if close else ""
+
+
 def without_addresses(text: str) -> str:
     """Leave out memory addresses, which differ from run to run and tell nobody anything."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
@@ -59,10 +67,10 @@ def told(error: BaseException) -> str:
 
 def users_traceback(error: BaseException) -> str:
     """Return the traceback of an error of the user's code, from the first frame of theirs on."""
-    first = trace = error.__traceback__
+    trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace or first))
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _is_ours(trace: TracebackType) -> bool:

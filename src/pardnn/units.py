@@ -37,12 +37,23 @@ def _split(text: str, units: Mapping[str, float], help_text: str, what: str) -> 
     number, unit = match.groups()
     if unit in units:
         return float(number), units[unit]
-    close = next((u for u in units if u.lower() == unit.lower()), None)
+    meant = _spelling(unit)
+    close = next((u for u in units if _spelling(u) == meant), None)
+    if re.fullmatch("[kmgt](bit/s|bps)", meant) and what == "bandwidth":  # eight to a byte
+        number, close = f"{float(number) / 8:g}", f"{unit[0].upper()}B/s"
     suggestion = f'; did you mean "{number}{close}"?' if close else ""
     if not unit:  # of a number above a million, units themselves: bytes, or bytes a second
         usual = _USUAL.get(what, "") if float(number) < 1e6 else _SINGLE.get(what, "")
         suggestion = f'; did you mean "{number}{usual}"?' if usual else ""
+    if not float(number):
+        suggestion = ""  # where nothing is too little, any unit would be refused again
     raise UsageError(f"{what} {text!r:.60} has no known unit: {help_text}{suggestion}")
+
+
+def _spelling(unit: str) -> str:
+    """Return what spellings of one unit have in common: "16g", "16Gib" and "16GiB" are binary."""
+    unit = unit.lower()
+    return f"{unit}ib" if unit in {"k", "m", "g", "t"} else unit
 
 
 def parse_bytes(size: int | str, what: str = "size") -> int:

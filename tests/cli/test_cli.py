@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -177,6 +178,35 @@ def test_failures(run: Run, tiny: Path, arguments: list[str], status: int, code:
     error = json.loads(out)["error"]
     assert (error["code"], error["exit"]) == (code, status)
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["{g}", "--algorithm", "pardn"], "Did you mean 'pardnn'"),
+        (["{g}", "--algoritm", "auto"], "--algorithm"),
+        (["{m}"], "FILE.py:FUNCTION.*\n.*Functions of this file: training"),
+        (["{m}:"], "Functions of this file: training"),
+        (["{m}:trainin"], "Did you mean 'training'"),
+    ],
+)
+def test_a_slip_is_told_what_it_is_close_to(
+    run: Run, tiny: Path, tmp_path: Path, arguments: list[str], hint: str
+) -> None:
+    module = tmp_path / "m.py"
+    module.write_text("def training():\n    pass\n")
+    filled = [a.format(g=tiny / "graph.json", m=module) for a in arguments]
+    status, _, err = run("plan", *filled, "--devices", "2")
+    assert status == 2
+    assert re.search(hint, err)
+
+
+def test_a_file_that_is_no_python_shows_its_line_and_none_of_ours(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text("def f(:\n")
+    status, _, err = run("plan", f"{tmp_path / 'm.py'}:f", "--devices", "2")
+    assert status == 1
+    assert "def f(:" in err
+    assert "Traceback" not in err
 
 
 def test_what_does_not_fit_says_what_was_tried(run_json: Run, tiny: Path) -> None:

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from pardnn import backends
-from pardnn.backends.entry_point import EntryPoint, is_entry_point, load_entry_point
+from pardnn.backends.entry_point import (
+    EntryPoint,
+    is_entry_point,
+    load_entry_point,
+)
 from pardnn.graph.csr import op_edges
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph
@@ -36,10 +40,12 @@ def opened(target: str) -> EntryPoint | str:
     """Return the entry point that a target names, its file executed; a graph file as it is.
 
     Raises:
-        UsageError: E221 (there is no such file), E222 (no such function in it).
+        UsageError: E220 (a Python file without a function), E221 (there is no such file), E222 (no
+            such function in it).
         UserCodeError: The user's file raised.
     """
-    return load_entry_point(target) if is_entry_point(target) else target
+    is_python = target.removesuffix(":").endswith(".py")
+    return load_entry_point(target) if is_python or is_entry_point(target) else target
 
 
 def graph_of(source: EntryPoint | str, batch_size: int | None = None) -> Graph:

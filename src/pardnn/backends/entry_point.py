@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib.util
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pardnn.errors import UsageError, UserCodeError, told
+from pardnn.errors import UsageError, UserCodeError, did_you_mean, told
 
 #: How often a function that does not return is told of, seconds.
 NOTICE_S = 60.0
@@ -29,6 +30,15 @@ def is_entry_point(target: str) -> bool:
     """Return whether `target` names a function in a Python file, not a graph file."""
     path, colon, function = target.rpartition(":")
     return bool(colon) and path.endswith(".py") and function.isidentifier()
+
+
+def functions_of(path: Path) -> list[str]:
+    """Return the functions that a file of Python defines, if it is one; it is not executed."""
+    try:
+        body = ast.parse(path.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    return [each.name for each in body if isinstance(each, ast.FunctionDef)]
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,11 @@ def load_entry_point(target: str) -> EntryPoint:
         UserCodeError: The file itself raised.
     """
     if not is_entry_point(target):
+        found = functions_of(Path(target.partition(":")[0]))
         raise UsageError(
             f"{target!r:.120} is no entry point: write FILE.py:FUNCTION, where FUNCTION returns "
-            "(step, args)",
+            "(step, args)"
+            + (f".\nFunctions of this file: {', '.join(found[:8])}" if found else ""),
             code="E220",
         )
     path, _, function = target.rpartition(":")
@@ -95,7 +107,8 @@ def load_entry_point(target: str) -> EntryPoint:
         raise UsageError(f"there is no file {path!r}", code="E221")
     found = getattr(_load(Path(path)), function, None)
     if not callable(found):
-        raise UsageError(f"{path} has no function {function!r}", code="E222")
+        near = did_you_mean(function, functions_of(Path(path)))
+        raise UsageError(f"{path} has no function {function!r}{near}", code="E222")
     return EntryPoint(target, found)
 
 

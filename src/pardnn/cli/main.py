@@ -147,8 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     except PardnnError as error:
         status = fail(error, as_json)
     except typer.TyperException as error:  # of the parser
-        message = error.format_message() if isinstance(error, typer.BadParameter) else str(error)
-        status = fail(UsageError(message, code="E200"), as_json)
+        status = fail(UsageError(error.format_message(), code="E200"), as_json)
     except Exception as error:
         status = _interrupted(as_json) if interrupts.is_set() else _broken(error, as_json)
     sys.exit(status if isinstance(status, int) else 0)

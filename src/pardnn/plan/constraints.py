@@ -21,7 +21,6 @@ With a price a constraint is a wish: a plan that does not meet it counts as so m
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from pardnn import files
 from pardnn.cluster import STRICT, Cluster
-from pardnn.errors import UsageError, shown
+from pardnn.errors import UsageError, did_you_mean, shown
 from pardnn.graph.ir import Graph, Tensor
 from pardnn.graph.layers import is_within, known_layers, layers_of, origin
 
@@ -292,8 +291,7 @@ class Names:
             if found:
                 return found
         known = [*self.whole, *self.maker, *{layer for layer in self.layers if layer}]
-        close = difflib.get_close_matches(name, sorted(set(known)), n=3)
-        hint = f"\nDid you mean {', '.join(map(shown, close))}?" if close else ""
+        hint = did_you_mean(name, known)
         raise unusable(constraint, f"no {' or '.join(kinds)} is named {shown(name)}", hint)
 
     def _ops_of(self, kind: str, name: str) -> tuple[int, ...]:

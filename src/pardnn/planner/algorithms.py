@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 
-from pardnn.errors import UsageError
+from pardnn.errors import UsageError, did_you_mean
 from pardnn.place.baselines.contiguous import place_contiguous
 from pardnn.place.baselines.exact import place_exact
 from pardnn.place.baselines.heft import place_heft
@@ -107,7 +107,7 @@ def check_algorithm(name: str) -> None:
     if name not in known and mixed_parts(name) is None:
         raise UsageError(
             f"no algorithm {name!r:.40}; there are {', '.join(known)}, and a cut inside of "
-            "submeshes with a placement on them, such as megatron*1f1b",
+            "submeshes with a placement on them, such as megatron*1f1b" + did_you_mean(name, known),
             code="E210",
         )
 

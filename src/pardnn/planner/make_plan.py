@@ -315,7 +315,7 @@ def _measure(problem: Problem, outcome: Outcome, compile_s: float) -> PlanResult
         makespan_s=outcome.makespan_s,
         period_s=period(graph.arrays, machine, outcome.plan).seconds,
         lower_bound_s=bound,
-        gap=outcome.makespan_s / bound - 1 if bound > 0 else 0.0,
+        gap=max(0.0, outcome.makespan_s / bound - 1) if bound > 0 else 0.0,  # both are rounded
         serial_s=serial if np.isfinite(serial) else None,
         peak_bytes=tuple(peaks(graph.arrays, outcome.plan).tolist()),
         capacity_bytes=tuple(problem.capacities),

@@ -75,7 +75,7 @@ def seconds_text(seconds: float | None) -> str:
 
 def percent_text(fraction: float) -> str:
     """Return a fraction such as "12.3 %"."""
-    return f"{100 * fraction:.1f} %"
+    return f"{round(100 * fraction, 1) + 0.0:.1f} %"  # no "-0.0 %"
 
 
 def _step_text(makespan_s: float, period_s: float | None, how: str = "simulated") -> str:
