@@ -101,17 +101,20 @@ def _closure() -> Entry:
     return _closure_step, (model, sgd(model), x, y)
 
 
-def _scheduler_inside() -> Entry:
-    model, x, y = classes()
-    optimizer = sgd(model)
-    scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5)
+def _scheduler_inside(name: str, *options: Any, given: Any = lambda _loss: ()) -> Factory:
+    def factory() -> Entry:
+        model, x, y = classes()
+        optimizer = sgd(model)
+        scheduler = getattr(lr_scheduler, name)(optimizer, *options)
 
-    def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        loss = class_step(model, optimizer, x, y)
-        scheduler.step()
-        return loss
+        def step(model: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = class_step(model, optimizer, x, y)
+            scheduler.step(*given(loss))
+            return loss
 
-    return step, (model, optimizer, x, y)
+        return step, (model, optimizer, x, y)
+
+    return factory
 
 
 def _scheduler_beside() -> Entry:
@@ -180,7 +183,13 @@ CASES: dict[str, Factory] = {
     },
     "anchored": _anchored,
     "sgd_closure": _closure,
-    "scheduler_inside": _scheduler_inside,
+    "scheduler_inside": _scheduler_inside("StepLR", 1, 0.5),
+    "scheduler_by_loss": _scheduler_inside(
+        "ReduceLROnPlateau", "min", 0.5, 0, 10.0, given=lambda loss: (loss.item(),)
+    ),
+    "scheduler_by_epoch": _scheduler_inside(
+        "CosineAnnealingWarmRestarts", 4, given=lambda _loss: (1.5,)
+    ),
     "adabelief": _counting("adabelief"),
     "yogi": _counting("yogi"),
     "lamb": _counting("lamb"),

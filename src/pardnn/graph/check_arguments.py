@@ -17,7 +17,7 @@ from pardnn.graph.ir import LOSS_KIND, Op
 _TORCH_NAMES = ("dtype", "layout", "memory_format", "device")
 _FLOATS = ("inf", "-inf", "nan")
 _EFFECTS = (
-    "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check",
+    "set", "assign", "trainable", "tell", "call", "rebind", "print", "log", "check", "schedule",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Python numbers that change from step to step: arguments, settings, and counters in the step."""
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from tests.long_cases import long_but
 
 
 def sgd(model: Any, **settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), **{"lr": 0.1} | settings)
+    return torch.optim.SGD(model.parameters(), **dict[str, Any](lr=0.1) | settings)
 
 
 def granted(graph: Graph) -> dict[str, Any]:
@@ -227,9 +228,9 @@ def test_a_first_step_that_counts_otherwise() -> None:
     assert_as_eager(make, state=lambda args: args[0].steps, sizes=(1,), is_followed=True)
 
 
-def scheduled(kind: str, *args: Any) -> Entry:
+def scheduled(kind: str, *args: Any, given: Any = lambda _loss: ()) -> Entry:
     model, x, y = small()
-    optimizer = sgd(model, momentum=0.9)
+    optimizer: Any = sgd(model, momentum=0.9)
     schedule = getattr(torch.optim.lr_scheduler, kind)(optimizer, *args)
 
     def step(model, optimizer, x, y):
@@ -237,7 +238,7 @@ def scheduled(kind: str, *args: Any) -> Entry:
         loss = F.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
-        schedule.step()
+        schedule.step(*given(loss))
         return loss
 
     optimizer.schedule = schedule
@@ -261,6 +262,31 @@ def test_schedules_inside_the_step(kind: str, args: tuple[Any, ...]) -> None:
         return schedule.last_epoch, schedule.get_last_lr(), groups
 
     assert_as_eager(lambda: scheduled(kind, *args), state=state, steps=5)
+
+
+def test_a_schedule_by_a_metric_inside_the_step() -> None:
+    def state(args: Any) -> Any:
+        schedule = args[1].schedule
+        return schedule.num_bad_epochs, float(schedule.best), args[1].param_groups[0]["lr"]
+
+    def given(loss: torch.Tensor) -> Any:
+        return [loss.detach()]
+
+    make = functools.partial(scheduled, "ReduceLROnPlateau", "min", 0.5, 1, 0.9, given=given)
+    assert_as_eager(make, state=state, steps=5)
+
+
+def test_a_schedule_is_called_one_way() -> None:
+    step, args = scheduled("StepLR", 2)
+
+    def twice(model, optimizer, x, y):
+        loss = step(model, optimizer, x, y)
+        optimizer.schedule.step(1)
+        return loss
+
+    with pytest.raises(UnsupportedError, match="with arguments and without") as caught:
+        capture(twice, *args)
+    assert caught.value.code == "E804"
 
 
 def test_what_a_schedule_changes_is_not_read_after_it() -> None:

@@ -129,8 +129,9 @@ def run_noted(
     unseen, is_first = unseen_states(objects), chosen.is_first
     classes, flags = class_attributes(objects), trainable_flags(trace)
     with contextlib.ExitStack() as stack:
-        trace.schedules = stack.enter_context(schedules_noted(objects, tracer.locator))
         trace.effects = effects = stack.enter_context(effects_noted(tracer, is_long=chosen.ints))
+        noted = schedules_noted(objects, tracer.locator, effects.stepped)
+        trace.schedules = stack.enter_context(noted)
         stack.enter_context(recorders_inserted(objects, recorders.filled, effects.filled))
         stack.enter_context(stand_ins_inserted(objects, recorders.sinks, effects.told))
         choices = Choices(

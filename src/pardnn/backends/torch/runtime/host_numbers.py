@@ -219,8 +219,15 @@ class HostNumbers:
             fill(effects, given | {name: slot.get() for name, slot in self._filled.items()})
         found = {name: slot_of_name(each, name) for each in batch for name in self._sinks}
         self._given = {name: slot for name, slot in found.items() if slot is not None}
-        for schedule in self._schedules:
-            schedule.step()
+        stepped = [effect["schedule"] for effect in effects if "schedule" in effect]
+        for name, schedule in self._schedules:
+            given = next((each for each in stepped if each[0] == name), None)
+            if given is None:
+                schedule.step()
+                continue
+            stepped.remove(given)
+            _, values, named = given
+            schedule.step(*map(value_of, values), **{key: value_of(x) for key, x in named})
 
 
 def _check_known(missing: Sequence[str], what: str) -> None:
@@ -254,21 +261,23 @@ def _sink_slots(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> 
     return {name: slot for name, slot in slots.items() if slot is not None}
 
 
-def _schedules(step: Callable[..., Any], args: Sequence[Any], graph: Graph) -> list[LRScheduler]:
-    """Return the schedules that the step steps, which each rank does after it."""
+def _schedules(
+    step: Callable[..., Any], args: Sequence[Any], graph: Graph
+) -> list[tuple[str, LRScheduler]]:
+    """Return the schedules that the step steps, which each rank does after it, with their names."""
     names = graph.step_notes.get("schedules", [])
     if not names:
         return []
     stateful = {entry.name: entry.value for entry in walk_objects(step, list(args)).stateful}
-    found = [stateful.get(name) for name in names]
-    missing = [n for n, each in zip(names, found, strict=True) if not isinstance(each, LRScheduler)]
+    found = [(name, stateful.get(name)) for name in names]
+    missing = [name for name, each in found if not isinstance(each, LRScheduler)]
     if missing:
         raise MismatchError(
             f"the graph was captured from another step: {shown(missing[0])} is no schedule of this "
             "one.\nCapture and plan this step again.",
             code="E505",
         )
-    return [each for each in found if isinstance(each, LRScheduler)]
+    return [(name, each) for name, each in found if isinstance(each, LRScheduler)]
 
 
 def _text(condition: str, source: str | None) -> str:

@@ -213,17 +213,16 @@ class Effects:
         return values
 
     def told(self, name: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note a call of a sink, with its arguments as they are now; see `told_sinks`.
+        """Note a call of a sink, see `told_sinks`, with its arguments as they are now."""
+        self._note("tell", [name, method, *self._given(args, kwargs)])
 
-        Args:
-            name: Of the sink.
-            method: That is called.
-            args: Its arguments.
-            kwargs: Those by name.
-        """
-        content = [[self._content(each) for each in args]]
-        content += [[[key, self._content(each)] for key, each in kwargs.items()]]
-        self._note("tell", [name, method, *content])
+    def stepped(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what a schedule is stepped with."""
+        self._note("schedule", [name, *self._given(args, kwargs)])
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        named = [[key, self._content(each)] for key, each in kwargs.items()]
+        return [[self._content(each) for each in args], named]
 
     def written(self, name: str, args: tuple[Any, ...], sep: str, end: str) -> None:
         """Note a call of `print` with a sink as its file.
@@ -305,7 +304,7 @@ def told_numbers(told: list[Any], number_of: Callable[[Value], Any]) -> Any:
 
 #: What a step does that notes an effect.
 _TOLD = {"print": "it prints", "log": "it logs", "call": "it collects", "check": "it checks",
-         "tell": "it writes"}  # fmt: skip
+         "tell": "it writes", "schedule": "it schedules"}  # fmt: skip
 
 
 def _plain(data: Any, hints: Mapping[Any, Any]) -> Any:

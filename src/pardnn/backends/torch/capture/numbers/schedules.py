@@ -4,14 +4,15 @@ Problem: `scheduler.step()` computes the next rates in Python, by any function t
 branches on counts and replaces lists.
 
 Idea: nothing of it is in the graph. While the step is traced the call is only noted, and each rank
-makes it after each step; the graph reads the rates at the next call. What the call would change
-may not be read after it in the same step: these numbers are `_Gone`.
+makes it after each step, with the numbers that it was given: the metric of `ReduceLROnPlateau`, an
+epoch. The graph reads the rates at the next call. What the call would change may not be read after
+it in the same step: these numbers are `_Gone`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,11 @@ from pardnn.backends.torch.user_step.held_numbers import numbers_by_name
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
 from pardnn.backends.torch.user_step.slots import Slot
 
+#: Called with the name of a schedule, and the arguments of a call of its `step`.
+Tell = Callable[[str, tuple[Any, ...], dict[str, Any]], None]
+#: Numbers that schedules change: those of every schedule, and of `ReduceLROnPlateau`.
+_CHANGED = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter")
+
 
 def schedules_of(objects: ObjectGraph) -> dict[str, LRScheduler]:
     """Return the schedules in an object graph by name."""
@@ -33,18 +39,18 @@ def schedules_of(objects: ObjectGraph) -> dict[str, LRScheduler]:
 
 def schedule_numbers(objects: ObjectGraph) -> frozenset[str]:
     """Return the names of the counts and rates of schedules, which differ at each step."""
-    read = ("last_epoch", "_step_count", "_last_lr")
-    prefixes = tuple(f"{name}.{key}" for name in schedules_of(objects) for key in read)
+    prefixes = tuple(f"{name}.{key}" for name in schedules_of(objects) for key in _CHANGED)
     return frozenset(n for n in numbers_by_name(objects.contents, {}) if n.startswith(prefixes))
 
 
 @contextlib.contextmanager
-def schedules_noted(objects: ObjectGraph, locator: Locator) -> Iterator[list[str]]:
+def schedules_noted(objects: ObjectGraph, locator: Locator, tell: Tell) -> Iterator[list[str]]:
     """Note calls of `scheduler.step()` instead of making them, for as long as the context is open.
 
     Args:
         objects: The object graph of the step.
         locator: Finds the user's line.
+        tell: Called at a call with arguments.
 
     Yields:
         Names of the schedules that were stepped, in order.
@@ -53,7 +59,7 @@ def schedules_noted(objects: ObjectGraph, locator: Locator) -> Iterator[list[str
     kept: list[tuple[Slot, Any]] = []
     schedules = schedules_of(objects)
     for name, schedule in schedules.items():
-        schedule.__dict__["step"] = _note(name, schedule, noted, kept, locator)
+        schedule.__dict__["step"] = _note(name, schedule, noted, kept, locator, tell)
     try:
         yield noted
     finally:
@@ -69,11 +75,17 @@ def _note(
     noted: list[str],
     kept: list[tuple[Slot, Any]],
     locator: Locator,
+    tell: Tell,
 ) -> Any:
+    with_arguments: set[bool] = set()
+
     def step(*args: Any, **kwargs: Any) -> None:
-        if args or kwargs:
+        with_arguments.add(bool(args or kwargs))
+        if len(with_arguments) > 1:
             raise unsupported.schedule_with_arguments(name, locator.line())
         noted.append(name)
+        if args or kwargs:
+            tell(name, args, kwargs)
         gone = symbol(_Gone(name, locator))
         for slot in _changed_by(schedule):
             kept.append((slot, slot.get()))
@@ -85,7 +97,7 @@ def _note(
 def _changed_by(schedule: LRScheduler) -> Iterator[Slot]:
     """Yield the places of numbers that a schedule may change."""
     for key in schedule.__dict__:
-        if key in ("last_epoch", "_step_count", "_last_lr"):
+        if key in _CHANGED:
             yield Slot(schedule, key)
     for group in schedule.optimizer.param_groups:
         yield from (Slot(group, key) for key in group if key != "params")

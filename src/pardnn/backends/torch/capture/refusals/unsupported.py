@@ -317,12 +317,11 @@ def text_of_a_number(where: str | None) -> UnsupportedError:
 
 
 def schedule_with_arguments(name: str, where: str | None) -> UnsupportedError:
-    """Return E804: a schedule that the step gives an epoch or a metric."""
+    """Return E804: a schedule that the step calls both with arguments and without."""
     return error_at(
         where,
-        f"the step calls {name}.step with arguments{at(where)}; in a step it is called without,\n"
-        "after which each rank makes the call.\n"
-        "Call it after the step, with what the step returns: scheduler.step(metric).",
+        f"the step calls {name}.step with arguments and without{at(where)}.\n"
+        "Call it one way: scheduler.step(), or scheduler.step(metric).",
         "E804",
     )
 
