@@ -24,16 +24,15 @@ from typing import Any
 
 from bench.mutants import page
 
-#: Packages of `src/pardnn` that are changed.
-PACKAGES = (
-    "place/pardnn", "place/ordering", "place/thesis", "sim", "plan", "shard/partition",
-    "shard/search",
-)  # fmt: skip
 #: Tests that are asked: those of the packages, and of what calls them.
-TESTS = ("tests/place", "tests/sim", "tests/plan", "tests/shard", "tests/planner")
+TESTS = (
+    "tests/place", "tests/sim", "tests/plan", "tests/shard", "tests/planner", "tests/report",
+    "tests/explain", "tests/api", "tests/test_tiny.py",
+)  # fmt: skip
 #: Of the tests below a directory named `torch`, those below this one alone are asked.
 TORCH = Path("tests/shard")
 ROOT = Path(__file__).parents[2]
+SOURCES = "src/pardnn"
 #: Whether kernels are changed, or all but kernels.
 KERNELS = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 KEPT = ROOT / ".mutants"
@@ -92,7 +91,7 @@ class _Plugin:
         self._options = options
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        _import_all()
+        _import_all(warm=not KERNELS and not self._options.tests)
         items = {
             item.nodeid: item
             for item in session.items
@@ -109,12 +108,12 @@ class _Plugin:
 def _paths(only: list[str]) -> list[Path]:
     """Return the files that are changed."""
     sources = ROOT / "src" / "pardnn"
-    paths = [path for each in PACKAGES for path in sorted((sources / each).rglob("*.py"))]
+    paths = [path for each in page.PACKAGES for path in sorted((sources / each).rglob("*.py"))]
     asked = [(ROOT / each).resolve() for each in only]
     return [p for p in paths if not asked or any(p.is_relative_to(each) for each in asked)]
 
 
-def _import_all() -> None:
+def _import_all(warm: bool) -> None:
     """Import once what children would import again and again."""
     for name in ("pardnn.planner.algorithms", "pardnn.place.polish.polish"):
         importlib.import_module(name)
@@ -122,7 +121,7 @@ def _import_all() -> None:
         relative = path.relative_to(ROOT / "src").with_suffix("")
         if not {"torch", "cli", "api", "solvers", "__main__"} & set(relative.parts):
             importlib.import_module(".".join(relative.parts).removesuffix(".__init__"))
-    if not KERNELS:
+    if warm:
         from pardnn.planner.algorithms import ALGORITHMS
         from pardnn.planner.warm_up import warm_up
 
@@ -137,13 +136,13 @@ def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -
         paths: Files to change.
         options: Of the command line.
     """
-    from bench.mutants import mutations, nearest, session
+    from bench.mutants import mutations, record, session
 
-    near = nearest.Nearest(ROOT, items)
+    kept = KEPT / ("tests-of-kernels" if KERNELS else "tests")
+    tests_of = record.recorded(kept, ROOT, SOURCES, items)
     mutants = mutations.sampled(ROOT, paths, options.sample or sys.maxsize, options.seed)
     journal = KEPT / "verdicts.jsonl"
     known = _known(journal)
-    slow = set[str]()
     found = []
     start = time.monotonic()
     with journal.open("a", encoding="utf-8") as out:
@@ -152,19 +151,20 @@ def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -
             if mutant.is_kernel != KERNELS or options.told:
                 found += [(mutant, old["verdict"], old["test"])] if old else []
                 continue
-            tests = [test for test in near.tests(mutant.path) if test not in slow]
+            tests = [test for test in tests_of.tests(mutant) if test in items]
             mark = _mark(mutant.path, tests)
             again = options.again and old and old["verdict"] not in page.CAUGHT
             if old and _holds(old, mark, mutant.path) and not again:
                 found.append((mutant, old["verdict"], old["test"]))
                 continue
-            verdict, test = "survived", None
-            while tests:
-                verdict, test = session.ended(mutant, [items[t] for t in tests], options.budget)
-                if verdict != "timed out" or _ends(items[test], options.budget):
-                    break
-                slow.add(test)  # by itself
-                tests.remove(test)
+            if old and old["test"] in tests:  # what has found it once
+                tests.remove(old["test"])
+                tests.insert(0, old["test"])
+            seconds = [tests_of.seconds(test) for test in tests]
+            verdict, test = "not run", None
+            if tests:
+                asked = [items[test] for test in tests]
+                verdict, test = session.ended(mutant, asked, seconds, options.budget)
             row = {"key": mutant.key, "verdict": verdict, "test": test, "mark": mark}
             row["caught_mark"] = _mark(mutant.path, [test] if test else [])
             out.write(json.dumps(row) + "\n")
@@ -175,13 +175,6 @@ def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -
                 print(f"{number + 1} of {len(mutants)}, {time.monotonic() - start:.0f} s")
             found.append((mutant, verdict, test))
     return found
-
-
-def _ends(item: Any, budget_s: float) -> bool:
-    """Return whether a test, with nothing changed, ends well before it is called endless."""
-    from bench.mutants import session
-
-    return session.ended(None, [item], budget_s / 2)[0] == "survived"
 
 
 def _holds(old: dict[str, Any], mark: str, path: str) -> bool:

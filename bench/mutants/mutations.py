@@ -1,8 +1,8 @@
 """Mutants of a file: one small change each, inside a function, made on the syntax tree.
 
 Not changed: docstrings, annotations, decorators, default values, texts, assertions of our own
-invariants, and what is raised. Code of modules and classes outside functions is not changed
-either: other modules have copies of what it defines.
+invariants (`strict=` of `zip` is one), and what is raised. Code of modules and classes outside
+functions is not changed either: other modules have copies of what it defines.
 """
 
 from __future__ import annotations
@@ -164,6 +164,8 @@ def _inside(node: ast.AST, function: str, lines: range) -> Iterator[Change]:
         )
         for index, child in children:
             if not isinstance(child, ast.AST) or isinstance(child, LEFT_ALONE):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
                 continue
             here = _head(child) if isinstance(child, ast.stmt) else lines
             for new in _others(child):

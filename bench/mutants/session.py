@@ -8,7 +8,6 @@ its tests' time and some milliseconds. It works because kernels are plain functi
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import json
@@ -16,7 +15,6 @@ import mmap
 import os
 import resource
 import signal
-import sys
 import time
 import traceback
 import types
@@ -28,9 +26,9 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 from bench.mutants.mutations import Mutant, mutated
+from bench.mutants.page import LEAST_S, SLOWER
+from bench.mutants.record import empty_caches
 
-#: Processor time after which a test does not end any more, in budgets of a mutant.
-SLOWER = 3
 #: Wall time of a child: what waits for something that never comes uses no processor time.
 WALL_S = 900
 #: Bytes that a child may allocate.
@@ -83,12 +81,14 @@ def _read(descriptor: int) -> bytes:
     return text
 
 
-def failed(items: Sequence[pytest.Item], budget_s: float, at: Any) -> str | None:
+def failed(items: Sequence[pytest.Item], limits: Sequence[float], budget_s: float, at: Any,
+           ) -> str | None:  # fmt: skip
     """Run tests; return the first that fails, or None.
 
     Args:
         items: Tests, of which none is begun once the budget is used up.
-        budget_s: Processor time.
+        limits: Processor time of each, in seconds, after which it does not end any more.
+        budget_s: Processor time of all.
         at: Memory that is told the number of each test that begins; -1 at the end.
     """
     start = time.process_time()
@@ -96,7 +96,7 @@ def failed(items: Sequence[pytest.Item], budget_s: float, at: Any) -> str | None
         if time.process_time() - start > budget_s:
             break
         at[0:4] = number.to_bytes(4, "little", signed=True)
-        signal.setitimer(signal.ITIMER_PROF, budget_s * SLOWER)
+        signal.setitimer(signal.ITIMER_PROF, limits[number])
         after = items[number + 1] if number + 1 < len(items) else None
         reports = runtestprotocol(item, log=False, nextitem=after)
         if any(report.failed for report in reports):
@@ -104,26 +104,29 @@ def failed(items: Sequence[pytest.Item], budget_s: float, at: Any) -> str | None
     return None
 
 
-def ended(mutant: Mutant | None, items: Sequence[pytest.Item], budget_s: float) -> list[Any]:
+def ended(
+    mutant: Mutant, items: Sequence[pytest.Item], seconds: Sequence[float], budget_s: float
+) -> list[Any]:
     """Return how a mutant ended, and the test that says so.
 
-    `caught`: a test failed; `timed out`, `crashed`: one did not end in `SLOWER` times the budget,
+    `caught`: a test failed; `timed out`, `crashed`: one did not end in `SLOWER` times its time,
     or ended the process; `survived`.
 
     Args:
-        mutant: A change; None: none is made.
+        mutant: A change.
         items: Tests, in the order in which they are asked.
+        seconds: Processor time of each where nothing is changed.
         budget_s: Processor time of all of them.
     """
+    limits = [max(LEAST_S, SLOWER * each) for each in seconds]
     at = mmap.mmap(-1, 4)
 
     def body() -> list[Any]:
         here = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (here + MEMORY, here + MEMORY))
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
-        if mutant is not None:
-            put_in_place(mutant)
-        test = failed(items, budget_s, at)
+        put_in_place(mutant)
+        test = failed(items, limits, budget_s, at)
         return ["caught" if test else "survived", test]
 
     ended_by, found = forked(body)
@@ -152,11 +155,7 @@ def put_in_place(mutant: Mutant) -> None:
         owner, value = value if value is not None else owner, None
         value = vars(owner)[part]
     _function(value).__code__ = code
-    for each in list(sys.modules.values()):
-        if getattr(each, "__name__", "").startswith("pardnn"):
-            for cached in list(vars(each).values()):
-                if isinstance(cached, functools._lru_cache_wrapper):
-                    cached.cache_clear()
+    empty_caches()
 
 
 def _function(value: Any) -> types.FunctionType:

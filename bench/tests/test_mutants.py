@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 from bench.mutants.mutations import mutants_of, mutated
-from bench.mutants.nearest import Nearest
+from bench.mutants.record import Record, places_of
 
 SOURCE = '''
 LIMIT = 3
@@ -36,30 +36,35 @@ def test_each_mutant_is_one_change_inside_a_function() -> None:
         assert mutant.line in mutant.lines
 
 
-def test_the_nearest_tests_are_asked_first_one_case_of_each_before_the_next(
-    tmp_path: Path,
-) -> None:
-    """By name, by what is imported, by folder; what has nothing to do with a file is not asked."""
-    files = {
-        "tests/sim/test_levels.py": "",
-        "tests/sim/test_engine.py": "from pardnn.sim.levels import top_levels\n",
-        "tests/place/test_order.py": "from pardnn.sim import levels, peak\n",
-        "tests/sim/test_bounds.py": "from pardnn.sim.bounds import lower_bound\n",
-        "tests/plan/test_mesh.py": "from pardnn.plan.mesh import Mesh\n",
+def test_those_that_run_the_statement_are_asked_the_fastest_first(tmp_path: Path) -> None:
+    """Of a function that has changed since, all that run any of it."""
+    (tmp_path / "src").mkdir()
+    path = tmp_path / "src" / "a.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    (change,) = (m for m in mutants_of("src/a.py", SOURCE) if m.change == "total - 1 -> total + 1")
+    (begin, code) = places_of(SOURCE)["least"]
+    whole, checks, other = (
+        sum(1 << line - begin.start for line in lines)
+        for lines in (begin, range(begin.start, change.line), range(change.line, change.line + 1))
+    )
+    row = {
+        "functions": [("a.py", "least", code), ("a.py", "most", code)],
+        "tests": {
+            "slow": (2.0, [(0, f"{whole:x}")]),
+            "elsewhere": (0.1, [(1, f"{whole:x}")]),
+            "raises": (0.1, [(0, f"{checks:x}")]),
+            "fast": (0.2, [(0, f"{other:x}"), (1, "1")]),
+        },
     }
-    for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    tests = [f"{path}::test" for path in reversed(files)]
-    near = Nearest(tmp_path, [*tests, "tests/sim/test_levels.py::a[0]",
-                              "tests/sim/test_levels.py::a[1]"])  # fmt: skip
-    assert near.tests("src/pardnn/sim/levels.py") == [
-        "tests/sim/test_levels.py::test",
-        "tests/sim/test_levels.py::a[0]",
-        "tests/sim/test_levels.py::a[1]",
-        *[f"{path}::test" for path in list(files)[1:4]],
-    ]
-    ordering = Nearest(tmp_path, ["tests/sim/test_levels.py::a[1]",
-                                  "tests/sim/test_levels.py::a[0]",
-                                  "tests/sim/test_levels.py::b[0]"])  # fmt: skip
-    assert ordering.tests("src/pardnn/sim/levels.py")[2].endswith("a[0]")
+    found = Record(tmp_path, "src", {"test_a.py": row})
+    assert found.tests(change) == ["fast", "slow"]
+    assert found.seconds("slow") == 2.0
+    path.write_text(SOURCE.replace("no 2", "not 2"), encoding="utf-8")
+    assert Record(tmp_path, "src", {"test_a.py": row}).tests(change) == ["raises", "fast", "slow"]
+
+
+def test_functions_and_methods_have_their_lines() -> None:
+    places = places_of("def a():\n    pass\n\nclass B:\n    x = 1\n    def c(self): pass\n")
+    assert {name: lines for name, (lines, _) in places.items()} == {
+        "a": range(1, 3), "B.c": range(6, 7),
+    }  # fmt: skip

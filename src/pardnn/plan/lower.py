@@ -180,8 +180,8 @@ def _sorted_events(events: _Events, first_message: int) -> list[int]:
     def key(node: int) -> tuple[bool, int]:
         return node < first_message, node  # messages first, as the planner lists them
 
+    # Ops alone, so sorted as a heap is: a message waits for what it carries.
     heap = [key(node) for node, count in enumerate(missing) if count == 0]
-    heapq.heapify(heap)
     order: list[int] = []
     while heap:
         node = heapq.heappop(heap)[1]
