@@ -1,5 +1,6 @@
 """Placements of small graphs, with and without limits, are those that are kept as text."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -31,8 +32,13 @@ LINKS: tuple[dict[str, Any], ...] = (
 SHARES = (None, 0.8, 0.6, 0.45)
 
 
-#: Seeds of graphs; at 14 all plans are tried before it is refused, which takes 2 s.
-SEEDS = [seed for seed in range(17) if seed != 14]
+#: Of graphs: some without limits, two that nothing fits, many from which the memory step moves ops.
+SEEDS = (0, 1, 8, 9, 2, 4, 3, 5, 10, 11, 13, 19, 27, 28, 31, 34, 35, 37)
+
+pytestmark = pytest.mark.skipif(
+    "shape_checker" in sys.modules,
+    reason="20 times as long where shapes are checked; compiled kernels run it too",
+)
 
 
 def case(seed: int) -> tuple[str, Graph, Machine, list[int | None]]:

@@ -52,6 +52,7 @@ MORE = {
     "mean of all": call("aten.mean.default", "x", outputs=((),), x=(6, 8)),
     "undescribed": call("mylib::op", "x", outputs=((6, 8),), x=(6, 8)),
 }  # fmt: skip
+pytestmark = pytest.mark.jit  # no kernels: once is enough
 ALL = CALLS | MORE
 
 

@@ -32,6 +32,7 @@ def test_volumes_and_what_boxes_have_in_common() -> None:
     assert 10 < sum(map(bool, common)) < 50, "some meet, some do not"
     assert common_volumes(one, other).tolist() == common
     assert volumes(overlaps(one, other)).tolist() == common
+    assert overlaps(one, other).shape == one.shape
     crossed = common_volumes(one[:5, None], other[None, :7])
     assert crossed.tolist() == [[len(points(a) & points(b)) for b in other[:7]] for a in one[:5]]
 

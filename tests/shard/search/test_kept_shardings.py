@@ -4,12 +4,13 @@ import pytest
 
 from pardnn.cluster import Cluster, Device, Link
 from pardnn.cost.costs import preset_costs
+from pardnn.errors import UsageError
 from pardnn.graph.ir import Graph
 from pardnn.plan.mesh import Mesh, make_mesh
 from pardnn.shard.search.baselines import BASELINES
 from pardnn.shard.search.communication_bytes import total_bytes
 from pardnn.shard.search.tofu import find_sharding
-from pardnn.shard.sharding import Sharding
+from pardnn.shard.sharding import FixedLayouts, Sharding
 from testbed.hand_graphs import Steps, chain, mlp
 from tests.kept import assert_kept
 from tests.shard.search.test_coarsening import unrolled
@@ -79,6 +80,37 @@ def test_shardings_by_bytes_are_those_that_are_kept(name: str, mesh: Mesh) -> No
         lines.append(f"tofu {found.cost:g} {found.is_exact}: {text_of(graph, found.sharding)}")
     for algorithm, choose in BASELINES.items():
         lines.append(f"{algorithm}: {text_of(graph, choose(graph, mesh))}")
+    assert_kept("shardings.txt", lines)
+
+
+#: State that stays: by graph, mesh and layouts.
+FIXED = [
+    ("mlp", (2, 2), {"w1": (1, 0), "w2": (None, 0)}),
+    ("odd mlp", (3,), {"w2": (None,)}),
+    ("chain", (2,), {"w1": (0,), "w3": (1,)}),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "layouts"), FIXED)
+def test_shardings_around_state_are_those_that_are_kept(
+    name: str, shape: tuple[int, ...], layouts: dict[str, tuple[int | None, ...]]
+) -> None:
+    graph, fixed = GRAPHS[name], FixedLayouts(make_mesh(shape), layouts)
+    lines = [f"{name} on {shape}, {layouts} stay"]
+    found = find_sharding(graph, fixed.mesh, fixed=fixed)
+    lines.append(f"tofu {found.cost:g} {found.is_exact}: {text_of(graph, found.sharding)}")
+    for algorithm, choose in BASELINES.items():
+        if algorithm == "equal-chop" and len(shape) > 1:
+            with pytest.raises(UsageError, match="along one axis"):
+                choose(graph, fixed)
+            continue
+        sharding = choose(graph, fixed)
+        assert {kept: sharding.layouts[kept] for kept in layouts} == layouts
+        lines.append(f"{algorithm}: {text_of(graph, sharding)}")
+    cluster = Cluster.uniform(fixed.mesh.size)
+    costs = preset_costs(graph, "k80")
+    found = find_sharding(graph, cluster, "seconds", costs=costs, fixed=fixed)
+    lines.append(f"seconds {found.cost:.6g}: {text_of(graph, found.sharding)}")
     assert_kept("shardings.txt", lines)
 
 

@@ -46,3 +46,33 @@ def test_maps_may_disagree_on_a_dim_that_nothing_can_cut() -> None:
     assert classes.merge("a", "b", (1, 0))
     assert classes.merge("a", "b", (1, None))
     assert classes.blocked == {}
+
+
+def test_what_a_member_lacks_or_may_not_be_cut_blocks_the_class() -> None:
+    """`flat` has no dim for the second of `full`; what is blocked of `other` stays so, turned."""
+    shapes = {"full": (4, 6), "more": (4, 6), "flat": (4,), "other": (6, 4), "view": (6, 4)}
+    classes = TensorClasses(shapes)
+    assert classes.merge("full", "more")
+    assert not classes.merge("full", "flat", (0, None))
+    assert classes.merge("full", "flat", (0, None), hard=True)
+    assert classes.blocked == {"full": {1}}
+    assert classes.merge("other", "view")
+    assert classes.merge("other", "view", (None, 1), hard=True)
+    assert classes.blocked == {"full": {1}, "other": {0}}
+    classes.merge("full", "other", (1, 0), hard=True)
+    assert classes.blocked == {"full": {1}}
+    assert classes.dims["other"] == (1, 0)
+
+
+def test_fixed_layouts_meet_or_are_told_of() -> None:
+    """Two mesh axes of 2; -1 is free. Of a transposed tensor the dims are turned."""
+    shapes = {"w": (4, 6), "t": (6, 4), "u": (4, 6), "small": (4, 1)}
+    classes = TensorClasses(shapes, axis_sizes=(2, 2), fixed={"w": (0, -1), "t": (-1, 0)})
+    assert classes.merge("w", "t", (1, 0))
+    assert classes.fixed == {"w": (0, 1)}
+    classes.fixed["u"] = (1, 1)
+    assert not classes.merge("w", "u")
+    assert classes.torn == []
+    assert not classes.merge("w", "small", (0, 1))
+    assert classes.merge("w", "u", hard=True)
+    assert classes.torn == [("w", "u")]

@@ -159,12 +159,12 @@ def recursive_search(
     Args:
         tables: Of the problem.
         beam: Width: how many plans are kept from one axis to the next.
-        noises: Relative noise on the tables that further plans come from.
+        noises: Relative noise on the tables that further plans come from; of one plan, none.
         count: How many axes to choose, the first ones; all if None.
     """
     count = len(tables.axis_sizes) if count is None else count
     first = Solution(_empty(tables.problem), 0.0, True)
-    if beam == 1 and noises == (0.0,):
+    if beam == 1:
         chosen: list[Solution] = tables.memo.setdefault("steps", [first])
         while len(chosen) <= count:
             axis = len(chosen) - 1

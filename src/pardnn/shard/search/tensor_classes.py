@@ -91,9 +91,8 @@ class TensorClasses:
             layout = carried(self.fixed.pop(moved), through)
             both = joined(self.fixed.get(kept), layout)
             self.fixed[kept] = layout if both is None else both
-        lost = self.blocked.pop(moved, set())
-        if lost or None in through:
-            self._block(kept, {d for d, m in enumerate(through) if m is None or m in lost})
+        lost = {None, *self.blocked.pop(moved, ())}
+        self._block(kept, {d for d, m in enumerate(through) if m in lost})
         return True
 
     def _joins(self, one: str, other: str) -> bool:
