@@ -13,11 +13,11 @@ import traceback
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 #: Exit status of a command that was interrupted.
 INTERRUPTED = 130
+_LIBRARY = f"{os.sep}site-packages{os.sep}"
 _PACKAGE = str(Path(__file__).parent) + os.sep
 
 
@@ -66,15 +66,23 @@ def told(error: BaseException) -> str:
 
 
 def users_traceback(error: BaseException) -> str:
-    """Return the traceback of an error of the user's code, from the first frame of theirs on."""
+    """Return the traceback of an error of the user's code, from the first frame of theirs on.
+
+    Without what one of their calls went through in our own frames, and below them in libraries.
+    """
     trace = error.__traceback__
-    while trace is not None and _is_ours(trace):
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+    found = traceback.TracebackException(type(error), error, trace)
+    files = [frame.filename for frame in found.stack]
+    ours = [_is_ours(file) for file in files]
+    last = max((i for i, file in enumerate(files) if not (ours[i] or _LIBRARY in file)), default=-1)
+    end = next((i for i in range(last + 1, len(files)) if ours[i]), len(files))
+    found.stack = traceback.StackSummary.from_list(found.stack[:end])
+    return "".join(found.format())
 
 
-def _is_ours(trace: TracebackType) -> bool:
-    path = trace.tb_frame.f_code.co_filename
+def _is_ours(path: str) -> bool:
     return path.startswith((_PACKAGE, "<frozen importlib"))
 
 

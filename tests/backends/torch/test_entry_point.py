@@ -94,6 +94,24 @@ def test_the_traceback_is_the_users_alone(
     assert "Traceback (most recent call last):" not in lines[begin + 1 :]
 
 
+def test_a_wrong_shape_shows_no_frame_of_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "wrong_shape.py"
+    path.write_text(
+        "import torch\ndef step(model):\n    return model(torch.ones(2, 3)).sum()\n"
+        "def training(): return step, (torch.nn.Sequential(torch.nn.Linear(4, 4)),)\n"
+    )
+    with pytest.raises(UserCodeError) as caught:
+        capture_factory(load_factory(f"{path}:training"))
+    fail(caught.value, as_json=False)
+    text = capsys.readouterr().err
+    assert f'"{path}", line 3, in step' in text
+    assert "nn/modules/linear.py" in text
+    assert "/pardnn/" not in text
+    assert not caplog.records
+
+
 def test_the_traceback_of_a_step_begins_in_the_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

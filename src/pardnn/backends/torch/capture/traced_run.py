@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,9 @@ def run_traced(
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
-        with mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad():
+        with (
+            mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad(), _quiet_fakes(),
+        ):  # fmt: skip
             result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:
@@ -99,6 +102,17 @@ def run_traced(
     if any(not np.array_equal(a, b) for a, b in zip(states_before[1], numpy_state, strict=True)):
         raise unsupported.host_randomness("numpy.random")
     return result
+
+
+@contextlib.contextmanager
+def _quiet_fakes() -> Iterator[None]:
+    """Keep torch from logging what it raises as well: a mistake in the step, told by its line."""
+    log = logging.getLogger(fake_tensor.__name__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def run_noted(
