@@ -56,6 +56,16 @@ def test_keeping_the_state_of_a_plan_that_is_not_valid(folder: Path) -> None:
     assert command("plan", graph, "--devices", 2, *words) == 4
 
 
+def test_cutting_an_op_that_does_not_take_what_it_writes(folder: Path) -> None:
+    def other_operand(data: Any) -> None:
+        op = next(op for op in data["ops"] if op["kind"] == "aten.mul_.Tensor")
+        op["arguments"]["args"][0] = "a"
+        del data["checksum"]
+
+    graph = changed(folder / "graph.json", other_operand)
+    assert command("plan", graph, "--devices", 2, "--algorithm", "tofu") == 4
+
+
 @pytest.mark.jit
 def test_no_limit_helps_where_a_link_is_missing(folder: Path) -> None:
     def no_links(data: Any) -> None:

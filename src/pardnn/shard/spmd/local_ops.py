@@ -139,7 +139,13 @@ def _output(emitter: Emitter, op: Op, partitioned: PartitionedOp, tensor: Tensor
     source = shared_input(emitter, op, tensor)
     slot = None
     if source is not None:
-        slot = next(slot for slot, name in partitioned.names.items() if name == source)
+        slot = next((slot for slot, name in partitioned.names.items() if name == source), None)
+        if slot is None:
+            raise InvalidPlanError(
+                f"{shown(tensor.name)} shares the storage of {shown(source)}, which op "
+                f"{shown(op.name)} ({op.source or op.kind}) does not take: its arguments name it "
+                "nowhere.\nCapture the graph again."
+            )
     return _Output(_computed(emitter, partitioned, tensor), slot)
 
 
