@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,8 +30,10 @@ RANKS, STEPS = 2, 3
 #: Seconds for the ranks of one run, and for any wait of one for another.
 RUN_S, WAIT_S = 60.0, 30.0
 COSTS = "v100"
-#: Of cut ops sums are taken in another order.
+#: Of cut ops sums are taken in another order. Where losses differ by more, that is compared with
+#: what the eager steps make of parameters that differ in their last bits.
 TOLERANCE = 1e-4
+NUDGES = 3
 #: How each run is planned.
 RUNS = {
     "placed": {"algorithm": "round-robin", "objective": "seconds"},
@@ -66,6 +68,8 @@ def measure(factory: Factory, save: Callable[[Row], None]) -> None:
 
         found = _guarded(row, name, run)
         row[name] |= found or {}
+        if (found or {}).get("loss_difference", 0) > TOLERANCE:
+            row[name]["noise"] = forked(1, lambda _r, _s: noise(factory, graph, expected), RUN_S)[0]
         row[name]["seconds"] = time.monotonic() - begun
         save(row)
 
@@ -116,10 +120,42 @@ def next_batch(args: Sequence[Any], call: int) -> None:
                     leaf.copy_(leaf.roll(1, 0))
 
 
-def eager(factory: Factory, graph: Graph) -> Row:
-    """Run the step itself; return its losses and what it leaves, by the graph's names."""
+def noise(factory: Factory, graph: Graph, expected: Row) -> float:
+    """Return how far the losses of eager steps move with the last bits of the parameters.
+
+    Args:
+        factory: Of the case.
+        graph: Of its step.
+        expected: The eager steps from the parameters themselves.
+    """
+    moved = [eager(factory, graph, seed) for seed in range(1, NUDGES + 1)]
+    return max(compared(each["losses"], {}, expected)["loss_difference"] for each in moved)
+
+
+def nudge(tensors: Iterable[torch.Tensor], seed: int) -> None:
+    """Move each number to one of the two next to it."""
+    generator = torch.Generator().manual_seed(seed)
+    for each in tensors:
+        if each.is_floating_point():
+            towards = torch.full_like(each, math.inf)
+            towards[torch.rand(each.shape, generator=generator) < 0.5] *= -1
+            each.copy_(torch.nextafter(each, towards))
+
+
+def eager(factory: Factory, graph: Graph, seed: int = 0) -> Row:
+    """Run the step itself; return its losses and what it leaves, by the graph's names.
+
+    Args:
+        factory: Of the case.
+        graph: Of its step.
+        seed: Of a nudge of the parameters; 0 for none.
+    """
     step, args = factory()
     held = sources(step, args, graph)
+    if seed:
+        live = ((each.kind, each.get()) for each in held)
+        with torch.no_grad():
+            nudge((x for kind, x in live if kind == "parameter" and x is not None), seed)
     losses = []
     for call in range(STEPS):
         next_batch(args, call)
