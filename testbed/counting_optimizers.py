@@ -106,7 +106,8 @@ class Lamb(_Counting):
         weight_norm, update_norm = p.norm(2.0), update.norm(2.0)
         one = torch.ones_like(weight_norm)
         ratio = torch.where(update_norm > 0, weight_norm / update_norm, one)
-        p.add_(update * torch.where(weight_norm > 0, ratio, one), alpha=-group["lr"])
+        trust = torch.where(weight_norm > 0, ratio, one)
+        p.add_(update, alpha=-group["lr"] * trust)  # reads a number
 
 
 class RectifiedAdam(_Counting):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 import pardnn
 from bench.common.forked import forked, process_group
@@ -113,7 +114,7 @@ def next_batch(args: Sequence[Any], call: int) -> None:
         return
     seen: set[int] = set()
     for index in batch_indices(args):
-        for leaf in torch.utils._pytree.tree_leaves(args[index]):
+        for leaf in tree_leaves(args[index]):
             if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.data_ptr() not in seen:
                 seen.add(leaf.data_ptr())
                 with torch.no_grad():

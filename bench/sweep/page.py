@@ -47,9 +47,9 @@ def _heading(report: Row) -> Iterator[str]:
     yield f"Each case is captured, placed on {report['ranks']} gloo ranks (`round-robin`) and cut"
     yield f"over them (`tofu`, objective bytes), {report['steps']} steps each, another batch at"
     yield "each. Losses are compared with those of as many eager steps, and all parameters, buffers"
-    yield "and states that are left, relative to the largest number in each. Where losses of cut ops"
-    yield "differ by more than the tolerance, so may those of eager steps from parameters that differ"
-    yield "in the last bit: the largest difference of three is given beside."
+    yield "and states that are left, relative to the largest number in each. Where losses of cut"
+    yield "ops differ by more than the tolerance, so may those of eager steps from parameters that"
+    yield "differ in the last bit: the largest difference of three is given beside."
     yield ""
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.errors import UnsupportedError
+from pardnn.errors import PardnnError, UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.stepping import assert_leaves_as_eager, small
 
@@ -38,7 +38,13 @@ def dropped(state: Any, x: torch.Tensor, flag: Any) -> torch.Tensor:
     return F.dropout(state.model(x), 0.5, training=flag)
 
 
-USES = [frozen, frozen_by_attribute, mixed, dropped]
+def inferred(state: Any, x: torch.Tensor, flag: Any) -> torch.Tensor:
+    with torch.inference_mode(flag):
+        width = state.model(x).shape[1]
+    return state.model(x) * width
+
+
+USES = [frozen, frozen_by_attribute, mixed, dropped, inferred]
 
 
 def made(use: Use, flag_of: Callable[[Any], Any]) -> Any:
@@ -132,7 +138,7 @@ def test_the_mode_of_a_model_by_a_count_is_set_between_calls() -> None:
 
 def test_a_step_with_a_flag_that_is_no_bool_is_the_users_error() -> None:
     step, args, _ = made(frozen_by_attribute, lambda _: "yes")
-    with pytest.raises(Exception, match="requires_grad must be a bool") as caught:
+    with pytest.raises(PardnnError, match="requires_grad must be a bool") as caught:
         capture(step, *args)
     assert caught.value.code == "E110"
 

@@ -44,6 +44,18 @@ def test_optimizers_that_branch(name):
     assert_equal(lambda: small(OPTIMIZERS[name]))
 
 
+class Lars(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.grad.mul_(p.norm().item() / (p.grad.norm().item() + 1e-6))
+        super().step(closure)
+
+
+def test_an_optimizer_reads_norms_as_numbers() -> None:
+    assert_equal(lambda: small(functools.partial(Lars, lr=0.01)))
+
+
 def scaled(make: Any, unscaled: bool = False) -> models.Entry:
     """A step of which the first gradients overflow, until the scale is small enough."""
     _, (model, optimizer, x, y) = small(make)

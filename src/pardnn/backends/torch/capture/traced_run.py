@@ -219,8 +219,12 @@ _NEEDS_DATA = ("tensor subclasses", "__format__", "must be real number", "data i
 _NESTED = ("shape_env must not be None", "NestedTensor")
 
 
-#: Of checks in Python and C++ that a flag is a bool, which take a symbol for none.
-_NEEDS_FLAG = ("requires_grad must be a bool", "training mode is expected to be boolean")
+#: Where a flag has to be a bool, for which a symbol is not taken; the last is what comes of
+#: `with torch.inference_mode(flag)`.
+_NEEDS_FLAG = (
+    "requires_grad must be a bool", "training mode is expected to be boolean",
+    "'function' object does not support the context manager protocol",
+)  # fmt: skip
 
 
 def _unsupported_by_message(

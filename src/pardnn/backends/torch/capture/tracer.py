@@ -14,6 +14,8 @@ nothing else refers to it, and the trace must show what an eager step does.
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,7 +111,7 @@ class Tracer(TorchDispatchMode):
         if same is not None:
             return same
         number = self.item_of(value)
-        if self.may_read_numbers:
+        if self.may_read_numbers or _is_in_optimizer():
             self.permitted_reads.add(number.call)
         assert number.kind is not None
         node = HostNode(self.scalars, number, number.kind)
@@ -372,3 +374,15 @@ class Tracer(TorchDispatchMode):
             self.aliases.constant(tensor, fake)
             self._constants[key] = (tensor, fake)
         return self._constants[key][1]
+
+
+def _is_in_optimizer() -> bool:
+    """Whether an optimizer takes its step: norms that it reads as numbers are as late as it is."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "step" and isinstance(
+            frame.f_locals.get("self"), torch.optim.Optimizer
+        ):
+            return True
+        frame = frame.f_back
+    return False

@@ -92,8 +92,8 @@ def flag_of_a_number(where: str | None) -> UnsupportedError:
     return error_at(
         where,
         f"the step compares a number that changes from step to step{at(where)} and passes the\n"
-        "outcome where torch takes True or False alone, as in requires_grad_(n > 2) and\n"
-        "autocast(enabled=n > 2).\n"
+        "outcome where torch takes True or False alone, as in requires_grad_(n > 2),\n"
+        "autocast(enabled=n > 2) and inference_mode(n > 2).\n"
         "Write bool(n > 2): the step is captured once for each of the two. That does not hold for\n"
         "numbers that tensors give (loss.item()), which only a run knows: decide by those before\n"
         "the step, by what the last one has returned, and pass the flag as an argument.\n"
