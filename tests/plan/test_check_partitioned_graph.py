@@ -12,7 +12,7 @@ import pytest
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
-from pardnn.plan.cut.check_partitioned_graph import partition_problems
+from pardnn.plan.cut.check_partitioned_graph import boxes_of, partition_problems
 from pardnn.plan.memory import device_storages, memory_profiles
 from pardnn.plan.mesh import make_mesh
 from pardnn.plan.partitioned_graph import SLICE, UPDATE, Partition
@@ -75,6 +75,11 @@ def laid_out(plan: Plan, name: str, *words: str) -> Plan:
     return dataclasses.replace(
         plan, partition=dataclasses.replace(plan.partition, sharding=sharding)
     )
+
+
+def on_submeshes(plan: Plan, count: int) -> Plan:
+    assert plan.partition is not None
+    return dataclasses.replace(plan, partition=dataclasses.replace(plan.partition, submeshes=count))
 
 
 def joined_at(*box: list[int]) -> Callable[[dict[str, Any]], Any]:
@@ -140,6 +145,15 @@ FAULTS: dict[str, tuple[Callable[[Plan], Plan], str]] = {
             p, "h:b:buffer.2@1", arguments(lambda d: d["args"].__setitem__(0, [8, 4]))
         ),
         "it makes .8, 4.",
+    ),
+    "a place that is not there": (lambda p: received(p, into="none"), "made by no fetch"),
+    "submeshes": (
+        lambda p: on_submeshes(p, 2),
+        "2 x 2 devices of the mesh, order has 2",
+    ),
+    "no submesh": (
+        lambda p: on_submeshes(p, 0),
+        "0 x 2 devices of the mesh, order has 2",
     ),
     "no fetch": (lambda p: received(p, into="w2@0"), "made by no fetch of device 0"),
     "too early": (
@@ -281,3 +295,19 @@ def test_boxes_are_those_of_the_declared_shares(
     plan = dataclasses.replace(plan, partition=dataclasses.replace(plan.partition, mesh=mesh))
     found = "\n".join(plan_problems(graph, plan))
     assert found == "" if problem is None else problem in found
+
+
+@pytest.mark.parametrize(
+    ("words", "fits"),
+    [
+        (("Shard(0)", "Shard(1)"), True),
+        (("Shard(0)", "Shard(2)"), False),
+        (("Shard(2)", "Shard(0)"), False),
+        (("Shard(0)", "Replicate()"), True),
+        (("Shard(0)",), False),
+        (("Shard(0)", "Partial()"), False),
+        (("Shard(1)", "Shard(1)"), False),
+    ],
+)
+def test_every_axis_cuts_a_dim_that_is_there(words: tuple[str, ...], fits: bool) -> None:
+    assert (boxes_of(tensor("t", 4, 3), words, make_mesh((2, 2))) is not None) == fits

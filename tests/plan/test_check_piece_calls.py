@@ -64,3 +64,33 @@ def test_sizes_alone_may_be_a_share_of_those_of_the_batch(
         piece, args, op("y", "x", stated), 1, Share(1, 2), lambda a, b: a == f"{b}@1"
     )
     assert problem == (None if is_same else "its arguments are others")
+
+
+@pytest.mark.parametrize(
+    ("whole", "piece", "is_same"),
+    [
+        (["x"], ["x@1"], True), (["x"], [], False), ([], ["x@1"], False), (["x"], ["z@1"], False),
+        (["x", "z"], ["x@1"], False), (None, None, True),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["aten.add_.Tensor", "mylib::op"])
+def test_a_piece_changes_what_the_op_does_in_place(
+    kind: str, whole: Any, piece: Any, is_same: bool
+) -> None:
+    def op(name: str, reads: str, mutates: Any) -> Op:
+        arguments: dict[str, Any] = {"args": [{"tensor": reads}, [{"tensor": reads}]]}
+        arguments |= {} if mutates is None else {"mutates": mutates}
+        return Op(name=name, kind=kind, inputs=(reads,), outputs=(Tensor(name=name, bytes=4),),
+                  arguments=arguments)  # fmt: skip
+
+    made = op("y@1", "x@1", piece)
+    args = [{"tensor": "x@1"}, [{"tensor": "x@1"}]]
+    problem = call_problem(
+        made, args, op("y", "x", whole), 1, Share(1, 2), lambda a, b: a == f"{b}@1"
+    )
+    assert problem == (None if is_same else "it changes other tensors in place")
+    other = [{"tensor": "x@1"}, [{"tensor": "z@1"}]]
+    found = call_problem(
+        made, other, op("y", "x", whole), 1, Share(1, 2), lambda a, b: a == f"{b}@1"
+    )
+    assert found is not None

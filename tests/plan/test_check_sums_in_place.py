@@ -26,8 +26,8 @@ def tensor(name: str, **more: Any) -> Tensor:
 
 def call(kind: str, name: str, *inputs: str, **more: Any) -> Op:
     args = {"args": [{"tensor": each} for each in inputs]}
-    return Op(name=name, kind=kind, inputs=inputs, arguments=args,
-              **{"outputs": (tensor(name),)} | more)  # fmt: skip
+    more = {"outputs": (tensor(name),)} | more
+    return Op(name=name, kind=kind, inputs=inputs, arguments=args, **more)
 
 
 def sums() -> tuple[Graph, Plan]:
@@ -75,6 +75,10 @@ def flag(plan: Plan) -> Plan:
     )
 
 
+def from_the_batch(op: Op) -> Op:
+    return dataclasses.replace(op, kind="input", inputs=(), arguments=None)
+
+
 def outliving(op: Op) -> Op:
     return dataclasses.replace(op, memory="residual")
 
@@ -112,6 +116,10 @@ FAULTS: dict[str, tuple[Spoil, str]] = {
     "a parameter": (
         lambda p: with_ops(p, s=into("w@0", "h@0")),
         "'s@0' adds in place, but 'w@0' outlives it",
+    ),
+    "of the batch": (
+        lambda p: with_ops(p, g=from_the_batch),
+        "'s@0' adds in place, but 'g@0' outlives it",
     ),
     "kept after the step": (
         lambda p: with_ops(p, g=outliving),

@@ -1,11 +1,30 @@
 """What a placement breaks of what a user demands, on three ops."""
 
+import dataclasses
+
 import pytest
 
+from pardnn.cluster import Cluster
+from pardnn.errors import UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Op, Tensor
-from pardnn.plan.constraints import Constraint, apart, forbid, pin, together
+from pardnn.plan.constraints import (
+    Constraint,
+    Names,
+    apart,
+    cutting,
+    fix_layout,
+    fix_pieces,
+    forbid,
+    pin,
+    placing,
+    prefer,
+    together,
+)
 from pardnn.plan.demands.check_constraints import constraint_problems
+from pardnn.plan.demands.layout_demands import layout_demands, layouts_of_demands
+from pardnn.plan.mesh import make_mesh, meets
+from pardnn.plan.partitioned_graph import Partition
 from pardnn.plan.plan import Plan
 
 GRAPH = build_graph("three", [
@@ -42,3 +61,122 @@ def test_what_a_placement_breaks_is_said_with_the_ops(
     held = pin("c", 0)
     both = list(constraint_problems((held, demand), GRAPH, GRAPH, PLAN, None))
     assert both == found
+
+
+def test_devices_have_names_before_numbers() -> None:
+    """In a cluster whose second device is called 0, the name counts."""
+    named = Cluster.uniform(2)
+    devices = tuple(
+        dataclasses.replace(d, name=n) for d, n in zip(named.devices, "x0", strict=True)
+    )
+    cluster = dataclasses.replace(named, devices=devices)
+    for device, fits in (("x", True), ("0", False), (0, True), (1, False), ("1", False)):
+        found = list(constraint_problems((pin("a", device),), GRAPH, GRAPH, PLAN, cluster))
+        assert (found == []) == fits, device
+    for device, told in ((2, "2 devices, 0 to 1 (x, 0)"), ("9" * 9, "2 devices, 0 to 1")):
+        with pytest.raises(UsageError) as error:
+            raise_unknown(device, cluster)
+        assert told in error.value.message
+
+
+def raise_unknown(device: int | str, cluster: Cluster) -> None:
+    from pardnn.plan.constraints import named
+
+    named((pin("a", device),), GRAPH, GRAPH, cluster, 2)
+
+
+#: Two layers of a parameter and a product each; activations of one dim less are no parameters.
+LAYERS = build_graph("layers", [
+    Op(name="x", kind="input", outputs=(Tensor(name="x", bytes=16, shape=(4,)),)),
+    *(Op(name=f"w{i}", kind="parameter", module=f"net.{i}", memory="residual",
+         outputs=(Tensor(name=f"w{i}", bytes=64, shape=(4, 4)),)) for i in range(2)),
+    *(Op(name=f"h{i}", kind="mylib::op", module=f"net.{i}", inputs=(f"h{i - 1}" if i else "x",
+         f"w{i}"), outputs=(Tensor(name=f"h{i}", bytes=16, shape=(4,)),
+                            Tensor(name=f"r{i}", bytes=4, shape=()))) for i in range(2)),
+])  # fmt: skip
+MESH = make_mesh((2, 3))
+
+
+def demanded(*constraints: Constraint) -> list[tuple[str, int, int | None]]:
+    return [each[1:] for each in layout_demands(constraints, LAYERS, MESH)]
+
+
+def test_a_layout_is_demanded_of_tensors_that_have_the_dim() -> None:
+    assert demanded(pin("x", 0), fix_layout("w0", 1)) == [("w0", 0, 1), ("w0", 1, 1)]
+    assert demanded(fix_layout("w0", "whole", 1)) == [("w0", 1, None)]
+    assert demanded(fix_layout("w0", 0, "m1")) == [("w0", 1, 0)]
+    assert demanded(fix_layout("layer:net.1", 1, 0)) == [("w1", 0, 1)]
+    assert demanded(fix_layout("op:h0", 0, "0")) == [("h0", 0, 0)], "its other result has no dim"
+    assert demanded(fix_layout("op:h0", "whole", 0)) == [("h0", 0, None), ("r0", 0, None)]
+    assert demanded(fix_layout("tensor:r1", "whole", 0)) == [("r1", 0, None)]
+    for wrong, why in (
+        (fix_layout("x", 1), "'x' has no dim 1, it has 1"),
+        (fix_layout("x", 0, 2), "there is no mesh axis '2'"),
+        (
+            fix_layout("x", 0, "m2"),
+            r"no mesh axis 'm2'.\nThere are, with their devices: m0 (2), m1",
+        ),
+    ):
+        with pytest.raises(UsageError) as error:
+            demanded(wrong)
+        assert why.replace(r"\n", "\n") in error.value.message
+
+
+def test_layouts_are_free_where_nothing_is_demanded_and_two_demands_may_be_at_odds() -> None:
+    one, other = fix_layout("w0", 1, 0), fix_layout("w1", "whole")
+    found = layouts_of_demands(list(layout_demands((one, other, one), LAYERS, MESH)), MESH)
+    assert found == ({"w0": (1, -1), "w1": (None, None)}, ())
+    assert meets((1, 0), (1, -1))
+    assert not meets((0, 1), (1, -1))
+    against = fix_layout("w0", 0)
+    found = layouts_of_demands(list(layout_demands((one, against), LAYERS, MESH)), MESH)
+    assert found == ({}, (one, against))
+
+
+def test_what_a_cut_breaks_is_said_once_for_each_constraint() -> None:
+    laid = ("Replicate()", "Shard(0)")
+    words: dict[str, tuple[str, ...]] = {str(name): laid for name in ("x", "w0", "w1", "h0", "h1")}
+    partition = Partition(mesh=MESH, sharding=words, ops=())
+    plan = Plan(placement={}, order=((),) * 6, partition=partition)
+    asked = (
+        fix_layout("w0", 1), fix_layout("w1", 0, 1), fix_layout("h0", "whole", 0),
+        fix_layout("h1", "whole"), fix_pieces(2), pin("x", 0), fix_layout("nobody", 0),
+    )  # fmt: skip
+    found = list(constraint_problems(asked, LAYERS, LAYERS, plan, None))
+    reasons = [each.partition("constraint ")[2] for each in found]
+    assert [each.rpartition("' is ")[2] for each in reasons[1:3]] == [
+        "whole (mesh axis m0)", "cut along dim 0 (mesh axis m1)",
+    ]  # fmt: skip
+    assert "of whole ops" in reasons[0]
+    assert "nobody" in reasons[3]
+    assert reasons[4].endswith("is broken: the batch is in 1")
+    assert len(found) == 5
+
+
+def test_an_uncut_plan_has_all_whole() -> None:
+    asked = (fix_layout("w0", 1, "m7"), fix_layout("w1", "whole", 5), fix_pieces(1))
+    plan = Plan(placement={op.name: 0 for op in LAYERS.ops}, order=((),))
+    (found,) = constraint_problems(asked, LAYERS, LAYERS, plan, None)
+    assert "'w0' is whole (the plan cuts no op)" in found
+
+
+def test_which_demands_are_of_places_and_which_cut() -> None:
+    cut, whole, wish = fix_layout("x", 0), fix_layout("x", "whole"), prefer(pin("x", 0), 1.0)
+    asked = (cut, whole, wish, pin("x", 0), fix_layout("x", 0, 0), fix_pieces(3))
+    assert cutting(asked) == (cut, asked[4])
+    assert placing(asked) == (asked[3],)
+
+
+def test_names_mean_ops_then_tensors_then_layers() -> None:
+    names = Names(LAYERS, LAYERS)
+    said = pin("x", 0)
+    assert names.ops("r1", said) == (4,)
+    assert names.ops("net.0", said) == (0, 1, 3), "x is read there"
+    assert names.ops("net", said) == (0, 1, 2, 3, 4)
+    for wrong in ("op:r1", "layer:h0", "net.", "layer:"):
+        with pytest.raises(UsageError):
+            names.ops(wrong, said)
+    with pytest.raises(
+        UsageError, match=r"(?s)no op or tensor or layer is named 'net.7'.*Did you mean"
+    ):
+        names.ops("net.7", said)
