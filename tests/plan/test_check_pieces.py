@@ -238,6 +238,9 @@ FAULTS: dict[str, tuple[str, Callable[[Op], Op | None], str]] = {
     ),
     "a piece that is missing": ("h@1", lambda op: None, "op 'h' is there in 2 pieces of 3"),
     "another one's samples": ("h@1", _with(inputs=("x@0", "w")), "'x@0', which is not of what 'h'"),
+    "another one's samples in the second place": (
+        "k@0", _with(inputs=("k:share", "h@1")), "'h@1', which is not of what 'k'",
+    ),
     "what it does not read": ("h@1", _with(inputs=("u@1", "w")), "'u@1', which is not of what"),
     "what is not there": ("h@1", _with(inputs=("none", "w")), "'none', which is not of what"),
     "a view with gaps": ("q@1", _with(inputs=("t:view@1",)), "'t:view@1', which is not complete"),

@@ -297,6 +297,16 @@ def test_plan_of_another_graph_lists_the_differences(example: tuple[Graph, Plan]
     assert error.value.details == {"added": ["new"], "removed": [], "changed": ["a"]}
 
 
+@pytest.mark.parametrize("more", [5, 6])
+def test_five_of_many_differences_are_named(example: tuple[Graph, Plan], more: int) -> None:
+    graph, plan = example
+    new = [Op(name=f"new{i}", kind="mylib::op") for i in range(more)]
+    with pytest.raises(MismatchError) as error:
+        check_fingerprint(stamped(plan, graph), build_graph("g", [*graph.ops, *new]))
+    assert [f"'new{i}'" in error.value.message for i in (4, 5)] == [True, False]
+    assert ("and 1 more" in error.value.message) == (more == 6)
+
+
 @pytest.mark.parametrize(
     ("change", "what"),
     [

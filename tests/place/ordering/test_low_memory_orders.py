@@ -1,12 +1,14 @@
 """Frugal orders run an update as soon as its gradient exists."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pardnn.graph.build import build_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.ordering.low_memory_orders import (
+    _eager_free_kernel,
     blended_positions,
     eager_free_positions,
     file_positions,
@@ -14,7 +16,8 @@ from pardnn.place.ordering.low_memory_orders import (
 from pardnn.place.ordering.schedule import free_plan
 from pardnn.sim.peak import peaks
 from tests.reference import pardnn as naive
-from tests.strategies import graphs
+from tests.reference.low_memory_orders import eager_free_order
+from tests.strategies import FAMILIES, graphs, random_graph
 
 LAYERS, SIZE = 20, 1 << 20
 
@@ -77,3 +80,16 @@ def test_orders_are_topological(graph: Graph, weight: float) -> None:
         assert all(position[i] < position[j] for i in range(a.num_ops) for j in successors[i])
     assert np.array_equal(blended_positions(file, eager, 0.0), file)
     assert np.array_equal(blended_positions(file, eager, 1.0), eager)
+
+
+@pytest.mark.parametrize(("tiny", "length"), [(0, 0), (8, 6), (40, 2)])
+def test_what_frees_memory_is_drawn_forward_as_the_twin_says(tiny: int, length: int) -> None:
+    moved = 0
+    for seed in range(18):
+        a = random_graph(seed, 16, FAMILIES[seed % 6]).arrays
+        base, position = file_positions(a), np.empty(a.num_ops, dtype=np.int64)
+        _eager_free_kernel(a, base, tiny, np.empty(length, dtype=np.int64), position)
+        order = eager_free_order(a, base.tolist(), tiny, length)
+        assert np.argsort(position).tolist() == order
+        moved += order != np.argsort(base).tolist()
+    assert moved > 3

@@ -10,6 +10,7 @@ from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.place.ordering.low_memory_orders import file_positions
 from pardnn.place.ordering.memory_bounded import latest_slot_plan, limits
 from pardnn.place.ordering.schedule import first_overwrites
+from pardnn.place.pardnn import memory_tracking
 from pardnn.place.pardnn.memory_potential import memory_potential_of
 from pardnn.place.pardnn.memory_tracking import memory_profile_of, track_memory
 from pardnn.place.pardnn.overflow_knapsack import move_unit, units_of
@@ -34,6 +35,29 @@ def test_the_profile_stays_exact_while_units_move(graph: Graph, seed: int) -> No
         live = naive.live_bytes_in_order(graph, profile.place.tolist(), position.tolist(), 3)
         assert profile.top[:, 1].tolist() == np.maximum(live.max(axis=1), 0).tolist()
         move_unit(profile, parts, int(rng.integers(units)), int(rng.integers(3)), stamp)
+
+
+def test_a_coarse_profile_is_kept_up_too_and_is_never_below(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four positions share a leaf: it holds what is live at any of them."""
+    for seed in range(12):
+        graph = random_graph(seed, 16, FAMILIES[seed % 6])
+        problem, rng = problem_for(graph, 3, with_views=True), np.random.default_rng(seed)
+        units, position = len(problem.runs), file_positions(graph.arrays)
+        place = rng.integers(0, 3, units)[problem.arrays.group]
+        none, parts = limits([None] * 3), units_of(problem)
+        stamp = np.zeros(graph.arrays.num_tensors + 1, dtype=np.int64)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory_tracking, "MAX_LEAVES", 4)
+            profile = memory_profile_of(problem.arrays, place, position, none)
+            assert profile.shift >= 2
+            for _ in range(4):
+                move_unit(profile, parts, int(rng.integers(units)), int(rng.integers(3)), stamp)
+                anew = memory_profile_of(problem.arrays, profile.place.copy(), position, none)
+                assert profile.top[:, 1].tolist() == anew.top[:, 1].tolist()
+        exact = memory_profile_of(problem.arrays, profile.place.copy(), position, none)
+        assert (profile.top[:, 1] >= exact.top[:, 1]).all()
 
 
 @given(graph=graphs(max_ops=14), seed=st.integers(1, 9).filter(lambda seed: seed % 2))

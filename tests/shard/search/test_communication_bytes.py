@@ -4,8 +4,11 @@ import itertools
 
 import numpy as np
 
+from pardnn.graph.ir import Op, Tensor
 from pardnn.plan.mesh import make_mesh
-from pardnn.shard.search.communication_bytes import sharding_bytes
+from pardnn.shard.partition.call import call_of
+from pardnn.shard.partition.mesh_strategies import mesh_strategy_of
+from pardnn.shard.search.communication_bytes import produced, sharding_bytes
 from pardnn.shard.search.tofu import search
 from pardnn.shard.search.variable_elimination import Table, minimise
 from pardnn.shard.sharding import Sharding
@@ -45,3 +48,17 @@ def test_minimum_equals_that_of_all_assignments():
         assert np.isclose(value(found.assignment), best)
         bounded = minimise(sizes, tables, max_entries=4)
         assert value(bounded.assignment) >= best - 1e-12
+
+
+def test_results_that_an_op_drops_are_not_counted():
+    """Of two results the first is not returned: the second is what the op makes."""
+    args = {"args": [{"tensor": "x"}, 2, 1], "returns": [None, "y"]}
+    x = Tensor(name="x", bytes=96, shape=(6, 4), dtype="float32")
+    y = Tensor(name="y", bytes=48, shape=(6, 2), dtype="float32")
+    op = Op(name="y", kind="aten.split.Tensor", inputs=("x",), outputs=(y,), arguments=args)
+    strategy = mesh_strategy_of(call_of(op, {"x": x, "y": y}), ("i0",), make_mesh((2,)))
+    assert strategy is not None
+    ((name, boxes, flags),) = produced(op, strategy)
+    assert name == "y"
+    assert np.asarray(boxes).reshape(2, 2, 2).tolist() == [[[0, 3], [0, 2]], [[3, 6], [0, 2]]]
+    assert not any(flags)

@@ -80,6 +80,8 @@ def test_memory_is_a_limit():
         return peak_estimate(problem, objective.weights, State(layouts, ()), mesh.shape)
 
     free = _found(graph, cluster)
+    just = _found(graph, cluster, capacity=live_bytes(free))
+    assert just.sharding == free.sharding
     limited = _found(graph, cluster, capacity=0.5 * live_bytes(free))
     assert live_bytes(limited) <= 0.5 * live_bytes(free)
 
@@ -102,7 +104,9 @@ def test_slow_pairs_cost_what_their_link_does():
     strategies = mesh_strategy_of(call.call, ("i",), make_mesh((2,)))
     assert strategies is not None
     operand = next(operand for operand in factor.operands if operand.shape == (4, 4))
-    owned = owned_array((4, 4), (0,), (2,))[None]
+    own = owned_array((4, 4), (0,), (2,))
+    assert own is not None
+    owned = own[None]
     assert traffic(operand, strategies, owned, (2,)).tolist() == [[[[0, 8], [8, 0]]]]
     assert np.allclose(
         objective.communication([TableRequest(operand, strategies, owned, (2,))]), 8 * 4 / 1e6
@@ -115,7 +119,9 @@ def test_an_all_reduce_adds_up_in_shares():
     strategies = mesh_strategy_of(call.call, ("k",), make_mesh((2,)))
     assert strategies is not None
     operand = next(operand for operand in problem.factors[0].operands if operand.outputs)
-    owned = owned_array((8, 4), (None,), (2,))[None]
+    own = owned_array((8, 4), (None,), (2,))
+    assert own is not None
+    owned = own[None]
     assert traffic(operand, strategies, owned, (2,)).tolist() == [[[[0, 32], [32, 0]]]]
 
 
