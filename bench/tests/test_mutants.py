@@ -1,9 +1,11 @@
 """Mutants: what is changed, what is left alone, and what they are called."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 from bench.mutants.mutations import mutants_of, mutated
+from bench.mutants.page import REASONS
 from bench.mutants.record import Record, places_of
 
 SOURCE = '''
@@ -68,3 +70,16 @@ def test_functions_and_methods_have_their_lines() -> None:
     assert {name: lines for name, (lines, _) in places.items()} == {
         "a": range(1, 3), "B.c": range(6, 7),
     }  # fmt: skip
+
+
+def test_reasons_are_of_mutants_that_are_there() -> None:
+    """A reason whose code has changed says nothing any more."""
+    root = Path(__file__).parents[2]
+    keys = tomllib.loads(REASONS.read_text(encoding="utf-8"))
+    files = {key.partition("::")[0] for key in keys}
+    known = {
+        mutant.key
+        for path in files
+        for mutant in mutants_of(path, (root / path).read_text(encoding="utf-8"))
+    }
+    assert keys.keys() <= known
