@@ -13,7 +13,8 @@
 - `auto` is timed beside every algorithm that `compare` lists, in simulation.
 - `recipes` times the cuts of experts beside `tofu` and `auto`, in simulation; `corners` times every
   recipe beside `auto` where links are slow and memory is short; `mixed` plans that cut and place
-  beside those that do one of both.
+  beside those that do one of both; `zoo` times `auto` beside all of these, on models, clusters and
+  limits of many kinds.
 - The runtime: `capture` times capturing, `capture-zoo` captures the models of `testbed/zoo` again,
   `checkpoint` measures saving and loading beside `dd`, `collectives` gloo's collectives and
   messages, `fidelity` compares predicted with measured steps, `steps` our steps with those of DDP
@@ -58,6 +59,7 @@ NAMED = {
     "tofu-in-place": "bench.tofu.in_place",
     "tofu-search": "bench.tofu.search",
     "two-nodes": "bench.runtime.two_nodes",
+    "zoo": "bench.recipes.zoo",
 }
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import pytest
 
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs, graph_costs
+from pardnn.errors import InfeasibleError, UsageError
 from pardnn.planner.microbatches import decide as microbatched
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.portfolio import Outcome
 from pardnn.planner.problem import Problem
+from pardnn.planner.submesh import decide as submesh
 from pardnn.sim.bounds import lower_bound_seconds
 from testbed.small_graphs import small_case
 
@@ -62,6 +64,65 @@ def test_others_are_tried_of_fewer_pieces_than_stages_are_best_of(
     names = ["pardnn", microbatched.STAGES]
     found = microbatched.decide_microbatched(problem, names, lambda *_: outcome("", whole))
     assert ((found.algorithm, found.makespan_s), asked) == (best, tried)
+
+
+def test_more_pieces_are_tried_as_long_as_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def in_pieces(problem: Any, count: int, names: list[str], decide: Any, **_: Any) -> Outcome:
+        if names == [microbatched.STAGES] or count < 16:
+            raise InfeasibleError("no room")
+        asked.append(count)
+        return Outcome(names[0], None, 0, 1.0, 0, 0.0)  # type: ignore[arg-type]
+
+    def whole(*_: Any) -> Outcome:
+        raise InfeasibleError("no room")
+
+    monkeypatch.setattr(microbatched, "_in_pieces", in_pieces)
+    graph, cluster = small_case(0, seed=0)
+    problem = Problem(graph, cluster, graph_costs(graph), PlanOptions(microbatches="auto"))
+    names = ["pardnn", microbatched.STAGES]
+    assert microbatched.decide_microbatched(problem, names, whole).algorithm == "pardnn"
+    assert asked == [16]
+
+
+@pytest.mark.parametrize(
+    ("taken", "best", "tried"),
+    [
+        # Pieces that do not fit do not count as worse; of a batch of 16 there are no more.
+        ({8: 3.0, 16: 2.0}, 2.0, [1, 2, 4, 8, 16, 32]),
+        ({1: 3.0, 2: 4.0, 4: 5.0}, 3.0, [1, 2, 4]),
+        ({}, None, [1, 2, 4, 8, 16, 32]),
+    ],
+)
+def test_mixed_plans_are_tried_of_more_pieces_until_they_fit(
+    taken: dict[int, float],
+    best: float | None,
+    tried: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def mixed(problem: Any, mix: Any, cutter: Any, decide: Any, below: float) -> Outcome:
+        asked.append(mix.count)
+        if mix.count == 32:
+            raise UsageError("", code=microbatched.NO_BATCH)
+        if mix.count not in taken:
+            raise InfeasibleError("no room")
+        return Outcome("", None, 0, taken[mix.count], 0, 0.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(submesh, "_mixed", mixed)
+    monkeypatch.setattr(submesh, "can_shard", lambda _: True)
+    graph, _ = small_case(0, seed=0)
+    options = PlanOptions(microbatches="auto")
+    problem = Problem(graph, Cluster.uniform(4), graph_costs(graph), options)
+    if best is None:
+        with pytest.raises(InfeasibleError):
+            submesh.decide_mixed(problem, "tofu", "heft", lambda *_: None)  # type: ignore[arg-type]
+    else:
+        found = submesh.decide_mixed(problem, "tofu", "heft", lambda *_: None)  # type: ignore[arg-type]
+        assert found.makespan_s == best
+    assert asked == tried
 
 
 def test_what_cannot_be_faster_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,17 +16,19 @@ from pardnn.graph.file import write_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.check import plan_problems
 from pardnn.plan.file import write_plan
-from pardnn.plan.plan import planned_graph
+from pardnn.plan.plan import Plan, planned_graph
 from pardnn.planner.algorithms import CUTS, SHARDED
 from pardnn.planner.costs import costs_for
 from pardnn.planner.make_plan import compare
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.planner.sharded import complete
 from pardnn.planner.sharded.complete import memory_goals
 from pardnn.planner.sharded.decide import may_shard
 from pardnn.planner.sharded.shares import whole_shares
 from pardnn.report.results import CompareResult
 from pardnn.report.text import result_text
+from tests.shard.spmd.test_relays import levels
 
 
 def tensor(name: str, *shape: int) -> Tensor:
@@ -67,6 +70,22 @@ def test_every_algorithm_gives_a_checked_plan(algorithm: str) -> None:
     # A quarter of the weights each, and no more than the goal.
     goals = memory_goals(graph, planned_graph(graph, plan), plan.partition.mesh)
     assert max(found.peak_bytes) <= max(goals)
+
+
+@pytest.mark.jit
+def test_relays_are_tried_from_where_direct_fetches_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, plain, tried = chain(), complete.spmd_partition, list[tuple[int, int]]()
+
+    def partitioned(*args: Any, reuse: int, relay_axes: int, **more: Any) -> Plan:
+        tried.append((relay_axes, reuse))
+        return plain(*args, reuse=reuse, relay_axes=relay_axes, **more)
+
+    monkeypatch.setattr(complete, "spmd_partition", partitioned)
+    monkeypatch.setattr(complete, "memory_goals", lambda *_: [1] * 8)
+    pardnn.plan(graph, levels(1e9, 1e10, 1e10), "spartan", costs="k80")
+    near, number = complete.NEAR_OPS, len(graph.ops)
+    assert [reuse for axes, reuse in tried if not axes] == [number, near, 0]
+    assert [reuse for axes, reuse in tried if axes] == [0]
 
 
 @pytest.mark.jit

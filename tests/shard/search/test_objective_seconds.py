@@ -13,7 +13,7 @@ from pardnn.shard.search.coarsening import NEEDED, REPEATED, TRAINING, op_calls
 from pardnn.shard.search.cost_tables import CostTables, State
 from pardnn.shard.search.memory_estimate import memory_weights, peak_estimate
 from pardnn.shard.search.objective import TableRequest
-from pardnn.shard.search.objective_seconds import seconds_objective, traffic
+from pardnn.shard.search.objective_seconds import SecondsObjective, seconds_objective, traffic
 from pardnn.shard.search.problem import make_problem
 from pardnn.shard.search.recursion import best_state
 from pardnn.shard.search.tofu import find_sharding, search
@@ -84,6 +84,24 @@ def test_memory_is_a_limit():
     assert just.sharding == free.sharding
     limited = _found(graph, cluster, capacity=0.5 * live_bytes(free))
     assert live_bytes(limited) <= 0.5 * live_bytes(free)
+
+
+def test_what_messages_cost_is_not_asked_again_at_another_price(monkeypatch):
+    graph, cluster = mlp(64, 64, 64, 64), Cluster.uniform(4, bandwidth="1MB/s")
+    plain, asked = SecondsObjective.communication, []
+
+    def counted(self, requests):
+        asked.append(len(requests))
+        return plain(self, requests)
+
+    def anew(tables, **limits):
+        return CostTables(tables.problem, tables.objective, tables.axis_sizes, *limits.values())
+
+    monkeypatch.setattr(SecondsObjective, "communication", counted)
+    found, few = _found(graph, cluster, capacity=30_000), sum(asked)
+    monkeypatch.setattr(CostTables, "limited", anew)
+    assert _found(graph, cluster, capacity=30_000) == found
+    assert sum(asked) - few > 2 * few
 
 
 def test_weights_are_what_is_held_at_the_fullest_moment():

@@ -35,23 +35,25 @@ class Best:
         worse: How many outcomes since were no better.
         spent: Planning time of all, seconds.
         had_too_many: Whether what was tried last had too many pieces to be faster.
+        had_no_room: Whether what was tried last did not fit: more pieces may.
     """
 
     def __init__(self, problem: Problem, found: Outcome | None = None) -> None:
         self.problem, self.found = problem, found
         self.failure: InfeasibleError | None = None
-        self.worse, self.had_too_many = 0, False
+        self.worse, self.had_too_many, self.had_no_room = 0, False, False
         self.spent = 0.0 if found is None else found.planning_s
 
     def try_(self, plan: Callable[[], Outcome]) -> bool:
         """Return whether a plan is there and better than those before."""
         check_time()
-        self.had_too_many = False
+        self.had_too_many = self.had_no_room = False
         try:
             outcome = plan()
         except InfeasibleError as error:
             self.failure = self.failure or error
             self.had_too_many = isinstance(error, TooManyPiecesError)
+            self.had_no_room = not self.had_too_many
             return False
         self.spent += outcome.planning_s
         is_better = self._is_better(outcome)

@@ -61,8 +61,8 @@ def _best(
 
     Stages are tried of each number, which is quick. The other algorithms then cut the batch in as
     many pieces as was best and in half of them, and in fewer as long as that is faster than they
-    were: they need fewer pieces than stages do. Where there are no stages, they are tried of each
-    number.
+    were: they need fewer pieces than stages do; in more where nothing fits. Where there are no
+    stages, they are tried of each number.
     """
     others = [name for name in placing if name != STAGES]
     quick = [name for name in placing if name == STAGES] or others
@@ -90,6 +90,11 @@ def _best(
                 if number <= least and not is_better and not rest.had_too_many:
                     break
                 number //= 2
+            for number in _counts():  # more pieces take less memory
+                if found.found or rest.found or rest.is_done(number):
+                    break
+                if number > 2 * least:
+                    rest.try_(in_pieces(number, others, math.inf))
             found.take(rest)
     except UsageError as error:
         if error.code != NO_BATCH:

@@ -84,11 +84,12 @@ def plan_of_sharding(
     started = time.perf_counter()
     legal = legalize(problem.graph, sharding)
     _check_fixed(problem, legal)
-    found = _completed(problem, legal, unless_above=unless_above)
+    reuses = _reuses(problem, legal)
+    found, reuses = _completed(problem, legal, reuses, unless_above=unless_above)
     axes = relay_axes(problem.cluster, legal.mesh)
     if axes:
         try:
-            relayed = _completed(problem, legal, axes)
+            relayed, _ = _completed(problem, legal, reuses, axes)
         except (InfeasibleError, InvalidPlanError):  # it takes more memory, or would deadlock
             relayed = found
         if relayed.makespan_s <= RELAYED * found.makespan_s:
@@ -96,22 +97,37 @@ def plan_of_sharding(
     return found._replace(planning_s=time.perf_counter() - started)
 
 
+def _reuses(problem: Problem, sharding: Sharding) -> tuple[int, ...]:
+    """Return for how many ops a fetched region is kept, in the order of trying; -1: in turn."""
+    number = len(problem.graph.ops)
+    is_large = number * sharding.mesh.size > MANY_LOCAL_OPS
+    return (*(() if is_large else (number,)), NEAR_OPS, 0, -1)
+
+
 def _completed(
-    problem: Problem, legal: Sharding, relay_axes: int = 0, unless_above: float | None = None
-) -> ShardedPlan:
+    problem: Problem,
+    legal: Sharding,
+    reuses: tuple[int, ...],
+    relay_axes: int = 0,
+    unless_above: float | None = None,
+) -> tuple[ShardedPlan, tuple[int, ...]]:
     """Partition, check memory, and let transfers overlap computation.
 
     Args:
         problem: What is planned.
         legal: From `legalize`.
+        reuses: To try, see `_reuses`.
         relay_axes: See `spmd_partition`.
         unless_above: See `plan_of_sharding`.
+
+    Returns:
+        The plan, and those of `reuses` that relays have to try: they take no less memory.
     """
-    plan, local, arrays = _within_memory(problem, legal, relay_axes, unless_above)
+    tried, plan, local, arrays = _within_memory(problem, legal, reuses, relay_axes, unless_above)
     _check_memory(problem, local, arrays)
     chosen = _local_costs(problem, local)
     plan, arrays, makespan, sent = _overlapped(problem, local, plan, arrays, chosen)
-    return ShardedPlan(plan, local, chosen, arrays, makespan, sent, 0.0)
+    return ShardedPlan(plan, local, chosen, arrays, makespan, sent, 0.0), tried
 
 
 def _local_costs(problem: Problem, local: Graph) -> Costs:
@@ -149,20 +165,24 @@ def _check_fixed(problem: Problem, sharding: Sharding) -> None:
 
 
 def _within_memory(
-    problem: Problem, sharding: Sharding, relay_axes: int, unless_above: float | None
-) -> tuple[Plan, Graph, PlanArrays]:
+    problem: Problem,
+    sharding: Sharding,
+    reuses: tuple[int, ...],
+    relay_axes: int,
+    unless_above: float | None,
+) -> tuple[tuple[int, ...], Plan, Graph, PlanArrays]:
     """Return the plan that shares as many fetches as memory allows, with its partitioned graph.
 
     Tried are: each region is fetched once, again where the next consumer is far, for every
     consumer, and for every consumer in turn. The first wins that fits and keeps to `memory_goals`;
     else, as for tensors held whole, the first after sharing all that fits: at once where what
-    devices hold all the time is more than the goals.
+    devices hold all the time is more than the goals. With it are those of `reuses` from the one
+    that it has on; that one alone where none keeps to the goals.
     """
     graph, limits = problem.graph, problem.capacities
-    plain: tuple[Plan, Graph, PlanArrays] | None = None
+    plain: tuple[tuple[int, ...], Plan, Graph, PlanArrays] | None = None
     number, is_new = len(graph.ops), True
-    is_large = number * sharding.mesh.size > MANY_LOCAL_OPS
-    for reuse in (*(() if is_large else (number,)), NEAR_OPS, 0, -1):
+    for i, reuse in enumerate(reuses):
         plan = spmd_partition(
             graph, sharding, in_turn=reuse < 0, reuse=max(reuse, 0), relay_axes=relay_axes
         )
@@ -176,9 +196,10 @@ def _within_memory(
             g if size is None else min(g, size) for g, size in zip(goals, limits, strict=True)
         ]
         if fits(local.arrays, arrays, wanted):
-            return plan, local, arrays
-        if plain is None and reuse < number and (reuse < 0 or fits(local.arrays, arrays, limits)):
-            plain = plan, local, arrays
+            return reuses[i:], plan, local, arrays
+        is_last = reuse == reuses[-1]
+        if plain is None and reuse < number and (is_last or fits(local.arrays, arrays, limits)):
+            plain = (reuse,), plan, local, arrays
         held = zip(_held(local, plan), wanted, strict=True)
         if plain is not None and any(size > goal for size, goal in held):
             break

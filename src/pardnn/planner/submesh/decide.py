@@ -79,16 +79,18 @@ def decide_mixed(problem: Problem, cut: str, placement: str, decide: Decide) -> 
     doublings = [1 << power for power in range(MOST_DOUBLINGS + 1)]
     found, cutter = Best(problem), _cutter(problem)
     for size in sizes:
-        worse = 0
+        worse = failed = 0
         for count in doublings if wanted == "auto" else [wanted or 1]:
             try:
                 is_better = _is_better(found, Mix(cut, placement, size, count), cutter, decide)
             except UsageError as error:
-                if error.code != NO_BATCH or found.found is None:
+                if error.code != NO_BATCH or (found.found is None and found.failure is None):
                     raise
                 break
-            worse = 0 if is_better else worse + 1
-            if worse >= PATIENCE:
+            failed += found.had_no_room  # more pieces take less memory
+            worse = 0 if is_better else worse + (not found.had_no_room)
+            is_many = len(problem.graph.ops) * count * size > MANY_LOCAL_OPS
+            if worse >= PATIENCE or (is_many and worse + failed >= PATIENCE):
                 break
     return found.best()
 
@@ -117,7 +119,7 @@ def better_mixed(problem: Problem, best: Outcome, decide: Decide) -> Outcome:
                     is_better = _is_better(found, Mix(cut, "pardnn", size, count), cutter, decide)
                 except UsageError:  # no such cut, or no such pieces
                     break
-                if not is_better:
+                if not is_better and not found.had_no_room:
                     break
     return found.best()
 

@@ -27,6 +27,7 @@ from pardnn.plan.partitioned_graph import FETCH, SLICE
 from pardnn.plan.pieces import Pieces
 from pardnn.plan.plan import plan_from_arrays
 from pardnn.planner.algorithms import SHARDED
+from pardnn.planner.microbatches.best import TooManyPiecesError
 from pardnn.planner.microbatches.decide import STAGES, in_stages
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
@@ -95,7 +96,7 @@ def placed_on_submeshes(
     column = columns.column
     least = float(fastest_seconds(column.machine).sum()) / column.cluster.num_devices
     if least >= below:
-        raise InfeasibleError(f"each device computes for {least:.4g} s")
+        raise TooManyPiecesError(f"each device computes for {least:.4g} s")
     step = _step_of(problem, columns)
     is_limited = any(device.memory is not None for device in column.cluster.devices)
     best: Outcome | None = None

@@ -286,7 +286,8 @@ def _within_memory(
     capacity: float | None,
 ) -> tuple[Solution, float]:
     """Return the fastest state that fits, and the price on memory that bisection found for it."""
-    best = _fastest(graph, calls, CostTables(problem, objective, mesh.shape))
+    tables = CostTables(problem, objective, mesh.shape)
+    best = _fastest(graph, calls, tables)
     if (
         capacity is None
         or peak_estimate(problem, objective.weights, best.state, mesh.shape) <= capacity
@@ -296,7 +297,7 @@ def _within_memory(
     for _ in range(PRICES):
         step = best.cost / max(capacity, 1.0) / 8
         objective.price = (low + high) / 2 if high else max(4 * low, step)
-        found = best_state(CostTables(problem, objective, mesh.shape))
+        found = best_state(tables.limited())  # what is sent costs the same at any price
         if peak_estimate(problem, objective.weights, found.state, mesh.shape) <= capacity:
             best, high = found, objective.price
         else:
