@@ -49,13 +49,27 @@ class Tripled:
         return 3 * self.function(*args)
 
 
+class Described:
+    """A descriptor."""
+
+    def __get__(self, model: Any, kind: type) -> float:
+        return model.fourth
+
+
+class Absent:
+    """Has no attribute but one, and says so by a KeyError."""
+
+    def __getattr__(self, name: str) -> float:
+        return {"one": 1.0}[name]
+
+
 @Tripled
 def thrice(model: Any) -> Any:
     return model.third
 
 
 class Net(nn.Module):
-    gain = 3
+    gain, described = 3, Described()
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +77,8 @@ class Net(nn.Module):
         self.tau, self.mode, self.act = 2, Mode.FAST, torch.tanh
         self.config, self.sizes, self.calls = Config(), [1, 2], 0
         self.table = torch.zeros(4)
-        self.decay, self.rate, self.third = 0.9, 0.5, 0.1
+        self.decay, self.rate, self.third, self.fourth = 0.9, 0.5, 0.1, 1.0
+        self.absent = Absent()
 
     @torch.no_grad()
     def average(self) -> None:
@@ -76,7 +91,7 @@ class Net(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.dropout(self.norm(self.linear(x))) * self.tau * self.gain
         self.average()
-        x = x * self.rated() * thrice(self)
+        x = x * self.rated() * thrice(self) * self.described * self.absent.one
         if self.mode is Mode.FAST and self.config.depth > 1:
             x = self.act(x) * self.config.tau
         return x * self.scaled * len(self.sizes) + self.table
@@ -162,6 +177,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "model.decay": lambda o: setattr(o.model, "decay", 0.5),
     "model.rate": lambda o: setattr(o.model, "rate", 0.1),
     "model.third": lambda o: setattr(o.model, "third", 0.2),
+    "model.fourth": lambda o: setattr(o.model, "fourth", 0.2),
     "model.mode": lambda o: setattr(o.model, "mode", Mode.SLOW),
     "model.act": lambda o: setattr(o.model, "act", torch.relu),
     "model.config.depth": lambda o: setattr(o.model.config, "depth", 1),

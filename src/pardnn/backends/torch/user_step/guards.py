@@ -227,7 +227,7 @@ class Guards:
             yield from self._function(value)
         elif isinstance(value, types.MethodType):
             yield from ((path, value.__self__), (path, value.__func__))
-        elif hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+        elif isinstance(value, functools.partial | functools.partialmethod):
             yield from ((path, value.func), (path, value.args), (path, value.keywords))
         elif isinstance(value, type | types.ModuleType):
             if _is_users_code(value):

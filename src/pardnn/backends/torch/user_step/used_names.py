@@ -82,7 +82,7 @@ class _Search:
         self._waiting: list[types.FunctionType] = []
         self._classes: dict[type, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
-        self._callables: dict[int, Any] = {}
+        self._helpers: dict[int, Any] = {}  # decorators and descriptors
 
     def add_value(self, value: Any) -> None:
         """Add a value that code which may run can reach."""
@@ -121,10 +121,10 @@ class _Search:
     def _follow(self, value: Any) -> None:
         if _function_of(value) is not None or isinstance(value, type | types.ModuleType):
             self.add_value(value)
-        elif _is_users_callable(value) and id(value) not in self._callables:  # a decorator, say
-            self._callables[id(value)] = value
+        elif id(value) not in self._helpers and _is_users_helper(value):
+            self._helpers[id(value)] = value
             self._add_class(type(value))
-            for item in vars(value).values():
+            for item in getattr(value, "__dict__", {}).values():
                 self._follow(item)
 
     def _read(self, function: types.FunctionType) -> None:
@@ -143,13 +143,11 @@ class _Search:
                 self._follow(function.__globals__[name])
 
 
-def _is_users_callable(value: Any) -> bool:
-    """Whether a value is called by a method of the user's, and is no function."""
-    call = getattr(type(value), "__call__", None)  # noqa: B004 - the method, not whether
-    is_users = isinstance(call, types.FunctionType) and not is_library_file(
-        call.__code__.co_filename
-    )
-    return is_users and hasattr(value, "__dict__")
+def _is_users_helper(value: Any) -> bool:
+    """Whether methods of the user's run where a value is called, or found in a class."""
+    found = (getattr(type(value), name, None) for name in ("__call__", "__get__"))
+    functions = (each for each in found if isinstance(each, types.FunctionType))
+    return any(not is_library_file(each.__code__.co_filename) for each in functions)
 
 
 def _held_by(function: types.FunctionType) -> Iterator[Any]:
