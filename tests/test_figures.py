@@ -181,6 +181,13 @@ def test_mutants_of_the_search_and_the_simulator() -> None:
     assert f"{share['sim']} % in `sim`, {share['shard/search']} % in `shard/search`" in PAPERS
 
 
+def test_seconds_per_op_of_the_whole_command() -> None:
+    rows = table("2026-11-23_scale-files.md", "Scale", "microseconds per op")
+    each = sorted(int(row["microseconds per op"]) for row in rows)
+    page = (ROOT / "docs" / "algorithms" / "pardnn-scale.md").read_text(encoding="utf-8")
+    assert f"they cost {each[0]} to {each[-1]} microseconds per op" in page
+
+
 def test_table_3_and_gradients_in_place() -> None:
     (line,) = [line for line in PAPERS.splitlines() if line.startswith("| Table 3 |")]
     page = (RESULTS / "2026-11-21_tofu.md").read_text(encoding="utf-8")

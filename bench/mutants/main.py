@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.mutants import page
+from bench.mutants import mutations, page
+from bench.mutants.mutations import Mutant
 
 #: Tests that are asked: those of the packages, and of what calls them.
 TESTS = (
@@ -54,7 +55,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--page", help="write the page here; default: none if --only is given")
     options = parser.parse_args(argv)
     if options.told:
-        print(f"written: {page.write(run({}, _paths(options.only), options), ROOT, options)}")
+        _write(run({}, _paths(options.only), options), options)
         return
     os.environ["OMP_NUM_THREADS"] = "1"  # children are forked
     import hypothesis
@@ -100,9 +101,16 @@ class _Plugin:
         paths = _paths(self._options.only)
         verdicts = run(items, paths, self._options)
         if self._options.page or not self._options.only:
-            where = page.write(verdicts, ROOT, self._options)
-            print(f"written: {where}")
+            _write(verdicts, self._options)
         return True
+
+
+def _write(found: list[page.Found], options: argparse.Namespace) -> None:
+    print(f"written: {page.write(found, _sample(_paths(options.only), options), options)}")
+
+
+def _sample(paths: list[Path], options: argparse.Namespace) -> list[Mutant]:
+    return mutations.sampled(ROOT, paths, options.sample or sys.maxsize, options.seed)
 
 
 def _paths(only: list[str]) -> list[Path]:
@@ -128,7 +136,7 @@ def _import_all(warm: bool) -> None:
         warm_up(ALGORITHMS, polished=True)
 
 
-def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -> list[Any]:
+def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -> list[page.Found]:
     """Return each mutant of the sample that was asked, how it ended and the test that said so.
 
     Args:
@@ -136,11 +144,11 @@ def run(items: dict[str, Any], paths: list[Path], options: argparse.Namespace) -
         paths: Files to change.
         options: Of the command line.
     """
-    from bench.mutants import mutations, record, session
+    from bench.mutants import record, session
 
     kept = KEPT / ("tests-of-kernels" if KERNELS else "tests")
     tests_of = record.recorded(kept, ROOT, SOURCES, items)
-    mutants = mutations.sampled(ROOT, paths, options.sample or sys.maxsize, options.seed)
+    mutants = _sample(paths, options)
     journal = KEPT / "verdicts.jsonl"
     known = _known(journal)
     found = []

@@ -6,6 +6,7 @@ import argparse
 import datetime
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +26,32 @@ REASONS = Path(__file__).with_name("survivors.toml")
 CAUGHT = ("caught", "timed out", "crashed")
 
 
-def write(found: list[tuple[Mutant, str, Any]], root: Path, options: argparse.Namespace) -> Path:
+#: A mutant, how it ended, and the test that says so.
+Found = tuple[Mutant, str, Any]
+
+
+def write(found: Sequence[Found], sample: Sequence[Mutant], options: argparse.Namespace) -> Path:
     """Write the page; return where.
 
     Args:
-        found: Mutants, how they ended, and the tests that failed.
-        root: Of the repository.
+        found: Of the mutants that were asked.
+        sample: All mutants that were chosen.
         options: Of the command line.
     """
-    today = datetime.datetime.now(tz=datetime.UTC).date()
+    today = str(datetime.datetime.now(tz=datetime.UTC).date())
     path = Path(options.page) if options.page else RESULTS / f"{today}_mutants.md"
-    path.write_text(text_of(found, options, str(today)), encoding="utf-8")
+    path.write_text(text_of(found, sample, options, today), encoding="utf-8")
     return path
 
 
-def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, today: str) -> str:
+def text_of(
+    found: Sequence[Found], sample: Sequence[Mutant], options: argparse.Namespace, today: str
+) -> str:
     """Return the page.
 
     Args:
-        found: Mutants, how they ended, and the tests that failed.
+        found: Of the mutants that were asked.
+        sample: All mutants that were chosen.
         options: Of the command line.
         today: The date.
     """
@@ -62,7 +70,7 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
     lines = [
         f"# Mutants, {today}",
         "",
-        f"`make mutants`: {total.total()} small faults of a sample of {options.sample or 'all'}",
+        f"`make mutants`: {total.total()} small faults of a sample of {len(sample)}",
         f"(seed {options.seed}) were planted one by one in functions: in kernels where they run as",
         "plain Python, in all others beside compiled kernels. Which tests run which lines was",
         "recorded once. A mutant is shown to those that run its statement, the fastest first, till",
@@ -71,6 +79,7 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
         f"**{share:.1%} are caught**: a test fails, ends the process, or takes over {SLOWER} times",
         f"its time ({LEAST_S:g} s at least). Of {len(left)} others {equivalent} are equivalent: no",
         f"input tells them apart; {share_left:.1%} of the rest are caught.",
+        *_cut(found, sample),
         "",
         "| package | mutants | caught | timed out | survived | run by no test | share caught |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -90,3 +99,17 @@ def text_of(found: list[tuple[Mutant, str, Any]], options: argparse.Namespace, t
         reason = reasons.get(mutant.key, unknown)
         lines.append(f"| {where} | `{change}` | {reason} |")
     return "\n".join(lines) + "\n"
+
+
+def _cut(found: Sequence[Found], sample: Sequence[Mutant]) -> list[str]:
+    """Say of a run that was cut how far it came, and what that makes of the whole sample."""
+    if len(found) == len(sample):
+        return []
+    words, share = list[str](), 0.0
+    for is_kernel, of in ((True, "kernels"), (False, "other functions")):
+        asked = [verdict in CAUGHT for mutant, verdict, _ in found if mutant.is_kernel == is_kernel]
+        size = sum(mutant.is_kernel == is_kernel for mutant in sample)
+        words.append(f"{sum(asked)} of the first {len(asked)} of {size} in {of}")
+        share += sum(asked) / max(1, len(asked)) * size / len(sample)
+    text = f"The run was cut: {' and '.join(words)} are caught. By their numbers in the sample"
+    return ["", f"{text}, that is {share:.1%}."]

@@ -1,11 +1,12 @@
 """Mutants: what is changed, what is left alone, and what they are called."""
 
+import argparse
 import ast
 import tomllib
 from pathlib import Path
 
-from bench.mutants.mutations import mutants_of, mutated
-from bench.mutants.page import REASONS
+from bench.mutants.mutations import Mutant, mutants_of, mutated
+from bench.mutants.page import REASONS, text_of
 from bench.mutants.record import Record, places_of
 
 SOURCE = '''
@@ -83,3 +84,18 @@ def test_reasons_are_of_mutants_that_are_there() -> None:
         for mutant in mutants_of(path, (root / path).read_text(encoding="utf-8"))
     }
     assert keys.keys() <= known
+
+
+def test_a_run_that_was_cut_says_what_it_makes_of_the_sample() -> None:
+    """One of one in kernels, one of two in the rest: by 1 and 3 of them, 62.5 %."""
+    path = "src/pardnn/sim/a.py"
+    sample = [Mutant(path, "f", f"{n} -> 0", n, range(n, n + 1), n, n == 1) for n in range(1, 5)]
+    verdicts = ("caught", "timed out", "not run")
+    found = [(mutant, verdict, None) for mutant, verdict in zip(sample, verdicts, strict=False)]
+    options = argparse.Namespace(seed=3, budget=4.0)
+    text = text_of(found, sample, options, "today")
+    assert "1 of the first 1 of 1 in kernels and 1 of the first 2 of 3 in other" in text
+    assert "that is 62.5%" in text
+    assert "| sim | 3 | 1 | 1 | 0 | 1 | 66.7% |" in text
+    assert "| sim/a.py:3 `f` | `3 -> 0` | no test runs it |" in text
+    assert "was cut" not in text_of(found, sample[:3], options, "today")
