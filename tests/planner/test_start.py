@@ -45,6 +45,7 @@ def kept(plan: Plan, start: Plan) -> int:
     return sum(plan.placement.get(name) == device for name, device in start.placement.items())
 
 
+@pytest.mark.jit
 @given(graph=graphs(max_ops=12), k=st.integers(1, 4), tightness=st.sampled_from([None, 1.0, 0.7]))
 def test_a_start_is_never_left_for_a_slower_plan(
     graph: Graph, k: int, tightness: float | None
@@ -59,6 +60,7 @@ def test_a_start_is_never_left_for_a_slower_plan(
     assert makespan(found) <= makespan(start) * (1 + 1e-9)
 
 
+@pytest.mark.jit
 @given(graph=graphs(max_ops=12), before=st.integers(1, 4), now=st.integers(1, 4), data=st.data())
 def test_any_placement_of_a_graph_much_like_it_will_do(
     graph: Graph, before: int, now: int, data: st.DataObject
@@ -135,6 +137,7 @@ def test_a_plan_edited_by_hand_is_repaired(tmp_path: Path) -> None:
     assert set(found.placement.values()) == {1}
 
 
+@pytest.mark.jit
 def test_constraints_of_the_start_hold_unless_others_are_given() -> None:
     graph, cluster = large(), Cluster.uniform(2)
     first = graph.ops[0].name
@@ -168,6 +171,7 @@ def test_an_algorithm_that_cannot_start_from_it_says_so(algorithm: str, made_by:
     assert error.value.code == "E249"
 
 
+@pytest.mark.jit
 @given(graph=graphs(max_ops=10), k=st.integers(2, 4), data=st.data())
 def test_devices_that_are_alike_get_their_numbers_back(
     graph: Graph, k: int, data: st.DataObject
@@ -196,6 +200,7 @@ def test_unlike_devices_keep_their_numbers() -> None:
     assert (relabelled(unlike, plan, swapped, [None, None]).place == plan.place).all()
 
 
+@pytest.mark.jit
 @given(graph=graphs(max_ops=7, memory=False), data=st.data())
 def test_what_goes_back_costs_nothing(graph: Graph, data: st.DataObject) -> None:
     machine = machine_for(graph, Cluster.uniform(2))
