@@ -6,34 +6,42 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import pardnn
 from pardnn.cluster import Cluster
 from pardnn.cost.costs import graph_costs
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import digested_text
-from pardnn.graph.ir import Op
-from pardnn.place.pardnn import pardnn
+from pardnn.graph.ir import Graph, Op
+from pardnn.place.ordering.low_memory_orders import file_positions
+from pardnn.place.ordering.schedule import free_plan
+from pardnn.place.pardnn import pardnn as placer
 from pardnn.place.polish import polish, search
-from pardnn.plan.plan import Plan, Predicted
+from pardnn.plan.plan import Plan, Predicted, plan_arrays
 from pardnn.planner import make_plan, portfolio, warm_up
 from pardnn.planner.costs import stated_costs
 from pardnn.planner.options import PlanOptions
 from pardnn.planner.problem import Problem
+from pardnn.sim.peak import peaks
+from tests.strategies import graphs
 
 pytestmark = pytest.mark.jit
 
 
 def test_the_warm_up_reaches_the_memory_step(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
-    fit_memory = pardnn.fit_memory
+    fit_memory = placer.fit_memory
 
     def seen(*arguments: object) -> object:
         decision = fit_memory(*arguments)  # pyright: ignore[reportArgumentType]
         found.append(decision is not None)
         return decision
 
-    monkeypatch.setattr(pardnn, "fit_memory", seen)
+    monkeypatch.setattr(placer, "fit_memory", seen)
     warm_up.warm_up(["pardnn"], limited=False)
     assert found == []
     warm_up.warm_up(["pardnn"])
@@ -208,3 +216,13 @@ def test_the_preset_that_a_plan_was_made_with(costs: str | None, expected: str |
     predicted = Predicted(makespan_s=1.0, peak_bytes=(1,), transfer_bytes=0, costs=costs)
     assert stated_costs(Plan(placement={}, order=((),), predicted=predicted)) == expected
     assert stated_costs(Plan(placement={}, order=((),))) is None
+
+
+@given(graph=graphs(max_ops=14), algorithm=st.sampled_from(["single", "pardnn", "heft"]))
+def test_one_device_without_a_limit_holds_no_more_than_eager_execution(
+    graph: Graph, algorithm: str
+) -> None:
+    plan = pardnn.plan(graph, Cluster.uniform(1), algorithm)
+    alone = np.zeros(len(graph.ops), dtype=np.int64)
+    eager = free_plan(graph.arrays, 1, alone, file_positions(graph.arrays))
+    assert peaks(graph.arrays, plan_arrays(graph, plan))[0] <= peaks(graph.arrays, eager)[0]

@@ -16,6 +16,7 @@ from pardnn.place.baselines.exact import place_exact
 from pardnn.place.baselines.modulo import has_pieces
 from pardnn.place.decision import Decision
 from pardnn.place.infeasible import named_op
+from pardnn.place.ordering.low_memory_orders import frugal_alone
 from pardnn.place.ordering.memory_bounded import limits
 from pardnn.place.pardnn import place_pardnn
 from pardnn.place.polish.polish import polish_best
@@ -288,8 +289,15 @@ def decide_best(
     if best is None:
         assert failure is not None
         raise failure
-    best = _near_start(problem, best)
+    best = _near_start(problem, _frugal(problem, best))
     return best._replace(planning_s=time.perf_counter() - started, notes=(*best.notes, *notes))
+
+
+def _frugal(problem: Problem, best: Outcome) -> Outcome:
+    """Return a plan of one device in the order that needs less memory; any other as it is."""
+    is_cut, is_own = best.sharded is not None, problem.options.policy == "order"
+    plan = best.plan if is_cut or not is_own else frugal_alone(problem.graph.arrays, best.plan)
+    return best if plan is best.plan else _with_plan(problem, best, plan)
 
 
 def _near_start(problem: Problem, best: Outcome) -> Outcome:
@@ -386,11 +394,7 @@ def _polished(problem: Problem, placed: list[Outcome]) -> Outcome:
     # Equal makespans are mostly equal plans: the second start is the next slower one.
     best = {outcome.makespan_s: outcome for outcome in reversed(placed)}
     starts = [best[makespan] for makespan in sorted(best)[:2]]
-    plan, origin = polish_best(
-        problem.graph,
-        problem.machine,
-        [outcome.plan for outcome in starts],
-        problem.capacities,
-        seed=problem.options.seed,
-    )
+    graph, machine, usable = problem.graph, problem.machine, problem.capacities
+    plans, seed = [outcome.plan for outcome in starts], problem.options.seed
+    plan, origin = polish_best(graph, machine, plans, usable, seed=seed)
     return _with_plan(problem, starts[origin], plan)
