@@ -125,3 +125,54 @@ def test_schedules_settled_in_part_are_those_settled_whole(
         assert cost == evaluate(problem, kept, 100, whole)
         assert (partly.end[0] == whole.end[0]).all()
         assert (partly.live == whole.live).all()
+
+
+def residual_blocks(count: int) -> Graph:
+    """A step of blocks y = x + narrow(wide(view(norm(x)))): each makes much, little crosses it."""
+
+    def op(name: str, size: int, *inputs: str, kind: str = "aten.mm.default", of: str | None = None,
+           seconds: float = 1.0) -> Op:  # fmt: skip
+        tensor = Tensor(name=name, bytes=size, alias_of=of)
+        memory = "reference" if of else "normal"
+        return Op(name=name, kind=kind, inputs=inputs, outputs=(tensor,), memory=memory,
+                  seconds={"accelerator": seconds})  # fmt: skip
+
+    ops = [op("y0", 8, kind="input")]
+    for i in range(1, count + 1):
+        ops += [
+            op(f"norm{i}", 8, f"y{i - 1}"),
+            op(f"view{i}", 8, f"norm{i}", kind="aten.view.default", of=f"norm{i}", seconds=0.0),
+            op(f"wide{i}", 64, f"view{i}", seconds=4.0),
+            op(f"narrow{i}", 8, f"wide{i}", seconds=4.0),
+            op(f"y{i}", 8, f"y{i - 1}", f"narrow{i}"),
+        ]
+    ops += [op("wide_head", 120, f"y{count}", seconds=12.0), op("g", 8, "wide_head")]
+    for i in range(count, 0, -1):
+        after = "g" if i == count else f"d{i + 1}"
+        ops += [
+            op(f"dw{i}", 64, after, f"wide{i}"),
+            op(f"dv{i}", 8, f"dw{i}", f"view{i}"),
+            op(f"d{i}", 8, f"dv{i}", f"y{i - 1}", after),
+        ]
+    return build_graph("blocks", ops)
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("count", [6, 24])
+def test_checkpoints_at_the_ends_of_layers_are_tried(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for refined in ("knapsack", "_searched"):
+        monkeypatch.setattr(search, refined, lambda *_: None)
+    graph = residual_blocks(count)
+    seconds = np.array([(op.seconds or {}).get("accelerator", 0.0) for op in graph.ops])
+    problem = nodes_of(graph, graph.arrays.topological, seconds)
+    names = [graph.ops[i].name for i in graph.arrays.topological]
+    turn, schedule = names.index("g"), empty_schedule(problem)
+    inner = [name.startswith(("norm", "view", "wide")) and name != "wide_head" for name in names]
+    each_block = np.where(inner, turn, problem.num_ops)
+    expert = cost_of(problem, each_block, 0, schedule)
+    front = search.front_of(problem)
+    one_result = 8
+    fits = front.peak <= expert.peak + one_result - problem.base
+    assert front.seconds[fits].min(initial=np.inf) <= expert.seconds

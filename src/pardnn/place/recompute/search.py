@@ -42,6 +42,8 @@ MOST_ROUNDS, LEAST_ROUNDS = 2_000, 2_000
 RANGES, STRIDE = 400, 8
 #: Ops that what is kept must cross, tried as seeds.
 CHECKPOINTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Parts of all ops among which those that fewest bytes cross are looked for.
+NARROW = (0.05, 0.1, 0.2, 0.4)
 #: Limits one after the other that are not reached, after which smaller ones are not tried.
 MISSES = 3
 #: Temperature on the way back to larger limits, where there are good answers already.
@@ -130,8 +132,11 @@ def front_of(nodes: Nodes, *, seed: int = 0, work: int = WORK) -> Front:
     if families.num_families == 0:
         return front
     fullest = int(np.flatnonzero(s.position[: nodes.num_ops] == int(np.argmax(s.live)))[0])
+    made, last, crossing = _crossing(nodes, fullest + 1)
     for count in CHECKPOINTS:
-        record(nodes, _checkpoints(nodes, fullest, count), s, front)
+        even = np.linspace(0, fullest, count + 2)[1:-1].astype(np.int64)
+        for cuts in (even, *(_narrow(made, crossing, part, count) for part in NARROW)):
+            record(nodes, _checkpoints(nodes, fullest, last, cuts), s, front)
     knapsack(nodes, families, everything.copy(), s, front)
     _searched(nodes, families, front, s, seed, work)
     return front
@@ -199,15 +204,61 @@ def _size(nodes: Nodes) -> int:
     return 4 * nodes.num_ops + 2 * len(nodes.use_op) + len(nodes.views)
 
 
-def _checkpoints(nodes: Nodes, fullest: int, count: int) -> Kept:
+def _crossing(
+    nodes: Nodes, num_first: int
+) -> tuple[Int64[ndarray, " f"], Int64[ndarray, " f"], Int64[ndarray, " f"]]:
+    """Return bytes, last readers, and bytes that cross each op, among so many first ops.
+
+    Of what may be made again; who reads a view reads what it is of.
+    """
+    made, last = np.zeros(num_first, dtype=np.int64), np.arange(num_first)
+    read_last = np.zeros(len(nodes.num_bytes), dtype=np.int64)  # by tensor
+    crossing = np.zeros(num_first, dtype=np.int64)
+    for op in range(num_first - 1, -1, -1):
+        for t in range(nodes.output_ptr[op], nodes.output_ptr[op + 1]):
+            uses = slice(nodes.use_ptr[t], nodes.use_ptr[t + 1])
+            readers = nodes.use_op[uses]
+            views = nodes.views[nodes.view_ptr[uses.start] : nodes.view_ptr[uses.stop]]
+            seen = (*readers[readers < num_first], *read_last[views])
+            read_last[t] = max(seen, default=op)
+            last[op] = max(last[op], read_last[t])
+        if nodes.again[op] == FREELY:
+            made[op] = nodes.num_bytes[nodes.output_ptr[op] : nodes.output_ptr[op + 1]].sum()
+            crossing[op] += made[op]
+            crossing[last[op]] -= made[op]
+    return made, last, np.cumsum(crossing)
+
+
+def _narrow(
+    made: Int64[ndarray, " f"], crossing: Int64[ndarray, " f"], part: float, count: int
+) -> Int64[ndarray, " c"]:
+    """Return ops that few bytes cross, as the ends of layers, at most `count`.
+
+    Args:
+        made: Bytes that each op makes.
+        crossing: Bytes that cross it.
+        part: Of all ops, those that fewest bytes cross are taken.
+        count: So many of them with equal bytes between, from the last op back, for what is made
+            after the last of them is not made again.
+    """
+    crossed = crossing[crossing > 0]
+    few = np.flatnonzero((crossing > 0) & (crossing <= np.quantile(crossed, part)))
+    since = np.cumsum(made[::-1])[::-1]  # bytes that an op and all later ones make
+    cuts, end, least = [], 0, made.sum() / (count + 1)
+    for op in few[::-1].tolist():
+        if since[op] - made[op] - end >= least:
+            cuts.append(op)
+            end = since[op] - made[op]
+    return np.array(cuts, dtype=np.int64)
+
+
+def _checkpoints(
+    nodes: Nodes, fullest: int, last: Int64[ndarray, " f"], cuts: Int64[ndarray, " c"]
+) -> Kept:
     """Return what keeps, until the fullest moment, only what crosses some ops before it."""
-    n = nodes.num_ops
-    kept = np.full(n, n, dtype=np.int64)
-    cuts = np.linspace(0, fullest, count + 2)[1:-1].astype(np.int64)
-    for op in np.flatnonzero(nodes.again[:fullest] == FREELY).tolist():
-        span = nodes.use_ptr[nodes.output_ptr[op]], nodes.use_ptr[nodes.output_ptr[op + 1]]
-        uses = nodes.use_op[span[0] : span[1]]
-        last = int(max(uses[uses <= fullest], default=op))
-        if not ((cuts >= op) & (cuts < last)).any():
+    kept = np.full(nodes.num_ops, nodes.num_ops, dtype=np.int64)
+    end = max(cuts, default=fullest)
+    for op in np.flatnonzero(nodes.again[:end] == FREELY).tolist():
+        if not ((cuts >= op) & (cuts < last[op])).any():
             kept[op] = fullest
     return kept
