@@ -2,7 +2,8 @@
 
 - Placement: `placement` compares algorithms, `pipelines` plans pipelines beside schedules that
   experts draw by hand, `msr-fiddle` plans published placement problems, `limits` finds the least
-  limit of each algorithm, `recompute` compares second calls of ops with CP-SAT, `scale` times
+  limit of each algorithm, `recompute` compares second calls of ops with CP-SAT, `checkpointing`
+  with `torch.utils.checkpoint` on every block, `scale` times
   planning up to a million ops, `thesis` regenerates the tables of the ParDNN thesis,
   `state-in-place` says what leaving state where it is costs, `start` what planning from an earlier
   plan brings, `overrun` how far planning goes beyond its time limit.
@@ -33,6 +34,7 @@ NAMED = {
     "capture": "bench.runtime.capture",
     "capture-zoo": "testbed.kept_graphs",
     "checkpoint": "bench.runtime.checkpoint",
+    "checkpointing": "bench.recompute.checkpointing",
     "collectives": "bench.runtime.collectives",
     "corners": "bench.recipes.corners",
     "coverage": "bench.tofu.opinfo",

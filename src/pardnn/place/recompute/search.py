@@ -1,8 +1,10 @@
 """Search for retention intervals: the fewest seconds of second calls for each limit.
 
 1. *Seeds.* Checkpoints: until the step's fullest moment only what crosses some ops is kept, for
-   several numbers of such ops. Knapsack: where the step is fullest, what frees most bytes per
-   second is dropped, again and again (the greedy of ParDNN's memory step, section 4.4).
+   several numbers of such ops: equally far apart, and where few bytes cross, as at the ends of
+   layers (what `torch.utils.checkpoint` on every block keeps). Knapsack: where the step is
+   fullest, what frees most bytes per second is dropped, again and again (the greedy of ParDNN's
+   memory step, section 4.4).
 2. *Local search* (`annealing`) at limits from the largest to the smallest that seems to be reached,
    and back: drop a result where the limit is exceeded, keep one that is made twice, or move the end
    of an interval to another reader. What exceeds the limit costs seconds, more the longer the
