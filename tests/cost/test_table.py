@@ -98,7 +98,8 @@ def test_one_damaged_entry_costs_only_itself_and_is_measured_again(path):
     path.write_text(content.replace('"repetitions": 9', '"repetitions": 8'))
     with pytest.warns(CostCacheWarning, match="1 of 8 entries"):
         assert len(load_table(MACHINE, path.parent).entries) == 7
-    with pytest.warns(CostCacheWarning):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # who loaded it has been told
         save_table(CostTable(MACHINE, ENTRIES), path.parent)
     assert load_table(MACHINE, path.parent).entries == ENTRIES
 
@@ -189,8 +190,8 @@ def test_a_home_that_cannot_be_written_gives_a_private_temporary_folder(tmp_path
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(occupied))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    found = cache_folder()
-    assert found == tmp_path / f"pardnn-{os.getuid()}"
+    found = tmp_path / f"pardnn-{os.getuid()}"
+    assert cache_folder() == found
     assert found.stat().st_mode & 0o777 == 0o700
     found.chmod(0o777)  # someone else could plant numbers in it
     assert cache_folder() is None

@@ -27,7 +27,7 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
-from pardnn.errors import FileError, PardnnError
+from pardnn.errors import FileError, PardnnError, told
 from pardnn.files import dump_json, parse_json, read_bytes, write_bytes
 
 FORMAT = "pardnn.costs/1"
@@ -142,29 +142,31 @@ def load_table(machine: Machine, folder: Path | None) -> CostTable:
     Never raises for what a file holds: a damaged or foreign file, or a damaged entry, is ignored
     with one `CostCacheWarning`.
     """
+    table, fault = _loaded(machine, folder)
+    if folder is not None and fault is not None:
+        path = str(folder / machine.file_name)
+        text = f"cost cache {path!r}: {fault}; what cannot be used is measured again"
+        warnings.warn(text, CostCacheWarning, stacklevel=2)
+    return table
+
+
+def _loaded(machine: Machine, folder: Path | None) -> tuple[CostTable, str | None]:
+    """Return the costs of a file, and why some of it, or all, is ignored."""
     path = folder / machine.file_name if folder is not None else None
     if path is None or not path.exists():
-        return CostTable(machine)
+        return CostTable(machine), None
     try:
         entries, ignored = _read_entries(machine, path)
-    except (PardnnError, TypeError, ValueError, KeyError, AttributeError) as error:
-        _warn(path, f"{str(error).splitlines()[0]:.200}")
-        return CostTable(machine)
-    if ignored:
-        _warn(path, f"{ignored} of {ignored + len(entries)} entries fail their checksum")
-    return CostTable(machine, entries)
-
-
-def _warn(path: Path, reason: str) -> None:
-    warnings.warn(
-        f"cost cache {str(path)!r} is ignored where damaged and will be measured again: {reason}",
-        CostCacheWarning,
-        stacklevel=3,
-    )
+    except PardnnError as error:
+        return CostTable(machine), f"{error.message.splitlines()[0]:.200}"
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        return CostTable(machine), f"{told(error).splitlines()[0]:.200}"
+    fault = f"{ignored} of {ignored + len(entries)} entries fail their checksum"
+    return CostTable(machine, entries), fault if ignored else None
 
 
 def _read_entries(machine: Machine, path: Path) -> tuple[dict[str, Entry], int]:
-    data = parse_json(read_bytes(path), str(path))
+    data = parse_json(read_bytes(path), "the file")
     if data["format"] != FORMAT or data["machine"] != asdict(machine):
         raise FileError("it was written for another machine, library or version", code="E408")
     entries: dict[str, Entry] = {}
@@ -200,16 +202,17 @@ def _row(machine: Machine, text: str, entry: Entry) -> dict[str, Any]:
 def save_table(table: CostTable, folder: Path | None) -> CostTable:
     """Merge the table into the machine's file; return what the file then holds.
 
-    Entries of other writers are kept; where both have one, this table's wins. Without a folder, or
-    where the file cannot be written, the table is returned as it is, with a warning in the latter
-    case: costs are worth measuring even where they cannot be kept.
+    Entries of other writers are kept; where both have one, this table's wins. What else the file
+    holds and cannot be used goes without a word: who reads costs is told (`load_table`). Without a
+    folder, or where the file cannot be written, the table is returned as it is, with a warning in
+    the latter case: costs are worth measuring even where they cannot be kept.
     """
     if folder is None or not table.entries:
         return table
     path = folder / table.machine.file_name
     try:
         with _lock(path.with_suffix(".lock")):
-            merged = load_table(table.machine, folder).with_entries(table.entries)
+            merged = _loaded(table.machine, folder)[0].with_entries(table.entries)
             rows = [
                 _row(table.machine, text, merged.entries[text]) for text in sorted(merged.entries)
             ]
