@@ -4,9 +4,9 @@ Problem: a slice is a view whose place in memory would depend on data, as MoCo's
 pointer. Its size does not, where both of its bounds are the same number plus constants.
 
 Idea: such a write is `index_copy_` at `i + arange(n)`, such a read `index_select`: calls of known
-shapes, of the same bits. What Python would clip or count from the end is an error of the run then.
-A read is a copy in the place of a view: it is refused where one of both is written while the other
-is still used, except that `x[i] += y` writes its copy back.
+shapes, of the same bits. A slice that Python would clip, or count from the end, is an error of the
+run then. A read is a copy in the place of a view: it is refused where one of both is written while
+the other is still used, except that `x[i] += y` writes its copy back.
 
 Deviation: numbers that the program counts itself are guarded, so the step is captured for each.
 
@@ -260,11 +260,15 @@ def _index(tracer: Tracer, place: _Place) -> torch.Tensor:
     """Return the positions as a tensor."""
     node, device = node_of(place.first), place.view.device
     assert node is not None
-    steps = torch.arange(place.size or 1, device=device)
+    at = torch.arange(place.size or 1, device=device)
     held = node.tensor
     if held is None or node.value.call.inputs[0] is not tracer.aliases.fresh_value(held):
-        return steps + place.first
-    return steps + held.detach().reshape(1).to(device, torch.int64)
+        at = at + place.first
+    else:
+        at = at + held.detach().reshape(1).to(device, torch.int64)
+    if place.size is not None:
+        return at
+    return torch.where(at < 0, at + place.view.shape[place.dim], at)  # counted from the end
 
 
 def _laid_out(copy: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
