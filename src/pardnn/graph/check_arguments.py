@@ -201,7 +201,7 @@ _CALL: Mapping[str, Callable[[Op, Any], str | None]] = {
 }  # fmt: skip
 _SOURCE: Mapping[str, Callable[[Op, Any], str | None]] = {
     "args": _args, "kwargs": _kwargs, "initial": _literal, "value": _literal, "guard": _guard,
-    "data": _data, "shard": _shard,
+    "data": _data, "shard": _shard, "persistent": _of_type(bool, "truth value"),
     "written": _of_type(bool, "truth value"), "device": _of_type(str, "device"),
 }  # fmt: skip
 _MARK: Mapping[str, Callable[[Op, Any], str | None]] = {

@@ -58,9 +58,8 @@ class StepTrace:
     trainable: Mapping[str, bool] = field(default_factory=dict)
     made_anew: Sequence[tuple[Source, Storage | None, int]] = ()
 
-    def add(self, source: Source, fake: Any, initial: dict[str, Any] | None) -> None:
-        """Make a placeholder the value of a source, with the first value that it may have."""
-        arguments = {"initial": initial[source.name]} if source.name in (initial or {}) else None
+    def add(self, source: Source, fake: Any, arguments: dict[str, Any] | None = None) -> None:
+        """Make a placeholder the value of a source, with the arguments of its op."""
         value = self.tracer.add_source(source.kind, fake, arguments)
         value.call.name = source.name
         self.values[source.name], self.sources[source.name] = value, source

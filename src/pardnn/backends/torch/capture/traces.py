@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from pardnn.backends.torch.user_step.sources import (
     gradient_source,
     held_gradients,
     outside,
+    registration,
     settings_of,
     sources_of,
     tensor_names,
@@ -144,13 +145,24 @@ class Traces:
         tracer.scalars.questions = questions
         trace = StepTrace(tracer, {}, {}, {}, settings_of(objects, self.batch), None)
         for source in tensors:
-            trace.add(source, placeholders[source.name], initial)
+            first = _first_value(source, initial, objects)
+            trace.add(source, placeholders[source.name], first)
         made = insert_gradient_placeholders(gradients, kept, self.mode, self.whole_of)
         trace.gradients = made
         for source in gradients:
-            trace.add(source, made[source.name], initial)
+            trace.add(source, made[source.name], _first_value(source, initial, objects))
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         with symbols_inserted(trace, numbers):
             run_noted(trace, self.step, self.args, self.mode, self.recorders, names, chosen)
         return trace
+
+
+def _first_value(
+    source: Source, initial: Mapping[str, Any] | None, objects: ObjectGraph
+) -> dict[str, Any] | None:
+    """Return the arguments of a source that the first step creates; None of any other."""
+    if source.name not in (initial or {}):
+        return None
+    assert initial is not None
+    return {"initial": initial[source.name]} | registration(source, objects)

@@ -24,7 +24,7 @@ from pardnn.backends.torch.user_step.object_graph import (
 )
 from pardnn.backends.torch.user_step.slots import Slot
 from pardnn.errors import UnsupportedError
-from pardnn.graph.ir import Graph
+from pardnn.graph.ir import Graph, Op
 
 SourceKind = Literal["parameter", "buffer", "state", "input"]
 _ORDER = {"parameter": 0, "buffer": 1, "state": 2, "input": 3}
@@ -272,12 +272,37 @@ def gradient_source(parameter: Source) -> Source:
     return Source(f"{parameter.name}.grad", "state", (), parameter.get())
 
 
+def registration(source: Source, objects: ObjectGraph) -> dict[str, bool]:
+    """Return how a buffer is registered, as an argument of its source op; nothing if it is not.
+
+    Args:
+        source: A buffer that the first step created.
+        objects: The object graph after it.
+    """
+    for entry in objects.stateful:
+        if isinstance(entry.value, torch.nn.Module):
+            for slot in source.slots:
+                if slot.holder is entry.value._buffers:
+                    return {"persistent": slot.key not in entry.value._non_persistent_buffers_set}
+    return {}
+
+
+def _buffer_holder(module: torch.nn.Module, key: str, op: Op) -> Any:
+    """Return what will hold a buffer that the first step creates: as eager has it after that."""
+    persistent = (op.arguments or {}).get("persistent")
+    if persistent is False:
+        module._non_persistent_buffers_set.add(key)
+    is_registered = persistent is not None or key in module._buffers
+    return module._buffers if is_registered else module
+
+
 def _missing(
     found: Sequence[Source], step: Callable[..., Any], args: Sequence[Any], graph: Graph
 ) -> list[Source]:
     """Return the sources of state that the graph names and the first step would create."""
     existing = {source.name for source in found}
-    wanted = {op.name for op in graph.ops if op.kind in ("buffer", "state")} - existing
+    ops = {op.name: op for op in graph.ops if op.kind in ("buffer", "state")}
+    wanted = ops.keys() - existing
     parameters = [source for source in found if source.kind == "parameter"]
     made: dict[str, Source] = {}
     for parameter in parameters:
@@ -288,7 +313,7 @@ def _missing(
             for name in wanted:
                 prefix, _, key = name.rpartition(".")
                 if prefix == entry.name:
-                    holder = entry.value._buffers if key in entry.value._buffers else entry.value
+                    holder = _buffer_holder(entry.value, key, ops[name])
                     made[name] = Source(name, "buffer", (Slot(holder, key),))
         if isinstance(entry.value, torch.optim.Optimizer):
             path = _with_names(entry.name, {id(p.get()): p.name for p in parameters})

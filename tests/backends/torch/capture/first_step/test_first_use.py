@@ -120,6 +120,34 @@ def test_what_the_first_step_alone_knows_is_a_graph_of_its_own(how: str) -> None
     assert assert_leaves_as_eager(make) == 2
 
 
+class Registering(nn.Module):
+    """Registers a running mean at its first use, in the state dict or not."""
+
+    def __init__(self, *, persistent: bool, of_data: bool) -> None:
+        super().__init__()
+        self.layer, self.persistent, self.of_data = nn.Linear(6, 6), persistent, of_data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if not hasattr(self, "mean"):
+            mean = y.detach().mean((0, 1)) if self.of_data else torch.zeros(6)
+            self.register_buffer("mean", mean, persistent=self.persistent)
+        self.mean.mul_(0.9).add_(0.1 * y.detach().mean((0, 1)))
+        return y - self.mean
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("of_data", [True, False])
+def test_a_buffer_that_the_first_step_registers(persistent: bool, of_data: bool) -> None:
+    def make() -> Any:
+        make_layer = functools.partial(Registering, persistent=persistent, of_data=of_data)
+        entry, args = trained(make_layer)
+        model = args[0]
+        return entry, args, lambda: [*args, [*dict(model.named_buffers())], [*model.state_dict()]]
+
+    assert assert_leaves_as_eager(make, steps=2) == 1 + of_data
+
+
 @functools.cache
 def cached_mask(length: int) -> torch.Tensor:
     return torch.triu(torch.full((length, length), -1.0), 1)

@@ -31,7 +31,12 @@ from pardnn.backends.torch.user_step.held_numbers import (
     with_tensor_names,
 )
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
-from pardnn.backends.torch.user_step.sources import Source, held_gradients, tensor_names
+from pardnn.backends.torch.user_step.sources import (
+    Source,
+    held_gradients,
+    registration,
+    tensor_names,
+)
 
 
 class NotFollowed(Exception):
@@ -73,9 +78,8 @@ def created_states(
         is_filled_once = number is not None and len(storage.writes) == int(is_empty)
         with trace.tracer.fake_mode:
             fake: Any = torch.empty_like(live, requires_grad=False)
-        state = trace.tracer.add_source(
-            source.kind, fake, {"initial": number if is_filled_once else 0.0}
-        )
+        first = {"initial": number if is_filled_once else 0.0} | registration(source, objects)
+        state = trace.tracer.add_source(source.kind, fake, first)
         state.call.name = source.name
         trace.values[source.name], trace.sources[source.name] = state, source
         calls.append(state.call)
