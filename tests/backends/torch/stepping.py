@@ -6,7 +6,7 @@ import contextlib
 import enum
 import io
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -164,6 +164,7 @@ def assert_leaves_as_eager(
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...], Any]],
     steps: int = 3,
     given: Given = _nothing,
+    between: Callable[[int, tuple[Any, ...]], Any] = lambda _i, _args: None,
 ) -> int:
     """Compare steps of one rank, in this process, with eager ones: losses, and all that they leave.
 
@@ -172,20 +173,27 @@ def assert_leaves_as_eager(
             function that returns them.
         steps: Number of calls.
         given: Other arguments at some call, by index.
+        between: Called before each call, with its number and all arguments of `make`.
 
     Returns:
         How often the step was captured.
     """
+
+    def calls(call: Callable[..., Any], args: tuple[Any, ...], batch: Sequence[int]) -> Any:
+        def one(i: int) -> Any:
+            between(i, args)
+            now = dict(enumerate(args)) | given(i)
+            return call(*(now[k] for k in batch))
+
+        return one
+
     step, args, held = make()
-    now = [[(dict(enumerate(args)) | given(i))[k] for k in range(len(args))] for i in range(steps)]
-    expected = left_by(lambda i: step(*now[i]), held, steps)
+    expected = left_by(calls(step, args, range(len(args))), held, steps)
     step, args, held = make()
-    now = [[(dict(enumerate(args)) | given(i))[k] for k in range(len(args))] for i in range(steps)]
     fast: Parallel = parallelize(
         step, *args, device="cpu", decide=lambda graph, size, _: random_plan(graph, size)
     )
-    batch = fast._binding._batch
-    found = left_by(lambda i: fast(*(now[i][k] for k in batch)), held, steps)
+    found = left_by(calls(fast, args, fast._binding._batch), held, steps)
     fast.close()
     assert found == expected
     return fast.captures

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from pardnn.backends.torch.user_step.content_guards import shared_values
 from pardnn.backends.torch.user_step.guards import Guards
 
+PREFIX = "PARDNN"
 FROZEN: set[int] = set()
 WEIGHTS, TABLE, LARGE = np.ones(4), bytearray(4), np.zeros(1 << 18)
 
@@ -22,7 +24,7 @@ scaled.gain = 1.0  # type: ignore[attr-defined]
 
 
 def step(x: Any) -> Any:
-    depth = int(os.environ.get("PARDNN_TEST_DEPTH", "1"))
+    depth = int(os.environ.get(f"{PREFIX}_TEST_DEPTH", "1"))
     depth += len("A\ud800") - 2  # no variable can have such a name
     return scaled(x) * len(FROZEN) * WEIGHTS[0] * TABLE[1] * LARGE[0] * depth
 
@@ -43,6 +45,10 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "torch.are_deterministic_algorithms_enabled()": lambda: torch.use_deterministic_algorithms(
         True
     ),
+    "torch.is_grad_enabled()": lambda: torch.set_grad_enabled(False),
+    "torch.get_default_device()": lambda: torch.set_default_device("meta"),
+    "torch.backends.cuda.math_sdp_enabled()": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.set_flags(False),
     "is_autocast_enabled('cpu')": lambda: torch.set_autocast_enabled("cpu", True),
     "get_autocast_dtype('cpu')": lambda: torch.set_autocast_dtype("cpu", torch.float16),
 }
@@ -58,6 +64,10 @@ def test_a_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         for _ in range(2):  # it is not taken for known
             assert [change.name for change in guards.changes({})] == [name]
     finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_device(None)
+        torch.backends.cuda.enable_math_sdp(True)
+        torch.backends.mkldnn.set_flags(True)
         torch.set_default_dtype(torch.float32)
         torch.use_deterministic_algorithms(False)
         torch.set_autocast_enabled("cpu", False)
@@ -71,8 +81,7 @@ def test_other_modes_are_no_change() -> None:
     guards, threads = Guards(step, [torch.ones(2)], [0]), torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1)
-        with torch.no_grad():
-            assert not guards.changes({})
+        assert not guards.changes({})
         torch.set_default_dtype(torch.float64)
         assert [change.name for change in guards.changes({})] == ["torch.get_default_dtype()"]
     finally:
@@ -84,3 +93,10 @@ def test_large_arrays_are_not_compared_at_every_call() -> None:
     guards = Guards(step, [torch.ones(2)], [0])
     LARGE[0] = 1.0
     assert not guards.changes({})
+
+
+def test_of_libraries_the_variables_that_they_name_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "PARDNN_TEST_DEPTH", "4")
+    (get,) = dict(shared_values({"getenv", "PARDNN_TEST_DEPTH", "depth"})).values()
+    assert get() == "4"
+    assert not dict(shared_values({"PARDNN_TEST_DEPTH"}))

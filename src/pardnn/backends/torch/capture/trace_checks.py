@@ -66,7 +66,8 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
     """Reject `.item()` of what depends on the batch or the parameters: every rank would wait.
 
     A number that no tensor is computed from, as one that is only returned, holds up nobody. A
-    count that an optimizer keeps in a tensor is as late as the optimizer itself.
+    count that an optimizer keeps in a tensor is as late as the optimizer itself; a rate that is a
+    tensor is there before the step.
     """
     feeding: set[Value] = set()
     for call in reversed(calls):
@@ -77,7 +78,7 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
     for call in calls:
         touched = call.random or any(value in tainted for value in call.inputs)
         if call.kind in ("parameter", "input") and call.outputs[0].geometry is not None:
-            touched = True
+            touched = ".param_groups." not in f".{call.name}"
         is_read = call.kind == "aten._local_scalar_dense.default" and call not in permitted
         storage = call.inputs[0].storage if is_read else None
         is_read = is_read and (storage is None or storage.owner.call.kind != "state")

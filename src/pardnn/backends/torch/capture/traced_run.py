@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from torch._subclasses import fake_tensor
 
 from pardnn.backends.torch.capture.assigned.assignments import trainable_flags
@@ -71,9 +70,7 @@ def run_traced(
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
-        with (
-            mode, tracer, traced[0], traced[1], python_calls(), torch.enable_grad(), _quiet_fakes(),
-        ):  # fmt: skip
+        with mode, tracer, traced[0], traced[1], python_calls(), _quiet_fakes():
             result = context.run(step, *args)
         tracer.rng_replays.finish()
     except PardnnError:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch._C._dynamo.guards import GlobalStateGuard
+from torch.utils import _device
 
 from pardnn.backends.torch.user_step.item_guards import Change
 
@@ -19,18 +20,30 @@ from pardnn.backends.torch.user_step.item_guards import Change
 _MAX_BYTES = 1 << 20
 _DEVICES = ("cpu", "cuda")
 
-_DTYPES = {
+#: Of the modes, those that TorchDynamo's guard does not compare, or not always.
+_UNSEEN: dict[str, Callable[[], Any]] = {
     f"get_autocast_dtype({device!r})": functools.partial(torch.get_autocast_dtype, device)
     for device in _DEVICES
-}
+} | {
+    "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled,
+    "torch.get_default_device()": lambda: _device.CURRENT_DEVICE,
+    "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled,
+    "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled,
+    # Which attention kernel is called.
+    "torch.backends.cuda.math_sdp_enabled()": torch._C._get_math_sdp_enabled,
+    "torch.backends.cuda.flash_sdp_enabled()": torch._C._get_flash_sdp_enabled,
+    "torch.backends.cuda.mem_efficient_sdp_enabled()": torch._C._get_mem_efficient_sdp_enabled,
+    "torch.backends.cuda.cudnn_sdp_enabled()": torch._C._get_cudnn_sdp_enabled,
+}  # fmt: skip
 #: What is set for all code, and decides which calls torch makes or of which type, by its name.
 _MODES: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
     "torch.are_deterministic_algorithms_enabled()": torch.are_deterministic_algorithms_enabled,
+    "torch.is_grad_enabled()": torch.is_grad_enabled,
 } | {
     f"is_autocast_enabled({device!r})": functools.partial(torch.is_autocast_enabled, device)
     for device in _DEVICES
-} | _DTYPES  # fmt: skip
+} | _UNSEEN  # fmt: skip
 
 
 class ModeGuards:
@@ -38,13 +51,13 @@ class ModeGuards:
 
     def __init__(self) -> None:
         self._then = {name: get() for name, get in _MODES.items()}
-        self._dtypes = [self._then[name] for name in _DTYPES]
+        self._unseen = [self._then[name] for name in _UNSEEN]
         self._others = GlobalStateGuard()
 
     def changes(self) -> list[Change]:
         """Return what has changed."""
-        # TorchDynamo's guard compares all in one call, but types of autocast only where it is on.
-        if self._others.check() and [get() for get in _DTYPES.values()] == self._dtypes:
+        # TorchDynamo's guard compares most in one call; types of autocast only where it is on.
+        if self._others.check() and [get() for get in _UNSEEN.values()] == self._unseen:
             return []
         others = GlobalStateGuard()
         now = {name: get() for name, get in _MODES.items()}
@@ -93,13 +106,23 @@ def content_of(value: Any) -> Any:
     return value.shape, value.dtype, list(value.flat) if value.dtype == object else value.tobytes()
 
 
+def reads_environment(names: Collection[str]) -> bool:
+    """Whether code that mentions some names may read the environment."""
+    return "environ" in names or "getenv" in names
+
+
+def environment() -> dict[Any, Any]:
+    """Return the variables of the environment as Python keeps them, for a guard on all of them."""
+    return os.environ._data  # type: ignore[attr-defined]
+
+
 def shared_values(names: Collection[str]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield the names of values that all code shares, and what returns each.
 
     Args:
         names: Texts that the code mentions: variables of the environment may be among them.
     """
-    if "environ" in names or "getenv" in names:
+    if reads_environment(names):
         for name in sorted(filter(_is_encodable, names)):
             if name.isupper() or name in os.environ:
                 yield f"os.environ[{name!r}]", functools.partial(os.environ.get, name)

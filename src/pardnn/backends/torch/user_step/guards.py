@@ -30,9 +30,12 @@ import torch
 from pardnn.backends.torch.user_step.content_guards import (
     ContentGuards,
     ModeGuards,
+    environment,
     has_content,
+    reads_environment,
     shared_values,
 )
+from pardnn.backends.torch.user_step.group_guards import tensors_of_groups
 from pardnn.backends.torch.user_step.item_guards import (
     ABSENT,
     VALUES,
@@ -104,8 +107,12 @@ class Guards:
         self._used = used_names(step, objects.seen.values())
         self._guards: list[ItemGuard] = []
         self._attributes = AttributeGuards()
-        for name, get in shared_values(self._used.names):
-            self._attributes.add(name, get)
+        if reads_environment(self._used.of_users):  # by names that it may compute
+            known = environment()
+            self._guards.append(ItemGuard("os.environ", known, list(known), _any_key))
+        else:
+            for name, get in shared_values(self._used.names):
+                self._attributes.add(name, get)
         self._contents, self._modes = ContentGuards(), ModeGuards()
         self._seen: dict[int, Any] = {id(container): container for container in filled.values()}
         self._parameters: list[tuple[str, torch.Tensor]] = []
@@ -272,6 +279,10 @@ class Guards:
         for i, group in enumerate(groups):
             name = f"{path}.param_groups.{i}.params"
             self._guards.append(ItemGuard(name, group["params"], [], _any_key))
+        guards, kinds = tensors_of_groups(path, optimizer)
+        self._guards += guards
+        for name, get in kinds:
+            self._attributes.add(name, get)
 
     def _container(
         self, path: str, holder: Any, is_used: Callable[[Any], bool]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import itertools
 import operator
+import os
 import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,8 @@ def holding(value: Any) -> _Held:
 
 def _item_name(name: str, key: Any) -> str:
     """Return the path of an item; optimizer state is kept by parameter, which has no short text."""
+    if isinstance(key, bytes):  # of the environment
+        return f"{name}[{os.fsdecode(key)!r}]"
     return f"{name} of a parameter" if isinstance(key, torch.Tensor) else dotted(name, key)
 
 

@@ -47,11 +47,13 @@ class UsedNames:
 
     Attributes:
         names: Attributes, globals, variables and text constants.
+        of_users: Those that code outside of libraries mentions.
         functions: The user's functions whose globals may be read.
         is_open: Whether attributes may be read by computed names, so that every name counts.
     """
 
     names: set[str] = field(default_factory=set)
+    of_users: set[str] = field(default_factory=set)
     functions: list[types.FunctionType] = field(default_factory=list)
     is_open: bool = False
 
@@ -135,6 +137,7 @@ class _Search:
         self.found.names |= mentioned
         if is_users:
             self.found.functions.append(function)
+            self.found.of_users |= mentioned
             self.found.is_open |= not _COMPUTED_NAMES.isdisjoint(mentioned)
         elif (function.__module__ or "").partition(".")[0] in _CLOSED_LIBRARIES:
             return

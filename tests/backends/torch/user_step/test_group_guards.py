@@ -1,0 +1,70 @@
+"""Tensors among the hyperparameters: another one is noticed where the graph would not read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pardnn.backends.torch.user_step.guards import Guards
+from tests.backends.torch.stepping import Entry, assert_leaves_as_eager
+
+
+def made(*, shared: bool) -> Entry:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    groups = [{"params": [p]} for p in model.parameters()]
+    optimizer = torch.optim.Adam(groups, lr=torch.tensor(0.01))
+    for group in optimizer.param_groups if not shared else ():
+        group["lr"] = torch.tensor(0.01)
+
+    def step(model: Any, optimizer: Any, x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, (model, optimizer, torch.randn(4, 6))
+
+
+def put(index: int, value: Any) -> Callable[[torch.optim.Optimizer], Any]:
+    return lambda optimizer: optimizer.param_groups[index].update(lr=value)
+
+
+CHANGES: dict[str, tuple[bool, Callable[[Any], Any], list[str]]] = {
+    "filled": (True, lambda o: o.param_groups[0]["lr"].fill_(0.5), []),
+    "another": (True, put(1, torch.tensor(0.01)), ["optimizer.param_groups.1.lr"]),
+    "own-another": (False, put(1, torch.tensor(0.5)), []),
+    "own-double": (
+        False,
+        put(1, torch.tensor(0.5, dtype=torch.float64)),
+        ["optimizer.param_groups.1.lr"],
+    ),
+    "own-number": (False, put(0, 0.5), ["optimizer.param_groups.0.lr"]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_named_unless_it_is_read_at_each_call(name: str) -> None:
+    shared, change, expected = CHANGES[name]
+    step, args = made(shared=shared)
+    guards = Guards(step, args, (2,))
+    change(args[1])
+    assert list(dict.fromkeys(each.name for each in guards.changes({}))) == expected
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_another_tensor_is_followed(shared: bool) -> None:
+    def make() -> Any:
+        step, args = made(shared=shared)
+        return step, args, args
+
+    def between(i: int, args: Any) -> None:
+        if i:
+            args[1].param_groups[1]["lr"] = torch.tensor(0.1 * i)
+
+    assert assert_leaves_as_eager(make, between=between) == 1 + shared
