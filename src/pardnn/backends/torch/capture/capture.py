@@ -78,6 +78,7 @@ from pardnn.backends.torch.capture.step_trace import StepTrace, accelerator_of
 from pardnn.backends.torch.capture.to_graph import graph_of
 from pardnn.backends.torch.capture.trace_checks import (
     check_same,
+    check_same_numbers,
     check_shared_storage,
     check_trains,
     shared_sources,
@@ -314,6 +315,7 @@ class _Session:
             # State that no walk reaches is not restored: the step would begin with it.
             check_same(trace, self.first)
         check_same_effects(trace.effects, again.effects)
+        check_same_numbers(trace, again)
         if trace.effects.texts.untold is not None:
             raise unsupported.text_of_a_number(*trace.effects.texts.untold)
         after = traces.objects()

@@ -89,6 +89,19 @@ def check_item_reads(calls: Sequence[Call], permitted: Collection[Call]) -> None
             tainted.update(call.outputs)
 
 
+def check_same_numbers(one: StepTrace, other: StepTrace) -> None:
+    """Reject a step of which two traces from the same state leave other plain numbers.
+
+    Raises:
+        UnsupportedError: E804.
+    """
+    for name, change in one.changed.items():
+        now, again = change.now, other.changed.get(name, change).now
+        is_plain = isinstance(now, int | float) and isinstance(again, int | float)
+        if is_plain and now != again and now == now:
+            raise unsupported.changing_step(f"it leaves another number in {name!r}", None)
+
+
 def check_same(one: StepTrace, other: StepTrace) -> None:
     """Reject a step whose two traces differ."""
     hints = {**one.tracer.scalars.hints, **other.tracer.scalars.hints}

@@ -28,6 +28,7 @@ from pardnn.backends.torch.capture.numbers.class_attributes import (
 from pardnn.backends.torch.capture.numbers.containers import recorders_inserted
 from pardnn.backends.torch.capture.numbers.effects import effects_noted
 from pardnn.backends.torch.capture.numbers.failing_way import Before
+from pardnn.backends.torch.capture.numbers.outside_reads import clock_set, looks_noted
 from pardnn.backends.torch.capture.numbers.python_calls import numbers_told, python_calls
 from pardnn.backends.torch.capture.numbers.recorders import Recorders
 from pardnn.backends.torch.capture.numbers.schedules import schedules_noted
@@ -40,7 +41,10 @@ from pardnn.backends.torch.capture.numbers.unseen_state import (
 )
 from pardnn.backends.torch.capture.numbers.user_code import conversions_followed
 from pardnn.backends.torch.capture.refusals import unsupported
-from pardnn.backends.torch.capture.refusals.changed_state import changed_setting
+from pardnn.backends.torch.capture.refusals.changed_state import (
+    changed_setting,
+    outside_look,
+)
 from pardnn.backends.torch.capture.restore import changes
 from pardnn.backends.torch.capture.rewrites.patches import rewritten
 from pardnn.backends.torch.capture.step_trace import StepTrace
@@ -120,6 +124,7 @@ def run_noted(
     recorders: Recorders,
     names: Mapping[int, str],
     chosen: Selection,
+    number: int = 0,
 ) -> None:
     """Call `step(*args)` and complete its trace: the result, effects, and what has changed.
 
@@ -131,6 +136,7 @@ def run_noted(
         recorders: Stand for what it only fills or tells.
         names: Of the placeholders by id.
         chosen: Which numbers are symbols.
+        number: Of the trace, by which its clock is set.
 
     Raises:
         PardnnError: As `run_traced` does.
@@ -153,7 +159,11 @@ def run_noted(
         functions = used_names(step, objects.seen.values()).functions
         stack.enter_context(numbers_told(functions))
         stack.enter_context(conversions_followed(functions, effects.texts))
+        stack.enter_context(clock_set(number, functions))
+        looks = stack.enter_context(looks_noted(tracer.locator.line))
         trace.result = _run_asked(step, args, tracer, mode, is_first=chosen is NO_SYMBOLS)
+    if looks and not is_first:
+        raise outside_look(*looks[0])
     check_unseen(unseen)
     check_class_attributes(classes, is_first=is_first)
     effects.finish(objects, is_first=is_first)

@@ -54,6 +54,7 @@ class Traces:
         caches: Of `functools`, in which a trace has left fake tensors.
         held: Gradients that were there before the first trace, by name.
         carried: Those of them that the step reads: each call hands them on to the next.
+        number: Of the last trace.
     """
 
     step: Callable[..., Any]
@@ -67,6 +68,7 @@ class Traces:
     caches: list[Any] = field(default_factory=list)
     held: dict[str, Any] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)
+    number: int = -1
 
     def clear_caches(self) -> None:
         """Clear the caches in which a trace has left fake tensors."""
@@ -101,6 +103,7 @@ class Traces:
             PardnnError: As `run_noted` does.
         """
         start = walk_objects(self.step, self.args).contents
+        self.number += 1
         questions = Questions(self.checks[chosen.is_first], trial=True)
         while True:
             error: BaseException = NoCheck()
@@ -154,7 +157,9 @@ class Traces:
         names = {id(tensor): name for name, tensor in placeholders.items()}
         trace.made_anew = constants.make(made_anew, tracer, self.mode)
         with symbols_inserted(trace, numbers):
-            run_noted(trace, self.step, self.args, self.mode, self.recorders, names, chosen)
+            run_noted(
+                trace, self.step, self.args, self.mode, self.recorders, names, chosen, self.number
+            )
         return trace
 
 

@@ -42,6 +42,23 @@ def changed_setting(name: str, where: str | None) -> UnsupportedError:
     )
 
 
+def outside_look(path: str, where: str | None) -> UnsupportedError:
+    """Return E804: a step that reads, writes or looks for a file.
+
+    Args:
+        path: Of the file or folder.
+        where: "file.py:line" of the user's code; None if unknown.
+    """
+    return error_at(
+        where,
+        f"the step looks at the file or folder {shown(path)}{at(where)}: what it finds would be\n"
+        "frozen in the graph, and what it writes be written by capture alone.\n"
+        "Look before the step, and pass what is found as an argument; write between two calls.",
+        "E804",
+        path=path,
+    )
+
+
 def number_without_name(name: str, key: object) -> UnsupportedError:
     """Return E804: a number that the first step creates under a key that is no text.
 

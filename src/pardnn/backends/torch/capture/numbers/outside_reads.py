@@ -1,0 +1,146 @@
+"""What a step asks of the world outside: files, folders and the clock.
+
+Problem: what `open(path).read()` or `os.path.exists(path)` gives is a constant of the trace, and
+what a step writes into a file that it opens would be written by capture alone. `time.time() > end`
+comes out alike in traces that are a second apart.
+
+Idea: the functions that ask are replaced while the step is traced. A step that repeats and looks at
+a file is refused by its name; a first step may, as what it keeps is guarded where it is kept. The
+clock of each trace is set to another day and hour: a step that goes by it is not the same twice,
+and one that takes the time between two of its lines is.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import io
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+from pardnn.backends.torch.user_step.object_graph import is_library_file
+
+#: All that reads or writes a file by its path goes through one of these, or through C.
+_FILES = ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "lstat"),
+          (os, "listdir"), (os, "scandir"))  # fmt: skip
+#: What Python and torch look up for themselves, below the user's line.
+_INTERNAL = (
+    "pardnn",
+    "importlib",
+    "_frozen_importlib",
+    "linecache",
+    "inspect",
+    "tokenize",
+    "torch",
+)
+_READS_FOR_USERS = ("torch.serialization", "torch.hub")
+_SYSTEM = ("/proc/", "/sys/", "/dev/")
+#: Between the clocks of two traces, seconds: 1,157 days, 9 hours and 47 minutes, an odd number.
+APART_S = 100_000_007
+_CLOCKS = ("time", "monotonic", "perf_counter")
+
+
+class Look(NamedTuple):
+    """A look at a file or folder.
+
+    Attributes:
+        path: As the step gives it.
+        line: "file.py:line" of the user's code; None if unknown.
+    """
+
+    path: str
+    line: str | None
+
+
+@contextlib.contextmanager
+def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
+    """Note the files and folders that the user's code looks at, while the context is open.
+
+    Args:
+        line: Returns the user's line that runs.
+    """
+    found: list[Look] = []
+    noted = _Noted(found, line)
+    with contextlib.ExitStack() as stack:
+        for owner, name in _FILES:
+            stack.enter_context(
+                mock.patch.object(owner, name, noted.calls_of(getattr(owner, name)))
+            )
+        yield found
+
+
+class _Noted:
+    """Notes looks; whose they are is found by looking at files, too, and that is not noted."""
+
+    def __init__(self, found: list[Look], line: Callable[[], str | None]) -> None:
+        self._found, self._line, self._is_noting = found, line, False
+
+    def calls_of(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that notes each call of `real`, and makes it."""
+
+        @functools.wraps(real)
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_noting:
+                self._is_noting = True
+                try:
+                    self._note(next(iter([*args, *kwargs.values()]), "."))
+                finally:
+                    self._is_noting = False
+            return real(*args, **kwargs)
+
+        return noting
+
+    def _note(self, path: Any) -> None:
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # of a file that is open
+        text = os.fsdecode(path)
+        if not text.startswith(_SYSTEM) and _is_of_users(sys._getframe(2)):
+            self._found.append(Look(text, self._line()))
+
+
+def _is_of_users(frame: types.FrameType | None) -> bool:
+    """Whether the user's code asks, by itself or by a library that reads for it."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__") or ""
+        if not is_library_file(frame.f_code.co_filename):
+            return True
+        if name.partition(".")[0] in _INTERNAL and name not in _READS_FOR_USERS:
+            return False
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[None]:
+    """Let the user's code see another time than in other traces, while the context is open.
+
+    Args:
+        number: Of the trace.
+        functions: The user's, which may have imported a clock by its name.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in _CLOCKS:
+            for unit, suffix in ((1, ""), (10**9, "_ns")):
+                real = getattr(time, name + suffix)
+                new = _shifted(real, number * APART_S * unit)
+                for function in functions:
+                    space = function.__globals__
+                    named = [key for key in function.__code__.co_names if space.get(key) is real]
+                    stack.enter_context(mock.patch.dict(space, dict.fromkeys(named, new)))
+                stack.enter_context(mock.patch.object(time, name + suffix, new))
+        yield
+
+
+def _shifted(real: Callable[[], Any], by: int) -> Callable[[], Any]:
+    @functools.wraps(real)
+    def shifted() -> Any:
+        is_library = is_library_file(sys._getframe(1).f_code.co_filename)
+        return real() if is_library else real() + by
+
+    return shifted

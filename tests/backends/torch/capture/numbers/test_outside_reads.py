@@ -1,0 +1,92 @@
+"""What a step asks of files, folders and the clock is never frozen without a word."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pardnn.backends.torch.capture.capture import capture
+from pardnn.errors import UnsupportedError
+from tests.backends.torch.stepping import small
+
+STATE = SimpleNamespace(path=Path(), begun=0.0, spent=0.0)
+
+
+def read(path: Path) -> float:
+    return float(path.read_text())
+
+
+def opened(path: Path) -> float:
+    with open(path) as file:  # noqa: PTH123
+        return float(file.read())
+
+
+LOOKS: dict[str, Callable[[Path], float]] = {
+    "read": read,
+    "opened": opened,
+    "exists": lambda path: 2.0 if os.path.exists(path) else 1.0,  # noqa: PTH110
+    "is_file": lambda path: 2.0 if path.is_file() else 1.0,
+    "listed": lambda path: float(len(os.listdir(path.parent))),  # noqa: PTH208
+}
+
+
+def stepping(factor: Callable[[], float]) -> Any:
+    model, x, y = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        optimizer.zero_grad()
+        loss = (model(x) * factor() - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return capture(step, model, optimizer, x, y)
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_at_a_file_is_refused_with_its_path_and_line(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "factor.txt"
+    path.write_text("2.0")
+    with pytest.raises(UnsupportedError, match="looks at the file or folder") as caught:
+        stepping(lambda: LOOKS[name](path))
+    assert caught.value.code == "E804"
+    assert caught.value.details["path"] in (str(path), str(tmp_path))
+    assert "test_outside_reads.py:" in caught.value.details["source"]
+
+
+def spent() -> float:
+    begun = perf_counter()
+    STATE.spent += time.perf_counter() - begun
+    return 1.0
+
+
+CLOCKS: dict[str, Callable[[], float]] = {
+    "since the start": lambda: 1.0 if perf_counter() - STATE.begun < 1000 else 2.0,
+    "hour": lambda: 1.0 + time.time() // 3600 % 24,
+    "odd": lambda: 1.0 + time.time_ns() // 10**9 % 2,
+    "spent": spent,
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_a_step_that_goes_by_the_clock_is_refused(name: str) -> None:
+    STATE.begun, STATE.spent = perf_counter(), 0.0
+    with pytest.raises(UnsupportedError, match="second time|otherwise|something else|another num"):
+        stepping(CLOCKS[name])
+
+
+def test_the_time_between_two_lines_may_be_compared() -> None:
+    def factor() -> float:
+        begun = time.monotonic()
+        return 3.0 if time.monotonic() - begun > 1000 else 2.0
+
+    assert stepping(factor).ops
