@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch import nn
 import pardnn
 from pardnn.backends.torch.capture.capture import capture
 from pardnn.backends.torch.parallelize import parallelize
-from pardnn.errors import UnsupportedError
+from pardnn.backends.torch.runtime.results import check_written
+from pardnn.errors import MismatchError, UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
+from tests.backends.torch.stepping import assert_leaves_as_eager, telling
 
 Entry = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -200,3 +203,29 @@ def test_what_lies_between_the_written_elements_stays_each_callers_own() -> None
         return gaps.unique().tolist()
 
     assert [outcome.value for outcome in run_ranks(2, body)] == [[0.0], [1.0]]
+
+
+def test_a_written_input_shares_no_memory_with_another() -> None:
+    table, program = torch.zeros(4, 4), SimpleNamespace(written=["h"])
+
+    def check(h: torch.Tensor, x: torch.Tensor) -> None:
+        check_written(cast("Any", program), {"h": h, "x": x}, torch.device("cpu"))
+
+    for apart in (table[2:], table[:2, 2:], torch.zeros(2, 2)):
+        check(table[:2, :2], apart)
+    for shared in (table, table[1:], table.t()[:2]):
+        with pytest.raises(MismatchError, match="'h' and 'x' share their memory") as caught:
+            check(table[:2, :2], shared)
+        assert caught.value.code == "E512"
+
+
+def test_inputs_of_other_strides_are_computed_with_as_they_lie() -> None:
+    def make() -> Any:
+        step, args = telling(lambda *_: None)
+        return step, args, args
+
+    def given(i: int) -> dict[int, Any]:
+        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
+        return {2: x.t().contiguous().t() if i == 1 else x}
+
+    assert assert_leaves_as_eager(make, given=given) == 2

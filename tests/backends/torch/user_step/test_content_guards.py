@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from pardnn.backends.torch.user_step.content_guards import shared_values
 from pardnn.backends.torch.user_step.guards import Guards
 
 PREFIX = "PARDNN"
+REPLACED = F.relu, torch.special.expit
 FROZEN: set[int] = set()
 WEIGHTS, TABLE, LARGE = np.ones(4), bytearray(4), np.zeros(1 << 18)
 
@@ -26,6 +28,7 @@ scaled.gain = 1.0  # type: ignore[attr-defined]
 def step(x: Any) -> Any:
     depth = int(os.environ.get(f"{PREFIX}_TEST_DEPTH", "1"))
     depth += len("A\ud800") - 2  # no variable can have such a name
+    x = F.relu(x) + torch.special.expit(x)
     return scaled(x) * len(FROZEN) * WEIGHTS[0] * TABLE[1] * LARGE[0] * depth
 
 
@@ -45,6 +48,8 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "torch.are_deterministic_algorithms_enabled()": lambda: torch.use_deterministic_algorithms(
         True
     ),
+    "F.relu": lambda: setattr(F, "relu", torch.tanh),
+    "torch.special.expit": lambda: setattr(torch.special, "expit", torch.tanh),
     "torch.is_grad_enabled()": lambda: torch.set_grad_enabled(False),
     "torch.get_default_device()": lambda: torch.set_default_device("meta"),
     "torch.backends.cuda.math_sdp_enabled()": lambda: torch.backends.cuda.enable_math_sdp(False),
@@ -64,6 +69,7 @@ def test_a_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         for _ in range(2):  # it is not taken for known
             assert [change.name for change in guards.changes({})] == [name]
     finally:
+        F.relu, torch.special.expit = REPLACED
         torch.set_grad_enabled(True)
         torch.set_default_device(None)
         torch.backends.cuda.enable_math_sdp(True)

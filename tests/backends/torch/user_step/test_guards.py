@@ -303,7 +303,8 @@ def test_computed_names_make_every_attribute_count() -> None:
     assert [change.name for change in guards.changes({1: args[1]})] == ["model.calls"]
 
 
-def test_a_new_attribute_counts_where_it_is_named() -> None:
+@pytest.mark.parametrize("value", [True, torch.ones(4)])
+def test_a_new_attribute_counts_where_it_is_named(value: Any) -> None:
     model: Any = Net()
 
     def step(model: Any, x: torch.Tensor) -> Any:
@@ -311,7 +312,7 @@ def test_a_new_attribute_counts_where_it_is_named() -> None:
 
     args = (model, torch.ones(2, 4))
     guards = Guards(step, args, (1,))
-    model.doubled = True
+    model.doubled = value
     assert [change.name for change in guards.changes({1: args[1]})] == ["model.doubled"]
     del model.doubled
     assert guards.changes({1: args[1]}) == []

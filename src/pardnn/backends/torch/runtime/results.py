@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from pardnn.backends.torch.capture.trace_ir import geometry_of
+from pardnn.backends.torch.capture.view_overlap import are_disjoint
 from pardnn.backends.torch.comm.pending_loss import post_loss, settle_loss
 from pardnn.backends.torch.comm.wire_format import MessageSpec, laid_out
 from pardnn.backends.torch.comm.world import World
@@ -24,7 +26,7 @@ from pardnn.errors import MismatchError, shown
 
 
 def check_written(program: Program, inputs: Mapping[str, Any], device: torch.device) -> None:
-    """Check that every batch tensor which the step writes can be written in place.
+    """Check that every batch tensor which the step writes can be written in place, and is alone.
 
     Args:
         program: Names them.
@@ -32,7 +34,8 @@ def check_written(program: Program, inputs: Mapping[str, Any], device: torch.dev
         device: This rank's.
 
     Raises:
-        MismatchError: E512, if one is on another device than the rank.
+        MismatchError: E512, if one is on another device than the rank, or shares its memory with
+            another input: the graph has them apart.
     """
     for name in program.written:
         if inputs[name].device.type != device.type:
@@ -42,6 +45,23 @@ def check_written(program: Program, inputs: Mapping[str, Any], device: torch.dev
                 code="E512",
                 details={"input": name},
             )
+        for other, value in inputs.items():
+            if other != name and _overlap(inputs[name], value):
+                raise MismatchError(
+                    f"inputs {shown(name)} and {shown(other)} share their memory, and the step "
+                    "writes into the first: eager code would find that in the second, and the "
+                    "captured graph has them apart.\nPass a copy of one: x.clone().",
+                    code="E512",
+                    details={"input": name, "other": other},
+                )
+
+
+def _overlap(one: torch.Tensor, other: Any) -> bool:
+    """Whether two inputs may have memory in common."""
+    if not isinstance(other, torch.Tensor) or other.layout is not torch.strided:
+        return False
+    is_one = one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return is_one and not are_disjoint(geometry_of(one), geometry_of(other))
 
 
 def share_results(

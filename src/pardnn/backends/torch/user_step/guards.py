@@ -47,6 +47,7 @@ from pardnn.backends.torch.user_step.item_guards import (
     holding,
     items_by_key,
 )
+from pardnn.backends.torch.user_step.library_guards import library_guards
 from pardnn.backends.torch.user_step.object_graph import (
     argument_names,
     dotted,
@@ -123,6 +124,7 @@ class Guards:
         self._walk("", step)
         for function in self._used.functions:
             self._walk("", function)
+        self._guards += library_guards(self._used.functions, self._used.of_users)
         self._snapshot = Snapshot(self._guards)
         self._of_parameters = ParameterGuards(self._parameters)
         self._batch_then = {i: self._batch_values(names[i], arguments[i]) for i in batch}

@@ -88,7 +88,7 @@ class ItemGuard:
         found += [
             Change(_item_name(self.name, key), None, item)
             for key, item in items.items()
-            if key not in known and not isinstance(item, torch.Tensor) and self.is_used(key)
+            if key not in known and self.is_used(key)
         ]
         self.size = self.size if found else len(items)
         return found

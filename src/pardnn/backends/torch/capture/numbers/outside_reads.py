@@ -132,7 +132,9 @@ def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[
                 for function in functions:
                     space = function.__globals__
                     named = [key for key in function.__code__.co_names if space.get(key) is real]
-                    stack.enter_context(mock.patch.dict(space, dict.fromkeys(named, new)))
+                    for key in named:  # mock.patch.dict would undo all that the step sets
+                        space[key] = new
+                        stack.callback(space.__setitem__, key, real)
                 stack.enter_context(mock.patch.object(time, name + suffix, new))
         yield
 
