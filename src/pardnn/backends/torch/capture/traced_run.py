@@ -56,7 +56,11 @@ from pardnn.errors import PardnnError, UnsupportedError, UserCodeError, told, wi
 
 
 def run_traced(
-    step: Callable[..., Any], args: list[Any], tracer: Tracer, mode: fake_tensor.FakeTensorMode
+    step: Callable[..., Any],
+    args: list[Any],
+    tracer: Tracer,
+    mode: fake_tensor.FakeTensorMode,
+    context: contextvars.Context,
 ) -> Any:
     """Call `step(*args)` under the tracer and return its result.
 
@@ -65,12 +69,12 @@ def run_traced(
         args: Its arguments, with placeholders in them.
         tracer: Records the calls.
         mode: Of the fake tensors.
+        context: To run it in, a copy of this one.
 
     Raises:
         UnsupportedError: E801 to E804, if the step cannot be captured.
         UserCodeError: E110, if the step itself raises.
     """
-    context = contextvars.copy_context()
     states_before = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         traced = tracer.locator.tracking_modules(), rewritten(tracer)
@@ -96,7 +100,7 @@ def run_traced(
             f"while running your step for capture{f' ({where})' if where else ''}: "
             f"{without_addresses(told(error))}"
         ) from error
-    check_context(context)
+    check_context(context, contextvars.copy_context())
     if random.getstate() != states_before[0]:
         raise unsupported.host_randomness("Python's random module")
     numpy_state = np.random.get_state()  # noqa: NPY002
@@ -184,6 +188,7 @@ def _run_asked(
 ) -> Any:  # fmt: skip
     """Call `run_traced`, and note what a way that raises leaves in the objects of the step."""
     questions, begun = tracer.scalars.questions, []
+    context = contextvars.copy_context()
     note = questions.on_trial
 
     def begin() -> None:
@@ -192,9 +197,9 @@ def _run_asked(
 
     questions.on_trial = begin
     try:
-        return run_traced(step, args, tracer, mode)
+        return run_traced(step, args, tracer, mode, context)
     except UserCodeError:
-        questions.left = begun[-1].left() if begun else None
+        questions.left = begun[-1].left(context) if begun else None
         raise
 
 

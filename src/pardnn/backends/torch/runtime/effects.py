@@ -75,6 +75,13 @@ def _log(parts: list[Any], values: list[Any], name: str, level: int, *place: Any
     logger.handle(logger.makeRecord(name, level, path, line, text_of(parts), args, None, function))
 
 
+#: What an exception of a check says besides.
+_OVER = (
+    "a check raises when its step is over on all ranks: the update that follows it in the step has "
+    "been made.\nIt is left out by a condition: if torch.isfinite(loss): optimizer.step()."
+)
+
+
 def _check(value: bool, expected: bool, kind: str, message: str, line: str | None) -> None:
     if bool(value) == expected:
         return
@@ -83,6 +90,8 @@ def _check(value: bool, expected: bool, kind: str, message: str, line: str | Non
         print(f"the step exits{f' ({line})' if line else ''}: {message}", file=sys.stderr)
         raise SystemExit(int(message) if message.isdigit() else message)
     if isinstance(error, type) and issubclass(error, Exception):
-        raise error(message)
+        raised = error(message)
+        raised.add_note(f"pardnn: {_OVER}")
+        raise raised
     where = f" ({line})" if line else ""
-    raise UserCodeError(f"your step raises{where}: {kind}: {message}")
+    raise UserCodeError(f"your step raises{where}: {kind}: {message}\n{_OVER}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
 import random
 from collections.abc import Callable
@@ -78,6 +79,13 @@ def draws_by_numpy(state: Any, loss: torch.Tensor) -> None:
     np.random.rand()  # noqa: NPY002
 
 
+SEEN: contextvars.ContextVar[int] = contextvars.ContextVar("seen", default=0)
+
+
+def sets_a_context_variable(state: Any, loss: torch.Tensor) -> None:
+    SEEN.set(SEEN.get() + 1)
+
+
 LEFT: dict[Callable[..., None], str] = {
     counts: "'state.failures'",
     names: "'state.name'",
@@ -89,6 +97,7 @@ LEFT: dict[Callable[..., None], str] = {
     drops_a_gradient: "gradients",
     counts_in_a_class: "'Meter.count'",
     adds_to_a_set: "'state.seen'",
+    sets_a_context_variable: "'seen'",
     seeds: "torch's random generator",
     draws: "Python's random generator",
     draws_by_numpy: "that of NumPy",
@@ -172,3 +181,31 @@ def test_what_is_told_is_followed_and_the_advised_rewrite_counts() -> None:
     fast = parallelize(step, *args, device="cpu", decide=lambda g, n, _: random_plan(g, n))
     assert seen(fast, *args) == expected
     fast.close()
+
+
+def test_a_check_says_that_the_update_is_made_and_the_advised_condition_leaves_it_out() -> None:
+    def step(state: Any, x: Any, y: Any) -> Any:
+        state.optimizer.zero_grad()
+        loss = F.mse_loss(state.model(x), y)
+        loss.backward()
+        if torch.isfinite(loss):
+            state.optimizer.step()
+        if not torch.isfinite(loss):
+            raise ValueError("no loss")
+        return loss
+
+    def seen(call: Callable[..., Any], state: Any, x: Any, y: Any) -> Any:
+        call(x, y)
+        with pytest.raises(ValueError, match="no loss") as caught:
+            call(x * math.nan, y)
+        return [p.tolist() for p in state.model.parameters()], caught.value
+
+    _, args, _ = made(counts)
+    expected, error = seen(lambda x, y: step(args[0], x, y), *args)
+    assert not hasattr(error, "__notes__")
+    _, args, _ = made(counts)
+    fast = parallelize(step, *args, device="cpu", decide=lambda g, n, _: random_plan(g, n))
+    found, error = seen(fast, *args)
+    fast.close()
+    assert found == expected
+    assert "if torch.isfinite(loss): optimizer.step()" in error.__notes__[0]

@@ -11,6 +11,7 @@ comparing the objects of the step, and refused.
 
 from __future__ import annotations
 
+import contextvars
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,11 @@ from pardnn.backends.torch.capture.numbers.class_attributes import (
     class_attributes,
 )
 from pardnn.backends.torch.capture.numbers.left_behind import ITEM, gradients, values_in
-from pardnn.backends.torch.capture.numbers.unseen_state import check_unseen, unseen_states
+from pardnn.backends.torch.capture.numbers.unseen_state import (
+    check_context,
+    check_unseen,
+    unseen_states,
+)
 from pardnn.backends.torch.capture.restore import changes, first_change
 from pardnn.backends.torch.capture.trace_ir import Call, Value
 from pardnn.backends.torch.user_step.object_graph import ObjectGraph
@@ -102,9 +107,14 @@ class Before:
         self._gradients, self._flags = gradients(objects), _flags(objects)
         self._generators = _generators()
         self._unseen, self._classes = unseen_states(objects), class_attributes(objects)
+        self._context = contextvars.copy_context()
 
-    def left(self) -> str | None:
-        """Return what is no longer as it was, in words; None if all is."""
+    def left(self, context: contextvars.Context) -> str | None:
+        """Return what is no longer as it was, in words; None if all is.
+
+        Args:
+            context: In which the trial has run.
+        """
         then = self._objects
         found = changes(then.contents).items()
         filled = {n for n, each in found if self._is_first and (each.is_new or each.slot is None)}
@@ -116,6 +126,7 @@ class Before:
         try:
             check_unseen(self._unseen)
             check_class_attributes(self._classes, is_first=False)
+            check_context(context, self._context)
         except UnsupportedError as error:
             return shown(error.details.get("name") or error.details["changed"][0])
         for entry, was, now in zip(then.tensors, self._flags, _flags(then), strict=True):

@@ -53,18 +53,19 @@ def check_unseen(states: list[tuple[Entry, Any]]) -> None:
             raise unsupported.drawn_from(entry.name, type(entry.value).__name__)
 
 
-def check_context(context: contextvars.Context) -> None:
+def check_context(context: contextvars.Context, before: contextvars.Context) -> None:
     """Reject a step that leaves another value in a context variable.
 
     Args:
-        context: In which the step has run, a copy of this one.
+        context: In which the step has run.
+        before: A copy of it from before that.
 
     Raises:
         UnsupportedError: E804.
     """
     for variable, now in context.items():
         try:
-            then: Any = variable.get()
+            then: Any = before.run(variable.get)
         except LookupError:
             then = context
         is_same = type(now) is type(then) and isinstance(now, PLAIN) and now == then
