@@ -51,8 +51,11 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "F.relu": lambda: setattr(F, "relu", torch.tanh),
     "torch.special.expit": lambda: setattr(torch.special, "expit", torch.tanh),
     "torch.is_grad_enabled()": lambda: torch.set_grad_enabled(False),
-    "torch.get_default_device()": lambda: torch.set_default_device("meta"),
+    "torch.utils._device.CURRENT_DEVICE": lambda: torch.set_default_device("meta"),
     "torch.backends.cuda.math_sdp_enabled()": lambda: torch.backends.cuda.enable_math_sdp(False),
+    "torch.backends.mha._is_fastpath_enabled": lambda: torch.backends.mha.set_fastpath_enabled(
+        False
+    ),
     "torch.backends.mkldnn.enabled": lambda: torch.backends.mkldnn.set_flags(False),
     "is_autocast_enabled('cpu')": lambda: torch.set_autocast_enabled("cpu", True),
     "get_autocast_dtype('cpu')": lambda: torch.set_autocast_dtype("cpu", torch.float16),
@@ -72,6 +75,7 @@ def test_a_change_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         F.relu, torch.special.expit = REPLACED
         torch.set_grad_enabled(True)
         torch.set_default_device(None)
+        torch.backends.mha.set_fastpath_enabled(True)
         torch.backends.cuda.enable_math_sdp(True)
         torch.backends.mkldnn.set_flags(True)
         torch.set_default_dtype(torch.float32)

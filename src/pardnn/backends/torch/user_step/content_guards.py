@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -26,15 +27,18 @@ _UNSEEN: dict[str, Callable[[], Any]] = {
     for device in _DEVICES
 } | {
     "torch.is_inference_mode_enabled()": torch.is_inference_mode_enabled,
-    "torch.get_default_device()": lambda: _device.CURRENT_DEVICE,
     "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled,
-    "torch.backends.mha.get_fastpath_enabled()": torch.backends.mha.get_fastpath_enabled,
     # Which attention kernel is called.
     "torch.backends.cuda.math_sdp_enabled()": torch._C._get_math_sdp_enabled,
     "torch.backends.cuda.flash_sdp_enabled()": torch._C._get_flash_sdp_enabled,
     "torch.backends.cuda.mem_efficient_sdp_enabled()": torch._C._get_mem_efficient_sdp_enabled,
     "torch.backends.cuda.cudnn_sdp_enabled()": torch._C._get_cudnn_sdp_enabled,
 }  # fmt: skip
+#: Modes that are globals of torch's modules: name -> their namespace and key.
+MODE_GLOBALS: dict[str, tuple[dict[str, Any], str]] = {
+    "torch.utils._device": (vars(_device), "CURRENT_DEVICE"),
+    "torch.backends.mha": (vars(torch.backends.mha), "_is_fastpath_enabled"),
+}
 #: What is set for all code, and decides which calls torch makes or of which type, by its name.
 _MODES: dict[str, Callable[[], Any]] = {
     "torch.get_default_dtype()": torch.get_default_dtype,
@@ -44,6 +48,9 @@ _MODES: dict[str, Callable[[], Any]] = {
     f"is_autocast_enabled({device!r})": functools.partial(torch.is_autocast_enabled, device)
     for device in _DEVICES
 } | _UNSEEN  # fmt: skip
+
+
+_GETTERS = tuple(_UNSEEN.values())
 
 
 class ModeGuards:
@@ -57,7 +64,7 @@ class ModeGuards:
     def changes(self) -> list[Change]:
         """Return what has changed."""
         # TorchDynamo's guard compares most in one call; types of autocast only where it is on.
-        if self._others.check() and [get() for get in _UNSEEN.values()] == self._unseen:
+        if self._others.check() and list(map(operator.call, _GETTERS)) == self._unseen:
             return []
         others = GlobalStateGuard()
         now = {name: get() for name, get in _MODES.items()}

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from pardnn.backends.torch.user_step.content_guards import (
+    MODE_GLOBALS,
     ContentGuards,
     ModeGuards,
     environment,
@@ -124,6 +125,8 @@ class Guards:
         self._walk("", step)
         for function in self._used.functions:
             self._walk("", function)
+        for name, (space, key) in MODE_GLOBALS.items():
+            self._guards.append(ItemGuard(name, space, [key]))
         self._guards += library_guards(self._used.functions, self._used.of_users)
         self._snapshot = Snapshot(self._guards)
         self._of_parameters = ParameterGuards(self._parameters)
