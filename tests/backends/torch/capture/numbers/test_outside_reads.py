@@ -72,7 +72,7 @@ def spent() -> float:
 CLOCKS: dict[str, Callable[[], float]] = {
     "since the start": lambda: 1.0 if perf_counter() - STATE.begun < 1000 else 2.0,
     "hour": lambda: 1.0 + time.time() // 3600 % 24,
-    "odd": lambda: 1.0 + time.time_ns() // 10**9 % 2,
+    "days": lambda: 1.0 + time.time_ns() // (86400 * 10**9) % 2**20,
     "spent": spent,
 }
 

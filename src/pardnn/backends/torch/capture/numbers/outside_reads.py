@@ -18,6 +18,7 @@ import functools
 import io
 import os
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -76,17 +77,18 @@ def looks_noted(line: Callable[[], str | None]) -> Iterator[list[Look]]:
 
 
 class _Noted:
-    """Notes looks; whose they are is found by looking at files, too, and that is not noted."""
+    """Notes looks of one thread; whose they are takes looks at files, too, which are not noted."""
 
     def __init__(self, found: list[Look], line: Callable[[], str | None]) -> None:
         self._found, self._line, self._is_noting = found, line, False
+        self._thread = threading.get_ident()
 
     def calls_of(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that notes each call of `real`, and makes it."""
 
         @functools.wraps(real)
         def noting(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_noting:
+            if not self._is_noting and threading.get_ident() == self._thread:
                 self._is_noting = True
                 try:
                     self._note(next(iter([*args, *kwargs.values()]), "."))
@@ -140,9 +142,12 @@ def clock_set(number: int, functions: Iterable[types.FunctionType]) -> Iterator[
 
 
 def _shifted(real: Callable[[], Any], by: int) -> Callable[[], Any]:
+    thread = threading.get_ident()
+
     @functools.wraps(real)
     def shifted() -> Any:
-        is_library = is_library_file(sys._getframe(1).f_code.co_filename)
-        return real() if is_library else real() + by
+        if threading.get_ident() != thread or is_library_file(sys._getframe(1).f_code.co_filename):
+            return real()
+        return real() + by
 
     return shifted
