@@ -23,6 +23,9 @@ from tests.long_cases import long_but
 class Attention(nn.Module):
     """Attends with a mask, causal or sloped, that it makes when it first knows the length."""
 
+    mask: Any
+    hidden: Any
+
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.query, self.kind, self.mask, self.length = nn.Linear(6, 6), kind, None, 0
@@ -122,6 +125,8 @@ def test_what_the_first_step_alone_knows_is_a_graph_of_its_own(how: str) -> None
 
 class Registering(nn.Module):
     """Registers a running mean at its first use, in the state dict or not."""
+
+    mean: Any
 
     def __init__(self, *, persistent: bool, of_data: bool) -> None:
         super().__init__()
