@@ -17,7 +17,6 @@ from pardnn.backends.torch.runtime.results import check_written
 from pardnn.errors import MismatchError, UnsupportedError
 from tests.backends.torch.plans import random_plan
 from tests.backends.torch.ranks import connect, run_ranks
-from tests.backends.torch.stepping import assert_leaves_as_eager, telling
 
 Entry = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -217,15 +216,3 @@ def test_a_written_input_shares_no_memory_with_another() -> None:
         with pytest.raises(MismatchError, match="'h' and 'x' share their memory") as caught:
             check(table[:2, :2], shared)
         assert caught.value.code == "E512"
-
-
-def test_inputs_of_other_strides_are_computed_with_as_they_lie() -> None:
-    def make() -> Any:
-        step, args = telling(lambda *_: None)
-        return step, args, args
-
-    def given(i: int) -> dict[int, Any]:
-        x = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
-        return {2: x.t().contiguous().t() if i == 1 else x}
-
-    assert assert_leaves_as_eager(make, given=given) == 2

@@ -349,8 +349,10 @@ class Binding:
         if self._is_opening and self._has_run:
             yield Change("the call", "the first", "a later one")
             return
-        kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
-        if kinds != self._kinds:
+        # Equal to `kind_of`, without a call.
+        given = {name: (x.dtype, x.shape, x.requires_grad) for name, x in batch.tensors.items()}
+        if given != self._kinds:
+            kinds = {name: kind_of(value) for name, value in batch.tensors.items()}
             for name in dict.fromkeys([*self._kinds, *kinds]):
                 then, now = self._kinds.get(name), kinds.get(name)
                 if then != now and not self._guards.ignores(name):

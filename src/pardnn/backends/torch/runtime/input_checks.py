@@ -74,15 +74,11 @@ class TensorKind(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     requires_grad: bool
-    strides: tuple[int, ...] | None
 
     def __repr__(self) -> str:
         """Return `float32 [4, 16]`."""
         grad = ", requires grad" * self.requires_grad
-        dense = torch.empty(self.shape, device="meta").stride()
-        is_plain = self.strides in (None, dense)
-        strides = "" if is_plain else f", strides {list(self.strides or ())}"
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}{grad}{strides}"
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}{grad}"
 
 
 class Batch(NamedTuple):
@@ -100,9 +96,8 @@ class Batch(NamedTuple):
 
 
 def kind_of(tensor: torch.Tensor) -> TensorKind:
-    """Return what a graph takes for granted of a tensor: kernels compute by strides, too."""
-    strides = tensor.stride() if tensor.layout is torch.strided else None
-    return TensorKind(tensor.dtype, tensor.shape, tensor.requires_grad, strides)
+    """Return what a graph takes for granted of a tensor."""
+    return TensorKind(tensor.dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
 def is_number(op: Op) -> bool:
