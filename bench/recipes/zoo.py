@@ -283,10 +283,10 @@ def main(arguments: Sequence[str]) -> None:
     known = {_task(row): row for row in rows}
     tasks = [
         (model, cluster, limit, name)
-        for name in options.algorithms.split(",")
         for model in options.models.split(";")
         for cluster in options.clusters.split(";")
         for limit in options.limits.split(",")
+        for name in options.algorithms.split(",")
     ]
     again = options.again.split(",")
     rest = [task for task in tasks if task not in known or task[-1] in again]
