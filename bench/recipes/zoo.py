@@ -14,6 +14,7 @@ import datetime
 import functools
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -172,8 +173,8 @@ def page(report: Row) -> str:
     setting = (
         f"Simulated milliseconds of a step, costs by preset; `{report['command']}`, "
         f"{report['date']}, {report['cores']} cores under load, pardnn {report['version']}; "
-        f"{len(report['rows'])} rows. `auto` has `microbatches=auto` and no other option. "
-        "Clusters: "
+        f"{len(cases)} of {report['total']} cases, {len(report['rows'])} rows. "
+        "`auto` has `microbatches=auto` and no other option. Clusters: "
         + "; ".join(f"{name}, {_link(name)}" for name in CLUSTERS)
         + ". Limit: times the smallest that `zero-3`, `tofu` or a placement of whole ops was found "
         "to fit; no reserve. Baseline: the better of `tofu` and `auto-whole`. Best other: the "
@@ -291,10 +292,11 @@ def main(arguments: Sequence[str]) -> None:
     again = options.again.split(",")
     rest = [task for task in tasks if task not in known or task[-1] in again]
     report = {
-        "command": " ".join(["python -m bench zoo", *arguments]),
+        "command": f"python -m bench zoo {shlex.join(arguments)}",
         "date": str(datetime.date.today()),
         "cores": cores(),
         "version": pardnn.__version__,
+        "total": len({task[:3] for task in tasks}),
     }
     for row in measured(measure, rest, options.jobs):
         known[_task(row)] = row

@@ -18,7 +18,8 @@ def auto(seconds: float | None, **tried: float) -> dict[str, Any]:
 
 
 def written(*rows: dict[str, Any]) -> str:
-    return page({"rows": rows, "command": "c", "date": "d", "cores": 2, "version": "v"})
+    made = {"command": "c", "date": "d", "cores": 2, "version": "v", "total": 9}
+    return page({"rows": rows, **made})
 
 
 def test_what_is_faster_than_auto_is_found_among_its_tries_and_beside_it() -> None:
@@ -30,6 +31,7 @@ def test_what_is_faster_than_auto_is_found_among_its_tries_and_beside_it() -> No
 
 def test_the_page_counts_losses_and_compares_with_the_better_baseline() -> None:
     text = written(auto(2.0), row("auto-whole", 9.0), row("tofu", 3.0), row("gpipe", 1.0))
+    assert "; 1 of 9 cases, 4 rows." in text
     assert "In 1 of 1 cases something is faster than `auto`" in text
     assert "2.000 times as long at most" in text
     assert "1.500 times as fast (geometric mean of 1 cases" in text
