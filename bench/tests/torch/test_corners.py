@@ -67,7 +67,7 @@ def test_no_plan_in_pieces_is_beyond_the_bound() -> None:
     assert serial[1] < serial[2]
     for pieces in (2, 4):
         plan = pardnn.plan(
-            graph, Cluster.uniform(2, latency=0.0), "auto-whole", costs="v100", microbatches=pieces
+            graph, Cluster.uniform(2, latency=0.0), "pardnn", costs="v100", microbatches=pieces
         )
         assert plan.predicted is not None
         assert serial[1] / plan.predicted.makespan_s <= bound
