@@ -24,6 +24,19 @@ def training(batch_size=4):
     return _step, (model, optimizer, torch.randn(batch_size, 16), torch.randint(8, (batch_size,)))
 
 
+def scheduled():
+    """The step steps a schedule of the learning rate, too."""
+    _, args = training()
+    schedule = torch.optim.lr_scheduler.StepLR(args[1], 2)
+
+    def step(model, optimizer, x, y):
+        loss = _step(model, optimizer, x, y)
+        schedule.step()
+        return loss
+
+    return step, args
+
+
 def _counting_step(model, optimizer, x, y):
     model.seen.add_(1)
     return _step(model, optimizer, x, y)

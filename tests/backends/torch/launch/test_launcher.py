@@ -82,6 +82,13 @@ def test_two_ranks_train_as_the_users_own_step() -> None:
         assert 0.9 * predicted <= measured <= predicted
 
 
+def test_a_schedule_within_the_step_warns_of_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    graph = graph_of("scheduled")
+    result = run_plan(f"{ENTRY}:scheduled", graph, random_plan(graph, 2, seed=3), steps=2)
+    assert len(result.losses) == 2
+    assert "lr_scheduler" not in capfd.readouterr().err
+
+
 @pytest.mark.long
 def test_a_buffer_that_no_loss_depends_on_is_compared_too() -> None:
     """It counts from 1 on ranks and from 3 on one device: 6 and 8 after five steps."""

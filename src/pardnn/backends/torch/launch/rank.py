@@ -162,6 +162,7 @@ def _steps(
     if saving is not None and saving.first_step is not None:
         state.load(saving.directory, saving.first_step)
     losses: list[float] = []
+    binding.mark_stepped()
     saved: list[int] = []
     last = state.steps + job.steps
     for _ in range(job.steps):
