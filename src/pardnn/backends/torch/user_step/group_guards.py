@@ -31,7 +31,8 @@ def tensors_of_groups(
         optimizer: Of the step.
     """
     named = {f"{path}.param_groups.{i}": g for i, g in enumerate(optimizer.param_groups)}
-    held = [*optimizer.defaults.values(), *(x for g in named.values() for x in g.values())]
+    defaults = getattr(optimizer, "defaults", {})  # a wrapper may not have called `__init__`
+    held = [*defaults.values(), *(x for g in named.values() for x in g.values())]
     count = Counter(id(value) for value in held if isinstance(value, torch.Tensor))
     guards, kinds = [], []
     for name, group in named.items():
