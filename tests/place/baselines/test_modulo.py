@@ -1,5 +1,6 @@
 """Modulo schedules of stages: pipelines by hand, and what experts' schedules reach."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -46,6 +47,14 @@ def test_most_graphs_have_no_pieces(family: str) -> None:
     graph = random_graph(3, 30, family)
     pieces = pieces_of(graph, graph_costs(graph).seconds["accelerator"])
     assert pieces is None or pieces.count > 1
+
+
+@pytest.mark.jit
+def test_stages_that_no_link_joins_are_left_out() -> None:
+    graph = pipeline(2, 4)
+    cluster = dataclasses.replace(pipeline_cluster(2, 4), links=(), default_link=None)
+    plan = place_modulo(graph, machine_for(graph, cluster), [None, None]).plan
+    assert plan_problems(graph, plan_from_arrays(graph, plan), cluster) == []
 
 
 @pytest.mark.jit

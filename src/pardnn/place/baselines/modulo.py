@@ -76,12 +76,13 @@ def place_modulo(
     }
     plan = None
     if pieces is not None and seconds.sum() > 0:
-        steps = [
+        found = (
             placed(arrays, machine, place, pieces, reference, capacities)
             for place in places.values()
-        ]
+        )
+        steps = [step for step in found if np.isfinite(step.edges.delay).all()]  # links are there
         overwrites = first_overwrites(graph)
-        plan = best_ordered(steps, machine, capacities, overwrites, seed=seed)
+        plan = best_ordered(steps, machine, capacities, overwrites, seed=seed) if steps else None
     if plan is not None:
         return Decision(plan)
     failure: InfeasibleError | None = None
