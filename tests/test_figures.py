@@ -181,6 +181,21 @@ def test_mutants_of_the_search_and_the_simulator() -> None:
     assert f"{share['sim']} % in `sim`, {share['shard/search']} % in `shard/search`" in PAPERS
 
 
+def test_second_calls_beside_checkpoints() -> None:
+    rows = table("2026-11-23_checkpointing.md", "on every block", "checkpointed")
+    own = {(row["model"], row["limit"]): row for row in rows if row["batch"] == "16"}
+    models = ("GPT-2", "Llama", "BERT")
+
+    def told(limit: str, column: str) -> str:
+        one, other, last = (rounded(own[name, limit][column]) for name in models)
+        return f"{one}, {other} and {last} %"
+
+    beside = f"{told('1', '`--recompute`')} longer with `--recompute`"
+    assert f"GPT-2, Llama and BERT of 24 layers take {beside}" in README
+    assert f"{told('1', 'checkpointed')} with those checkpoints" in README
+    assert f"at twice that peak {told('2', '`--recompute`')} (simulated)" in README
+
+
 def test_seconds_per_op_of_the_whole_command() -> None:
     rows = table("2026-11-23_scale-files.md", "Scale", "microseconds per op")
     each = sorted(int(row["microseconds per op"]) for row in rows)
