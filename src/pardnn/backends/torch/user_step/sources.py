@@ -254,11 +254,14 @@ def _with_names(path: str, names: dict[int, str]) -> str:
 
 
 def _unique(made: list[Source]) -> Iterator[Source]:
+    """Give each source a name of its own; what an argument holds is found by the argument's."""
     counts: dict[str, int] = {}
-    for source in made:
+    names: dict[int, str] = {}
+    for i, source in sorted(enumerate(made), key=lambda each: each[1].kind != "input"):
         count = counts[source.name] = counts.get(source.name, 0) + 1
-        name = source.name if count == 1 else f"{source.name}.{count}"
-        yield Source(name, source.kind, source.slots)
+        names[i] = source.name if count == 1 else f"{source.name} ({count})"
+    for i, source in enumerate(made):
+        yield Source(names[i], source.kind, source.slots)
 
 
 def outside(containers: Collection[str], found: Iterable[Source]) -> list[Source]:
