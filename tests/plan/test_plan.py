@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pardnn.cluster import Cluster
+from pardnn.cluster import Cluster, Device
 from pardnn.errors import FileError, InvalidPlanError, MismatchError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import read_graph
 from pardnn.graph.ir import Graph, Op, Tensor
 from pardnn.plan.actions import actions_text, parse_actions
-from pardnn.plan.check import check_plan, dry_run, plan_problems
+from pardnn.plan.check import capacities, check_plan, dry_run, plan_problems
 from pardnn.plan.file import (
     check_fingerprint,
     placement_from_text,
@@ -381,3 +381,9 @@ def test_messages_that_repeat_or_carry_nothing_are_named() -> None:
         "messages[2] ('none', 0 to 1): no such tensor",
         "messages[3] ('t', 0 to 1): the tensor goes there twice",
     ]
+
+
+def test_what_is_reserved_may_not_be_used() -> None:
+    cluster = Cluster(devices=(Device(name="a", memory=1000), Device(name="b")))
+    assert capacities(cluster, 0.0) == [1000, None]
+    assert capacities(cluster, 0.25) == [750, None]
