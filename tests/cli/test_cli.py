@@ -156,6 +156,11 @@ def test_a_plan_of_another_graph_exits_5(run_json: Run, tiny: Path, tmp_path: Pa
         (["plan", "{g}", "--devices", "2", "--algorithm", "magic"], 2, "E210"),
         (["plan", "{g}", "--devices", "2", "--reserve", "1"], 2, "E211"),
         (["plan", "{g}", "--devices", "2", "--objective", "fun"], 2, "E201"),
+        (
+            ["plan", "{g}", "--devices", "2", "--objective", "bytes", "--algorithm", "heft"],
+            2,
+            "E201",
+        ),
         (["plan", "none.py:f", "--devices", "2"], 2, "E221"),
         (["plan", "none.json", "--devices", "2"], 4, "E403"),
         (["plan", "{g}", "--cluster", "none.json"], 4, "E403"),
@@ -165,6 +170,14 @@ def test_a_plan_of_another_graph_exits_5(run_json: Run, tiny: Path, tmp_path: Pa
         (["nothing"], 2, "E200"),
         (["profile"], 2, "E201"),
         (["simulate", "{p}", "--graph", "{g}", "--policy", "x"], 2, "E201"),
+        (["simulate", "{p}", "--graph", "{g}", "--bandwidth", "1GB/s"], 2, "E206"),
+        (["plan", "{g}", "--devices", "2", "--batch-size", "8"], 2, "E206"),
+        (["run", "m.py:f", "--plan", "{p}", "--algorithm", "auto-whole"], 2, "E206"),
+        (["run", "m.py:f", "--plan", "{p}", "--max-memory", "1MiB"], 2, "E206"),
+        (["convert", "{p}", "x.txt", "--graph", "{g}", "--links", "serial"], 2, "E206"),
+        (["code", "{p}", "--graph", "{g}", "--rank", "0", "--verify"], 2, "E206"),
+        (["profile", "--links", "--batch-size", "3"], 2, "E206"),
+        (["explain", "{p}", "--graph", "{g}", "a", "--algorithm", "heft"], 2, "E206"),
     ],
 )
 def test_failures(run: Run, tiny: Path, arguments: list[str], status: int, code: str) -> None:

@@ -1,6 +1,7 @@
 """Questions on the command line: three that users ask, each answered by one command."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,10 @@ def test_which_layer_should_be_smaller(run: Run, run_json: Run, tiny: Path, plan
     assert {row["name"] for row in found["rows"]} == {"net.0", "net.1"}
     gains = [row["half_change_s"] for row in found["rows"]]
     assert gains == sorted(gains)
-    assert "half: step" in run(*ask, "--layers")[1]
+    text = run(*ask, "--layers")[1]
+    assert "half: step" in text
+    assert f"for time, make {found['rows'][0]['name']} smaller: half of it changes" in text
+    assert re.search(r"for memory, net\.[01]: half of it changes the largest peak by -", text)
     status, one = run_json(*ask, "net.1")
     assert one["rows"][0] in found["rows"]
     assert one["subject"] == "layer"

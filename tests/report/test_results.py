@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pardnn.report.export.result import CodeResult
 from pardnn.report.results import RunResult, result_to_dict
-from pardnn.report.text import result_text
+from pardnn.report.text import result_text, table
 
 
 def test_losses_that_are_no_numbers_are_null() -> None:
@@ -40,3 +40,15 @@ def test_a_result_with_lists_of_seconds_is_shown() -> None:
     assert "rank0.py" in shown
     assert "250 ms" in shown
     assert "1.5 s" in shown
+
+
+def test_names_keep_their_ends_on_a_narrow_terminal() -> None:
+    """`explain --layers` showed three layers as `model.bloc…` on 80 columns."""
+    console = Console(file=io.StringIO(), width=60)
+    names = [f"model.blocks.{i}" for i in range(3)]
+    console.print(
+        table("", ("layer", *"abcdef"), [(name, *("1.50 MiB of it",) * 6) for name in names])
+    )
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert all(name in shown for name in names)
+    assert "…" not in shown

@@ -9,11 +9,13 @@ from typing import Annotated
 import typer
 
 from pardnn.cli import options as opt
+from pardnn.cli import unused_options as unused
 from pardnn.cli.output import print_text, show
 from pardnn.errors import UsageError
 
 
 def convert(
+    context: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="IN", help="Graph, plan or placement.")],
     output: Annotated[Path | None, typer.Argument(metavar="OUT", help="File to write.")] = None,
     output_option: opt.OptionalOutput = None,
@@ -47,9 +49,8 @@ def convert(
 
     if (output is None) == (output_option is None):
         raise UsageError("name one file to write: pardnn convert IN OUT")
-    machine = None
-    if cluster is not None or devices is not None:
-        machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    given = (devices, max_memory, bandwidth, latency, links, cluster)
+    machine = unused.cluster_beside_plan(context, *given)
     options = ConvertOptions(
         to=to,
         graph_file=graph_file,

@@ -306,7 +306,17 @@ def _named_cluster(text: str) -> Cluster:
 
 
 def graph_of(source: entry_point.EntryPoint | str, batch_size: int | None) -> Graph:
-    """Return the graph of an entry point, captured, or of a graph file; a terminal shows which."""
+    """Return the graph of an entry point, captured, or of a graph file; a terminal shows which.
+
+    Raises:
+        UsageError: E206, for a batch size of a graph file.
+    """
+    if isinstance(source, str) and batch_size is not None:
+        raise UsageError(
+            f"--batch-size would be ignored: {source!r:.200} is a graph, of one batch size. "
+            "Name the step, FILE.py:FUNCTION, instead.",
+            code="E206",
+        )
     from pardnn.api.capture import graph_of as graph
     from pardnn.report.progress import status
 
@@ -331,4 +341,6 @@ def plan_options(*, microbatches: str | None = None, **chosen: Any) -> PlanOptio
         if not is_number and microbatches != "auto":
             raise UsageError(f"--microbatches is {microbatches!r:.40}; it is a number or auto")
         chosen["microbatches"] = int(microbatches) if is_number else "auto"
-    return PlanOptions(**chosen)
+    options = PlanOptions(**chosen)
+    options.check_asked()
+    return options

@@ -9,6 +9,7 @@ import typer
 
 from pardnn.cli import constraint_options as steer
 from pardnn.cli import options as opt
+from pardnn.cli import unused_options as unused
 from pardnn.cli.output import print_text, show
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def check(
 
 
 def simulate(
+    context: typer.Context,
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
     policy: opt.PolicyChoice = "order",
@@ -163,8 +165,9 @@ def simulate(
     from pardnn.api.simulate import simulate as simulate_plan
 
     graph, found = opt.read_both(graph_file, plan_file)
-    if cluster is not None or devices is not None:
-        machine = opt.cluster_from_options(devices, max_memory, bandwidth, latency, links, cluster)
+    given = (devices, max_memory, bandwidth, latency, links, cluster)
+    machine = unused.cluster_beside_plan(context, *given)
+    if machine is not None:
         found = dataclasses.replace(found, cluster=machine)
     show(simulate_plan(graph, found, policy=policy, costs=costs), as_json, None)
 

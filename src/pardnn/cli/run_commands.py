@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from pardnn.cli import options as opt
+from pardnn.cli import unused_options as unused
 from pardnn.cli.output import show
 from pardnn.errors import INTERRUPTED, UsageError
 
@@ -17,6 +18,7 @@ OnSignal = Literal["save", "stop"]
 
 
 def run(
+    context: typer.Context,
     target: opt.EntryPoint,
     devices: opt.Devices = None,
     max_memory: opt.MaxMemory = None,
@@ -76,10 +78,12 @@ def run(
     from pardnn.checkpoint.options import save_options
 
     saving = save_options(save, every, keep, resume=resume, on_signal=on_signal)
-    machine = None
-    if plan_file is None or cluster is not None or devices is not None:
-        given = (devices, max_memory, bandwidth, latency, links, cluster)
-        machine = opt.cluster_from_options(*given, of_this_machine=plan_file is None)
+    given = (devices, max_memory, bandwidth, latency, links, cluster)
+    if plan_file is None:
+        machine = opt.cluster_from_options(*given, of_this_machine=True)
+    else:
+        machine = unused.cluster_beside_plan(context, *given)
+        unused.refuse_unused(context, unused.OF_PLANNING, unused.WITH_A_PLAN)
     options = opt.plan_options(
         algorithm=algorithm,
         objective=objective,
@@ -113,6 +117,7 @@ def run(
 
 
 def code(
+    context: typer.Context,
     plan_file: opt.PlanFile,
     graph_file: opt.GraphOption,
     rank: Annotated[
@@ -142,7 +147,7 @@ def code(
     from pardnn.api.code import edited_code, run_code, write_code
     from pardnn.report.export.result import CodeResult
 
-    _check_code(rank, output, target, edited)
+    _check_code(context, rank, output, target, edited)
     found = code_of(*opt.read_both(graph_file, plan_file), rank)
     if target is None and output is None:
         if rank is None and len(found) > 1:
@@ -171,13 +176,20 @@ def code(
 
 
 def _check_code(
-    rank: int | None, output: Path | None, target: str | None, edited: Path | None
+    context: typer.Context,
+    rank: int | None,
+    output: Path | None,
+    target: str | None,
+    edited: Path | None,
 ) -> None:
     """Check that options of `code` go together.
 
     Raises:
-        UsageError: E247.
+        UsageError: E206 or E247.
     """
+    if target is None:
+        of_running = ("steps", "timeout", "verify", "threads", "batch_size")
+        unused.refuse_unused(context, of_running, "without --run FILE.py:FUNCTION nothing runs.")
     if target is not None and rank is not None:
         raise UsageError("--run needs the code of all ranks: leave out --rank", code="E247")
     if edited is not None and (target is None or output is not None):
@@ -185,6 +197,7 @@ def _check_code(
 
 
 def profile(
+    context: typer.Context,
     target: Annotated[
         str | None, typer.Argument(metavar="[FILE.py:FUNCTION]", help="Graph to profile.")
     ] = None,
@@ -206,6 +219,8 @@ def profile(
 
     if links == (target is not None):
         raise UsageError("give either FILE.py:FUNCTION or --links")
+    if links:
+        unused.refuse_unused(context, ("threads", "batch_size"), "links are measured, and no ops.")
     if output is not None and not (links and is_of_torchrun()):
         raise UsageError(
             "-o writes the cluster that the ranks of torchrun are: "

@@ -40,8 +40,9 @@ def ask(
         costs: As for `plan`.
 
     Raises:
-        UsageError: E210, if there is no such algorithm; E240, if nothing is asked; E241, if there
-            is nothing of that name; E242, if the cluster cannot be changed so.
+        UsageError: E206, for an algorithm where nothing is planned; E210, if there is none such;
+            E240, if nothing is asked; E241, if there is nothing of that name; E242, if the cluster
+            cannot be changed so.
         MismatchError: E503, if the plan is for another graph.
         InvalidPlanError: E410, if it is not valid.
     """
@@ -53,6 +54,12 @@ def ask(
         )
     if algorithm is not None:
         check_algorithm(algorithm)
+        if topic not in ("memory", "time") or name is None:
+            raise UsageError(
+                "--algorithm would be ignored: it is of plans made anew, by --memory +2GiB or "
+                "--time +1.",
+                code="E206",
+            )
     case = opened(graph, plan, costs)
     if topic == "memory":
         return explain_memory(case, name, algorithm)

@@ -148,8 +148,9 @@ def _placement(c: _Context) -> Iterator[str]:
     if c.cluster is not None and c.cluster.num_devices != k:
         yield f"order has {k} devices, the cluster {c.cluster.num_devices}"
         return
-    for name in c.ops.keys() - c.plan.placement.keys():
-        yield f"placement: op {name!r:.80} is missing"
+    for name in c.ops:
+        if name not in c.plan.placement:
+            yield f"placement: op {name!r:.80} is missing"
     for name, device in c.plan.placement.items():
         if name not in c.ops:
             yield f"placement: op {name!r:.80} is not in the graph"
@@ -170,8 +171,9 @@ def _order(c: _Context) -> Iterator[str]:
             seen.add(name)
             if c.plan.placement.get(name) != device:
                 yield f"order: op {name!r:.80} is in the list of device {device}, not placed there"
-    for name in c.ops.keys() - seen:
-        yield f"order: op {name!r:.80} is missing"
+    for name in c.ops:
+        if name not in seen:
+            yield f"order: op {name!r:.80} is missing"
 
 
 def _groups(c: _Context) -> Iterator[str]:

@@ -7,7 +7,14 @@ from typing import Literal, get_args
 
 from pardnn.errors import UsageError, shown
 from pardnn.plan.constraints import Constraint, cutting, placing
-from pardnn.planner.algorithms import RECIPES, SHARDED, check_algorithm, cuts_ops, mixed_parts
+from pardnn.planner.algorithms import (
+    ALGORITHMS,
+    RECIPES,
+    SHARDED,
+    check_algorithm,
+    cuts_ops,
+    mixed_parts,
+)
 from pardnn.sim.engine import Policy
 
 Objective = Literal["seconds", "bytes"]
@@ -73,17 +80,32 @@ class PlanOptions:
         if not 0 <= self.seed <= MAX_SEED:
             raise UsageError(f"seed is {self.seed}; it is a number from 0 to {MAX_SEED}")
         self._check_microbatches()
-        cuts, whole = cuts_ops(self.algorithm), "are placed whole, in a fixed order"
         if self.recompute:
-            self._check_placed(f"ops that are called a second time {whole}", cuts=cuts)
+            self._check_placed("ops that are called a second time run in a fixed order", cuts=False)
         if self.offload:
-            self._check_placed(f"ops whose state is on the host {whole}", cuts=cuts)
+            what = "ops whose state is on the host are placed whole, in a fixed order"
+            self._check_placed(what, cuts=cuts_ops(self.algorithm))
         if self.policy != "order" and cuts_ops(self.algorithm):
             raise UsageError(
                 f"{self.algorithm} cuts ops, and an engine with its own scheduler runs whole ones; "
                 "use auto, or a placement's algorithm."
             )
         self._check_constraints()
+
+    def check_asked(self) -> None:
+        """Check that an algorithm asked for by name follows the objective asked for.
+
+        Plans made of a plan take its algorithm and objective, whatever chose them.
+
+        Raises:
+            UsageError: E201.
+        """
+        chooses = self.microbatches == "auto" or self.algorithm not in (*ALGORITHMS, *RECIPES)
+        if self.objective != "seconds" and not chooses:
+            raise UsageError(
+                f"{self.algorithm} minimises seconds, not {self.objective}; use auto, auto-whole "
+                "or tofu, or leave the objective out."
+            )
 
     def _check_constraints(self) -> None:
         """Check that the algorithm can meet the constraints that have to be met."""

@@ -260,6 +260,8 @@ def _layers(result: values.LayersExplained) -> Iterator[RenderableType]:
         f"step {seconds_text(result.makespan_s)} simulated, largest peak {bytes_text(worst)}; "
         "half: the same plan with that layer's seconds and bytes halved (predicted)"
     )
+    if result.subject != "layer":
+        yield from _to_make_smaller(result, worst)
     rows = [
         (
             row.name,
@@ -278,6 +280,19 @@ def _layers(result: values.LayersExplained) -> Iterator[RenderableType]:
     yield table("", columns, rows)
     if result.subject == "layer":
         yield from _by_device(result)
+
+
+def _to_make_smaller(result: values.LayersExplained, worst: int) -> Iterator[RenderableType]:
+    """Yield which layer brings most time, and which most memory, when it is halved."""
+    faster = min(result.rows, key=lambda row: row.half_change_s, default=None)
+    smaller = min(result.rows, key=lambda row: max(row.half_peak_bytes, default=0), default=None)
+    if faster is not None and faster.half_change_s < 0:
+        change = change_text(faster.half_change_s, result.makespan_s)
+        yield f"for time, make {faster.name} smaller: half of it changes the step by {change}"
+    saved = 0 if smaller is None else max(smaller.half_peak_bytes, default=0) - worst
+    if smaller is not None and saved < 0:
+        change = bytes_change_text(saved)
+        yield f"for memory, {smaller.name}: half of it changes the largest peak by {change}"
 
 
 def _by_device(result: values.LayersExplained) -> Iterator[RenderableType]:
@@ -306,8 +321,8 @@ def _anew(found: Sequence[values.Alternative], makespan: float) -> Iterator[Rend
     yield from alternatives_table("", found, makespan)
     if len(found) == 2 and found[0].makespan_s and found[1].makespan_s:
         change = found[1].makespan_s - found[0].makespan_s
-        brings = change_text(change, found[0].makespan_s)
-        yield f"the change alone brings {brings} a step (predicted)"
+        brings = change_text(change, found[0].makespan_s) if change else "nothing"
+        yield f"the change alone brings {brings}{' a step' if change else ''} (predicted)"
 
 
 def _time(result: values.TimeExplained) -> Iterator[RenderableType]:

@@ -21,6 +21,8 @@ from pardnn.plan.state_layout import STATE_KINDS, state_layout
 from pardnn.report import results
 
 _NUMBER = re.compile(r"[+-]?[0-9]")
+#: Of names that a narrow terminal leaves.
+NAME_WIDTH = 24
 #: States up to this size are numbers: counts of steps, learning rates.
 SCALAR_BYTES = 8
 
@@ -91,7 +93,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
     Args:
         title: Stands above; may be empty.
-        columns: Heads; a column is right-aligned if a cell of it begins with a number.
+        columns: Heads; of numbers if a cell begins with one. The first keeps `NAME_WIDTH`.
         rows: A cell per column; a tuple is a cell of several lines.
     """
     found = Table(
@@ -103,7 +105,10 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
     )
     for i, column in enumerate(columns):
         is_number = i > 0 and any(_NUMBER.match(_lines(row[i])[0]) for row in rows)
-        found.add_column(column, justify="right" if is_number else "left")
+        longest = max((len(_lines(row[i])[0]) for row in rows), default=0)
+        width = None if i else min(longest, NAME_WIDTH)
+        justify = "right" if is_number else "left"
+        found.add_column(column, justify=justify, overflow="fold", min_width=width)
     for row in rows:
         found.add_row(*(Text("\n".join(map(printable, _lines(cell)))) for cell in row))
     return found
@@ -257,11 +262,8 @@ def cluster_text(cluster: Any) -> str:
         for d in cluster.devices
     )
     memory = f" of {bytes_text(first.memory)}" if first.memory else " without limit"
-    devices = (
-        f"{cluster.num_devices} x {first.type}{memory}"
-        if alike
-        else (f"{cluster.num_devices} unlike devices")
-    )
+    kind = f"x {first.type}{memory}" if alike else "unlike devices"
+    devices = f"{cluster.num_devices} {kind}"
     if rate is None or cluster.links:
         return f"{devices}, {len(cluster.links)} links ({cluster.link_model})"
     link = f"{rate.bandwidth / 1e9:.4g} GB/s + {seconds_text(rate.latency)}"
