@@ -56,7 +56,7 @@ def case_of(graph: Graph) -> Case:
 
 def ours(case: Case, limit: int) -> tuple[float, int] | None:
     """Return seconds of second calls and peak of our best answer over all orders."""
-    found = [each[1] for nodes in case.orders if (each := retention(nodes, limit)) is not None]
+    found = [cost for nodes in case.orders if (cost := retention(nodes, limit)[1]).peak <= limit]
     return min(((cost.seconds, cost.peak) for cost in found), default=None)
 
 
@@ -86,7 +86,8 @@ def rows_of(case: Case, seconds: float, workers: int) -> Iterator[str]:
     for part in PARTS:
         limit, nodes = int(part * case.peak), case.orders[0]
         begin = time.process_time()
-        own, best = retention(nodes, limit), ours(case, limit)
+        nearest, best = retention(nodes, limit), ours(case, limit)
+        own = nearest if nearest[1].peak <= limit else None
         taken = time.process_time() - begin
         cells = [case.name, f"{len(nodes.seconds):,}", f"{part:g}"]
         cells += [_percent(own and own[1].seconds, case), _percent(best and best[0], case)]

@@ -17,7 +17,6 @@ def test_a_u_net_is_solved_to_the_optimum() -> None:
     case = case_of(unet_step(3))
     nodes, limit = case.orders[0], int(0.7 * case.peak)
     own = retention(nodes, limit, work=10_000_000)
-    assert own is not None
     schedule = empty_schedule(nodes)
     assert cost_of(nodes, own[0], limit, schedule).peak <= limit
     best = solved(nodes, limit, start=(own[0], schedule.stage), seconds=20, workers=1)

@@ -97,9 +97,7 @@ def test_what_nothing_fits_is_said() -> None:
         pardnn.plan(chain(4), Cluster.uniform(1, memory=25), reserve=0.0, recompute=True)
 
 
-def test_plans_that_cut_ops_have_no_second_calls() -> None:
-    with pytest.raises(UsageError, match="called a second time"):
-        pardnn.plan(chain(4), Cluster.uniform(2), "tofu", recompute=True)
+def test_engines_that_order_ops_themselves_make_no_second_calls() -> None:
     with pytest.raises(UsageError, match="called a second time"):
         pardnn.plan(chain(4), Cluster.uniform(2), policy="fifo", recompute=True)
 
@@ -114,6 +112,14 @@ def test_what_does_not_fit_is_told_that_second_calls_would_do() -> None:
     with pytest.raises(InfeasibleError) as error:
         planned(graph, Cluster.uniform(1, memory=25), PlanOptions(reserve=0.0))
     assert "--recompute" not in error.value.details["try"]
+
+
+def test_what_fits_with_second_calls_alone_is_advised_where_they_are_asked_for() -> None:
+    graph = chain(8)
+    with pytest.raises(InfeasibleError) as error:
+        planned(graph, Cluster.uniform(1, memory=25), PlanOptions(reserve=0.0, recompute=True))
+    assert "ops called a second time, needs 60 bytes" in error.value.message
+    assert "--max-memory 60B" in error.value.details["try"]
 
 
 def test_advice_stops_between_tries_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

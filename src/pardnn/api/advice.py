@@ -17,7 +17,7 @@ from pardnn.plan.plan import Plan
 from pardnn.plan.state_in_place import StateInPlace
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import costs_for
-from pardnn.planner.estimate import suggestions
+from pardnn.planner.estimate import suggestions, with_limit, with_reserve
 from pardnn.planner.make_plan import algorithms_of, best_once, make_plan
 from pardnn.planner.offloaded import all_on_host
 from pardnn.planner.options import PlanOptions
@@ -37,6 +37,8 @@ CHEAP_OPS = 12_000
 #: Seconds after which no other way of running the step is tried, once it is known not to fit. They
 #: change no plan; what is left untried is named.
 SECONDS = 10.0
+#: Limits for which second calls and state on the host are tried.
+LIMITS_TRIED = 3
 #: Numbers of pieces.
 COUNTS = (2, 4, 8)
 PLANNING = "planning; the first time on a machine, kernels are compiled: a minute or two"
@@ -89,7 +91,8 @@ def _with_advice(
     """Return an error that nothing fits, with what was tried and does; as it is, out of time."""
     begin = time.monotonic()
     try:
-        tried = suggestions(problem, error.details.get("peak_bytes"))
+        limit = _limit_of_rewritten(problem, error)
+        tried = suggestions(problem, error.details.get("peak_bytes"), limit)
         fitting, untried = _rewrites(problem, begin)
         tried += fitting
         fitting, hint = _batch(problem, entry, batch_size)
@@ -137,6 +140,31 @@ def _batch(
     except PardnnError:  # the step may not take other sizes: then it is no advice
         found = None
     return ([] if found is None else [f"--batch-size {found}"]), []
+
+
+def _limit_of_rewritten(problem: Problem, error: InfeasibleError) -> int | None:
+    """Return a limit per device at which second calls or state on the host made a plan fit.
+
+    Each limit is what the nearest plan for the one before needs. None if neither was asked for, or
+    none of a few limits does: then what fits without them is looked for.
+
+    Args:
+        problem: What no plan was found for.
+        error: Why not.
+    """
+    if not (problem.options.recompute or problem.options.offload):
+        return None
+    for _ in range(LIMITS_TRIED):
+        if "bytes" not in error.details:
+            return None
+        limit = with_reserve(error.details["bytes"], problem.options.reserve)
+        try:
+            make_plan(with_limit(problem, limit))
+        except InfeasibleError as failure:
+            error = failure
+            continue
+        return limit
+    return None
 
 
 def _rewrites(problem: Problem, begin: float) -> tuple[list[str], list[str]]:

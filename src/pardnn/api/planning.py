@@ -90,6 +90,7 @@ def plan(
         offload=offload,
         constraints=tuple(constraints),
     )
+    options.check_asked()
     if start is not None:
         options = started(options, start)
     problem = Problem(graph, cluster, costs_for(graph, cluster, costs), options, state, start)

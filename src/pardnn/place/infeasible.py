@@ -25,6 +25,7 @@ def infeasible(
     capacities: Sequence[int | None],
     group: Int64[ndarray, " n"],
     missing: tuple[int, int] | None = None,
+    how: str = "",
 ) -> InfeasibleError:
     """Return E301 for the plan that came nearest to fitting.
 
@@ -34,6 +35,7 @@ def infeasible(
         capacities: Usable bytes per device.
         group: Co-location group of each op.
         missing: Two ops of the plan between whose devices there is no link.
+        how: What the planner has done to make it fit, for people.
     """
     a = graph.arrays
     live = live_bytes(a, attempt)
@@ -49,7 +51,7 @@ def infeasible(
     workspace = int(a.workspace[largest])
     made = int(a.tensor_bytes[a.output_ptr[largest] : a.output_ptr[largest + 1]].sum())
     message = (
-        f"no plan fits. The nearest found needs {_text(int(live[worst]))} on device {device}, "
+        f"no plan fits. The nearest found{how} needs {_text(int(live[worst]))} on device {device}, "
         f"while {shown(op.name)}{_at(op.source)} runs; usable are {_text(usable)}.\n"
         f"Largest single op: {shown(big.name)}{_at(big.source)}: "
         f"{_text(int(needs[largest]))}, of it outputs {_text(made)}, workspace "

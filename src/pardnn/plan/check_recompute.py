@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pardnn.errors import shown
 from pardnn.graph.ir import LOSS_KIND, Graph, Op, storage_owners, writes
-from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
+from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE, filled_later
 from pardnn.plan.recompute import SecondCall, topological_positions
 from pardnn.plan.rewritten.original_names import with_original_names
 
@@ -46,8 +46,9 @@ def recompute_problems(
     if clash is not None:
         yield f"recompute: {shown(clash)} is in the graph already"
         return
+    completed = filled_later(graph.ops)
     for call in calls:
-        problem = _may_not(ops[call.op])
+        problem = _may_not(ops[call.op], completed)
         if problem is not None:
             yield f"recompute: {shown(call.op)} ({ops[call.op].kind:.60}) {problem}"
     if {names.get(op.name, op.name) for op in rewritten.ops} != ops.keys():
@@ -60,7 +61,7 @@ def recompute_problems(
     yield from _contents(graph, rewritten, names)
 
 
-def _may_not(op: Op) -> str | None:
+def _may_not(op: Op, completed: frozenset[str]) -> str | None:
     """Return why an op may not be called again."""
     if op.is_source or op.kind == LOSS_KIND or not op.outputs:
         return "is no call whose results could be made again"
@@ -68,6 +69,8 @@ def _may_not(op: Op) -> str | None:
         return "makes what outlives the step"
     if op.kind.startswith("pardnn.") and op.kind not in _PURE:
         return "works in place or for all devices"
+    if op.kind == FETCH and op.outputs[0].name in completed:
+        return "makes a buffer that messages fill"
     return None
 
 

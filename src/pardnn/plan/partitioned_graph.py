@@ -37,7 +37,7 @@ Sources ("w@2") carry `arguments["shard"] = {"of": "w", "box": [[0, 8], [16, 32]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pardnn.cluster import STRICT
@@ -89,6 +89,11 @@ class Partition:
     def __hash__(self) -> int:
         """Hash by mesh and size: hashing the ops would cost as much as reading them."""
         return hash((self.mesh, len(self.ops)))
+
+
+def filled_later(ops: Iterable[Op]) -> frozenset[str]:
+    """Return the tensors that joins and updates read: messages may go into buffers among them."""
+    return frozenset(name for op in ops if op.kind in (JOIN, UPDATE) for name in op.inputs)
 
 
 def written_inputs(graph: Graph) -> list[str]:

@@ -70,11 +70,16 @@ def _best_plan(problem: Problem, names: Sequence[str]) -> PlanArrays:
     return decide_best(problem.with_options(objective="seconds", time_limit=None), names).plan
 
 
-def _limited(problem: Problem, limit: int | None) -> Problem:
-    """Return the problem with this limit in bytes for each device, all of it usable."""
+def with_limit(problem: Problem, limit: int | None) -> Problem:
+    """Return the problem with this limit in bytes for each device."""
     devices = (dataclasses.replace(each, memory=limit) for each in problem.cluster.devices)
     cluster = dataclasses.replace(problem.cluster, devices=tuple(devices))
-    return dataclasses.replace(problem, cluster=cluster).with_options(reserve=0.0)
+    return dataclasses.replace(problem, cluster=cluster)
+
+
+def _limited(problem: Problem, limit: int | None) -> Problem:
+    """Return the problem with this limit in bytes for each device, all of it usable."""
+    return with_limit(problem, limit).with_options(reserve=0.0)
 
 
 def minimum_limit(problem: Problem, names: Sequence[str] = ()) -> tuple[int, PlanArrays]:
@@ -101,10 +106,10 @@ def minimum_limit(problem: Problem, names: Sequence[str] = ()) -> tuple[int, Pla
             low = middle
         else:
             plan, high = tried, max(peak_bytes(graph, tried))
-    return _with_reserve(high, reserve), plan
+    return with_reserve(high, reserve), plan
 
 
-def _with_reserve(num_bytes: int, reserve: float) -> int:
+def with_reserve(num_bytes: int, reserve: float) -> int:
     """Return the limit of which this much is usable."""
     limit = math.ceil(num_bytes / (1 - reserve))
     while int(limit * (1 - reserve)) < num_bytes:  # the product is rounded down
@@ -156,7 +161,7 @@ def kinds_at(graph: Graph, plan: PlanArrays, device: int, at: int) -> MemoryByKi
     return MemoryByKind(**held)
 
 
-def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
+def suggestions(problem: Problem, peak: int | None = None, limit: int | None = None) -> list[str]:
     """Return options that were tried and fit: a larger limit, or more devices of this kind.
 
     They are tried by the algorithm and objective that were asked for; `auto` by `ALGORITHMS_TRIED`.
@@ -164,12 +169,14 @@ def suggestions(problem: Problem, peak: int | None = None) -> list[str]:
     Args:
         problem: What no plan was found for.
         peak: Bytes of the plan that came nearest, where ops are cut.
+        limit: Bytes per device that were tried and fit; None to look for the least.
     """
     cluster, algorithm = problem.cluster, problem.options.algorithm
     names = () if algorithm in (BEST, BEST_WHOLE) else (algorithm,)
     is_cut = algorithm in SHARDED
     try:
-        limit = _cut_limit(problem, peak) if is_cut else minimum_limit(problem, names)[0]
+        if limit is None:
+            limit = _cut_limit(problem, peak) if is_cut else minimum_limit(problem, names)[0]
     except InfeasibleError:  # memory is not what is missing
         limit = None
     tried = [] if limit is None else [f"--max-memory {_rounded_up(limit)}"]
@@ -217,10 +224,8 @@ def _cut_limit(problem: Problem, peak: int | None) -> int | None:
     for _ in range(CUTS_TRIED):
         if peak is None:
             return None
-        limit = _with_reserve(peak, reserve)
-        devices = [dataclasses.replace(d, memory=limit) for d in problem.cluster.devices]
-        cluster = dataclasses.replace(problem.cluster, devices=tuple(devices))
-        fits, peak = _cut_peak(dataclasses.replace(problem, cluster=cluster), algorithm)
+        limit = with_reserve(peak, reserve)
+        fits, peak = _cut_peak(with_limit(problem, limit), algorithm)
         if fits:
             return limit
     return None

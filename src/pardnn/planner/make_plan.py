@@ -36,11 +36,11 @@ from pardnn.planner.constrained import constrained, refused
 from pardnn.planner.kept_state import check_state, kept, kind_of_plan, with_state
 from pardnn.planner.microbatches.decide import NO_BATCH, decide_microbatched
 from pardnn.planner.offloaded import decide_offloaded, lies_on_host
-from pardnn.planner.portfolio import Outcome, decide_best
+from pardnn.planner.portfolio import Decide, Outcome, decide_best
 from pardnn.planner.problem import Problem
 from pardnn.planner.recomputed import decide_recomputed
 from pardnn.planner.search_log import SearchLog, Watch
-from pardnn.planner.sharded.decide import may_shard, may_try_cuts
+from pardnn.planner.sharded.decide import may_shard
 from pardnn.planner.submesh.decide import better_mixed, decide_mixed, may_mix
 from pardnn.planner.warm_up import warm_up
 from pardnn.planner.wishes import decide_wished
@@ -124,11 +124,14 @@ def _decided(problem: Problem) -> Outcome:
         InfeasibleError: E301, if nothing fits; E303, if constraints cannot hold together.
     """
     problem = steered(problem)
-    pair = mixed_parts(problem.options.algorithm)
+    algorithm = problem.options.algorithm
+    pair = mixed_parts(algorithm)
     if pair is not None:
-        return decide_mixed(problem, *pair, best_once)
+        return _on_devices(
+            problem, (algorithm,), lambda each, _: decide_mixed(each, *pair, best_once)
+        )
     names, pieces = algorithms_of(problem), problem.options.microbatches
-    if pieces is None:
+    if pieces in (None, 1):
         return _best_of(problem, names)
     try:
         best = decide_microbatched(problem, names, _best_of)
@@ -182,11 +185,12 @@ def _best_of(problem: Problem, names: Sequence[str]) -> Outcome:
     return _on_devices(problem, names)
 
 
-def _on_devices(problem: Problem, names: Sequence[str]) -> Outcome:
+def _on_devices(problem: Problem, names: Sequence[str], decide: Decide | None = None) -> Outcome:
     """Run algorithms on a problem; ops may be called a second time if the options say so."""
+    decide = decide or best_once
     if problem.options.recompute:
-        return decide_recomputed(problem, names, best_once)
-    return best_once(problem, names)
+        return decide_recomputed(problem, names, decide)
+    return decide(problem, names)
 
 
 def best_once(problem: Problem, names: Sequence[str]) -> Outcome:
@@ -235,7 +239,7 @@ def algorithms_of(problem: Problem) -> tuple[str, ...]:
     if kind == "cut":
         names = names if algorithm in SHARDED else ("tofu",)
     elif algorithm == BEST and kind is None and not constraints and _may_cut(problem):
-        names = (*names, "tofu", *((*CUTS, *RULES) if may_try_cuts(graph, problem.cluster) else ()))
+        names = (*names, "tofu", *CUTS, *RULES)
     if kind is not None and algorithm != BEST and (algorithm in SHARDED) != (kind == "cut"):
         cuts, other = ("cuts", "auto-whole") if kind == "whole" else ("places", "tofu")
         lies = "whole on single devices" if kind == "whole" else "cut over all devices"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,22 +13,23 @@ from pardnn.cluster import Cluster
 from pardnn.cost.costs import Costs
 from pardnn.errors import InfeasibleError
 from pardnn.graph.ir import Graph
+from pardnn.place.colocation import closed_arrays
+from pardnn.place.infeasible import infeasible
+from pardnn.place.ordering.fit import fits
 from pardnn.place.ordering.low_memory_orders import eager_free_positions, file_positions
-from pardnn.place.ordering.memory_bounded import memory_bounded_plan
+from pardnn.place.ordering.memory_bounded import limits, memory_bounded_plan
 from pardnn.place.ordering.schedule import first_overwrites, free_plan
 from pardnn.place.recompute.placed import recomputed_plan
 from pardnn.place.recompute.search import WORK
 from pardnn.plan.plan import (
     Plan,
-    PlanArrays,
     on_devices,
     plan_arrays,
     plan_from_arrays,
-    planned_graph,
 )
-from pardnn.plan.recompute import first_call
+from pardnn.plan.recompute import first_call, graph_with_calls
 from pardnn.plan.rewritten.offload import graph_with_host
-from pardnn.planner.algorithms import whole_op_algorithms
+from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.costs import partitioned_costs
 from pardnn.planner.portfolio import Decide, Outcome
 from pardnn.planner.problem import Problem
@@ -35,11 +37,14 @@ from pardnn.planner.search_log import SearchLog
 from pardnn.planner.sharded.complete import ShardedPlan
 from pardnn.sim.engine import simulate
 from pardnn.sim.machine import machine_of
+from pardnn.sim.peak import peaks
 from pardnn.time_limit import check_time
 
-#: Limits, as multiples of the real ones, for which ops are placed before calls are added; None
-#: for no limit.
+#: Limits, as multiples of the real ones, for which ops are placed or cut before calls are added;
+#: None for no limit.
 LARGER = (1.25, 1.6, 2.5, None)
+#: The same for cuts where several are tried: each takes as long as all placements.
+LARGER_OF_MANY_CUTS = (1.6, None)
 #: On several devices each of up to 15 placements and orders takes this part of the work of one
 #: order on one device, so that all of them take about what two orders there do.
 SHARE = 8
@@ -48,8 +53,9 @@ SHARE = 8
 def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) -> Outcome:
     """Return the faster one of a plan without second calls and one with them.
 
-    Second calls are found for the placements of the same algorithms under larger limits and under
-    none, in the order of the step, one that frees memory early, and the plan's own.
+    Second calls are found for what the same algorithms place, cut or do both under larger limits
+    and under none: in the plan's own order; and of placements in the order of the step, too, and in
+    one that frees memory early.
 
     Args:
         problem: What to plan.
@@ -58,9 +64,7 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
 
     Raises:
         InfeasibleError: E301, if none fits either way.
-        UsageError: E225, if the state lies cut over all devices.
     """
-    placing = whole_op_algorithms(names, "ops that are called again are whole", "recompute")
     started = time.perf_counter()
     best: Outcome | None = None
     failure: InfeasibleError | None = None
@@ -70,13 +74,16 @@ def decide_recomputed(problem: Problem, names: Sequence[str], decide: Decide) ->
         failure = error
     if best is not None and problem.cluster.num_devices == 1:
         return best  # nothing is faster than every op once
-    for found in _candidates(problem, placing, decide):
-        if best is None or found.makespan_s < best.makespan_s:
+    nearest: Outcome | None = None
+    for found in _candidates(problem, names, decide):
+        if not _fits(problem, found):
+            nearest = found if nearest is None else min(nearest, found, key=_nearness(problem))
+        elif best is None or found.makespan_s < best.makespan_s:
             best = found
             problem.log.keep(found, problem.options.objective)
     if best is None:
         assert failure is not None
-        raise failure
+        raise failure if nearest is None else _none_fits(problem, nearest)
     return best._replace(planning_s=time.perf_counter() - started)
 
 
@@ -92,35 +99,37 @@ def first_recomputed(
         seconds: After which no further placement is tried.
         work: Of each search; less than `WORK` is a guess.
     """
-    placing = whole_op_algorithms(names, "ops that are called again are whole", "recompute")
-    return next(_candidates(problem, placing, decide, seconds=seconds, work=work), None)
+    tried = _candidates(problem, names, decide, seconds=seconds, work=work)
+    return next((found for found in tried if _fits(problem, found)), None)
 
 
 def _candidates(
     problem: Problem,
-    placing: Sequence[str],
+    names: Sequence[str],
     decide: Decide,
     *,
     seconds: float = np.inf,
     work: int = WORK,
 ) -> Iterator[Outcome]:
-    """Yield plans with second calls that fit."""
+    """Yield plans with second calls; what of them did not fit may not fit with them either."""
     begin, k = time.monotonic(), problem.cluster.num_devices
     each = work if k == 1 else work // (SHARE * k)
-    for placed in _placements(problem, placing, decide):
-        for plan in _orders(problem, placed):
+    for made in _larger(problem, names, decide):
+        for base in _orders(problem, made):
             check_time()
             if time.monotonic() - begin > seconds:
                 return
-            found = _with_calls(problem, placed, plan, each)
-            if found is not None:
-                yield found
+            yield _with_calls(problem, made, base, each)
 
 
-def _placements(problem: Problem, placing: Sequence[str], decide: Decide) -> Iterator[Outcome]:
-    """Yield placements that fit larger limits: second calls are to make them fit."""
+def _larger(problem: Problem, names: Sequence[str], decide: Decide) -> Iterator[Outcome]:
+    """Yield plans that fit larger limits: second calls are to make them fit."""
     k, seen = problem.cluster.num_devices, set[bytes]()
-    for factor in LARGER if k > 1 else LARGER[-1:]:
+    cuts = [name for name in names if name in SHARDED]
+    placing = [name for name in names if name not in SHARDED]
+    tries = [(placing, factor) for factor in (LARGER if k > 1 else LARGER[-1:]) if placing]
+    tries += [(cuts, factor) for factor in (LARGER_OF_MANY_CUTS if cuts[1:] else LARGER) if cuts]
+    for algorithms, factor in tries:
         check_time()
         devices = (
             dataclasses.replace(d, memory=d.memory and factor and int(d.memory * factor))
@@ -129,56 +138,92 @@ def _placements(problem: Problem, placing: Sequence[str], decide: Decide) -> Ite
         larger = dataclasses.replace(problem.cluster, devices=tuple(devices))
         try:
             log = SearchLog(within=problem.log, part="placed for a larger limit, ")
-            placed = decide(dataclasses.replace(problem, cluster=larger, log=log), placing)
+            made = decide(dataclasses.replace(problem, cluster=larger, log=log), algorithms)
         except InfeasibleError:
             continue
-        if placed.plan.place.tobytes() not in seen:
-            seen.add(placed.plan.place.tobytes())
-            yield placed
+        key = made.plan.place.tobytes() + (made.plan.order_op.tobytes() if made.sharded else b"")
+        if key not in seen:
+            seen.add(key)
+            yield made
 
 
-def _orders(problem: Problem, placed: Outcome) -> Iterator[PlanArrays]:
-    """Yield the orders of a placement to which second calls are added."""
-    graph, machine, place = problem.graph, problem.machine, placed.plan.place
+class _Base(NamedTuple):
+    """A plan to which second calls are added, the graph of its ops, and their costs."""
+
+    plan: Plan
+    graph: Graph
+    costs: Costs
+
+
+def _orders(problem: Problem, made: Outcome) -> Iterator[_Base]:
+    """Yield a plan in its order, and a placement in others, too."""
+    if made.sharded is not None:
+        yield _Base(made.sharded.plan, made.sharded.graph, made.sharded.costs)
+        return
+    graph, machine, place = problem.graph, problem.machine, made.plan.place
     a, k, overwrites = graph.arrays, problem.cluster.num_devices, first_overwrites(graph)
     if k > 1:
-        yield placed.plan
+        yield _Base(plan_from_arrays(graph, made.plan), graph, problem.costs)
     positions = [file_positions(a), eager_free_positions(a)]
     if (positions[0] == positions[1]).all():
         positions.pop()
     for position in positions:
         if k == 1:
-            yield free_plan(a, k, place, position)
+            arrays = free_plan(a, k, place, position)
         else:
             usable = problem.capacities
-            yield memory_bounded_plan(a, machine, place, position, usable, overwrites)
+            arrays = memory_bounded_plan(a, machine, place, position, usable, overwrites)
+        yield _Base(plan_from_arrays(graph, arrays), graph, problem.costs)
 
 
-def _with_calls(problem: Problem, placed: Outcome, arrays: PlanArrays, work: int) -> Outcome | None:
-    """Return an outcome of one order with second calls; None if none fits."""
-    graph, machine = problem.graph, problem.machine
+def _with_calls(problem: Problem, made: Outcome, base: _Base, work: int) -> Outcome:
+    """Return an outcome of one order with second calls, within the limits if that was found."""
+    graph, costs = base.graph, base.costs
+    machine = machine_of(costs, problem.cluster)
     seconds = np.ascontiguousarray(machine.seconds[machine.device_class])
     plan = recomputed_plan(
-        graph, plan_from_arrays(graph, arrays), seconds, problem.capacities,
-        seed=problem.options.seed,
-        work=work,
-    )  # fmt: skip
-    if plan is None:
-        return None
-    again = planned_graph(graph, plan)
-    known, arrays = costs_again(graph, problem.costs, again), plan_arrays(again, plan)
+        graph, base.plan, seconds, problem.capacities, seed=problem.options.seed, work=work
+    )
+    again = graph if plan.recompute is None else graph_with_calls(graph, plan.recompute)
+    known, arrays = costs_again(graph, costs, again), plan_arrays(again, plan)
     timeline = simulate(again, machine_of(known, problem.cluster), arrays)
     sent = timeline.transfer_bytes(again)
     count, share = len(plan.recompute or ()), _share(known, again)
     note = f"{count} ops are called a second time: {share:.2%} more seconds of computing"
-    return placed._replace(
+    return made._replace(
         plan=arrays, makespan_s=timeline.makespan, transfer_bytes=sent,
         sharded=ShardedPlan(
             plan=plan, graph=again, costs=known, arrays=arrays, makespan_s=timeline.makespan,
-            transfer_bytes=sent, planning_s=placed.planning_s,
+            transfer_bytes=sent, planning_s=made.planning_s,
         ),
-        notes=(*placed.notes, *((note,) if count else ())),
+        notes=(*made.notes, *((note,) if count else ())),
     )  # fmt: skip
+
+
+def _fits(problem: Problem, found: Outcome) -> bool:
+    assert found.sharded is not None
+    return fits(found.sharded.graph.arrays, found.plan, problem.capacities)
+
+
+def _nearness(problem: Problem) -> Callable[[Outcome], int]:
+    """Return what tells by how many bytes a plan exceeds a limit."""
+
+    def excess(found: Outcome) -> int:
+        assert found.sharded is not None
+        held = peaks(found.sharded.graph.arrays, found.plan)
+        return int((held - limits(problem.capacities)).max())
+
+    return excess
+
+
+def _none_fits(problem: Problem, nearest: Outcome) -> InfeasibleError:
+    """Return E301 for the plan with second calls that came nearest."""
+    assert nearest.sharded is not None
+    graph = nearest.sharded.graph
+    group = closed_arrays(graph).group
+    count = len(nearest.sharded.plan.recompute or ())
+    how = f", with {count} ops called a second time," if count else ""
+    return infeasible(graph, nearest.plan, problem.capacities, group, how=how)
 
 
 def costs_of_planned(graph: Graph, plan: Plan, planned: Graph, costs: Costs) -> Costs:

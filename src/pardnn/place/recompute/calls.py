@@ -34,10 +34,11 @@ def second_calls(
     calls: list[SecondCall] = []
     for i in np.flatnonzero(schedule.stage < n).tolist():
         readers: dict[int, None] = {}
+        last = max(kept[i], nodes.held[i])
         for t in range(nodes.output_ptr[i], nodes.output_ptr[i + 1]):
             for op in nodes.use_op[nodes.use_ptr[t] : nodes.use_ptr[t + 1]].tolist():
                 for call, at in ((op, op), (op + n, int(schedule.stage[op]))):
-                    is_late = call >= n if nodes.again[i] == WITH else at > kept[i]
+                    is_late = call >= n if nodes.again[i] == WITH else at > last
                     if at < n and is_late:
                         readers[call] = None
         calls.append(SecondCall(op=names[i], readers=tuple(names[call] for call in readers)))

@@ -2,7 +2,7 @@
 
 A second call runs where the first one does and is read there alone: what another device reads is
 sent once. So each device is a step of its own, in which a received copy is made by an op that may
-not be called again, and a send that is held is one more reader.
+not be called again, and a send that is held is one more reader. What is sent is kept until then.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float64
 
 from pardnn.graph.build import build_graph
-from pardnn.graph.ir import LOSS_KIND, Graph, Op
+from pardnn.graph.ir import Graph, Op
 from pardnn.place.recompute.calls import second_calls
-from pardnn.place.recompute.problem import nodes_of
+from pardnn.place.recompute.problem import RECEIVE, SEND, nodes_of
 from pardnn.place.recompute.retention import cost_of, empty_schedule
 from pardnn.place.recompute.search import WORK, retention
 from pardnn.plan.plan import Plan
@@ -31,8 +31,10 @@ def recomputed_plan(
     *,
     seed: int = 0,
     work: int = WORK,
-) -> Plan | None:
-    """Return a plan with second calls of ops, so that every device fits; None if none was found.
+) -> Plan:
+    """Return a plan with second calls of ops, so that every device fits.
+
+    Where that was not found, a device has what needs the fewest bytes.
 
     Args:
         graph: The graph.
@@ -54,8 +56,6 @@ def recomputed_plan(
         nodes = nodes_of(local, rows, np.where(np.isfinite(own), own, 0.0))
         limit = 2**62 if capacity is None else capacity
         found = retention(nodes, limit, seed=seed, work=work)
-        if found is None:
-            return None
         schedule = empty_schedule(nodes)
         cost_of(nodes, found[0], limit, schedule)
         made, names = second_calls(local, rows, nodes, found[0], schedule)
@@ -83,11 +83,12 @@ def device_graph(graph: Graph, plan: Plan, device: int) -> Graph:
     last = here[-1] if here else ""
     for i, message in enumerate(plan.messages):
         if message.target == device:
-            copy = dataclasses.replace(tensors[message.tensor], alias_of=None)
-            made = Op(name=f"receive:{i}", kind="input", outputs=(copy,))
+            copy = dataclasses.replace(tensors[message.tensor], alias_of=message.into)
+            into = () if message.into is None else (message.into,)
+            made = Op(name=f"receive:{i}", kind=RECEIVE, inputs=into, outputs=(copy,))
             received.setdefault(message.post_before, []).append(made)
         elif message.source == device:
-            reader = Op(name=f"send:{i}", kind=LOSS_KIND, inputs=(message.tensor,))
+            reader = Op(name=f"send:{i}", kind=SEND, inputs=(message.tensor,))
             held.setdefault(message.hold_until or last, []).append(reader)
     own = set(here)
     found: list[Op] = []
@@ -96,4 +97,4 @@ def device_graph(graph: Graph, plan: Plan, device: int) -> Graph:
         after = tuple(other for other in op.after if other in own)
         local = dataclasses.replace(op, after=after, group=None)
         found += [*received.get(name, ()), local, *held.get(name, ())]
-    return build_graph(graph.name, found or [Op(name="send:none", kind=LOSS_KIND)])
+    return build_graph(graph.name, found or [Op(name="send:none", kind=SEND)])

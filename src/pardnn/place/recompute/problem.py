@@ -17,8 +17,12 @@ from jaxtyping import Float64, Int64
 from numpy import ndarray
 
 from pardnn.graph.csr import RESIDUAL, transposed
-from pardnn.graph.ir import LOSS_KIND, Graph, storage_owners, writes
-from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE
+from pardnn.graph.ir import LOSS_KIND, Graph, Op, storage_owners, writes
+from pardnn.plan.partitioned_graph import FETCH, REDUCE, SLICE, filled_later
+
+#: What stands for messages in the graph of one device (`placed`): neither is called again. What is
+#: sent is kept until it has left.
+SEND, RECEIVE = "pardnn.send", "pardnn.receive"
 
 NEVER, FREELY, WITH = 0, 1, 2
 
@@ -30,6 +34,7 @@ class Nodes(NamedTuple):
     workspace: Int64[ndarray, " n"]
     again: Int64[ndarray, " n"]  # NEVER, FREELY or WITH
     latest: Int64[ndarray, " n"]  # last op before which it may be called again
+    held: Int64[ndarray, " n"]  # op up to which its first result is kept in any case; -1: none
     output_ptr: Int64[ndarray, " n+1"]
     num_bytes: Int64[ndarray, " t"]  # of the storage that the tensor owns; 0 for residual ones
     use_ptr: Int64[ndarray, " t+1"]
@@ -79,10 +84,13 @@ def nodes_of(graph: Graph, order: Int64[ndarray, " n"], seconds: Float64[ndarray
     makes_view[makers[view]] = 1
     rows = [np.unique(makers[row]) for row in inputs]
     again, latest = _may_again(graph, position)
+    held = np.full(n, -1, dtype=np.int64)
+    for op in np.flatnonzero([graph.ops[i].kind == SEND for i in order]).tolist():
+        held[rows[op]] = np.maximum(held[rows[op]], op)
     return Nodes(
         seconds=np.ascontiguousarray(seconds[order], dtype=np.float64),
         workspace=np.ascontiguousarray(a.workspace[order]),
-        again=again[order], latest=latest[order], output_ptr=output_ptr.astype(np.int64),
+        again=again[order], latest=latest[order], held=held, output_ptr=output_ptr.astype(np.int64),
         num_bytes=size.astype(np.int64), use_ptr=use_ptr, use_op=use_op,
         read_ptr=np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64),
         read_op=np.concatenate([*rows, np.zeros(0, np.int64)]).astype(np.int64),
@@ -106,7 +114,8 @@ def _views(
 def _may_again(graph: Graph, position: ndarray) -> tuple[ndarray, ndarray]:
     """Return whether each op may be called again, and the position of the last op before which."""
     n = len(graph.ops)
-    again = np.array([_is_call(graph, i) for i in range(n)], dtype=np.int64) * FREELY
+    completed = filled_later(graph.ops)
+    again = np.array([_is_call(op, completed) for op in graph.ops], dtype=np.int64) * FREELY
     owners = storage_owners(graph.ops)
     home = {tensor.name: i for i, op in enumerate(graph.ops) for tensor in op.outputs}
     writers: dict[str | None, list[int]] = {}
@@ -137,8 +146,9 @@ def _may_again(graph: Graph, position: ndarray) -> tuple[ndarray, ndarray]:
     return again, latest
 
 
-def _is_call(graph: Graph, i: int) -> bool:
-    op = graph.ops[i]
-    is_ours = op.kind.startswith("pardnn.") and op.kind not in (SLICE, FETCH, REDUCE)
+def _is_call(op: Op, completed: frozenset[str]) -> bool:
+    if op.kind.startswith("pardnn.") and op.kind not in (SLICE, FETCH, REDUCE):
+        return False
     is_made = bool(op.outputs) and op.memory != "residual"
-    return is_made and not op.is_source and op.kind != LOSS_KIND and not is_ours
+    is_whole = op.kind != FETCH or op.outputs[0].name not in completed
+    return is_made and is_whole and not op.is_source and op.kind != LOSS_KIND

@@ -54,10 +54,10 @@ WARM = 0.1
 Kept = Int64[ndarray, " n"]
 
 
-def retention(
-    nodes: Nodes, limit: int, *, seed: int = 0, work: int = WORK
-) -> tuple[Kept, Cost] | None:
-    """Return how long first results are kept so that a step fits, and what it costs; None if never.
+def retention(nodes: Nodes, limit: int, *, seed: int = 0, work: int = WORK) -> tuple[Kept, Cost]:
+    """Return how long first results are kept so that a step fits, and what it costs.
+
+    Where nothing fits it is what needs the fewest bytes of all that was found.
 
     Args:
         nodes: The ops.
@@ -70,14 +70,20 @@ def retention(
     cost = cost_of(nodes, everything, limit, schedule)
     if cost.peak <= limit:
         return everything, cost
-    if limit < least_peak(nodes) or _is_hopeless(nodes, limit, seed, work // GLANCE):
-        return None
-    front = _known_front(_Key(nodes), seed, work)
-    row = _best(front, limit - nodes.base)
+    key, room = _Key(nodes), limit - nodes.base
+    front = _known_front(key, seed, work // GLANCE)
+    if limit >= least_peak(nodes) and _least(front) <= HOPELESS * room:
+        front = _known_front(key, seed, work)
+    row = _best(front, room)
     if row < 0:
-        return None
+        row = _best(front, _least(front))
     kept = _kept(front, row)
     return kept, cost_of(nodes, kept, limit, schedule)
+
+
+def _least(front: Front) -> int:
+    """Return the smallest peak of a front."""
+    return int(front.peak[np.isfinite(front.seconds)].min())
 
 
 def least_peak(nodes: Nodes) -> int:
@@ -92,13 +98,6 @@ def least_peak(nodes: Nodes) -> int:
     reads = np.unique(np.stack([nodes.use_op, used]), axis=1)
     np.add.at(held, reads[0], nodes.num_bytes[reads[1]])
     return int(held.max(initial=0)) + nodes.base
-
-
-def _is_hopeless(nodes: Nodes, limit: int, seed: int, work: int) -> bool:
-    """Whether a quick search stays far above a limit; for larger limits it is the less so."""
-    front = _known_front(_Key(nodes), seed, work)
-    reached = front.peak[np.isfinite(front.seconds)].min(initial=front.top)
-    return reached > HOPELESS * (limit - nodes.base)
 
 
 class _Key:
@@ -244,6 +243,8 @@ def _narrow(
             after the last of them is not made again.
     """
     crossed = crossing[crossing > 0]
+    if len(crossed) == 0:
+        return crossed
     few = np.flatnonzero((crossing > 0) & (crossing <= np.quantile(crossed, part)))
     since = np.cumsum(made[::-1])[::-1]  # bytes that an op and all later ones make
     cuts, end, least = [], 0, made.sum() / (count + 1)

@@ -69,9 +69,6 @@ def _on_host(graph: Graph, plan: Plan) -> Iterator[str]:
 
 def _called_again(graph: Graph, plan: Plan) -> Iterator[str]:
     """Check what follows from the second calls of ops."""
-    if plan.partition is not None:
-        yield "recompute: a plan that cuts every op over the devices has no second calls"
-        return
     assert plan.recompute is not None
     try:
         rewritten = planned_graph(graph, plan)

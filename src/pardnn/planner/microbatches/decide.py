@@ -38,7 +38,7 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
     """Return the best plan of the numbers of pieces that are asked for.
 
     Args:
-        problem: What to plan; its options say how many pieces.
+        problem: What to plan; its options say how many pieces, two at least.
         names: Algorithms to run.
         decide: Runs them on a problem, and returns the best outcome.
 
@@ -51,7 +51,7 @@ def decide_microbatched(problem: Problem, names: Sequence[str], decide: Decide) 
     placing = whole_op_algorithms(names, "microbatches are placed", "microbatches")
     if wanted == "auto":
         return _best(problem, names, placing, decide)
-    return decide(problem, names) if wanted == 1 else _in_pieces(problem, wanted, placing, decide)
+    return _in_pieces(problem, wanted, placing, decide)
 
 
 def _best(

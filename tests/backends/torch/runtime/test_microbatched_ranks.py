@@ -38,18 +38,27 @@ def double(factory: Callable[[], models.Entry]) -> Callable[[], models.Entry]:
     return made
 
 
-def planned(graph: Graph, size: int, pieces: int, algorithm: str) -> Plan:
-    """Return a plan as ranks read it from its file; round-robin scatters the pieces."""
+def planned(graph: Graph, size: int, pieces: int, algorithm: str, part: float = 1.0) -> Plan:
+    """Return a plan as ranks read it from its file; round-robin scatters the pieces.
+
+    With second calls, if its limit is to be a part of what it needs without.
+    """
     plan = pardnn.plan(graph, Cluster.uniform(size), algorithm, reserve=0.0, costs="v100",
                        microbatches=pieces)  # fmt: skip
+    assert plan.predicted is not None
+    if part < 1.0:
+        less = Cluster.uniform(size, memory=int(part * max(plan.predicted.peak_bytes)))
+        plan = pardnn.plan(graph, less, algorithm, reserve=0.0, costs="v100", microbatches=pieces,
+                           recompute=True)  # fmt: skip
+        assert plan.recompute
     return plan_from_json(plan_to_json(plan))
 
 
 def trained(
-    factory: Callable[[], models.Entry], size: int, pieces: int, algorithm: str
+    factory: Callable[[], models.Entry], size: int, pieces: int, algorithm: str, part: float
 ) -> list[Any]:
     """Losses, whole parameters, generator, and peaks of each rank."""
-    plan = planned(captured(factory), size, pieces, algorithm)
+    plan = planned(captured(factory), size, pieces, algorithm, part)
 
     def body(rank: int, store: str) -> list[Any]:
         connect(rank, size, store, 20.0)
@@ -69,15 +78,16 @@ def trained(
         assert outcome.status == 0, outcome.error
     assert plan.predicted is not None
     for outcome, peak in zip(outcomes, plan.predicted.peak_bytes, strict=True):
-        assert outcome.value[3] <= peak
+        # What random ops draw for all devices is counted as workspace, which is not measured.
+        assert (0.0 if part == 1.0 else 0.9 * peak) <= outcome.value[3] <= peak
     return [outcome.value for outcome in outcomes]
 
 
 def assert_trained(
-    factory: Callable[[], models.Entry], size: int, pieces: int, algorithm: str
+    factory: Callable[[], models.Entry], size: int, pieces: int, algorithm: str, part: float = 1.0
 ) -> None:
     expected, tolerance = one_device(factory), 1e-10
-    found = trained(factory, size, pieces, algorithm)
+    found = trained(factory, size, pieces, algorithm, part)
     for losses, _, random, _ in found:
         assert losses == pytest.approx(expected[0], rel=tolerance, abs=tolerance)
         assert random == expected[2]

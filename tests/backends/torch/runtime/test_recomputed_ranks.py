@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import pardnn
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph, Op, storage_owners, writes
+from pardnn.place.recompute import search
 from pardnn.place.recompute.placed import recomputed_plan
 from pardnn.plan.check import check_plan
 from pardnn.plan.file import plan_from_json, plan_to_json, stamped
@@ -21,6 +24,7 @@ from pardnn.plan.recompute import SecondCall, graph_with_calls
 from pardnn.planner.costs import costs_for
 from tests.backends.torch import models
 from tests.backends.torch.executors import assert_equal, captured, perceptron
+from tests.backends.torch.runtime.test_microbatched_ranks import assert_trained, double
 from tests.long_cases import long_but
 
 #: Of each search: a quick one.
@@ -97,7 +101,6 @@ def test_chosen_second_calls_keep_every_bit_at_a_limit_that_binds(name: str, siz
     ]
     seconds = next(iter(costs_for(graph, cluster, "v100").seconds.values()))
     chosen = recomputed_plan(graph, whole, np.tile(seconds, (size, 1)), limits, work=WORK)
-    assert chosen is not None
     assert chosen.recompute
     rewritten = planned_graph(graph, chosen)
     peaks = peak_bytes(rewritten, plan_arrays(rewritten, chosen))
@@ -109,6 +112,25 @@ def test_chosen_second_calls_keep_every_bit_at_a_limit_that_binds(name: str, siz
     for outcome in outcomes:
         # GPT-2 and ResNet measure 1 % less at most; the LSTM, 54,212 of 56,132 bytes.
         assert 0.95 * outcome.value[3] <= outcome.value[2] <= outcome.value[3]
+
+
+def deep() -> models.Entry:
+    """Return layers of which each keeps little beside what it computes with, with dropout."""
+    torch.manual_seed(0)
+    layers = [(nn.Linear(32, 32), nn.Tanh(), nn.Dropout(0.2)) for _ in range(4)]
+    model = nn.Sequential(*(layer for each in layers for layer in each))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return models.classify_step, (model, optimizer, torch.randn(128, 32), torch.arange(128) % 32)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size", "pieces"), [("tofu", 2, 1), ("1f1b", 2, 2), ("megatron*1f1b", 4, 2)]
+)
+def test_cut_steps_that_call_ops_again_train_as_one_device(
+    algorithm: str, size: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "MOST_ROUNDS", 10)
+    assert_trained(double(deep), size, pieces, algorithm, part=0.9)
 
 
 def residual_bytes(graph: Graph, plan: Plan, size: int) -> list[int]:
