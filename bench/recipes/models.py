@@ -1,4 +1,4 @@
-"""Eight models of two layers and of real widths, each with the step that its user would write."""
+"""Eight models of real widths, of two layers or more, each with the step that users write."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _step(model: Any, optimizer: Any, *batch: torch.Tensor) -> torch.Tensor:
 
 
 def _entry(model: nn.Module, *batch: torch.Tensor, is_fused: bool = True) -> Entry:
-    more = {"fused": True} if is_fused else {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **more)
+    fused = True if is_fused else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     return _step, (model.train(), optimizer, *batch)
 
 
@@ -50,19 +50,19 @@ def gpt2(num_layers: int = 2, *, is_fused: bool = True) -> Entry:
     return _entry(transformers.GPT2LMHeadModel(config), *_tokens(), is_fused=is_fused)
 
 
-def llama() -> Entry:
+def llama(num_layers: int = 2) -> Entry:
     """Gated units, and an output weight of its own."""
     config = transformers.LlamaConfig(
-        num_hidden_layers=2, hidden_size=WIDTH, intermediate_size=3 * WIDTH,
+        num_hidden_layers=num_layers, hidden_size=WIDTH, intermediate_size=3 * WIDTH,
         num_attention_heads=HEADS, num_key_value_heads=HEADS, vocab_size=WORDS,
     )  # fmt: skip
     return _entry(transformers.LlamaForCausalLM(config), *_tokens())
 
 
-def bert() -> Entry:
+def bert(num_layers: int = 2) -> Entry:
     """Masked language modelling."""
     config = transformers.BertConfig(
-        num_hidden_layers=2, hidden_size=WIDTH, num_attention_heads=HEADS,
+        num_hidden_layers=num_layers, hidden_size=WIDTH, num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH, vocab_size=WORDS, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )  # fmt: skip
@@ -70,11 +70,11 @@ def bert() -> Entry:
 
 
 class _Translator(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, num_layers: int) -> None:
         super().__init__()
         config = transformers.T5Config(
-            num_layers=2, d_model=WIDTH, d_kv=WIDTH // HEADS, num_heads=HEADS, d_ff=4 * WIDTH,
-            vocab_size=WORDS, dropout_rate=0.0,
+            num_layers=num_layers, d_model=WIDTH, d_kv=WIDTH // HEADS, num_heads=HEADS,
+            d_ff=4 * WIDTH, vocab_size=WORDS, dropout_rate=0.0,
         )  # fmt: skip
         self.inner = transformers.T5ForConditionalGeneration(config)
 
@@ -82,15 +82,15 @@ class _Translator(nn.Module):
         return self.inner(input_ids=source, decoder_input_ids=target).logits
 
 
-def t5() -> Entry:
-    """An encoder and a decoder, and biases of positions."""
-    return _entry(_Translator(), *_tokens(3))
+def t5(num_layers: int = 2) -> Entry:
+    """An encoder and a decoder of so many layers each, and biases of positions."""
+    return _entry(_Translator(num_layers), *_tokens(3))
 
 
-def vit() -> Entry:
+def vit(num_layers: int = 2) -> Entry:
     """Pictures of 224 x 224 in patches of 16 x 16."""
     config = transformers.ViTConfig(
-        num_hidden_layers=2, hidden_size=WIDTH, num_attention_heads=HEADS,
+        num_hidden_layers=num_layers, hidden_size=WIDTH, num_attention_heads=HEADS,
         intermediate_size=4 * WIDTH,
     )  # fmt: skip
     config.num_labels = 1000

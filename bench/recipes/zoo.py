@@ -23,7 +23,7 @@ from typing import Any
 
 import pardnn
 from bench.common.side_by_side import cores, measured
-from bench.recipes.models import MODELS, gpt2
+from bench.recipes.models import MODELS, bert, gpt2, llama, t5, vit
 from pardnn import backends
 from pardnn.cluster import Cluster, Device, Link
 from pardnn.errors import InfeasibleError, UsageError
@@ -51,10 +51,16 @@ LIMITS = ("1.1", "2", "none")
 SMALL = ("tofu", "zero-3")
 #: Two simulations of one plan differ by less.
 EQUAL = 1e-9
-#: Steps that are captured for the page, beside those that are kept; GPT-2 of more layers.
+#: Steps that are captured for the page, beside those that are kept: of more layers, too; T5 has
+#: half of them in its encoder.
 STEPS: Mapping[str, Callable[[], Any]] = {
-    **MODELS, "GPT-2, 12 layers": functools.partial(gpt2, 12),
-}  # fmt: skip
+    **MODELS,
+    "GPT-2, 12 layers": functools.partial(gpt2, 12),
+    "Llama, 12 layers": functools.partial(llama, 12),
+    "BERT, 12 layers": functools.partial(bert, 12),
+    "ViT, 12 layers": functools.partial(vit, 12),
+    "T5, 12 layers": functools.partial(t5, 6),
+}
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import pardnn
 from pardnn.api.convert import ConvertOptions, convert
-from pardnn.cluster import Cluster, Device
+from pardnn.cluster import Cluster, Device, Link
 from pardnn.errors import InfeasibleError, InvalidPlanError, UsageError
 from pardnn.graph.build import build_graph
 from pardnn.graph.file import write_graph
@@ -121,6 +121,27 @@ def test_a_limit_that_nothing_meets_names_device_op_and_bytes() -> None:
 
 
 @pytest.mark.jit
+@pytest.mark.parametrize("algorithm", SHARDED)
+def test_where_a_link_is_missing_the_plan_does_without_or_is_refused(algorithm: str) -> None:
+    """On a row a - b - c - d, with links between neighbours; most ended as invalid plans once."""
+    pairs = ("ab", "ba", "bc", "cb", "cd", "dc")
+    links = tuple(Link(source=one, target=other, bandwidth=1e9) for one, other in pairs)
+    cluster = Cluster(devices=tuple(Device(name=name) for name in "abcd"), links=links)
+    graph = chain(batch=8, width=8, layers=2)
+    refused = None
+    try:
+        plan = pardnn.plan(graph, cluster, algorithm, "bytes", costs="k80")
+    except InfeasibleError as error:
+        refused = error
+    else:
+        assert plan_problems(graph, plan, cluster) == []
+    if refused is not None:
+        assert refused.code == "E301"
+        assert "the cluster has no link between them" in refused.message
+        assert abs(refused.details["from"] - refused.details["to"]) > 1
+
+
+@pytest.mark.jit
 def test_a_limit_is_kept() -> None:
     graph = chain(batch=256, width=256, layers=4)
     free = pardnn.plan(graph, Cluster.uniform(4), "tofu", "bytes", costs="k80")
@@ -129,6 +150,20 @@ def test_a_limit_is_kept() -> None:
     plan = pardnn.plan(graph, Cluster.uniform(4, memory=limit), "tofu", reserve=0.0, costs="k80")
     assert plan.predicted is not None
     assert max(plan.predicted.peak_bytes) <= limit
+
+
+def test_a_tenth_is_spared_unless_said_otherwise() -> None:
+    """All on one device takes 64 KiB of weights and more: in nine tenths it fits, in less not."""
+    graph = chain(batch=8)
+    free = pardnn.plan(graph, Cluster.uniform(1), "single", costs="k80")
+    assert free.predicted is not None
+    (peak,) = free.predicted.peak_bytes
+    limit = -(-peak * 10 // 9)
+    plan = pardnn.plan(graph, Cluster.uniform(1, memory=limit), "single", costs="k80")
+    assert plan.reserve == 0.1
+    with pytest.raises(InfeasibleError):
+        pardnn.plan(graph, Cluster.uniform(1, memory=limit - 2), "single", costs="k80")
+    pardnn.plan(graph, Cluster.uniform(1, memory=peak), "single", costs="k80", reserve=0.0)
 
 
 def test_a_graph_without_calls_cannot_be_cut() -> None:

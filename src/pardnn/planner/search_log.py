@@ -34,6 +34,7 @@ class SearchLog:
         watch: Told what is going on, whenever that changes; None if nobody watches.
         tried: In this order; a part of a search names itself before the algorithm.
         best: The best complete plan of the problem; None before there is one.
+        partitioned_ops: Local ops of the cuts that were tried.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SearchLog:
         self.watch = watch if within is None else within.watch
         self.tried: list[Tried] = [] if within is None else within.tried
         self.best: Complete | None = None if within is None else within.best
+        self.partitioned_ops = 0
         self._part = part if within is None else within._part + part
 
     def trying(self, what: str) -> None:

@@ -14,9 +14,11 @@ from pardnn.backends.torch.capture.capture import capture
 from pardnn.cluster import Cluster
 from pardnn.graph.ir import Graph
 from pardnn.plan.file import plan_from_json, plan_to_json
-from pardnn.plan.plan import Plan
-from pardnn.planner.algorithms import CUTS
-from pardnn.planner.sharded import decide
+from pardnn.plan.plan import Plan, planned_graph
+from pardnn.planner.algorithms import CUTS, RULES, SHARDED
+from pardnn.planner.sharded import complete
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
 from tests.backends.torch import models
 
 #: Bytes/s and seconds of a link.
@@ -93,9 +95,24 @@ def test_a_cut_whose_work_alone_takes_longer_is_given_up() -> None:
     assert any("computes for" in reason for reason in reasons)
 
 
-def test_large_graphs_are_planned_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = captured(few_samples)
-    assert decide.may_try_cuts(graph, Cluster.uniform(4))
-    monkeypatch.setattr(decide, "AUTO_CUT_OPS", 4 * len(graph.ops) - 1)
-    assert decide.may_shard(graph, Cluster.uniform(4))
-    assert not decide.may_try_cuts(graph, Cluster.uniform(4))
+@pytest.mark.parametrize(
+    ("limit", "value", "why"),
+    [("OPTIMISM", 1e9, "by an estimate"), ("MOST_WORK", 0, "not tried: the search")],
+)
+def test_cuts_are_not_made_that_cost_too_much(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: float, why: str
+) -> None:
+    monkeypatch.setattr(complete, limit, value)
+    cluster = Cluster.uniform(4, bandwidth=NEAR[0], latency=NEAR[1])
+    plan = pardnn.plan(captured(many_samples), cluster, "auto", reserve=0.0, costs="v100")
+    reasons = {tried.algorithm: str(tried.why) for tried in plan.tried}
+    assert all(why in reasons[name] for name in ("tofu", "data-parallel", "zero-3"))
+    assert plan.algorithm not in (*CUTS, *RULES)
+
+
+@pytest.mark.parametrize("algorithm", ["tofu", "data-parallel", "zero-1"])
+def test_what_devices_hold_is_known_before_partitioning(algorithm: str) -> None:
+    graph = captured(many_samples)
+    legal = legalize(graph, SHARDED[algorithm](graph, Cluster.uniform(4)))
+    plan = spmd_partition(graph, legal)
+    assert complete.held_bytes(graph, legal) == complete._held(planned_graph(graph, plan), plan)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pardnn.cluster import Cluster
 from pardnn.errors import InfeasibleError, UsageError, shown
 from pardnn.graph.ir import Graph
+from pardnn.plan.partitioned_graph import check_batch_is_read_only
 from pardnn.planner.algorithms import SHARDED
 from pardnn.planner.check_descriptions import check_descriptions
 from pardnn.planner.problem import Problem
@@ -23,11 +24,8 @@ from pardnn.planner.sharded.complete import (
 from pardnn.planner.sharded.shares import SLACKS, shared_shardings
 from pardnn.shard.sharding import Sharding
 
-#: Ops of the graph x devices up to which `auto` considers `tofu`.
+#: Ops of the graph x devices up to which `auto` considers cuts.
 AUTO_LOCAL_OPS = 200_000
-
-#: The same for the cuts of experts: up to eight plans, of 1 to 3 CPU seconds each then.
-AUTO_CUT_OPS = 30_000
 
 #: Bytes of traffic per device that a byte of memory is worth, tried one after the other where
 #: nothing fits.
@@ -47,11 +45,6 @@ def may_shard(graph: Graph, cluster: Cluster) -> bool:
     return cluster.num_devices > 1 and local_ops <= AUTO_LOCAL_OPS and can_shard(graph)
 
 
-def may_try_cuts(graph: Graph, cluster: Cluster) -> bool:
-    """Whether `auto` also considers the cuts of experts: each takes as long as `tofu`."""
-    return may_shard(graph, cluster) and len(graph.ops) * cluster.num_devices <= AUTO_CUT_OPS
-
-
 def decide_sharded(
     problem: Problem, algorithm: str, *, unless_above: float | None = None
 ) -> ShardedPlan:
@@ -68,6 +61,7 @@ def decide_sharded(
         UsageError: E213, if the graph does not say what its calls are.
         InfeasibleError: E301, if the plan does not fit, or was given up.
         DescriptionError: E220, if a user's description is not what its operator does.
+        UnsupportedError: E822 or E823, if an op draws or writes what cannot be cut.
     """
     if not can_shard(problem.graph):
         raise UsageError(
@@ -76,6 +70,7 @@ def decide_sharded(
             "Capture it: pardnn capture FILE.py:FUNCTION -o g.json.",
             code="E213",
         )
+    check_batch_is_read_only(problem.graph)  # before an estimate gives the cut up for its seconds
     started = time.perf_counter()
     unchecked = check_descriptions(problem.graph)
     found = fitting_plans(problem, algorithm, unless_above=unless_above)
@@ -106,10 +101,14 @@ def fitting_plans(
     """
     found: list[ShardedPlan] = []
     failures: list[InfeasibleError] = []
+    is_timed = problem.options.objective == "seconds"
 
     def tried(sharding: Sharding) -> None:
+        seconds = [plan.makespan_s for plan in found if is_timed]
+        seconds += [] if unless_above is None else [unless_above]
         try:
-            found.append(plan_of_sharding(problem, sharding, unless_above=unless_above))
+            plan = plan_of_sharding(problem, sharding, unless_above=min(seconds, default=None))
+            found.append(plan)
         except InfeasibleError as error:
             failures.append(error)
 

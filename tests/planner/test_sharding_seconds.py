@@ -1,0 +1,60 @@
+"""The estimate of a sharding: computing as of its partitioned graph, messages counted by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pardnn.cluster import Cluster
+from pardnn.cost.costs import preset_costs
+from pardnn.plan.mesh import make_mesh
+from pardnn.plan.plan import planned_graph
+from pardnn.planner.sharded.sharding_seconds import sharding_seconds
+from pardnn.shard.search.tofu import search
+from pardnn.shard.sharding import Sharding
+from pardnn.shard.spmd.legalize import legalize
+from pardnn.shard.spmd.partitioner import spmd_partition
+from testbed.hand_graphs import matmul, mlp
+
+LATENCY, BANDWIDTH = 1e-3, 1e6
+
+
+def estimated(graph, sharding, link_model="independent"):
+    cluster = Cluster.uniform(sharding.mesh.size, bandwidth=BANDWIDTH, latency=LATENCY)
+    cluster = dataclasses.replace(cluster, link_model=link_model)
+    return sharding_seconds(graph, sharding, cluster, preset_costs(graph, "a100"))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_computing_is_that_of_the_slowest_device(size):
+    graph = mlp(2048, 512, 1030, 512)  # 1030: unlike parts
+    legal = legalize(graph, search(graph, Cluster.uniform(size)))
+    plan = spmd_partition(graph, legal)
+    local = planned_graph(graph, plan)
+    seconds = preset_costs(local, "a100").on("accelerator", 1.0)
+    busy = np.zeros(size)
+    for op, each in zip(local.ops, seconds.tolist(), strict=True):
+        if not op.kind.startswith("pardnn."):
+            busy[plan.placement[op.name]] += each
+    assert estimated(graph, legal).computing == pytest.approx(busy.max(), rel=1e-12)
+
+
+def test_a_region_is_fetched_from_each_owner_at_once_or_in_turn():
+    layouts = {"x": (0,), "w": (0,), "y": (0,)}  # three quarters of w come from three devices
+    sharding = Sharding(make_mesh((4,)), layouts, {"y": ("i",)})
+    graph, one = matmul(8, 16, 4), LATENCY + 16 * 4 * 4 / 4 / BANDWIDTH
+    assert estimated(graph, sharding).sending == pytest.approx(one)
+    assert estimated(graph, sharding, "serial").sending == pytest.approx(3 * one)
+
+
+def test_partial_results_are_sent_to_their_owners():
+    layouts = {"x": (1,), "w": (0,), "y": (0,)}
+    sharding = Sharding(make_mesh((2,)), layouts, {"y": ("k",)})
+    assert estimated(matmul(8, 4, 6), sharding).sending == pytest.approx(
+        LATENCY + 4 * 6 * 4 / BANDWIDTH
+    )
+
+
+def test_what_is_whole_sends_nothing():
+    sharding = Sharding(make_mesh((2,)), dict.fromkeys("xwy", (None,)), {"y": (None,)})
+    assert estimated(matmul(8, 4, 6), sharding).sending == 0
